@@ -1,0 +1,164 @@
+"""The nouns of Draftsmith: artifact kinds, what a step is given, and the one error users see.
+
+A step is a plain typed function. Before the `*` it takes artifacts, after it settings; `ctx: Context` and
+`machine: Machine` are injected by name. Its return annotation is the kind it makes.
+
+    def train_draft(features: Features, *, method: Method = "eagle3", ctx: Context) -> Draft: ...
+
+A step writes its files under `ctx.out` and returns `Draft.made(ctx, {...facts...})`. The directory is renamed into
+the store only when the step has returned, so an artifact is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+
+class UserError(Exception):
+    """The input is wrong: one line that says where, what, and how to mend it. Never retried."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished directory in the store and the small facts about it. Handles travel, tensors stay in files.
+
+    key:  sha256 hex digest that names the directory ("" while the step that makes it is still running).
+    path: the directory.
+    info: JSON facts (counts, sizes, choices); also kept in `artifact.json` beside the files.
+    """
+
+    key: str
+    path: Path
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def made(cls, ctx: Context, info: Mapping[str, Any] | None = None) -> Self:
+        """The handle a step returns for what it wrote under `ctx.out`."""
+        return cls(key=ctx.key, path=ctx.out, info=dict(info or {}))
+
+
+class Corpus(Artifact):
+    """Text documents: `train.jsonl`, `held_out.jsonl`; one {"id", "source", "text"} a line."""
+
+
+class Target(Artifact):
+    """A causal LM in Hugging Face format: config.json, *.safetensors, tokenizer.json. Its tokens we want sooner."""
+
+
+class Prompts(Artifact):
+    """`prompts.jsonl`: {"prompt_id", "split", "workload", "source", "prompt", "reference"} or "messages" for chats."""
+
+
+class Conversations(Artifact):
+    """The target's own answers: `shard-*.safetensors` of exact token ids and answer masks; see data/answers.py."""
+
+
+class Features(Artifact):
+    """Hidden states of the target over Conversations: `shard-*.safetensors` and `manifest.json`; see data/features.py."""
+
+
+class Draft(Artifact):
+    """A trained drafter: `draft.json` (method and shape) and `model.safetensors`; see drafts/files.py."""
+
+
+class Measurements(Artifact):
+    """Rows of facts: one `TABLE.jsonl` for each table named in components/rows.py."""
+
+
+class DepthPolicy(Artifact):
+    """How deep to draft, and why: `policy.json`; see speedup/policy.py."""
+
+
+class Release(Artifact):
+    """What others can load: one folder a format, the model card, and `release.json`."""
+
+
+class Page(Artifact):
+    """What people read: `index.html`, self-contained."""
+
+
+KINDS: dict[str, type[Artifact]] = {
+    kind.__name__: kind
+    for kind in (
+        Corpus,
+        Target,
+        Prompts,
+        Conversations,
+        Features,
+        Draft,
+        Measurements,
+        DepthPolicy,
+        Release,
+        Page,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine a measuring step runs on; part of that step's key.
+
+    A step that asks for `machine: Machine` is a measuring step: it runs alone, and its key depends on `machine_id`.
+    """
+
+    machine_id: str
+    cpu_model: str
+    num_cores: int
+    ram_gib: float
+    device: str
+    device_name: str
+    os: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Context:
+    """What every step is given besides artifacts and settings. Nothing is ambient.
+
+    key:         the artifact's key.
+    out:         the directory to write the artifact into. Survives a crash: a step that finds its own finished shards
+                 there goes on from them.
+    scratch:     a directory for checkpoints; survives a crash, deleted when the step has succeeded.
+    device:      "cpu", "cuda" or "cuda:0".
+    seed:        the only source of randomness.
+    num_threads: threads that torch may use in this process.
+    send:        where events go (progress, metrics, notes); None prints nothing.
+    """
+
+    key: str
+    out: Path
+    scratch: Path
+    device: str = "cpu"
+    seed: int = 0
+    num_threads: int = 2
+    send: Callable[[Mapping[str, Any]], None] | None = None
+
+    def progress(self, done: float, total: float, what: str = "") -> None:
+        """Say how far a long step is; whoever shows it works out the remaining time."""
+        self._emit({"event": "progress", "done": done, "total": total, "what": what})
+
+    def record(self, step: int, **metrics: float) -> None:
+        """Log training metrics at an optimiser step; they go to MLflow and to `metrics.jsonl` in the artifact."""
+        row = {"step": step, **metrics}
+        with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self._emit({"event": "metrics", **row})
+
+    def note(self, message: str) -> None:
+        """Tell the reader of the run one thing worth knowing."""
+        self._emit({"event": "note", "message": message})
+
+    def set_aside(self, source: str, line: int, why: str, row: str = "") -> None:
+        """Keep a bad input row where a person can find it: counted, shown, never silently dropped."""
+        with (self.out / "set_aside.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"source": source, "line": line, "why": why, "row": row}) + "\n")
+        self._emit({"event": "set_aside", "source": source, "line": line, "why": why})
+
+    def _emit(self, event: Mapping[str, Any]) -> None:
+        if self.send is not None:
+            self.send({"time": time.time(), **event})

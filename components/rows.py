@@ -1,0 +1,216 @@
+"""Every table of measured facts, column by column: the one place where a column gets its name, type and unit.
+
+A measuring step builds these rows and calls `write_rows`; the store turns them into typed Parquet, and views in
+storage/views.sql turn counts into every published number. Counts are stored, conventions are views. `None` means "not
+measured", never zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+
+@dataclass(frozen=True)
+class AcceptanceMap:
+    """What a round started at each output position would keep (greedy chain), for every depth at once.
+
+    accepted[i]: how many of k_max drafts made after output token i would be kept; output token 0 comes from prefill.
+    proxy_accepted[i]: the same with teacher-forced drafting inputs (the training metric), to show how far it flatters.
+    repeated_bigrams: share of the answer's bigrams that occurred before in it; repetition flatters acceptance.
+    """
+
+    target_key: str
+    draft_key: str
+    method: str
+    prompt_id: str
+    workload: str
+    k_max: int
+    trained_depth: int
+    num_tokens: int
+    accepted: list[int]
+    proxy_accepted: list[int]
+    repeated_bigrams: float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CostCell:
+    """The median time of one block of repetitions of one phase.
+
+    phase: target_step (1 row), verify (depth_k + 1 rows), draft (all depth_k proposals of a round, feature intake
+    included), host (the rest of a round: sampling, verification, bookkeeping), control (target_step at both ends).
+    """
+
+    target_key: str
+    draft_key: str
+    method: str
+    phase: str
+    depth_k: int
+    batch_size: int
+    num_rows: int
+    kv_len: int
+    block: int
+    reps_in_block: int
+    median_ns: float
+    mad_ns: float
+    dtype: str
+    kernel: str
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns."""
+
+    session_id: str
+    request_id: str
+    target_key: str
+    draft_key: str
+    method: str  # "none" for plain decoding
+    depth_k: int  # 0 for plain decoding
+    prompt_id: str
+    workload: str
+    batch_size: int
+    rep: int
+    order_index: int  # shows the interleaving actually used
+    is_warmup: bool
+    status: str  # ok | eos | error
+    prompt_tokens: int
+    tokens_kept: int
+    tokens_raw: int  # kept plus overshoot past the end or the limit
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    ttft_ns: int
+    decode_ns: int
+    output_sha256: str
+    identical: bool | None  # against plain decoding of the same prompt; None for plain itself
+    first_divergence: int | None
+    divergence_margin: float | None  # plain top-2 logit margin at the first divergence
+    tie: bool | None  # a divergence whose margin is below ten times the measured row-count noise
+    dtype: str
+    kernel: str
+    num_threads: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """One verification round of one request. emitted = accepted + 1 unless the tail of the request was cut."""
+
+    request_id: str
+    round_no: int
+    out_pos: int
+    drafted: int
+    accepted: int
+    emitted: int
+    kv_len: int
+
+
+@dataclass(frozen=True)
+class DepthEval:
+    """One depth of one drafter on one workload: predicted, and measured where it was. Times in ms, 95 % intervals."""
+
+    selection_id: str
+    target_key: str
+    draft_key: str
+    method: str
+    workload: str
+    batch_size: int
+    depth_k: int
+    al: float  # kept tokens a round, bonus included
+    al_lo: float
+    al_hi: float
+    t_target_ms: float
+    t_verify_ms: float
+    t_draft_ms: float
+    cost_ratio: float  # (t_verify + t_draft) / t_target
+    speedup_pred: float
+    pred_lo: float
+    pred_hi: float
+    marginal_gain: float | None  # u_k / AL(k-1): relative tokens that the k-th draft adds
+    marginal_cost: float | None  # (c(k) - c(k-1)) / c(k-1): relative time that it adds
+    p_best: float
+    regret: float
+    al_meas: float | None
+    speedup_meas: float | None
+    meas_lo: float | None
+    meas_hi: float | None
+
+
+@dataclass(frozen=True)
+class DepthChoice:
+    """The depth to serve with, and the verdict: use | do_not_speculate | undecided | invalid."""
+
+    selection_id: str
+    target_key: str
+    draft_key: str
+    method: str
+    workload: str
+    batch_size: int
+    depth_k: int
+    rule: str
+    tolerance: float
+    p_beats_no_spec: float
+    speedup_pred: float
+    pred_lo: float
+    pred_hi: float
+    speedup_meas: float | None
+    meas_lo: float | None
+    meas_hi: float | None
+    pred_error: float | None  # speedup_pred / speedup_meas - 1
+    verdict: str
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class QualityFlag:
+    """A named reason to doubt a number, with its value. severity: info | warning | fault."""
+
+    session_id: str
+    draft_key: str
+    method: str
+    code: str
+    severity: str
+    value: float
+    detail: str
+
+
+TABLES: dict[str, type[Any]] = {
+    "acceptance_map": AcceptanceMap,
+    "cost_cell": CostCell,
+    "request": Request,
+    "round": Round,
+    "depth_eval": DepthEval,
+    "depth_choice": DepthChoice,
+    "quality_flag": QualityFlag,
+}
+
+Row = TypeVar("Row")
+
+
+def table_of(row_type: type[Any]) -> str:
+    """The table a row type belongs to."""
+    return next(name for name, known in TABLES.items() if known is row_type)
+
+
+def write_rows(directory: Path, rows: Iterable[Any]) -> None:
+    """Write rows (of any of the types above) to `TABLE.jsonl` files in `directory`, one file a table, replaced whole."""
+    by_table: dict[str, list[str]] = {}
+    for row in rows:
+        by_table.setdefault(table_of(type(row)), []).append(json.dumps(dataclasses.asdict(row)))
+    for table, lines in by_table.items():
+        (directory / f"{table}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_rows(directory: Path, row_type: type[Row]) -> list[Row]:
+    """The rows of one type under `directory`; an absent table is an empty list."""
+    file = directory / f"{table_of(row_type)}.jsonl"
+    if not file.is_file():
+        return []
+    return [row_type(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines() if line]

@@ -1,0 +1,111 @@
+"""The target as every other room sees it: rows in, logits and features out, over one static KV cache.
+
+Columns and names, used everywhere. Tokens are x_0, x_1, ...; column t is the position of x_t. A pass over column t gives
+  logits[t]: the distribution of x_{t+1};
+  taps[t]:   concat(HF hidden_states[2], hidden_states[n//2], hidden_states[n-3]) at column t, width 3 * hidden_size;
+  last[t]:   the last layer's output BEFORE the final norm, width hidden_size.
+Shapes: B = sequences, T = rows of this pass, V = vocabulary, H = hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What drafters, caches and exporters need to know of a target's configuration."""
+
+    architecture: str  # "LlamaForCausalLM", ...
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+
+    @property
+    def tap_layers(self) -> tuple[int, int, int]:
+        """HF hidden_states indices of the EAGLE-3 taps: 2, n//2, n-3 (0 is the embedding)."""
+        return (2, self.num_layers // 2, self.num_layers - 3)
+
+
+class TargetPass(NamedTuple):
+    """Outputs of one pass; what was not asked for is None."""
+
+    logits: Tensor | None  # [B, T, V] float32, or [B, 1, V] when only the last row was asked for
+    taps: Tensor | None  # [B, T, 3H]
+    last: Tensor | None  # [B, T, H], before the final norm
+
+
+class AbstractCache(ABC):
+    """Keys and values of B sequences, allocated once. `lengths[b]` rows of sequence b are valid."""
+
+    lengths: Tensor  # [B] int64, on the CPU
+    capacity: int
+
+    @abstractmethod
+    def truncate(self, lengths: Tensor) -> None:
+        """Forget rows at and beyond lengths[b] (int64 [B]); nothing is moved or freed."""
+
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Bytes that one more token of one sequence takes, over all layers."""
+
+
+class AbstractTarget(ABC):
+    """A causal LM ready to decode. Load one with `targets.load.open_target`."""
+
+    shape: TargetShape
+    device: torch.device
+    dtype: torch.dtype
+    kernel: str  # which linear kernel it runs on: "prepacked", "plain", "transformers"
+
+    @abstractmethod
+    def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
+        """An empty cache for `batch_size` sequences of at most `capacity` tokens each."""
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Tensor,
+        cache: AbstractCache,
+        *,
+        num_valid: Tensor | None = None,
+        logits: Literal["all", "last", "none"] = "all",
+        features: bool = False,
+    ) -> TargetPass:
+        """Append rows to the cache and return their outputs.
+
+        ids: int64 [B, T]; row j of sequence b is column cache.lengths[b] + j.
+        num_valid: int64 [B]; rows at and beyond num_valid[b] are padding: they are not counted in cache.lengths and
+            their outputs mean nothing ("last" is then row num_valid[b] - 1). None: all rows count.
+        features: also return taps and last.
+        """
+
+    @abstractmethod
+    def final_norm(self, last: Tensor) -> Tensor:
+        """The target's final norm, [..., H] -> [..., H]."""
+
+    @abstractmethod
+    def unembed(self, normed: Tensor) -> Tensor:
+        """The target's LM head, [..., H] -> [..., V] float32."""
+
+    @property
+    @abstractmethod
+    def embedding(self) -> Tensor:
+        """The token embedding matrix [V, H]."""
