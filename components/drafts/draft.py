@@ -44,6 +44,7 @@ class Proposer(Protocol):
     """Whatever can guess the next tokens: a trained drafter or prompt lookup."""
 
     method: ClassVar[str]
+    needs_features: ClassVar[bool]  # False (prompt lookup): the target computes none, columns.taps and .last are empty
     max_depth: int  # deepest chain it can propose (trained depth is in its settings; deeper is allowed where it makes sense)
 
     def new_state(self, capacity: int) -> Any:
@@ -76,6 +77,7 @@ class AbstractDraft(nn.Module, ABC):
     """A trained drafter. Subclasses are final; one file each; one line each in METHODS."""
 
     method: ClassVar[str]
+    needs_features: ClassVar[bool] = True
     num_steps: int  # drafting steps it is trained for
     max_depth: int
 

@@ -1,0 +1,41 @@
+# Two commands: `make demo` does all set-up and the main job, `make test` all set-up and the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test test-system test-engines soak bench lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo         set up, then build, measure, publish and promote a drafter (minutes, CPU only)"
+	@echo "make test         set up, then the tests that need nothing but Python"
+	@echo "make lint         formatting, lint and type checks"
+	@echo "make soak         long campaigns (fifty kills); records in benchmarks/results/"
+	@echo "make bench        timings and the identity campaign; records in benchmarks/results/"
+	@echo "make clean        remove .venv and everything Draftsmith made (.draftsmith)"
+
+$(READY): install.py constraints.txt pyproject.toml
+	@$(PYTHON) install.py
+	@touch $@
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/draftsmith run quickstart
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not gpu and not system and not engines and not soak" -rs
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(READY)
+	$(BIN)/python -m pytest -m soak -rs
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.all
+
+clean:
+	rm -rf .venv .draftsmith

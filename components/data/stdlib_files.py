@@ -1,0 +1,109 @@
+"""Which Python files of the standard library are text to learn from, and which of them no training step may see.
+
+The corpus step, the prompts step and the quality check all ask here, so a file held out for one is held out for all.
+Source: the running interpreter's own library folder (`sysconfig`), under the PSF licence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HELD_OUT_PERCENT: Final = 8
+"""Of a hundred files, how many are held out (in expectation)."""
+
+MAX_FILE_BYTES: Final = 400_000
+"""Larger files are generated tables, not code that somebody wrote."""
+
+_SKIPPED_FOLDERS: Final = frozenset(
+    {
+        "site-packages",
+        "dist-packages",
+        "ensurepip",  # bundled wheels
+        "pydoc_data",  # one 700 kB table
+        "encodings",  # generated code pages
+        "config",
+        "__pycache__",
+        "lib2to3/tests/data",  # broken on purpose: odd encodings, Python 2 syntax
+        "test/encoded_modules",
+        "test/cjkencodings",
+        "test/tokenizedata",
+    }
+)
+_SKIPPED_PREFIXES: Final = ("test/bad_coding", "test/badsyntax_", "test/test_source_encoding", "lib2to3/pgen2/tables")
+
+
+@dataclass(frozen=True)
+class StdlibFile:
+    """A source file of the standard library.
+
+    source: its name in a corpus: "stdlib/json/decoder.py", or "stdlib-tests/test/test_json/test_decode.py".
+    path:   where it lies on this machine.
+    """
+
+    source: str
+    path: Path
+
+    @property
+    def relative_path(self) -> str:
+        """The path below the library folder, with forward slashes: "json/decoder.py"."""
+        return self.source.partition("/")[2]
+
+    @property
+    def held_out(self) -> bool:
+        """May the file be used for evaluation only?"""
+        return is_held_out(self.relative_path)
+
+    def read(self) -> str:
+        """The text, decoded as Python itself would decode it; raises UnicodeError or SyntaxError where it cannot."""
+        with tokenize.open(self.path) as file:
+            return file.read()
+
+
+def is_test_code(relative_path: str) -> bool:
+    """Is the file part of a test suite ("test/test_json.py", "unittest/test/...", "idlelib/idle_test/...")?"""
+    folders = relative_path.split("/")[:-1]
+    return any(folder in {"test", "tests", "idle_test"} for folder in folders)
+
+
+def is_held_out(relative_path: str) -> bool:
+    """May the file be used for evaluation only? Depends on nothing but the path, so it never changes.
+
+    relative_path: below the library folder, with forward slashes: "json/decoder.py".
+    """
+    digest = hashlib.sha256(relative_path.encode("utf-8")).digest()
+    return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
+
+
+def stdlib_files(root: Path | None = None) -> list[StdlibFile]:
+    """The library's source files worth learning from, sorted by path.
+
+    root: the library folder; by default that of the running interpreter.
+    """
+    folder = root if root is not None else Path(sysconfig.get_path("stdlib"))
+    found: list[StdlibFile] = []
+    for directory, subfolders, names in os.walk(folder):
+        here = Path(directory).relative_to(folder).as_posix()
+        prefix = "" if here == "." else f"{here}/"
+        subfolders[:] = sorted(name for name in subfolders if not _skipped_folder(prefix + name))
+        for name in names:
+            relative = prefix + name
+            path = Path(directory) / name
+            if name.endswith(".py") and not relative.startswith(_SKIPPED_PREFIXES) and _sensible_size(path):
+                group = "stdlib-tests" if is_test_code(relative) else "stdlib"
+                found.append(StdlibFile(source=f"{group}/{relative}", path=path))
+    return sorted(found, key=lambda file: file.source)
+
+
+def _skipped_folder(relative: str) -> bool:
+    name = relative.rsplit("/", 1)[-1]
+    return relative in _SKIPPED_FOLDERS or name in _SKIPPED_FOLDERS or name.startswith("config-")
+
+
+def _sensible_size(path: Path) -> bool:
+    return path.is_file() and 0 < path.stat().st_size <= MAX_FILE_BYTES

@@ -1,0 +1,220 @@
+"""The decoding loop: guess a chain, verify it in one pass, commit what holds. Plain decoding is the same loop without guesses.
+
+Output tokens are numbered from 0; token 0 comes from the prefill. A round starts when output token i is the newest
+known token. It drafts `depth` guesses for tokens i+1, i+2, ..., verifies them in one pass of depth+1 rows, keeps the
+`accepted` right ones and adds one token of the target's own.
+
+The depth never changes near the end: a round that runs past end-of-text or the limit is cut (emitted < accepted + 1),
+and what was cut is recorded, not kept. A live run is therefore the replay of an acceptance map, round for round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from components.contract import UserError
+from components.decoding.sampling import draw, is_greedy, probabilities
+from components.decoding.session import Session
+from components.decoding.verification import Verdict, verify_greedy, verify_sampled
+from components.drafts.draft import Columns, Proposer, Sampling
+from components.targets.model import AbstractCache, AbstractTarget, TargetPass
+
+GREEDY = Sampling()
+
+
+class RoundFacts(NamedTuple):
+    """One verification round; the fields of rows.Round."""
+
+    out_pos: int  # the newest known output token when it started
+    drafted: int
+    accepted: int  # of the drafted guesses, also those past the end
+    emitted: int  # tokens kept: accepted + 1, fewer in a cut tail round
+    kv_len: int  # tokens in the target's cache when it started
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One generation. Times in ns: decode_ns runs from the first token to the last kept one."""
+
+    tokens: list[int]  # kept: up to the limit, up to and including end-of-text
+    tokens_raw: list[int]  # kept tokens and the overshoot of the tail round
+    rounds: list[RoundFacts]
+    status: str  # "ok": stopped at the limit; "eos": stopped at end-of-text
+    prompt_tokens: int
+    ttft_ns: int
+    decode_ns: int
+
+    @property
+    def overshoot(self) -> int:
+        """Tokens computed past the end and thrown away."""
+        return len(self.tokens_raw) - len(self.tokens)
+
+
+def decode(
+    target: AbstractTarget,
+    proposer: Proposer | None,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    depth: int = 0,
+    sampling: Sampling = GREEDY,
+    rng: torch.Generator | None = None,
+    eos_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+    session: Session | None = None,
+) -> Decoded:
+    """Continue `prompt_ids` by at most `max_new_tokens` tokens.
+
+    proposer:  guesses the next tokens; None, or depth 0, is plain decoding with nothing else computed.
+    depth:     guesses asked for in every round.
+    rng:       needed when sampling.temperature > 0, on the target's device; the same seed gives the same tokens.
+    eos_ids:   end-of-text tokens, default those of the target.
+    session:   reuses its cache; without one a cache is allocated for this call.
+
+    Raises UserError for an empty prompt, a depth the proposer cannot reach, or more tokens than the target has positions.
+    """
+    proposer = None if depth == 0 else proposer
+    depth = 0 if proposer is None else depth
+    _check(proposer, prompt_ids, max_new_tokens, depth, sampling, rng)
+    needed = len(prompt_ids) + max_new_tokens + depth + 1
+    cache = (session or Session(target, needed)).empty_cache(needed)
+    ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
+    rng = rng if rng is not None else torch.Generator(device=target.device)
+    with torch.inference_mode():
+        ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
+        if proposer is None:
+            return _plain(target, cache, ids, max_new_tokens, sampling, rng, ends)
+        state = proposer.new_state(needed)
+        run = _ChainRun(target, proposer, cache, state, depth, sampling, rng)
+        return run.decode(ids, max_new_tokens, ends)
+
+
+def _check(
+    proposer: Proposer | None,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    depth: int,
+    sampling: Sampling,
+    rng: torch.Generator | None,
+) -> None:
+    if len(prompt_ids) == 0:
+        raise UserError("decoding: the prompt has no tokens: give at least one")
+    if max_new_tokens < 1:
+        raise UserError(f"decoding: max_new_tokens is {max_new_tokens}: ask for at least 1")
+    if proposer is not None and not 0 < depth <= proposer.max_depth:
+        raise UserError(f"decoding: depth {depth} is outside what {proposer.method} can draft (1 to {proposer.max_depth})")
+    if rng is None and not is_greedy(sampling):
+        raise UserError("decoding: temperature above 0 needs a seeded generator: pass rng")
+
+
+def _plain(
+    target: AbstractTarget,
+    cache: AbstractCache,
+    prompt: Tensor,
+    max_new_tokens: int,
+    sampling: Sampling,
+    rng: torch.Generator,
+    ends: frozenset[int],
+) -> Decoded:
+    """One row a pass and nothing else: the baseline that speculation has to beat."""
+    greedy = is_greedy(sampling)
+    tokens: list[int] = []
+    ids = prompt.unsqueeze(0)
+    start = first = time.perf_counter_ns()
+    while True:
+        logits = target.forward(ids, cache, logits="last").logits
+        assert logits is not None
+        newest = logits[0].argmax(-1) if greedy else draw(probabilities(logits[0], sampling), rng)
+        token = int(newest)
+        tokens.append(token)
+        if len(tokens) == 1:
+            first = time.perf_counter_ns()
+        if len(tokens) == max_new_tokens or token in ends:
+            break
+        ids = newest.unsqueeze(0)
+    stop = time.perf_counter_ns()
+    n = prompt.shape[0]
+    rounds = [RoundFacts(i, 0, 0, 1, n + i) for i in range(len(tokens) - 1)]
+    status = "eos" if tokens[-1] in ends else "ok"
+    return Decoded(tokens, list(tokens), rounds, status, n, first - start, stop - first)
+
+
+class _ChainRun:
+    """The moving parts of one speculative generation, so that the loop below reads as its three steps."""
+
+    def __init__(
+        self,
+        target: AbstractTarget,
+        proposer: Proposer,
+        cache: AbstractCache,
+        state: object,
+        depth: int,
+        sampling: Sampling,
+        rng: torch.Generator,
+    ) -> None:
+        self.target, self.proposer, self.cache, self.state = target, proposer, cache, state
+        self.depth, self.sampling, self.rng = depth, sampling, rng
+        self.greedy = is_greedy(sampling)
+        self.features = proposer.needs_features
+        self.nothing = torch.empty(0, 0, dtype=target.dtype, device=target.device)
+
+    def decode(self, prompt: Tensor, max_new_tokens: int, ends: frozenset[int]) -> Decoded:
+        """Prefill, then guess, verify, commit until the limit or end-of-text."""
+        n = prompt.shape[0]
+        start = time.perf_counter_ns()
+        out = self.target.forward(prompt.unsqueeze(0), self.cache, logits="last", features=self.features)
+        assert out.logits is not None
+        newest = out.logits[0].argmax(-1) if self.greedy else draw(probabilities(out.logits[0], self.sampling), self.rng)
+        raw = newest.tolist()
+        first = time.perf_counter_ns()
+        columns = self._columns(torch.cat((prompt[1:], newest)), out, n)
+        rounds: list[RoundFacts] = []
+        kept = 1
+        ended = raw[0] in ends
+        while not ended and kept < max_new_tokens:
+            verdict, out, drafted = self._round(newest, columns)
+            emitted, ended = _keep(verdict.token_ids, max_new_tokens - kept, ends)
+            rounds.append(RoundFacts(kept - 1, drafted, verdict.num_accepted, emitted, n + kept - 1))
+            kept += emitted
+            raw += verdict.token_ids
+            # The cache holds x_n and all guesses; the rejected ones are forgotten, the newest token is not in it yet.
+            self.cache.truncate(torch.tensor([n + kept - 1]))
+            newest = verdict.emitted[-1:]
+            columns = self._columns(verdict.emitted, out, verdict.num_accepted + 1)
+        stop = time.perf_counter_ns()
+        status = "eos" if ended else "ok"
+        return Decoded(raw[:kept], raw, rounds, status, n, first - start, stop - first)
+
+    def _round(self, newest: Tensor, columns: Columns) -> tuple[Verdict, TargetPass, int]:
+        """Guess after the newest token and verify the guesses in one pass."""
+        proposal = self.proposer.propose(self.state, columns, self.depth, self.sampling, self.rng)
+        guesses = proposal.tokens.to(newest.device)
+        ids = torch.cat((newest, guesses)).unsqueeze(0)
+        out = self.target.forward(ids, self.cache, features=self.features)
+        assert out.logits is not None
+        if self.greedy:
+            verdict = verify_greedy(out.logits[0], guesses)
+        else:
+            verdict = verify_sampled(probabilities(out.logits[0], self.sampling), guesses, proposal.probs, self.rng)
+        return verdict, out, guesses.shape[0]
+
+    def _columns(self, next_tokens: Tensor, out: TargetPass, count: int) -> Columns:
+        """The first `count` rows of a pass, each with the token that follows it."""
+        if not self.features:
+            return Columns(next_tokens, self.nothing, self.nothing)
+        assert out.taps is not None and out.last is not None
+        return Columns(next_tokens, out.taps[0, :count], out.last[0, :count])
+
+
+def _keep(token_ids: list[int], room: int, ends: frozenset[int]) -> tuple[int, bool]:
+    """How many of a round's tokens are kept, and whether the last kept one ends the text."""
+    for index, token in enumerate(token_ids[:room]):
+        if token in ends:
+            return index + 1, True
+    return min(len(token_ids), room), False

@@ -1,0 +1,148 @@
+"""The building blocks of a drafter's training graph: norm, Llama attention projections, SwiGLU, rotary tables.
+
+Parameter names are those of Hugging Face Llama (`self_attn.q_proj.weight`, `mlp.gate_proj.weight`, ...), so a state dict
+needs no renaming on its way to a serving engine. Decoding runs the same weights through the leaner `cached_block.py`.
+
+Shapes: B sequences, T columns, A attention heads, G key/value heads, D head size, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+INIT_STD = 0.02  # Llama's initializer_range
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """The sizes of one decoder block; heads and rotary base are the target's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def of(cls, target: Any, intermediate_size: int) -> BlockShape:
+        """The block that fits a target (AbstractTarget); intermediate_size 0 takes the target's own.
+
+        A target with latent attention (DeepSeek's MLA) gets a plain grouped-query block of the same head count: drafters
+        are free in their attention, and engines serve EAGLE-3 drafts for such targets in the Llama layout.
+        """
+        shape = target.shape
+        head_dim = shape.head_dim
+        if head_dim <= 0 or head_dim % 2:  # rotary pairs need an even head
+            head_dim = 2 * max(1, shape.hidden_size // (2 * shape.num_attention_heads))
+        return cls(
+            hidden_size=shape.hidden_size,
+            intermediate_size=intermediate_size or shape.intermediate_size,
+            num_attention_heads=shape.num_attention_heads,
+            num_key_value_heads=shape.num_key_value_heads,
+            head_dim=head_dim,
+            rms_norm_eps=shape.rms_norm_eps,
+            rope_theta=shape.rope_theta,
+        )
+
+    @property
+    def group(self) -> int:
+        """Attention heads that share one key/value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+
+@final
+class RmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, in float32 whatever comes in (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+@final
+class AttentionProjections(nn.Module):
+    """q, k, v and o of a grouped-query attention; what attends to what is the method's business."""
+
+    def __init__(self, shape: BlockShape, in_features: int) -> None:
+        super().__init__()
+        self.shape = shape
+        queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        self.q_proj = nn.Linear(in_features, queries, bias=False)
+        self.k_proj = nn.Linear(in_features, keys, bias=False)
+        self.v_proj = nn.Linear(in_features, keys, bias=False)
+        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
+
+    def queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """[B, T, in] -> [B, A, T, D], rotated."""
+        return rope.rotate(self.q_proj(x).unflatten(-1, (self.shape.num_attention_heads, -1)).transpose(1, 2))
+
+    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """[B, T, in] -> rotated keys and values, [B, G, T, D] each."""
+        heads = (self.shape.num_key_value_heads, -1)
+        keys = rope.rotate(self.k_proj(x).unflatten(-1, heads).transpose(1, 2))
+        return keys, self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """[B, A, T, D] -> [B, T, H]."""
+        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
+
+
+@final
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+@final
+class Rope:
+    """Rotary positions for a fixed set of rows (Su et al. 2021, arXiv:2104.09864; halves layout of HF Llama).
+
+    cos, sin: [..., 1, T, D] broadcast over heads; sin carries the sign of the rotated half, so that
+    rotate(x) = x * cos + roll(x, D/2) * sin.
+    """
+
+    def __init__(self, shape: BlockShape, positions: Tensor) -> None:
+        """positions: int64 [T] or [B, T]."""
+        cos, sin = rope_tables(shape, positions)
+        self.cos, self.sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin
+
+
+def rope_tables(shape: BlockShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sign-carrying sin of positions [...]: float32 [..., D] each."""
+    half = shape.head_dim // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=positions.device) * 2 / shape.head_dim
+    angles = positions.float().unsqueeze(-1) * shape.rope_theta**-exponents
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def initialise(module: nn.Module, generator: torch.Generator) -> None:
+    """Every linear weight from N(0, 0.02^2), every norm weight 1; the same seed gives the same drafter."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
+        elif isinstance(part, RmsNorm):
+            nn.init.ones_(part.weight)

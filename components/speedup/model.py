@@ -1,0 +1,88 @@
+"""The speedup model: how much faster a depth makes decoding, from counts and times measured separately.
+
+    S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)),    AL(k) = 1 + sum_{i<=k} prod_{j<=i} p_j
+
+A round of speculative decoding costs one verification pass over k + 1 rows and k drafts, and keeps AL(k) tokens on
+average; plain decoding would have paid T_target for each of them. Leviathan et al. 2023 (arXiv:2211.17192, theorem 3.8)
+is the special case p_j = alpha, T_verify = T_target, T_draft = c * k * T_target; we keep each p_j and each time as
+measured, because acceptance is not geometric and verification is not free.
+
+Where the rest of a round (sampling, bookkeeping) was measured, it belongs to both sides of the ratio:
+
+    S_host(k) = AL(k) * (T_target + H(0)) / (T_verify(k) + T_draft(k) + H(k))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class ModelRow(NamedTuple):
+    """One depth under the model. Times in the caller's unit; marginal values are None at depth 0."""
+
+    depth_k: int
+    al: float  # tokens kept a round, bonus included
+    cost_ratio: float  # (T_verify + T_draft) / T_target
+    speedup: float
+    marginal_gain: float | None
+    marginal_cost: float | None
+
+
+def acceptance_lengths(p: Sequence[float]) -> list[float]:
+    """AL(0), AL(1), ..., AL(K) from conditional acceptance p_1..p_K (each given that all before were accepted)."""
+    lengths, survive = [1.0], 1.0
+    for p_i in p:
+        assert 0.0 <= p_i <= 1.0, f"an acceptance probability lies in [0, 1], not {p_i}"
+        survive *= p_i
+        lengths.append(lengths[-1] + survive)
+    return lengths
+
+
+def speedup(
+    al: float, t_target: float, t_verify: float, t_draft: float, host: float = 0.0, host_plain: float = 0.0
+) -> float:
+    """S(k), or S_host(k) when host times are given. All times in the same unit."""
+    assert t_verify + t_draft + host > 0, "a round takes time"
+    return al * (t_target + host_plain) / (t_verify + t_draft + host)
+
+
+def marginal_gain(al: float, al_before: float) -> float:
+    """u_k / AL(k-1): the share of tokens that the k-th draft adds, with u_k = AL(k) - AL(k-1)."""
+    return (al - al_before) / al_before
+
+
+def marginal_cost(cost: float, cost_before: float) -> float:
+    """(c(k) - c(k-1)) / c(k-1): the share of time that the k-th draft adds. S rises exactly while gain > cost."""
+    return (cost - cost_before) / cost_before
+
+
+def evaluate(
+    p: Sequence[float], t_target: float, t_verify: Sequence[float], t_draft: Sequence[float]
+) -> list[ModelRow]:
+    """The model at depths 0..K. p, t_verify and t_draft hold one value for each depth 1..K."""
+    assert len(p) == len(t_verify) == len(t_draft), "one p, one T_verify and one T_draft for each depth"
+    rows = [ModelRow(0, 1.0, 1.0, 1.0, None, None)]
+    for k, al in enumerate(acceptance_lengths(p)[1:], start=1):
+        cost = (t_verify[k - 1] + t_draft[k - 1]) / t_target
+        before = rows[-1]
+        rows.append(
+            ModelRow(
+                k,
+                al,
+                cost,
+                speedup(al, t_target, t_verify[k - 1], t_draft[k - 1]),
+                marginal_gain(al, before.al),
+                marginal_cost(cost, before.cost_ratio),
+            )
+        )
+    return rows
+
+
+def pick_depth(depths: Sequence[int], lower_bounds: Sequence[float], tolerance: float) -> int:
+    """The smallest depth whose lower bound is within `tolerance` (a share) of the best lower bound.
+
+    Depth 0 (bound 1) is one of the depths. Without uncertainty the bounds are the speedups themselves.
+    """
+    limit = max(lower_bounds) * (1.0 - tolerance)
+    return min(depth for depth, bound in zip(depths, lower_bounds, strict=True) if bound >= limit)

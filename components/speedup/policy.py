@@ -1,0 +1,180 @@
+"""The depth policy on disk: `policy.json`, and the same facts as rows that the history can query.
+
+policy.json holds
+  selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
+  rule, tolerance                             how the depth was picked, in words and as a share
+  choices      DepthChoice rows, one for each (drafter, batch size, workload), workload "all" included
+  evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
+  acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
+  rounds       RoundCost, the parts of a round's time that DepthEval has no column for
+  arms         MeasuredArm, end to end, after confirm_depth; prompt lookup is one of them
+  flags        QualityFlag rows
+  winner       {"draft_key", "method", "depth_k"} or null
+  verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
+  gate         null before confirm_depth; then {"passed", "checks": [{"name", "passed", "value", "limit"}]}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.contract import UserError
+from components.rows import DepthChoice, DepthEval, QualityFlag, write_rows
+
+ALL = "all"  # the workload that pools every prompt
+
+
+@dataclass(frozen=True)
+class AcceptanceSummary:
+    """Acceptance of one drafter at one depth on one workload, by every convention, from replayed maps."""
+
+    draft_key: str
+    method: str
+    workload: str
+    depth_k: int
+    num_prompts: int
+    num_rounds: int
+    num_cut_rounds: int  # tail rounds that the end of an answer cut
+    al_kept: float  # tokens kept / rounds, tails included: what DepthEval.al and every speedup use
+    al_pooled_incl_bonus: float  # 1 + accepted / rounds over rounds that were not cut
+    al_macro_incl_bonus: float  # mean over prompts of tokens kept / rounds
+    al_proxy: float  # 1 + mean over EVERY position of teacher-forced acceptance: the training metric, flattering
+    reached: list[int]  # rounds in which draft i was reached, i = 1..depth_k
+    kept: list[int]  # rounds in which it was kept
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What DepthEval leaves out of one depth's cost. host: sampling, verification and bookkeeping of a round, ms."""
+
+    draft_key: str
+    method: str
+    batch_size: int
+    depth_k: int
+    t_host_ms: float | None
+    cost_ratio_with_host: float | None
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class MeasuredArm:
+    """One arm of the end-to-end comparison, against the best plain kernel on the same prompts. 95 % over prompts."""
+
+    draft_key: str
+    method: str
+    workload: str
+    depth_k: int
+    batch_size: int
+    dtype: str
+    kernel: str
+    num_prompts: int
+    num_requests: int
+    num_rounds: int
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    al: float | None
+    acceptance_rate: float | None
+    speedup: float
+    lo: float
+    hi: float
+    checked: int  # requests compared with plain decoding, token for token
+    ties: int  # first divergence inside the row-count noise
+    divergences: int  # first divergence outside it
+
+
+@dataclass(frozen=True)
+class GateCheck:
+    """One condition of promotion. `limit` says the bound in words, e.g. "> 1.0"."""
+
+    name: str
+    passed: bool
+    value: float | None
+    limit: str
+
+
+@dataclass
+class Policy:
+    """Everything in policy.json; see the head of this file."""
+
+    selection_id: str
+    target_key: str
+    dtype: str
+    kernel: str
+    rule: str
+    tolerance: float
+    choices: list[DepthChoice]
+    evals: list[DepthEval]
+    acceptance: list[AcceptanceSummary]
+    rounds: list[RoundCost]
+    flags: list[QualityFlag]
+    arms: list[MeasuredArm] = field(default_factory=list)
+    winner: dict[str, Any] | None = None
+    verdict: str = "undecided"
+    reasons: list[str] = field(default_factory=list)
+    gate: dict[str, Any] | None = None
+
+
+def write_policy(directory: Path, policy: Policy) -> None:
+    """Write policy.json and depth_eval.jsonl, depth_choice.jsonl, quality_flag.jsonl."""
+    text = json.dumps(asdict(policy), indent=1, allow_nan=False)
+    (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
+    write_rows(directory, [*policy.evals, *policy.choices, *policy.flags])
+
+
+def read_policy(directory: Path) -> Policy:
+    """The policy that `write_policy` wrote. Raises UserError when the file is missing or is not a policy."""
+    file = directory / "policy.json"
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; a DepthPolicy is made by speedup.choose_depth")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        lists: dict[str, type[Any]] = {
+            "choices": DepthChoice,
+            "evals": DepthEval,
+            "acceptance": AcceptanceSummary,
+            "rounds": RoundCost,
+            "flags": QualityFlag,
+            "arms": MeasuredArm,
+        }
+        return Policy(**{k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: not a depth policy ({error}); run speedup.choose_depth again") from error
+
+
+def headline(policy: Policy) -> dict[str, Any]:
+    """The facts that an artifact's info, a run's metrics and a summary show: of the winner, or of the best candidate."""
+    facts: dict[str, Any] = {
+        "verdict": policy.verdict,
+        "reasons": policy.reasons,
+        "num_flags": len(policy.flags),
+        "gate_passed": policy.gate["passed"] if policy.gate else None,
+        "depth_k": 0,
+    }
+    pooled = [c for c in policy.choices if c.workload == ALL]
+    if policy.winner:
+        pooled = [c for c in pooled if c.draft_key == policy.winner["draft_key"]] or pooled
+    if not pooled:
+        return facts
+    best = max(pooled, key=lambda c: (c.pred_lo, c.draft_key))
+    facts |= {
+        "method": best.method,
+        "draft_key": best.draft_key,
+        "depth_k": best.depth_k,
+        "speedup_pred": best.speedup_pred,
+        "speedup_meas": best.speedup_meas,
+        "meas_lo": best.meas_lo,
+        "meas_hi": best.meas_hi,
+        "pred_error": best.pred_error,
+    }
+    for row in policy.evals:
+        if (row.draft_key, row.workload, row.depth_k) == (best.draft_key, ALL, best.depth_k):
+            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi, "al_meas": row.al_meas}
+    mine = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
+    if mine:
+        facts["identical"] = sum(a.divergences for a in mine) == 0 and sum(a.checked for a in mine) > 0
+        facts["num_ties"] = sum(a.ties for a in mine)
+        facts["num_checked"] = sum(a.checked for a in mine)
+    return facts

@@ -1,0 +1,76 @@
+"""What decoding would have done at any depth, read off one acceptance map.
+
+Convention. Output token 0 comes from prefill and belongs to no round. accepted[i] belongs to the round that starts when
+output token i is the newest known token; rounds emit tokens 1 .. num_tokens - 1. A round at i keeps
+a = min(accepted[i], depth) drafts and one token of the target's own (the bonus), so the next round starts at i + a + 1.
+The last round may reach past the end of the answer: what it emits is cut there, and it is called the tail round.
+
+Replaying is exact for greedy chains, because a drafter's state is a function of committed tokens alone. Truncating one
+deep run, or averaging over every position, is not: rounds start just after a failure, where drafting is hard.
+
+With arbitrary maps a deeper draft may need more rounds (it can land on a worse position), so AL(k) is monotone only for
+maps where accepted[i + 1] >= accepted[i] - 1; a fall beyond its interval is flagged, not assumed away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class RoundOutcome(NamedTuple):
+    """One round. emitted = accepted + 1 except in a tail round that was cut."""
+
+    out_pos: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end of the answer cut what this round emits."""
+        return self.emitted < self.accepted + 1
+
+
+def replay(accepted: Sequence[int], depth: int, num_tokens: int | None = None) -> list[RoundOutcome]:
+    """The rounds of one answer at one depth; exact for greedy chains.
+
+    accepted: drafts kept by a round started at each output position; at least num_tokens - 1 of them.
+    num_tokens: tokens of the answer, the prefill token included; None: len(accepted) + 1.
+    depth: 0 replays plain decoding, one token a round.
+    """
+    last = len(accepted) if num_tokens is None else num_tokens - 1
+    assert depth >= 0, f"a depth is not negative: {depth}"
+    assert len(accepted) >= last, f"{last} rounds could start in this answer, the map has {len(accepted)} positions"
+    rounds, i = [], 0
+    while i < last:
+        kept = min(accepted[i], depth)
+        rounds.append(RoundOutcome(i, depth, kept, min(kept + 1, last - i)))
+        i += kept + 1
+    return rounds
+
+
+class DepthCounts(NamedTuple):
+    """One answer at one depth. Lists are over draft positions 1..depth, and leave the cut tail round out."""
+
+    rounds: int
+    tokens: int  # emitted by rounds: num_tokens - 1
+    full_rounds: int  # rounds that the end of the answer did not cut
+    full_accepted: int  # drafts kept in full rounds
+    reached: list[int]  # full rounds in which every draft before position i was kept
+    kept: list[int]  # full rounds in which the draft at position i was kept too
+
+
+def count(accepted: Sequence[int], depth: int, num_tokens: int | None = None) -> DepthCounts:
+    """Replay one answer and count."""
+    rounds = replay(accepted, depth, num_tokens)
+    full = [r for r in rounds if not r.is_cut]
+    kept = [sum(r.accepted >= i for r in full) for i in range(1, depth + 1)]
+    return DepthCounts(
+        rounds=len(rounds),
+        tokens=sum(r.emitted for r in rounds),
+        full_rounds=len(full),
+        full_accepted=sum(r.accepted for r in full),
+        reached=[len(full), *kept[:-1]] if depth else [],
+        kept=kept,
+    )

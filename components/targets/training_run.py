@@ -1,0 +1,144 @@
+"""The data-parallel training loop of the built-in target: Muon for matrices, AdamW for embeddings and gains.
+
+Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/ (torch.optim.Muon). Every process holds the whole
+model, computes its share of a step's windows on one thread, and averages gradients once a step (gloo).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from components.targets.lean_llama import LeanLlama, initial_weights
+from components.targets.token_windows import TokenWindows
+from components.targets.training_checkpoints import LATEST, STABLE, load_checkpoint, save_checkpoint
+from components.targets.training_plan import TrainingPlan
+
+Report = Callable[[int, dict[str, float]], None]
+"""(steps done, metrics) -> nothing; called by process 0 only."""
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed blocks: giving megabytes back at every operation costs an eighth of a CPU step."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
+        mallopt(m_top_pad, 2**28)
+
+
+def join_group(rendezvous: Path, rank: int, num_processes: int) -> None:
+    """Join the group of processes that meet at a file; over the loopback interface, no port is chosen by hand."""
+    if num_processes == 1:
+        return
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_processes, timeout=timedelta(minutes=15)
+    )
+
+
+class TrainingRun:
+    """One process's share of a run. stream: training tokens; held_out: windows by group [windows, length + 1]."""
+
+    def __init__(self, plan: TrainingPlan, stream: np.ndarray, scratch: Path, rank: int = 0) -> None:
+        self.plan, self.scratch, self.rank = plan, scratch, rank
+        self.device = torch.device(plan.device)
+        self.weights = {
+            name: torch.nn.Parameter(weight.detach().to(self.device))
+            for name, weight in initial_weights(plan.shape, plan.seed).items()
+        }
+        self.names: dict[Tensor, str] = {weight: name for name, weight in self.weights.items()}
+        self.model = LeanLlama(plan.shape, self.weights, getattr(torch, plan.dtype), plan.compile_layers)
+        matrices = [weight for name, weight in self.weights.items() if "layers" in name and weight.ndim == 2]
+        vectors = [weight for weight in self.weights.values() if weight.ndim == 1]
+        embedding = self.weights["model.embed_tokens.weight"]
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            "muon": torch.optim.Muon(matrices, lr=plan.matrix_lr, weight_decay=plan.weight_decay, momentum=0.95),
+            "adamw": torch.optim.AdamW(
+                [{"params": [embedding], "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+                lr=plan.vector_lr,
+                betas=(0.9, 0.95),
+            ),
+        }
+        self.windows = {
+            length: TokenWindows(stream, length, plan.seed)
+            for length in {plan.sequence_length, plan.decay_sequence_length}
+        }
+
+    def train(
+        self, report: Report | None, report_every: int = 20, checkpoint_seconds: float = 300.0, until: int | None = None
+    ) -> None:
+        """Train from the newest usable checkpoint to the end of the plan (or to step `until`)."""
+        step = self._load()
+        last = self.plan.num_steps if until is None else until
+        saved_at = began = time.monotonic()
+        began_step, losses = step, 0.0
+        while step < last:
+            losses += self.step(step)
+            step += 1
+            if step % report_every == 0 and self.rank == 0 and report is not None:
+                speed = (step - began_step) * self.plan.tokens_per_step / (time.monotonic() - began)
+                report(step, {"loss": losses / report_every, "tokens_per_second": speed})
+            losses = 0.0 if step % report_every == 0 else losses
+            due = time.monotonic() - saved_at > checkpoint_seconds
+            if self.rank == 0 and (due or step in (last, self.plan.decay_start)):
+                self._save(LATEST, step)
+                if step <= self.plan.decay_start:
+                    self._save(STABLE, step)
+                saved_at = time.monotonic()
+
+    def step(self, step: int) -> float:
+        """Do optimiser step number `step` (from 0); returns the mean loss over all processes, nats per token."""
+        loss = self._gradients(step)
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.plan.max_grad_norm)
+        scale = self.plan.lr_scale(step)
+        for optimiser, peak in zip(self.optimisers.values(), (self.plan.matrix_lr, self.plan.vector_lr), strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = peak * scale
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=False)
+        return loss
+
+    def _gradients(self, step: int) -> float:
+        count = 0
+        total = torch.zeros((), device=self.device)
+        for tokens in self._microbatches(step):
+            loss = self.model.loss(tokens)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+            count += 1
+        gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), total.reshape(1)]) / count
+        if self.plan.num_processes > 1:
+            dist.all_reduce(flat)
+            flat /= self.plan.num_processes
+        offset = 0
+        for gradient in gradients:
+            gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+            offset += gradient.numel()
+        return float(flat[-1])
+
+    def _microbatches(self, step: int) -> Iterator[Tensor]:
+        length, first = self.plan.windows_at(step)
+        share = self.plan.tokens_per_step // length // self.plan.num_processes
+        rows = self.windows[length].batch(first + self.rank * share, share)
+        for piece in torch.from_numpy(rows).split(max(1, self.plan.microbatch_tokens // length)):
+            yield piece.to(self.device)
+
+    def _save(self, name: str, step: int) -> None:
+        save_checkpoint(self.scratch / name, step, self.plan, self.weights, self.optimisers, self.names)
+
+    def _load(self) -> int:
+        return load_checkpoint(self.scratch, self.plan, self.weights, self.optimisers, self.names)

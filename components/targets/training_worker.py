@@ -1,0 +1,65 @@
+"""One extra process of a data-parallel training run: `python -m components.targets.training_worker SCRATCH RANK`.
+
+Started by process 0 (the step itself), which has left `plan.json` and `tokens.npy` in the scratch folder. It ends with
+process 0: when that dies, the next gradient exchange fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import components
+from components.targets.training_plan import TrainingPlan, plan_from_json
+
+RENDEZVOUS = "rendezvous"
+
+
+@contextmanager
+def extra_processes(plan: TrainingPlan, scratch: Path) -> Iterator[Path]:
+    """Run processes 1 .. num_processes - 1 while the body runs; yields the file where all of them meet."""
+    meeting = scratch / f"{RENDEZVOUS}-{uuid.uuid4().hex}"
+    (scratch / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
+    root = str(Path(components.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "components.targets.training_worker", str(scratch), str(meeting)]
+    workers = [
+        subprocess.Popen([*command, str(rank)], env=environment, stdin=subprocess.DEVNULL)
+        for rank in range(1, plan.num_processes)
+    ]
+    try:
+        yield meeting
+    except BaseException:
+        for worker in workers:
+            worker.terminate()
+        raise
+    finally:
+        for worker in workers:
+            worker.wait()
+        meeting.unlink(missing_ok=True)
+
+
+def main(scratch: Path, meeting: Path, rank: int) -> None:
+    """Train beside process 0 until the plan is done."""
+    import numpy as np
+    import torch
+
+    from components.targets.training_run import TrainingRun, join_group, keep_freed_memory
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    plan = plan_from_json(json.loads((scratch / "plan.json").read_text(encoding="utf-8")))
+    join_group(meeting, rank, plan.num_processes)
+    stream = np.load(scratch / "tokens.npy", mmap_mode="r", allow_pickle=False)
+    TrainingRun(plan, stream, scratch, rank).train(None)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,125 @@
+"""The machine this runs on, described without importing torch: what a measurement depends on.
+
+`machine_id` is a digest of the hardware that a step may use (processor, cores, memory, accelerator). Library versions
+are recorded beside it and do not enter it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from pathlib import Path
+
+from components.contract import Machine, UserError
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "pyarrow", "prefect", "mlflow", "duckdb")
+
+
+def describe_machine(device: str = "cpu") -> Machine:
+    """The machine as a measuring step is told about it. Memory is rounded to whole GiB."""
+    cpu_model, cores, ram = _cpu_model(), num_usable_cores(), _ram_gib()
+    name = _gpu_name() if device.startswith("cuda") else ""
+    facts = "|".join([cpu_model, str(cores), f"{ram:.0f}", device.split(":")[0], name])
+    return Machine(
+        machine_id=hashlib.sha256(facts.encode()).hexdigest()[:16],
+        cpu_model=cpu_model,
+        num_cores=cores,
+        ram_gib=ram,
+        device=device,
+        device_name=name or cpu_model,
+        os=f"{platform.system()} {platform.release()}",
+        versions=library_versions(),
+    )
+
+
+def resolve_device(device: str) -> str:
+    """`auto` becomes "cuda" where a GPU and a CUDA build of torch are there, else "cpu".
+
+    Raises:
+        UserError: cuda was asked for and cannot work here, or the name is unknown.
+    """
+    if device == "auto":
+        return "cuda" if has_cuda() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UserError(f"--device {device}: unknown device (known: auto, cpu, cuda, cuda:N)")
+    if device != "cpu" and not has_cuda():
+        raise UserError(f"--device {device}: no GPU that torch can use here; leave it out to run on the CPU")
+    return device
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """A GPU is visible and the installed torch is built for CUDA (read from its version file; torch is not imported)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return False
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return False
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    return re.search(r"^cuda\b.*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on (its affinity, and the limit of its control group)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.is_file():
+        quota, _, period = limit.read_text(encoding="ascii").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
+
+
+@functools.cache
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that can change a result."""
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@functools.cache
+def cpu_features() -> tuple[str, ...]:
+    """The vector extensions that kernels choose by."""
+    wanted = re.compile(r"avx|amx|fma|bf16|fp16|sve|asimd|neon|sse4")
+    return tuple(sorted({word for word in _cpuinfo("flags", "Features").split() if wanted.match(word)}))
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
+
+
+@functools.cache
+def _cpuinfo(*fields: str) -> str:
+    file = Path("/proc/cpuinfo")
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in fields:
+                return value.strip()
+    return ""
+
+
+def _gpu_name() -> str:
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return "cuda"
+
+
+def _ram_gib() -> float:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return float(round(pages * size / 2**30))

@@ -1,0 +1,253 @@
+"""The plan: which steps, in which order, under which keys, reused or not and why. Pure: it writes and runs nothing.
+
+A step's key depends on its address, settings, input keys, code, seed, device and, for measuring steps, the machine. The
+key is known before anything runs, because an input enters by its key. When a key is not in the store, the plan says
+what differs from the last time a step of that name was made in that pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from components.contract import Artifact, Machine, UserError
+from flows import fingerprint
+from flows.history import StepHistory
+from flows.machine import describe_machine, resolve_device
+from flows.params import resolve_params
+from flows.problems import Problems, did_you_mean, one_line
+from flows.sources import find_source
+from flows.spec import Spec, pipeline_of
+from flows.wiring import PACKAGES, WiredStep, Wiring, wire
+from storage.artifacts import Store
+
+MAX_REASONS = 3
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step of a plan.
+
+    name:     "draft[eagle3]"; unique in the plan.
+    uses:     its address, "drafts.train_draft".
+    kind:     the kind it makes, a name in contract.KINDS.
+    settings: resolved, defaults included, JSON values.
+    inputs:   parameter -> name(s) of the steps, or outside references ("store:KEY"), that fill it.
+    key:      names the artifact. reused: it is in the store, whole. reason: why it runs, or why not.
+    measures: it runs alone on its machine, and its key depends on the machine.
+    parts:    what went into the key (see fingerprint.Parts), for `draftsmith plan` to compare next time.
+    """
+
+    name: str
+    uses: str
+    kind: str
+    settings: dict[str, Any]
+    inputs: dict[str, str | list[str]]
+    key: str
+    reused: bool
+    reason: str
+    measures: bool = False
+    retries: int = 0
+    timeout_minutes: float | None = None
+    seed: int = 0
+    device: str = "cpu"
+    line: int = 0
+    forced: bool = False
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    def input_names(self) -> list[str]:
+        """All names in `inputs`, flat."""
+        return [
+            name
+            for value in self.inputs.values()
+            for name in (value if isinstance(value, list) else [value])
+        ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps in an order in which they can run.
+
+    sources: outside references used as inputs, already found. skipped: (step, why) that `if:` or --from/--to left out.
+    """
+
+    pipeline: str
+    params: dict[str, Any]
+    steps: tuple[PlannedStep, ...]
+    sources: dict[str, Artifact] = field(default_factory=dict)
+    skipped: tuple[tuple[str, str], ...] = ()
+    machine: Machine | None = None
+    device: str = "cpu"
+    seed: int = 0
+    file: str = "pipelines.yaml"
+    packages: tuple[str, ...] = PACKAGES
+
+    def step(self, name: str) -> PlannedStep:
+        """The step of this name."""
+        return next(step for step in self.steps if step.name == name)
+
+    @property
+    def num_reused(self) -> int:
+        """How many steps need not run."""
+        return sum(step.reused for step in self.steps)
+
+
+def make_plan(
+    spec: Spec,
+    pipeline: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    store: Store,
+    machine: Machine | None = None,
+    device: Literal["auto"] | str = "auto",
+    seed: int = 0,
+    from_step: str | None = None,
+    to_step: str | None = None,
+    force: tuple[str, ...] = (),
+    packages: tuple[str, ...] = PACKAGES,
+) -> Plan:
+    """Work out what a run of `pipeline` with `params` would do.
+
+    Raises:
+        UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
+    """
+    declared = pipeline_of(spec, pipeline)
+    values = resolve_params(pipeline, declared.params, params or {})
+    device = resolve_device(device)
+    machine = machine or describe_machine(device)
+    sources: dict[str, Artifact] = {}
+
+    def outside(reference: str) -> Artifact:
+        if reference not in sources:
+            sources[reference] = find_source(reference, store)
+        return sources[reference]
+
+    wiring = wire(spec, pipeline, values, device=device, outside=outside, packages=packages)
+    forced = _with_followers(wiring, _select(wiring, force, "--force"))
+    chosen, left_out = _chosen(wiring, from_step, to_step)
+    history = StepHistory(store.home, pipeline)
+    problems = Problems(spec.name)
+    planned: dict[str, PlannedStep] = {}
+    keys = {reference: artifact.key for reference, artifact in sources.items()}
+    lineage: dict[str, frozenset[str]] = {}
+    for step in wiring.steps:
+        lineage[step.name] = step.words().union(*(lineage.get(name, frozenset()) for name in step.input_names()))
+        try:
+            parts = fingerprint.parts_of(step, keys, lineage[step.name], seed=seed, device=device, machine=machine)
+        except UserError as error:
+            problems.add(step.line, f"step '{step.name}': {one_line(error)}")
+            keys[step.name] = ""
+            continue
+        key = keys[step.name] = fingerprint.key_of(parts)
+        found = store.look(key)
+        reused = found.artifact is not None and step.name not in forced
+        reason = "reused" if reused else _reason(step.name, parts, found.why, history, forced)
+        planned[step.name] = PlannedStep(
+            name=step.name,
+            uses=step.function.address,
+            kind=step.function.kind.__name__,
+            settings=step.settings,
+            inputs=step.inputs,
+            key=key,
+            reused=reused,
+            reason=reason,
+            measures=step.function.measures,
+            retries=step.retries,
+            timeout_minutes=step.timeout_minutes,
+            seed=seed,
+            device=device,
+            line=step.line,
+            forced=step.name in forced,
+            parts=parts,
+        )
+    problems.stop()
+    _require_present(planned, chosen, from_step)
+    return Plan(
+        pipeline=pipeline,
+        params=values,
+        steps=tuple(step for name, step in planned.items() if name in chosen),
+        sources=sources,
+        skipped=wiring.skipped + tuple((name, left_out) for name in planned if name not in chosen),
+        machine=machine,
+        device=device,
+        seed=seed,
+        file=spec.name,
+        packages=packages,
+    )
+
+
+def _select(wiring: Wiring, names: tuple[str, ...], option: str) -> set[str]:
+    """Step names that match; a name without its [matrix] part takes all of them."""
+    chosen: set[str] = set()
+    for name in names:
+        matches = {step.name for step in wiring.steps if name in (step.name, step.base)}
+        if not matches:
+            known = [step.name for step in wiring.steps] + sorted({step.base for step in wiring.steps})
+            raise UserError(f"{option} {name}: there is no such step{did_you_mean(name, dict.fromkeys(known))}")
+        chosen |= matches
+    return chosen
+
+
+def _with_followers(wiring: Wiring, names: set[str]) -> set[str]:
+    """These steps and every step that depends on them (steps are in topological order)."""
+    grown = set(names)
+    for step in wiring.steps:
+        if grown.intersection(step.input_names()):
+            grown.add(step.name)
+    return grown
+
+
+def _with_needs(wiring: Wiring, names: set[str]) -> set[str]:
+    """These steps and every step that they depend on."""
+    grown = set(names)
+    for step in reversed(wiring.steps):
+        if step.name in grown:
+            grown.update(step.input_names())
+    return grown & {step.name for step in wiring.steps}
+
+
+def _chosen(wiring: Wiring, from_step: str | None, to_step: str | None) -> tuple[set[str], str]:
+    """Steps inside --from and --to (with what they need from the store), and why the rest is left out."""
+    chosen = {step.name for step in wiring.steps}
+    said = []
+    if from_step is not None:
+        chosen &= _with_needs(wiring, _with_followers(wiring, _select(wiring, (from_step,), "--from")))
+        said.append(f"--from {from_step}")
+    if to_step is not None:
+        chosen &= _with_needs(wiring, _select(wiring, (to_step,), "--to"))
+        said.append(f"--to {to_step}")
+    if not chosen:
+        raise UserError(f"{' '.join(said)}: no step lies between them")
+    return chosen, f"left out by {' '.join(said)}"
+
+
+def _require_present(planned: Mapping[str, PlannedStep], chosen: set[str], from_step: str | None) -> None:
+    """With --from, what stands before that step must be in the store already."""
+    if from_step is None:
+        return
+    bases = {from_step}
+    started: set[str] = set()
+    for name, step in planned.items():  # topological order
+        if name in bases or name.split("[")[0] in bases or started.intersection(step.input_names()):
+            started.add(name)
+        elif name in chosen and not step.reused:
+            raise UserError(f"--from {from_step}: step '{name}' before it would have to run ({step.reason}); leave --from out")
+
+
+def _reason(
+    name: str, parts: Mapping[str, Any], why_not: str, history: StepHistory, forced: set[str]
+) -> str:
+    """Why a step runs."""
+    if name in forced:
+        return "forced"
+    if why_not != "absent":
+        return f"broken: {why_not}"
+    last = history.last(name)
+    if last is None:
+        return "new: never run"
+    changes = fingerprint.changes(last, parts)
+    if not changes:
+        return "gone: it is not in the store any more"
+    more = len(changes) - MAX_REASONS
+    return "; ".join(changes[:MAX_REASONS]) + (f"; and {more} more" if more > 0 else "")

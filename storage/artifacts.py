@@ -1,0 +1,236 @@
+"""The store: one directory per key, complete or absent, whatever dies.
+
+A step writes into `partial/KEY`, which outlives a crash so that the next run goes on from it. Only when the step has
+returned are its files hashed, `artifact.json` written last, everything flushed to disk, and the directory renamed to
+`store/KEY`. Nothing found is trusted unseen: every file must be there with its size and sha256, and a directory that
+fails is set aside in `broken/`, never used. One lock a key keeps two processes from making the same thing twice.
+
+    home/store/KEY/               files and artifact.json
+    home/partial/KEY/             what an unfinished step has written; KEY.scratch/ holds its checkpoints
+    home/locks/ verified/ broken/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.contract import KINDS, Artifact, UserError
+
+RECORD_FILE = "artifact.json"
+_READ_BYTES = 1 << 20
+
+
+def default_home() -> Path:
+    """Where everything lives: $DRAFTSMITH_HOME, else `.draftsmith` in the current directory."""
+    return Path(os.environ.get("DRAFTSMITH_HOME") or ".draftsmith").absolute()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the store knows of a key: `artifact` is None unless the directory is whole; `why` says what is wrong."""
+
+    artifact: Artifact | None
+    why: str  # "" when whole; "absent"; or what is broken about it
+
+
+class Store:
+    """All artifacts under one home directory. Safe to use from many processes and threads."""
+
+    def __init__(self, home: Path | str | None = None) -> None:
+        self.home = Path(home).absolute() if home is not None else default_home()
+
+    def path_of(self, key: str) -> Path:
+        """The directory that a finished artifact has or would have."""
+        return self.home / "store" / key
+
+    def look(self, key: str) -> Finding:
+        """Verify an artifact and change nothing."""
+        path = self.path_of(key)
+        if not path.is_dir():
+            return Finding(None, "absent")
+        try:
+            record = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
+            kind, info, files = KINDS[record["kind"]], record["info"], dict(record["files"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Finding(None, f"{RECORD_FILE} cannot be read ({type(error).__name__})")
+        why = self._broken_file(key, path, files)
+        if why:
+            return Finding(None, why)
+        return Finding(kind(key=key, path=path, info=info), "")
+
+    def find(self, key: str) -> Artifact | None:
+        """The artifact of this key, verified; a broken one is set aside in `broken/` and counts as absent."""
+        found = self.look(key)
+        if found.artifact is not None or found.why == "absent":
+            return found.artifact
+        with self.lock(key, wait=False) as held:
+            if not held:  # somebody is making it anew at this moment
+                return None
+            found = self.look(key)
+            if found.artifact is None and found.why != "absent":
+                self._set_aside(key)
+            return found.artifact
+
+    def begin(self, key: str) -> tuple[Path, Path]:
+        """(out, scratch): where a step writes, and where its checkpoints go. What a crash left there is kept."""
+        out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
+        out.mkdir(parents=True, exist_ok=True)
+        scratch.mkdir(parents=True, exist_ok=True)
+        (out / RECORD_FILE).unlink(missing_ok=True)  # a finish that died before its rename
+        return out, scratch
+
+    def finish(self, key: str, kind: str, info: Mapping[str, Any], record: Mapping[str, Any]) -> Artifact:
+        """Seal `partial/KEY` and move it into the store; an artifact already there under this key is replaced.
+
+        Call it holding `lock(key)`. `record` is kept in artifact.json: how the artifact came to be.
+        """
+        out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
+        stamps: dict[str, list[int]] = {}
+        files: dict[str, dict[str, Any]] = {}
+        for file in sorted(path for path in out.rglob("*") if path.is_file() and path.name != RECORD_FILE):
+            name = file.relative_to(out).as_posix()
+            _flush(file)
+            files[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
+            stamps[name] = _stamp(file)
+        content = {"key": key, "kind": kind, "info": dict(info), "record": dict(record), "files": files}
+        _write_flushed(out / RECORD_FILE, json.dumps({**content, "finished_at": time.time()}, indent=1))
+        for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
+            _flush(folder)
+        path = self.path_of(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            self._set_aside(key, "replaced")
+        os.rename(out, path)
+        _flush(path.parent)
+        self._remember(key, stamps)
+        shutil.rmtree(scratch, ignore_errors=True)
+        return KINDS[kind](key=key, path=path, info=dict(info))
+
+    def forget_partial(self, key: str) -> None:
+        """Throw away what an unfinished step has left (used when a step is forced to start again)."""
+        shutil.rmtree(self.home / "partial" / key, ignore_errors=True)
+        shutil.rmtree(self.home / "partial" / f"{key}.scratch", ignore_errors=True)
+
+    def record_of(self, key: str) -> dict[str, Any]:
+        """artifact.json of a finished artifact: key, kind, info, record, files, finished_at."""
+        content = json.loads((self.path_of(key) / RECORD_FILE).read_text(encoding="utf-8"))
+        return dict(content)
+
+    def keys(self) -> list[str]:
+        """Keys of all directories in the store, oldest first; unverified."""
+        folder = self.home / "store"
+        found = [path for path in folder.iterdir() if (path / RECORD_FILE).is_file()] if folder.is_dir() else []
+        return [path.name for path in sorted(found, key=lambda path: (path / RECORD_FILE).stat().st_mtime)]
+
+    def resolve(self, prefix: str) -> str:
+        """The one key that starts with `prefix`.
+
+        Raises:
+            UserError: none or several do.
+        """
+        matches = [key for key in self.keys() if key.startswith(prefix)] if prefix else []
+        if len(matches) == 1:
+            return matches[0]
+        if not matches:
+            raise UserError(f"no artifact in {self.home / 'store'} has a key that starts with '{prefix}'")
+        raise UserError(f"'{prefix}' is the start of {len(matches)} keys: give more of it")
+
+    @contextmanager
+    def lock(self, key: str, *, wait: bool = True) -> Iterator[bool]:
+        """Hold the right to make this key; yields False at once when `wait` is off and somebody else has it."""
+        folder = self.home / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{key}.lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True  # closing the file lets go
+
+    def _broken_file(self, key: str, path: Path, files: dict[str, Any]) -> str:
+        """What is wrong with the listed files, or ''. Files unchanged since they were last hashed are not read again."""
+        known = self._verified(key)
+        fresh: dict[str, list[int]] = {}
+        for name, facts in files.items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            stamp = _stamp(file)
+            if stamp[2] != facts["size"]:
+                return f"{name} has {stamp[2]} bytes instead of {facts['size']}"
+            if known.get(name) != stamp and sha256_of(file) != facts["sha256"]:
+                return f"{name} has changed since it was made"
+            fresh[name] = stamp
+        if fresh != known:
+            self._remember(key, fresh)
+        return ""
+
+    def _verified(self, key: str) -> dict[str, list[int]]:
+        try:
+            content = json.loads((self.home / "verified" / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}  # only a cache: without it, files are hashed again
+        return dict(content) if isinstance(content, dict) else {}
+
+    def _remember(self, key: str, stamps: Mapping[str, list[int]]) -> None:
+        folder = self.home / "verified"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / f"{key}.json", json.dumps(stamps))
+        except PermissionError:
+            return  # somebody else's store, read-only to us: files are hashed each time
+
+    def _set_aside(self, key: str, why: str = "") -> None:
+        folder = self.home / "broken"
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / f"{key}{'.' + why if why else ''}.{time.time_ns()}"
+        os.rename(self.path_of(key), place)
+        if why == "replaced":
+            shutil.rmtree(place)
+
+
+def sha256_of(file: Path) -> str:
+    """Hex digest of a file's bytes."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old or the new one, never half of it."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}.{time.time_ns()}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, file)
+
+
+def _stamp(file: Path) -> list[int]:
+    stat = file.stat()
+    return [stat.st_ino, stat.st_mtime_ns, stat.st_size]
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_flushed(file: Path, text: str) -> None:
+    with file.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())

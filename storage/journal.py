@@ -1,0 +1,130 @@
+"""The journal of each run and the promotion log: append-only files, from which everything else can be told again.
+
+`home/runs/RUN_ID.jsonl` says what ran, step by step, as it happens. MLflow, the history and the registry are fed from
+what it says, so any of them can be down, deleted or rebuilt without losing anything. The file is locked while its run
+lives: a journal without an end that nobody holds is that of a killed run.
+
+    {"entry": "run", "run_id", "pipeline", "params", "how", "git_commit", "draftsmith_version", "time"}
+    {"entry": "step", "step", "uses", "kind", "key", "status", "why", "seconds", "settings", "inputs", "path", "time"}
+    {"entry": "end", "status", "reason", "time"}
+
+`home/promotions.jsonl` is one line for each move of an alias.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from storage.records import PromotionRow, as_time, draftsmith_version, git_commit
+
+
+class Journal:
+    """The open journal of a running pipeline. Every entry is on disk before the call returns."""
+
+    def __init__(self, home: Path, run_id: str) -> None:
+        self.path = home / "runs" / f"{run_id}.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.entries: list[dict[str, Any]] = []
+        self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @classmethod
+    def start(cls, home: Path, pipeline: str, params: Mapping[str, Any], how: str) -> Journal:
+        """The journal of a new run. Its id starts with the time, so that names sort by age."""
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+        journal = cls(home, run_id)
+        journal.add(
+            "run",
+            run_id=run_id,
+            pipeline=pipeline,
+            params=dict(params),
+            how=how,
+            git_commit=git_commit(),
+            draftsmith_version=draftsmith_version(),
+        )
+        return journal
+
+    def add(self, entry: str, **facts: Any) -> dict[str, Any]:
+        """Append one entry."""
+        line = {"entry": entry, **facts, "time": time.time()}
+        _append(self._file, line)
+        self.entries.append(json.loads(json.dumps(line, default=str)))
+        return line
+
+    def close(self) -> None:
+        """Let go of the journal. Without an "end" entry the run counts as killed."""
+        self._file.close()
+
+
+def first(entries: list[dict[str, Any]], entry: str) -> dict[str, Any] | None:
+    """The first entry of a kind."""
+    return next((line for line in entries if line["entry"] == entry), None)
+
+
+def all_runs(home: Path) -> Iterator[list[dict[str, Any]]]:
+    """The journals of all ended runs, oldest first; those of killed runs are given their end."""
+    for path in sorted((home / "runs").glob("*.jsonl")):
+        entries = read(path)
+        if first(entries, "run") is None:
+            continue  # killed before its first line was whole: nothing ran
+        if first(entries, "end") is None and not end_if_dead(path):
+            continue  # it is running
+        yield read(path)
+
+
+def end_if_dead(path: Path) -> bool:
+    """Write the end of a run that was killed; False when it is still alive."""
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if first(read(path), "end") is None:
+            last = max((line["time"] for line in read(path)), default=time.time())
+            file.write("\n")  # its last line may have been cut short
+            _append(file, {"entry": "end", "status": "killed", "reason": "the process ended without a word", "time": last})
+        return True
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The entries of a journal; a last line that was cut short by a crash is left out."""
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "entry" in entry:
+            entries.append(entry)
+    return entries
+
+
+def log_promotion(home: Path, row: PromotionRow) -> None:
+    """Append one line to the promotion log."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "promotions.jsonl").open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _append(file, {**dataclasses.asdict(row), "promoted_at": row.promoted_at.isoformat()})
+
+
+def promotions(home: Path) -> list[PromotionRow]:
+    """The promotion log, oldest first."""
+    path = home / "promotions.jsonl"
+    if not path.is_file():
+        return []
+    rows = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    return [PromotionRow(**{**row, "promoted_at": as_time(row["promoted_at"])}) for row in rows]
+
+
+def _append(file: IO[str], line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line, default=str) + "\n")
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,160 @@
+"""The rows that storage itself writes: which runs there were, their steps, what they made, what was promoted.
+
+They stand beside the measured tables of components/rows.py and follow the same rule: `None` means "not known", never
+zero. Settings and other nested facts are JSON text, so that a column never changes its type (`settings ->> 'method'`).
+Times are UTC. Everything here can be derived again: runs and steps from the journals, artifacts from the store,
+promotions from the promotion log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from components.rows import TABLES
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a measured row comes from; added to every row of the tables in components/rows.py."""
+
+    artifact_key: str
+    pipeline: str
+    step: str
+    run_id: str
+    machine_id: str | None
+    created_at: datetime
+    draftsmith_version: str
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One finished run of a pipeline. status: completed | failed | killed (ended without saying so)."""
+
+    run_id: str
+    pipeline: str
+    params: str
+    how: str  # direct | prefect
+    status: str
+    reason: str | None
+    num_executed: int
+    num_reused: int
+    started_at: datetime
+    ended_at: datetime
+    git_commit: str | None
+    draftsmith_version: str
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of one run. artifact_key is None when the step failed."""
+
+    run_id: str
+    pipeline: str
+    step: str
+    uses: str
+    kind: str
+    artifact_key: str | None
+    reused: bool
+    why: str  # why it ran or was reused, or how it failed
+    status: str  # completed | reused | failed
+    seconds: float | None
+    settings: str
+    inputs: str
+    ended_at: datetime
+
+
+@dataclass(frozen=True)
+class ArtifactRow:
+    """One artifact, as its first run made it."""
+
+    artifact_key: str
+    kind: str
+    pipeline: str
+    step: str
+    run_id: str
+    uses: str
+    settings: str
+    inputs: str
+    info: str
+    seconds: float | None
+    machine_id: str | None
+    machine: str
+    created_at: datetime
+    draftsmith_version: str
+
+
+@dataclass(frozen=True)
+class PromotionRow:
+    """One move of an alias: who, why, from which version to which, on what numbers."""
+
+    promotion_id: str
+    promoted_at: datetime
+    name: str
+    alias: str
+    action: str  # publish | promote | rollback | external (somebody moved the alias in MLflow)
+    from_version: int | None
+    to_version: int
+    who: str
+    why: str
+    numbers: str
+
+
+# Table name -> row type, for everything that has a Parquet file. Measured tables carry Provenance besides.
+RECORDS: dict[str, type[Any]] = {"run": RunRow, "step": StepRow, "artifact": ArtifactRow, "promotion": PromotionRow}
+MEASURED: dict[str, type[Any]] = TABLES
+
+
+def columns_of(table: str) -> dict[str, Any]:
+    """Column name -> Python type of a table, provenance included; the order is the order in Parquet."""
+    from typing import get_type_hints
+
+    row_type = RECORDS.get(table) or MEASURED[table]
+    hints = get_type_hints(row_type)
+    columns = {field.name: hints[field.name] for field in dataclasses.fields(row_type)}
+    return columns if table in RECORDS else columns | get_type_hints(Provenance)
+
+
+def now() -> datetime:
+    """The current time, UTC without a zone mark: the form in which the history keeps times."""
+    return datetime.now(UTC).replace(tzinfo=None)
+
+
+def as_time(value: Any) -> datetime:
+    """A time as artifact records keep it (seconds since 1970, or ISO text), in the form of the history."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return datetime.fromtimestamp(value, UTC).replace(tzinfo=None)
+    time = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
+
+
+@cache
+def draftsmith_version() -> str:
+    """The installed version of Draftsmith."""
+    try:
+        return version("draftsmith")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def git_commit() -> str | None:
+    """The commit that is checked out around this file, read from .git without starting git; None outside a clone."""
+    git = Path(__file__).resolve().parents[1] / ".git"
+    head = git / "HEAD"
+    if not head.is_file():
+        return None
+    text = head.read_text(encoding="utf-8").strip()
+    if not text.startswith("ref: "):
+        return text
+    reference = text.removeprefix("ref: ")
+    if (git / reference).is_file():
+        return (git / reference).read_text(encoding="utf-8").strip()
+    packed = git / "packed-refs"
+    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+    return next((line.split()[0] for line in lines if line.endswith(" " + reference)), None)

@@ -1,0 +1,207 @@
+"""Questions about every benchmark ever run, in SQL: DuckDB over the Parquet files of the history.
+
+Each question opens an in-memory database, makes the views of views.sql over the files that are there now, and is then
+locked: one SELECT, no files outside the history, no extensions, no settings. Nothing holds a lock on disk, so any number
+of processes may ask while others write. What goes into the history is read from artifact.json alone, so `rebuild` makes
+again exactly what the runs made.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from components.contract import UserError
+from storage import journal
+from storage.artifacts import RECORD_FILE, Store
+from storage.history import all_tables, compact, files_of, history_dir, plain_type, seed, write_measured, write_record
+from storage.records import ArtifactRow, PromotionRow, Provenance, RunRow, StepRow, as_time, columns_of, draftsmith_version
+
+__all__ = ["compact", "query", "rebuild", "remember_artifact", "remember_promotion", "remember_run", "view_names"]
+
+_VIEWS = Path(__file__).with_name("views.sql")
+_SQL_TYPES: dict[Any, str] = {
+    str: "VARCHAR",
+    int: "BIGINT",
+    float: "DOUBLE",
+    bool: "BOOLEAN",
+    list[int]: "BIGINT[]",
+    list[str]: "VARCHAR[]",
+    list[float]: "DOUBLE[]",
+}
+
+
+def query(sql: str, home: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
+
+    Raises:
+        UserError: the SQL is wrong, is not one SELECT, or reaches outside the history; the error names the views.
+    """
+    with _connect(home) as connection:
+        try:
+            statements = connection.extract_statements(sql)
+            allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+            if len(statements) != 1 or statements[0].type not in allowed:
+                raise UserError(f"query: one SELECT, please: it reads and never writes. Views: {_names(connection)}")
+            cursor = connection.execute(statements[0])
+            columns = [str(column[0]) for column in cursor.description or []]
+            return columns, cursor.fetchall()  # all of it: a result that is still streaming blocks the next question
+        except duckdb.Error as error:
+            raise UserError(f"query: {_one_line(error)}. Views: {_names(connection)}") from error
+
+
+def view_names(home: Path) -> list[str]:
+    """The views and tables that a question may name."""
+    with _connect(home) as connection:
+        return _names(connection).split(", ")
+
+
+def remember_artifact(home: Path, path: Path) -> None:
+    """Put a finished artifact into the history: what it is, and its measured rows if it has any. Idempotent.
+
+    Raises:
+        UserError: a row does not have the columns and types of components/rows.py.
+    """
+    content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
+    record: Mapping[str, Any] = content["record"]
+    machine = record.get("machine") or {}
+    provenance = Provenance(
+        artifact_key=content["key"],
+        pipeline=str(record.get("pipeline", "")),
+        step=str(record.get("step", "")),
+        run_id=str(record.get("run_id", "")),
+        machine_id=machine.get("machine_id"),
+        created_at=as_time(content["finished_at"]),
+        draftsmith_version=str(record.get("draftsmith_version") or draftsmith_version()),
+    )
+    seconds = record.get("seconds")
+    row = ArtifactRow(
+        artifact_key=provenance.artifact_key,
+        kind=content["kind"],
+        pipeline=provenance.pipeline,
+        step=provenance.step,
+        run_id=provenance.run_id,
+        uses=str(record.get("uses", "")),
+        settings=_json(record.get("settings", {})),
+        inputs=_json(record.get("inputs", {})),
+        info=_json(content["info"]),
+        seconds=None if seconds is None else float(seconds),
+        machine_id=provenance.machine_id,
+        machine=_json(machine),
+        created_at=provenance.created_at,
+        draftsmith_version=provenance.draftsmith_version,
+    )
+    write_measured(home, path, provenance)
+    write_record(home, "artifact", row.artifact_key, [row])
+
+
+def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
+    """Put a finished run and its steps, read from its journal, into the history. Idempotent."""
+    start, end = journal.first(entries, "run"), journal.first(entries, "end")
+    if start is None or end is None:
+        return
+    steps = [entry for entry in entries if entry["entry"] == "step"]
+    run = RunRow(
+        run_id=start["run_id"],
+        pipeline=start["pipeline"],
+        params=_json(start["params"]),
+        how=start["how"],
+        status=end["status"],
+        reason=end["reason"] or None,
+        num_executed=sum(step["status"] != "reused" for step in steps),
+        num_reused=sum(step["status"] == "reused" for step in steps),
+        started_at=as_time(start["time"]),
+        ended_at=as_time(end["time"]),
+        git_commit=start["git_commit"],
+        draftsmith_version=start["draftsmith_version"],
+    )
+    rows = [
+        StepRow(
+            run_id=run.run_id,
+            pipeline=run.pipeline,
+            step=step["step"],
+            uses=step["uses"],
+            kind=step["kind"],
+            artifact_key=step["key"] or None,
+            reused=step["status"] == "reused",
+            why=step["why"],
+            status=step["status"],
+            seconds=step["seconds"],
+            settings=_json(step["settings"]),
+            inputs=_json(step["inputs"]),
+            ended_at=as_time(step["time"]),
+        )
+        for step in steps
+    ]
+    write_record(home, "step", run.run_id, rows)
+    write_record(home, "run", run.run_id, [run])
+
+
+def remember_promotion(home: Path, row: PromotionRow) -> None:
+    """Put one entry of the promotion log into the history. Idempotent."""
+    write_record(home, "promotion", row.promotion_id, [row])
+
+
+def rebuild(home: Path, store: Store) -> dict[str, int]:
+    """Make the whole history anew from the store, the run journals and the promotion log; counts what was read.
+
+    Rows that cannot be read are left out and counted as "refused", so that one bad artifact cannot hide the others.
+    """
+    shutil.rmtree(history_dir(home), ignore_errors=True)
+    seed(home)
+    counts = {"artifacts": 0, "runs": 0, "promotions": 0, "refused": 0}
+    for key in store.keys():
+        try:
+            remember_artifact(home, store.path_of(key))
+            counts["artifacts"] += 1
+        except UserError:
+            counts["refused"] += 1
+    for entries in journal.all_runs(home):
+        remember_run(home, entries)
+        counts["runs"] += 1
+    for row in journal.promotions(home):
+        remember_promotion(home, row)
+        counts["promotions"] += 1
+    return counts
+
+
+def _connect(home: Path) -> duckdb.DuckDBPyConnection:
+    """An in-memory database with every view, locked."""
+    seed(home)
+    connection = duckdb.connect(
+        ":memory:", config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    )
+    for table in all_tables():
+        columns = ", ".join(f'"{name}"::{_sql_type(hint)} AS "{name}"' for name, hint in columns_of(table).items())
+        files = ", ".join("'" + file.replace("'", "''") + "'" for file in files_of(home, table))
+        connection.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM read_parquet([{files}], union_by_name=true)")
+    connection.execute(_VIEWS.read_text(encoding="utf-8")).fetchall()
+    directory = str(history_dir(home).absolute()).replace("'", "''")
+    connection.execute(f"SET allowed_directories=['{directory}/']")
+    for setting in ("enable_external_access=false", "lock_configuration=true"):
+        connection.execute(f"SET {setting}")
+    return connection
+
+
+def _sql_type(hint: Any) -> str:
+    return _SQL_TYPES.get(plain_type(hint)[0], "TIMESTAMP")
+
+
+def _names(connection: duckdb.DuckDBPyConnection) -> str:
+    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+    return ", ".join(sorted((str(row[0]) for row in rows), key=lambda name: (name in all_tables(), name)))
+
+
+def _one_line(error: Exception) -> str:
+    """DuckDB's message without its picture of the query."""
+    said = str(error).split("\n\nLINE ")[0]
+    return " ".join(said.split()).rstrip(".!")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

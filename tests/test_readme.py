@@ -1,0 +1,45 @@
+"""The README says what is true: its tree is the disk, its commands exist, nothing in it is left to fill in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_path_in_the_tree_exists() -> None:
+    tree = README.split("## The tree")[1].split("```")[1]
+    folder = ROOT
+    seen = 0
+    for line in tree.splitlines():
+        if not line.strip():
+            continue
+        indent = len(line) - len(line.lstrip())
+        for name in re.split(r"\s{2,}", line.strip())[0].split("  "):
+            path = (ROOT if indent == 0 else folder) / name
+            assert path.exists(), f"the README's tree names {name}, which is not there"
+            seen += 1
+            if indent == 0 and path.is_dir():
+                folder = path
+    assert seen > 15
+
+
+def test_every_folder_of_the_rooms_is_in_the_tree() -> None:
+    tree = README.split("## The tree")[1].split("```")[1]
+    for room in sorted(p for p in (ROOT / "components").iterdir() if p.is_dir() and not p.name.startswith("_")):
+        assert f"{room.name}/" in tree, f"the README's tree lacks components/{room.name}/"
+
+
+def test_every_command_named_exists() -> None:
+    program = Path(sys.executable).with_name("draftsmith")
+    listed = subprocess.run([str(program), "--help"], capture_output=True, text=True, check=True).stdout
+    for command in sorted(set(re.findall(r"^draftsmith (\w+)", README, re.MULTILINE))):
+        assert re.search(rf"\b{command}\b", listed), f"the README names `draftsmith {command}`"
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    assert "@@" not in README
