@@ -43,7 +43,9 @@ def pip(*arguments: str, capture: bool = False) -> subprocess.CompletedProcess[s
 
 def pinned(name: str) -> str:
     """The requirement `name==version` as constraints.txt pins it."""
-    found = re.search(rf"^{re.escape(name)}==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(
+        rf"^{re.escape(name)}==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     if found is None:
         stop(f"constraints.txt does not pin {name}; add a line `{name}==VERSION`")
     assert found is not None
@@ -52,14 +54,20 @@ def pinned(name: str) -> str:
 
 def has_gpu() -> bool:
     """Whether an NVIDIA driver answers here."""
-    return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0
+    return (
+        shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0
+    )
 
 
 def brings_cuda(requirement: str) -> bool:
     """Whether pip's own choice of torch depends on NVIDIA packages (asks the index, downloads no wheel it can avoid)."""
-    asked = pip("install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", requirement, capture=True)
+    asked = pip(
+        "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", requirement, capture=True
+    )
     if asked.returncode != 0:
-        stop(f"pip finds no {requirement}: {asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else 'no reason given'}")
+        stop(
+            f"pip finds no {requirement}: {asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else 'no reason given'}"
+        )
     metadata = json.loads(asked.stdout)["install"][0]["metadata"]
     return any(re.match(r"(nvidia|triton|cuda)", need) for need in metadata.get("requires_dist", []))
 

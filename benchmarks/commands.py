@@ -38,7 +38,12 @@ def main() -> None:
     for label, (arguments, repetitions) in COMMANDS.items():
         seconds_of(arguments)  # warm the disk cache
         times = [seconds_of(arguments) for _ in range(repetitions)]
-        rows[label] = {"median_s": statistics.median(times), "min_s": min(times), "max_s": max(times), "runs": repetitions}
+        rows[label] = {
+            "median_s": statistics.median(times),
+            "min_s": min(times),
+            "max_s": max(times),
+            "runs": repetitions,
+        }
         print(f"{label:40} {statistics.median(times):7.2f} s  (min {min(times):.2f}, max {max(times):.2f})")
     file = write_record("commands", {"commands": rows, "load_average": os.getloadavg()[0]})
     print(f"written: {file.relative_to(ROOT)}")

@@ -27,7 +27,12 @@ def write_record(name: str, numbers: Mapping[str, Any]) -> Path:
     """Write benchmarks/results/NAME-DATE.json and return its path; a record is never overwritten by another day's."""
     now = datetime.now(UTC)
     machine = dataclasses.asdict(describe_machine())
-    record = {"benchmark": name, "measured_at": now.isoformat(timespec="seconds"), "commit": commit(), "machine": machine}
+    record = {
+        "benchmark": name,
+        "measured_at": now.isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine,
+    }
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / f"{name}-{now:%Y-%m-%d}.json"
     file.write_text(json.dumps({**record, **numbers}, indent=1) + "\n", encoding="utf-8")

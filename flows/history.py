@@ -1,6 +1,6 @@
-"""What went into each step the last time it was made: `home/steps/PIPELINE/STEP.json`, so that a plan can say what changed.
+"""What went into each step when it was last made, so that a plan can say what changed: `home/steps/PIPELINE/STEP.json`.
 
-Only an explanation hangs on these files: keys and artifacts do not. A file that is lost or unreadable reads as "never run".
+Only an explanation hangs on these files: keys and artifacts do not. A file that is lost or broken reads as "never run".
 """
 
 from __future__ import annotations

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.bench.machine import describe_machine
 from components.contract import Artifact, Machine, UserError
 from flows import fingerprint
+from flows.device import resolve_device
 from flows.history import StepHistory
-from flows.machine import describe_machine, resolve_device
 from flows.params import resolve_params
 from flows.problems import Problems, did_you_mean, one_line
 from flows.sources import find_source
 from flows.spec import Spec, pipeline_of
-from flows.wiring import PACKAGES, WiredStep, Wiring, wire
+from flows.wiring import PACKAGES, Wiring, wire
 from storage.artifacts import Store
 
 MAX_REASONS = 3
@@ -58,11 +59,7 @@ class PlannedStep:
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
-        return [
-            name
-            for value in self.inputs.values()
-            for name in (value if isinstance(value, list) else [value])
-        ]
+        return [name for value in self.inputs.values() for name in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,9 @@ def make_plan(
     for step in wiring.steps:
         lineage[step.name] = step.words().union(*(lineage.get(name, frozenset()) for name in step.input_names()))
         try:
-            parts = fingerprint.parts_of(step, keys, lineage[step.name], seed=seed, device=device, machine=machine)
+            parts = fingerprint.parts_of(
+                step, keys, lineage[step.name], seed=seed, device=device, machine=machine, packages=packages
+            )
         except UserError as error:
             problems.add(step.line, f"step '{step.name}': {one_line(error)}")
             keys[step.name] = ""
@@ -219,7 +218,7 @@ def _chosen(wiring: Wiring, from_step: str | None, to_step: str | None) -> tuple
         said.append(f"--to {to_step}")
     if not chosen:
         raise UserError(f"{' '.join(said)}: no step lies between them")
-    return chosen, f"left out by {' '.join(said)}"
+    return chosen, " ".join(said)
 
 
 def _require_present(planned: Mapping[str, PlannedStep], chosen: set[str], from_step: str | None) -> None:
@@ -232,12 +231,12 @@ def _require_present(planned: Mapping[str, PlannedStep], chosen: set[str], from_
         if name in bases or name.split("[")[0] in bases or started.intersection(step.input_names()):
             started.add(name)
         elif name in chosen and not step.reused:
-            raise UserError(f"--from {from_step}: step '{name}' before it would have to run ({step.reason}); leave --from out")
+            raise UserError(
+                f"--from {from_step}: step '{name}' before it would have to run ({step.reason}); leave --from out"
+            )
 
 
-def _reason(
-    name: str, parts: Mapping[str, Any], why_not: str, history: StepHistory, forced: set[str]
-) -> str:
+def _reason(name: str, parts: Mapping[str, Any], why_not: str, history: StepHistory, forced: set[str]) -> str:
     """Why a step runs."""
     if name in forced:
         return "forced"

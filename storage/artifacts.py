@@ -78,7 +78,7 @@ class Store:
                 return None
             found = self.look(key)
             if found.artifact is None and found.why != "absent":
-                self._set_aside(key)
+                self.set_aside(key)
             return found.artifact
 
     def begin(self, key: str) -> tuple[Path, Path]:
@@ -108,18 +108,26 @@ class Store:
             _flush(folder)
         path = self.path_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            self._set_aside(key, "replaced")
+        old = self.set_aside(key) if path.exists() else None
         os.rename(out, path)
         _flush(path.parent)
         self._remember(key, stamps)
-        shutil.rmtree(scratch, ignore_errors=True)
+        for leftover in (scratch, old):
+            if leftover is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
         return KINDS[kind](key=key, path=path, info=dict(info))
 
     def forget_partial(self, key: str) -> None:
         """Throw away what an unfinished step has left (used when a step is forced to start again)."""
         shutil.rmtree(self.home / "partial" / key, ignore_errors=True)
         shutil.rmtree(self.home / "partial" / f"{key}.scratch", ignore_errors=True)
+
+    def set_aside(self, key: str) -> Path:
+        """Move an artifact out of the store into `broken/`, and say where it is now. Call it holding `lock(key)`."""
+        place = self.home / "broken" / f"{key}.{time.time_ns()}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(self.path_of(key), place)
+        return place
 
     def record_of(self, key: str) -> dict[str, Any]:
         """artifact.json of a finished artifact: key, kind, info, record, files, finished_at."""
@@ -159,7 +167,7 @@ class Store:
             yield True  # closing the file lets go
 
     def _broken_file(self, key: str, path: Path, files: dict[str, Any]) -> str:
-        """What is wrong with the listed files, or ''. Files unchanged since they were last hashed are not read again."""
+        """What is wrong with the listed files, or ''. Files unchanged since they were hashed are not read again."""
         known = self._verified(key)
         fresh: dict[str, list[int]] = {}
         for name, facts in files.items():
@@ -190,14 +198,6 @@ class Store:
             replace_file(folder / f"{key}.json", json.dumps(stamps))
         except PermissionError:
             return  # somebody else's store, read-only to us: files are hashed each time
-
-    def _set_aside(self, key: str, why: str = "") -> None:
-        folder = self.home / "broken"
-        folder.mkdir(parents=True, exist_ok=True)
-        place = folder / f"{key}{'.' + why if why else ''}.{time.time_ns()}"
-        os.rename(self.path_of(key), place)
-        if why == "replaced":
-            shutil.rmtree(place)
 
 
 def sha256_of(file: Path) -> str:

@@ -1,8 +1,8 @@
-"""The history: one immutable, typed Parquet file for each (table, key), which any number of processes may read and write.
+"""The history: one immutable, typed Parquet file for each (table, key), written and read by any number of processes.
 
 history/TABLE/KEY.parquet is written under a temporary name and renamed, so a reader never sees half a file, and nothing
-holds a lock. The schema comes from the row dataclasses and is enforced on write, since one file whose column has drifted
-to text would turn that column into text for every reader. Past a few hundred files a table is compacted into one.
+holds a lock. The schema comes from the row dataclasses and is enforced on write, since one file whose column has
+drifted to text would turn that column into text for every reader. Past a few hundred files a table becomes one file.
 Everything here can be deleted and rebuilt from the store, the run journals and the promotion log.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
 import json
 import math
 import os
 import types
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contract import UserError
@@ -80,7 +81,9 @@ def checked(table: str, row: Mapping[str, Any], columns: Mapping[str, Any], wher
     """
     unknown, missing = row.keys() - columns.keys(), columns.keys() - row.keys()
     if unknown or missing:
-        what = [f"unknown column {name}" for name in sorted(unknown)] + [f"no column {name}" for name in sorted(missing)]
+        what = [f"unknown column {name}" for name in sorted(unknown)] + [
+            f"no column {name}" for name in sorted(missing)
+        ]
         raise UserError(f"{where}: {table} has {', '.join(what)}; its columns stand in components/rows.py")
     return {name: _checked_value(row[name], hint, f"{where}: {table}.{name}") for name, hint in columns.items()}
 
@@ -106,24 +109,31 @@ def _checked_value(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Write the rows of one (table, key) as one Parquet file, or do nothing when it is there already."""
+def write_table(
+    home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], where: str, *, replace: bool = False
+) -> None:
+    """Write the rows of one (table, key) as one Parquet file, or do nothing when it is there already.
+
+    replace: a step that was forced to run again has made this key anew; its file is replaced whole.
+    """
     assert key and not key.startswith("_") and "/" not in key, f"not a file name: {key!r}"
     directory = history_dir(home) / table
     if _is_known(directory, key):
-        return
+        if not replace:
+            return
+        _forget_compacted(directory, table, key)
     columns = columns_of(table)
     checked_rows = [checked(table, row, columns, f"{where} row {i}") for i, row in enumerate(rows, 1)]
     _seed(directory, table)
     _write_parquet(directory / f"{key}.parquet", pa.Table.from_pylist(checked_rows, schema=schema_of(table)))
 
 
-def write_record(home: Path, table: str, key: str, rows: Sequence[Any]) -> None:
+def write_record(home: Path, table: str, key: str, rows: Sequence[Any], *, replace: bool = False) -> None:
     """Write rows of storage's own tables (storage/records.py)."""
-    write_table(home, table, key, [dataclasses.asdict(row) for row in rows], where=key)
+    write_table(home, table, key, [dataclasses.asdict(row) for row in rows], where=key, replace=replace)
 
 
-def write_measured(home: Path, directory: Path, provenance: Provenance) -> None:
+def write_measured(home: Path, directory: Path, provenance: Provenance, *, replace: bool = False) -> None:
     """Write every `TABLE.jsonl` of an artifact's directory into the history, with where it comes from.
 
     Raises:
@@ -132,9 +142,15 @@ def write_measured(home: Path, directory: Path, provenance: Provenance) -> None:
     known = dataclasses.asdict(provenance)
     for table in TABLES:
         source = directory / f"{table}.jsonl"
-        if source.is_file() and not _is_known(history_dir(home) / table, provenance.artifact_key):
+        if source.is_file() and (replace or not _is_known(history_dir(home) / table, provenance.artifact_key)):
             rows = ({**row, **known} for row in _json_rows(source))
-            write_table(home, table, provenance.artifact_key, rows, where=f"{provenance.step} {source.name}")
+            where = f"{provenance.step} {source.name}"
+            write_table(home, table, provenance.artifact_key, rows, where=where, replace=replace)
+
+
+def is_known(home: Path, table: str, key: str) -> bool:
+    """The rows of this key are in the history."""
+    return _is_known(history_dir(home) / table, key)
 
 
 def seed(home: Path) -> None:
@@ -174,14 +190,31 @@ def compact(home: Path, at_least: int = COMPACT_AT) -> dict[str, int]:
             sources = ([old["file"]] if old["file"] else []) + [f"{name}.parquet" for name in fresh]
             whole = pa.concat_tables(_typed(directory / name, table) for name in sources)
             covers = sorted(covered | set(fresh))
-            name = f"_compact-{hashlib.sha256(json.dumps(covers).encode()).hexdigest()[:16]}.parquet"
+            name = f"_compact-{uuid.uuid4().hex[:16]}.parquet"
             _write_parquet(directory / name, whole)
-            _write_text(directory / "_manifest.json", json.dumps({"file": name, "before": old["file"], "covers": covers}))
+            _write_text(
+                directory / "_manifest.json", json.dumps({"file": name, "before": old["file"], "covers": covers})
+            )
             stale = [f"{stem}.parquet" for stem in names & covered] + ([old["before"]] if old.get("before") else [])
             for leftover in stale:  # replaced by the compaction before this one: no reader lists them any more
                 (directory / leftover).unlink(missing_ok=True)
             merged[table] = len(fresh)
     return merged
+
+
+def _forget_compacted(directory: Path, table: str, key: str) -> None:
+    """Take the rows of one artifact out of the compacted file, if they are there, before it is written anew."""
+    with _only_compactor(directory):
+        old = _manifest(directory)
+        if key not in old["covers"]:
+            return
+        (directory / f"{key}.parquet").unlink(missing_ok=True)
+        whole = _typed(directory / old["file"], table)
+        rest = whole.filter(pc.not_equal(whole["artifact_key"], key))
+        covers = [other for other in old["covers"] if other != key]
+        name = f"_compact-{uuid.uuid4().hex[:16]}.parquet"
+        _write_parquet(directory / name, rest)
+        _write_text(directory / "_manifest.json", json.dumps({"file": name, "before": old["file"], "covers": covers}))
 
 
 def _typed(path: Path, table: str) -> pa.Table:

@@ -90,7 +90,9 @@ def end_if_dead(path: Path) -> bool:
         if first(read(path), "end") is None:
             last = max((line["time"] for line in read(path)), default=time.time())
             file.write("\n")  # its last line may have been cut short
-            _append(file, {"entry": "end", "status": "killed", "reason": "the process ended without a word", "time": last})
+            _append(
+                file, {"entry": "end", "status": "killed", "reason": "the process ended without a word", "time": last}
+            )
         return True
 
 

@@ -1,9 +1,9 @@
 """Questions about every benchmark ever run, in SQL: DuckDB over the Parquet files of the history.
 
 Each question opens an in-memory database, makes the views of views.sql over the files that are there now, and is then
-locked: one SELECT, no files outside the history, no extensions, no settings. Nothing holds a lock on disk, so any number
-of processes may ask while others write. What goes into the history is read from artifact.json alone, so `rebuild` makes
-again exactly what the runs made.
+locked: one SELECT, no files outside the history, no extensions, no settings. Nothing holds a lock on disk, so any
+number of processes may ask while others write. What goes into the history is read from artifact.json, the journals and
+the promotion log alone, so `rebuild` makes again exactly what the runs made.
 """
 
 from __future__ import annotations
@@ -19,8 +19,27 @@ import duckdb
 from components.contract import UserError
 from storage import journal
 from storage.artifacts import RECORD_FILE, Store
-from storage.history import all_tables, compact, files_of, history_dir, plain_type, seed, write_measured, write_record
-from storage.records import ArtifactRow, PromotionRow, Provenance, RunRow, StepRow, as_time, columns_of, draftsmith_version
+from storage.history import (
+    all_tables,
+    compact,
+    files_of,
+    history_dir,
+    is_known,
+    plain_type,
+    seed,
+    write_measured,
+    write_record,
+)
+from storage.records import (
+    ArtifactRow,
+    PromotionRow,
+    Provenance,
+    RunRow,
+    StepRow,
+    as_time,
+    columns_of,
+    draftsmith_version,
+)
 
 __all__ = ["compact", "query", "rebuild", "remember_artifact", "remember_promotion", "remember_run", "view_names"]
 
@@ -61,12 +80,16 @@ def view_names(home: Path) -> list[str]:
         return _names(connection).split(", ")
 
 
-def remember_artifact(home: Path, path: Path) -> None:
+def remember_artifact(home: Path, path: Path, *, replace: bool = False) -> None:
     """Put a finished artifact into the history: what it is, and its measured rows if it has any. Idempotent.
+
+    replace: it has just been made, so an older one of the same key (of a step that was forced to run again) gives way.
 
     Raises:
         UserError: a row does not have the columns and types of components/rows.py.
     """
+    if not replace and is_known(home, "artifact", path.name):
+        return
     content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
     record: Mapping[str, Any] = content["record"]
     machine = record.get("machine") or {}
@@ -96,8 +119,8 @@ def remember_artifact(home: Path, path: Path) -> None:
         created_at=provenance.created_at,
         draftsmith_version=provenance.draftsmith_version,
     )
-    write_measured(home, path, provenance)
-    write_record(home, "artifact", row.artifact_key, [row])
+    write_measured(home, path, provenance, replace=replace)
+    write_record(home, "artifact", row.artifact_key, [row], replace=replace)
 
 
 def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
@@ -155,7 +178,8 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
     shutil.rmtree(history_dir(home), ignore_errors=True)
     seed(home)
     counts = {"artifacts": 0, "runs": 0, "promotions": 0, "refused": 0}
-    for key in store.keys():
+    keys = store.keys()
+    for key in keys:
         try:
             remember_artifact(home, store.path_of(key))
             counts["artifacts"] += 1

@@ -64,7 +64,9 @@ pipelines:
 def draftsmith(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line against its own home, as a user would."""
     environment = {**os.environ, "DRAFTSMITH_HOME": str(home)}
-    return subprocess.run([DRAFTSMITH, *arguments], env=environment, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(
+        [DRAFTSMITH, *arguments], env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
 
 
 def finished(home: Path) -> dict[str, dict[str, object]]:

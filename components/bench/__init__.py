@@ -1,0 +1,7 @@
+"""What a drafter is worth on this machine: acceptance maps, step costs, end-to-end comparisons."""
+
+from components.bench.acceptance import measure_acceptance
+from components.bench.end_to_end import compare_end_to_end
+from components.bench.step_cost import measure_step_cost
+
+__all__ = ["compare_end_to_end", "measure_acceptance", "measure_step_cost"]

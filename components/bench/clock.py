@@ -22,7 +22,7 @@ class BlockStat(NamedTuple):
 
     median: float
     mad: float
-    count: int
+    num_samples: int
 
 
 def block_stat(samples: Sequence[float]) -> BlockStat:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import platform
 from collections import Counter
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,15 +23,20 @@ CorpusSource = Literal["python-stdlib"]
 
 def collect_corpus(
     *,
-    source: Annotated[CorpusSource, Field(description="Where the documents come from.")] = "python-stdlib",
-    with_tests: Annotated[bool, Field(description="Also the library's own test suites (two thirds of all text)?")] = True,
-    min_characters: Annotated[int, Field(ge=0, description="Shorter documents are left out; characters.")] = 64,
+    source: CorpusSource = "python-stdlib",
+    with_tests: bool = True,
+    min_characters: Annotated[int, Field(ge=0)] = 64,
     ctx: Context,
 ) -> Corpus:
     """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a file.
 
     A document is in exactly one of the two: by file (a stable hash of its path), and identical texts are kept once, in
     favour of held-out. The part of "source" before the first slash is the document's group.
+
+    Args:
+        source: where the documents come from: the standard library of the interpreter that runs this.
+        with_tests: whether to take the library's own test suites too (two thirds of all text).
+        min_characters: documents with fewer characters are left out.
     """
     held_out: list[dict[str, str]] = []
     train: list[dict[str, str]] = []
@@ -52,7 +58,9 @@ def collect_corpus(
         document = {"id": digest[:16], "source": file.source, "text": text}
         (held_out if file.held_out else train).append(document)
     if not train or not held_out:
-        raise UserError(f"source {source}: no readable Python files in this interpreter's library; install python3 in full")
+        raise UserError(
+            f"source {source}: no readable Python files in this interpreter's library; install python3 in full"
+        )
     for name, documents in (("train", train), ("held_out", held_out)):
         with (ctx.out / f"{name}.jsonl").open("w", encoding="utf-8") as out:
             for document in sorted(documents, key=lambda document: document["source"]):
@@ -71,3 +79,8 @@ def collect_corpus(
             **counts,
         },
     )
+
+
+def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content behind `source`, for the step's key: the library comes with the interpreter's version."""
+    return {"python-stdlib": platform.python_version()}

@@ -99,5 +99,7 @@ def open_features(features: Features) -> FeatureSet:
     """
     file = features.path / "manifest.json"
     if not file.is_file():
-        raise UserError(f"{features.path}: no manifest.json: not a Features artifact; make one with data.record_features")
+        raise UserError(
+            f"{features.path}: no manifest.json: not a Features artifact; make one with data.record_features"
+        )
     return FeatureSet(features.path, json.loads(file.read_text(encoding="utf-8")))

@@ -1,7 +1,7 @@
 """Prompts as every other room sees them: what is asked, in which split, and as token ids.
 
-A prompt is plain text to be continued, or a chat (`messages`) to be answered; the tokenizer's chat template turns a chat
-into text at answer time, so one Prompts artifact serves any target.
+A prompt is plain text to be continued, or a chat (`messages`) to be answered; the tokenizer's chat template turns a
+chat into text at answer time, so one Prompts artifact serves any target.
 """
 
 from __future__ import annotations
@@ -53,29 +53,30 @@ def read_prompts(prompts: Prompts, split: str) -> list[Prompt]:
     if not file.is_file():
         raise UserError(f"{prompts.path}: no prompts.jsonl: not a Prompts artifact; make one with data.collect_prompts")
     found = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["split"] == split:
+    with file.open(encoding="utf-8") as lines:  # not str.splitlines: texts may hold U+2028 and its like
+        for line in lines:
+            row = json.loads(line)
+            if row["split"] != split:
+                continue
             messages = row.get("messages")
-            found.append(
-                Prompt(
-                    prompt_id=row["prompt_id"],
-                    split=row["split"],
-                    workload=row["workload"],
-                    source=row["source"],
-                    text=row.get("prompt"),
-                    messages=None if messages is None else tuple(messages),
-                    reference=row.get("reference", ""),
-                )
+            prompt = Prompt(
+                prompt_id=row["prompt_id"],
+                split=row["split"],
+                workload=row["workload"],
+                source=row["source"],
+                text=row.get("prompt"),
+                messages=None if messages is None else tuple(messages),
+                reference=row.get("reference", ""),
             )
+            found.append(prompt)
     return found
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """The prompt's token ids as the target is to see them, beginning-of-text token included where the tokenizer adds one.
+    """The prompt's token ids as the target is to see them, with a beginning-of-text token if the tokenizer adds one.
 
     A chat is rendered with the tokenizer's chat template and its generation prompt; without a template its turns are
-    joined as "role: content" paragraphs. Never empty: a prompt that encodes to nothing becomes the bos token, or token 0.
+    joined as "role: content" paragraphs. Never empty: a prompt that encodes to nothing is the bos token, or 0.
     """
     if prompt.messages is None:
         ids = list(tokenizer(prompt.text)["input_ids"])

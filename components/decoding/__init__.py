@@ -1,0 +1,1 @@
+"""Guess, verify, commit: the decoding loop and its rules."""

@@ -1,4 +1,4 @@
-"""The decoding loop: guess a chain, verify it in one pass, commit what holds. Plain decoding is the same loop without guesses.
+"""The decoding loop: guess a chain, verify it in one pass, commit what holds. Without guesses it is plain decoding.
 
 Output tokens are numbered from 0; token 0 comes from the prefill. A round starts when output token i is the newest
 known token. It drafts `depth` guesses for tokens i+1, i+2, ..., verifies them in one pass of depth+1 rows, keeps the
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.sampling import draw, is_greedy, probabilities
+from components.decoding.sampling import draw, is_greedy
 from components.decoding.session import Session
 from components.decoding.verification import Verdict, verify_greedy, verify_sampled
 from components.drafts.draft import Columns, Proposer, Sampling
+from components.drafts.sampling import probabilities
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass
 
 GREEDY = Sampling()
@@ -73,11 +74,11 @@ def decode(
 
     proposer:  guesses the next tokens; None, or depth 0, is plain decoding with nothing else computed.
     depth:     guesses asked for in every round.
-    rng:       needed when sampling.temperature > 0, on the target's device; the same seed gives the same tokens.
+    rng:       needed when sampling.temperature > 0, on the CPU; the same seed gives the same tokens.
     eos_ids:   end-of-text tokens, default those of the target.
     session:   reuses its cache; without one a cache is allocated for this call.
 
-    Raises UserError for an empty prompt, a depth the proposer cannot reach, or more tokens than the target has positions.
+    Raises UserError for an empty prompt, a depth the proposer cannot reach, more tokens than the target has positions.
     """
     proposer = None if depth == 0 else proposer
     depth = 0 if proposer is None else depth
@@ -85,7 +86,7 @@ def decode(
     needed = len(prompt_ids) + max_new_tokens + depth + 1
     cache = (session or Session(target, needed)).empty_cache(needed)
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
-    rng = rng if rng is not None else torch.Generator(device=target.device)
+    rng = rng if rng is not None else torch.Generator()
     with torch.inference_mode():
         ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
         if proposer is None:
@@ -108,7 +109,9 @@ def _check(
     if max_new_tokens < 1:
         raise UserError(f"decoding: max_new_tokens is {max_new_tokens}: ask for at least 1")
     if proposer is not None and not 0 < depth <= proposer.max_depth:
-        raise UserError(f"decoding: depth {depth} is outside what {proposer.method} can draft (1 to {proposer.max_depth})")
+        raise UserError(
+            f"decoding: depth {depth} is outside what {proposer.method} can draft (1 to {proposer.max_depth})"
+        )
     if rng is None and not is_greedy(sampling):
         raise UserError("decoding: temperature above 0 needs a seeded generator: pass rng")
 
@@ -170,7 +173,9 @@ class _ChainRun:
         start = time.perf_counter_ns()
         out = self.target.forward(prompt.unsqueeze(0), self.cache, logits="last", features=self.features)
         assert out.logits is not None
-        newest = out.logits[0].argmax(-1) if self.greedy else draw(probabilities(out.logits[0], self.sampling), self.rng)
+        newest = (
+            out.logits[0].argmax(-1) if self.greedy else draw(probabilities(out.logits[0], self.sampling), self.rng)
+        )
         raw = newest.tolist()
         first = time.perf_counter_ns()
         columns = self._columns(torch.cat((prompt[1:], newest)), out, n)

@@ -1,8 +1,7 @@
-"""From logits to the distribution a token is drawn from, and the draw.
+"""Drawing tokens: one generator on the CPU, so that a seed means the same tokens on every device.
 
-Speculative sampling compares a target distribution p with a draft distribution q (Leviathan et al. 2023). Temperature,
-top-k and top-p are part of both: cut only one of them and tokens that the cut target can never say are proposed and
-paid for. So there is one function, used for p here and described by the same `Sampling` that the drafter is given for q.
+The distribution itself (temperature, top-k, top-p) is `drafts.sampling.probabilities`, which target and drafter share:
+cut only one of them and tokens that the cut target can never say are proposed and paid for.
 """
 
 from __future__ import annotations
@@ -15,31 +14,14 @@ from components.drafts.draft import Sampling
 
 def is_greedy(sampling: Sampling) -> bool:
     """Temperature 0 means the argmax, without any draw."""
-    return sampling.temperature == 0.0
-
-
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [..., V] -> probabilities [..., V] float32, after temperature, then top-k, then top-p.
-
-    top-k keeps exactly k tokens (ties at the edge: those that torch.topk names). top-p keeps the smallest set of most
-    probable tokens whose mass reaches top_p; the token that crosses the line is kept, so the set is never empty.
-    """
-    assert not is_greedy(sampling), "temperature 0 is greedy: take the argmax"
-    scaled = logits.float() / sampling.temperature
-    vocab = scaled.shape[-1]
-    if 0 < sampling.top_k < vocab:
-        kept, ids = scaled.topk(sampling.top_k, dim=-1)
-        scaled = torch.full_like(scaled, float("-inf")).scatter(-1, ids, kept)
-    probs = scaled.softmax(-1)
-    if sampling.top_p < 1.0:
-        ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
-        mass_before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill(mass_before >= sampling.top_p, 0.0)
-        probs = torch.zeros_like(probs).scatter(-1, ids, ordered)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return probs
+    return sampling.temperature <= 0.0
 
 
 def draw(probs: Tensor, rng: torch.Generator) -> Tensor:
-    """One token for each row: probabilities [N, V] -> int64 [N]. `rng` lives on the same device as `probs`."""
-    return torch.multinomial(probs, 1, generator=rng).squeeze(-1)
+    """One token for each row: probabilities [N, V] -> int64 [N] on the same device; `rng` lives on the CPU."""
+    return torch.multinomial(probs.cpu(), 1, generator=rng).squeeze(-1).to(probs.device)
+
+
+def draw_uniform(count: int, device: torch.device, rng: torch.Generator) -> Tensor:
+    """`count` numbers in [0, 1), float32 [count]."""
+    return torch.rand(count, generator=rng).to(device)

@@ -2,8 +2,8 @@
 
 Notation as in targets/model.py. A *column* t pairs the target's features at x_t with the token that follows, x_{t+1}.
 After the target has processed x_0..x_{n-1} and x_n is known, columns 0..n-1 are complete; the next proposal guesses
-x_{n+1}, x_{n+2}, ... The state of a drafter is a function of committed columns only, so that replaying an acceptance map
-is exact.
+x_{n+1}, x_{n+2}, ... The state of a drafter is a function of committed columns only, so that replaying an acceptance
+map is exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Proposal(NamedTuple):
     """A chain of guesses. `probs` is None for a deterministic (greedy) proposal."""
 
     tokens: Tensor  # [k] int64 target token ids; may be shorter than asked (prompt lookup finds nothing: 0)
-    probs: Tensor | None  # [k, V] float32: the distribution each token was drawn from, zero outside the draft vocabulary
+    probs: (
+        Tensor | None
+    )  # [k, V] float32: the distribution each token was drawn from, zero outside the draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Proposer(Protocol):
 
     method: ClassVar[str]
     needs_features: ClassVar[bool]  # False (prompt lookup): the target computes none, columns.taps and .last are empty
-    max_depth: int  # deepest chain it can propose (trained depth is in its settings; deeper is allowed where it makes sense)
+    max_depth: (
+        int  # deepest chain it can propose (trained depth is in its settings; deeper is allowed where it makes sense)
+    )
 
     def new_state(self, capacity: int) -> Any:
         """State for one sequence of at most `capacity` tokens."""
@@ -89,6 +93,10 @@ class AbstractDraft(nn.Module, ABC):
     @abstractmethod
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all columns at once."""
+
+    @abstractmethod
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+        """Lay the weights out for `propose`, in `dtype`; weights changed afterwards need it again."""
 
     @abstractmethod
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:

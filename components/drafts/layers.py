@@ -1,7 +1,8 @@
 """The building blocks of a drafter's training graph: norm, Llama attention projections, SwiGLU, rotary tables.
 
-Parameter names are those of Hugging Face Llama (`self_attn.q_proj.weight`, `mlp.gate_proj.weight`, ...), so a state dict
-needs no renaming on its way to a serving engine. Decoding runs the same weights through the leaner `cached_block.py`.
+Parameter names are those of Hugging Face Llama (`self_attn.q_proj.weight`, `mlp.gate_proj.weight`, ...), so a state
+dict needs no renaming on its way to a serving engine. Decoding runs the same weights through the leaner
+`cached_block.py`.
 
 Shapes: B sequences, T columns, A attention heads, G key/value heads, D head size, H hidden size.
 """
@@ -34,8 +35,8 @@ class BlockShape:
     def of(cls, target: Any, intermediate_size: int) -> BlockShape:
         """The block that fits a target (AbstractTarget); intermediate_size 0 takes the target's own.
 
-        A target with latent attention (DeepSeek's MLA) gets a plain grouped-query block of the same head count: drafters
-        are free in their attention, and engines serve EAGLE-3 drafts for such targets in the Llama layout.
+        A target with latent attention (DeepSeek's MLA) gets a plain grouped-query block of the same head count:
+        drafters are free in their attention, and engines serve EAGLE-3 drafts for such targets in the Llama layout.
         """
         shape = target.shape
         head_dim = shape.head_dim

@@ -1,42 +1,46 @@
 """What a drafter learns from: the target's own distribution, column by column and step by step.
 
 Soft-target cross-entropy -sum_v p(v) log q(v) (EAGLE-3, Li et al. 2025, arXiv:2503.01840; equal to the KL divergence up
-to the teacher's entropy, which has no gradient). Steps are weighted decay^k / sum decay^k: dividing by the sum keeps the
-effective learning rate when the number of steps changes.
+to the teacher's entropy, which has no gradient). Steps are weighted decay^k / sum decay^k: dividing by the sum keeps
+the effective learning rate when the number of steps changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from components.drafts.draft import StepLosses
+from components.drafts.draft import Batch, StepLosses
+from components.drafts.masks import packed_rows, reachable
 from components.targets.model import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
 
 
 class Teacher(NamedTuple):
-    """The target's next-token distribution at every column. N = what the student's softmax runs over."""
+    """The target's next-token distribution at every column, over the N tokens that the student's softmax runs over."""
 
-    probs: Tensor  # [B, T, N] float32, renormalised over the draft vocabulary
-    argmax: Tensor  # [B, T] int64, over the FULL vocabulary: what greedy decoding keeps
-    inside: Tensor  # [B, T] bool: that argmax lies in the draft vocabulary
+    probs: Tensor  # [B, T, N] float32, renormalised over those tokens
+    best: Tensor  # [B, T] int64: which of them greedy decoding keeps (argmax of the FULL vocabulary); -1: none of them
 
 
 @torch.no_grad()
-def teacher_of(target: AbstractTarget, last: Tensor, draft_ids: Tensor | None) -> Teacher:
-    """The teacher from last-layer outputs [B, T, H] (before the final norm); draft_ids None keeps all V tokens."""
+def teacher_of(target: AbstractTarget, last: Tensor, student_ids: Tensor | None) -> Teacher:
+    """The teacher from last-layer outputs [B, T, H], before the final norm.
+
+    student_ids: int64 [N], the target ids of the student's vocabulary; None: all V.
+    """
     with torch.autocast(last.device.type, enabled=False):
         logits = target.unembed(target.final_norm(last.to(target.dtype))).float()
     best = logits.argmax(-1)
-    if draft_ids is None:
-        return Teacher(logits.softmax(-1), best, torch.ones_like(best, dtype=torch.bool))
-    kept = logits.index_select(-1, draft_ids)
-    inside = kept.amax(-1) == logits.amax(-1)
-    return Teacher(kept.softmax(-1), best, inside)
+    if student_ids is None:
+        return Teacher(logits.softmax(-1), best)
+    places = torch.full((logits.shape[-1],), -1, device=best.device)
+    places[student_ids] = torch.arange(student_ids.numel(), device=best.device)
+    return Teacher(logits.index_select(-1, student_ids).softmax(-1), places[best])
 
 
 def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
@@ -60,28 +64,38 @@ def averaged(rows: Tensor, wanted: Tensor, normaliser: Normaliser, num_positions
     return (kept.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
 
-class StepTally:
-    """Collects the steps of one training forward into StepLosses.
+def step_losses(
+    batch: Batch,
+    steps: Callable[[Tensor], Iterable[Tensor]],
+    num_steps: int,
+    teacher: Teacher,
+    decay: float,
+    normaliser: Normaliser,
+) -> StepLosses:
+    """Losses and counts of every drafting step of one training forward.
 
-    A row counts as accepted at step k when steps 0..k all guessed the target's full-vocabulary argmax (prefix-joint).
+    steps: given rows int64 [B, R] (the columns to draft from), the teacher-forced logits [B, R, N] of steps 0, 1, ...
+    Step k at column t is judged against the target's distribution at column t + k + 1. It is trained on where M_k
+    allows it and the student can say the teacher's argmax, and counts as accepted when steps 0..k all guessed that
+    argmax.
     """
-
-    def __init__(self, decay: float, normaliser: Normaliser, num_positions: int) -> None:
-        self.decay, self.normaliser, self.num_positions = decay, normaliser, num_positions
-        self.losses: list[Tensor] = []
-        self.accepted: list[Tensor] = []
-        self.reached: list[Tensor] = []
-        self._alive: Tensor | None = None
-
-    def add(self, rows: Tensor, trained: Tensor, reached: Tensor, right: Tensor) -> None:
-        """The next step: losses, rows to train on, rows that M_k allows, rows guessed right; all [B, R]."""
-        self._alive = right if self._alive is None else self._alive & right
-        self.losses.append(averaged(rows, trained, self.normaliser, self.num_positions))
-        self.accepted.append((self._alive & reached).sum())
-        self.reached.append(reached.sum())
-
-    def result(self) -> StepLosses:
-        losses = torch.stack(self.losses)
-        weights = self.decay ** torch.arange(len(losses), device=losses.device, dtype=torch.float32)
-        total = (losses * weights).sum() / weights.sum()
-        return StepLosses(total, losses.detach(), torch.stack(self.accepted), torch.stack(self.reached))
+    reached = reachable(batch.mask, num_steps)
+    rows, valid = packed_rows(reached[0])
+    sequence = torch.arange(len(rows), device=rows.device)[:, None]
+    losses, accepted, counts = [], [], []
+    alive = valid
+    for k, logits in enumerate(steps(rows)):
+        judged = (rows + k + 1).clamp(max=batch.ids.shape[1] - 1)
+        allowed = reached[k].gather(1, rows) & valid
+        best = teacher.best.gather(1, judged)
+        row_losses = soft_cross_entropy(logits, teacher.probs[sequence, judged])
+        losses.append(averaged(row_losses, allowed & (best >= 0), normaliser, batch.ids.numel()))
+        # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
+        said = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
+        alive = alive & said & (best >= 0)
+        accepted.append((alive & allowed).sum())
+        counts.append(allowed.sum())
+    stacked = torch.stack(losses)
+    weights = decay ** torch.arange(len(losses), device=stacked.device, dtype=torch.float32)
+    total = (stacked * weights).sum() / weights.sum()
+    return StepLosses(total, stacked.detach(), torch.stack(accepted), torch.stack(counts))

@@ -34,7 +34,7 @@ def choose_vocabulary(counts: Tensor, size: int) -> DraftVocabulary:
 
 def coverage(counts: Tensor, ids: Tensor) -> float:
     """Share of the counted tokens [V] that lie inside the draft vocabulary: a bound on greedy acceptance. Empty: 0."""
-    return float(counts[ids].sum() / counts.sum().clamp(min=1))
+    return int(counts[ids].sum()) / max(1, int(counts.sum()))
 
 
 def offsets_of(ids: Tensor) -> Tensor:

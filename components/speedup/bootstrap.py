@@ -1,7 +1,7 @@
 """How sure we are: joint resampling of prompts (acceptance) and of timing blocks (cost).
 
-Prompts, not rounds, are resampled: rounds of one answer are alike, and intervals over rounds come out up to 27 times too
-narrow. One draw of prompts serves every depth and every drafter, so that differences are paired. Efron & Tibshirani
+Prompts, not rounds, are resampled: rounds of one answer are alike, and intervals over rounds come out up to 27 times
+too narrow. One draw of prompts serves every depth and every drafter, so that differences are paired. Efron & Tibshirani
 1993, percentile intervals; at a dozen prompts they are a little narrow, which the `few_prompts` flag says.
 """
 

@@ -57,6 +57,7 @@ def choose_depth(
         choices=[],
         evals=[],
         acceptance=[],
+        prompts=[],
         rounds=[],
         # What the measuring steps doubted stays in sight.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
@@ -86,7 +87,9 @@ def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[str, list[
     for draft_key, maps in by_draft.items():
         repeats = len(maps) - len({m.prompt_id for m in maps})
         if repeats:
-            raise UserError(f"acceptance of drafter {draft_key[:12]}: {repeats} prompts occur twice; give each measurement once")
+            raise UserError(
+                f"acceptance of drafter {draft_key[:12]}: {repeats} prompts occur twice; give each measurement once"
+            )
     return by_draft
 
 
@@ -110,7 +113,9 @@ def _add_draft(
     draft_key, method = maps[0].draft_key, maps[0].method
     cells = next((cells for cells in cells_by_source if any(_is_draft_cell(c, draft_key) for c in cells)), None)
     if cells is None:
-        raise UserError(f"cost: no draft times for {method} ({draft_key[:12]}); give its bench.measure_step_cost in `cost`")
+        raise UserError(
+            f"cost: no draft times for {method} ({draft_key[:12]}); give its bench.measure_step_cost in `cost`"
+        )
     dtypes = {c.dtype for c in cells}
     wanted = maps[0].dtype if maps[0].dtype in dtypes else sorted(dtypes)[0]
     if len(dtypes) > 1:
@@ -129,7 +134,14 @@ def _add_batch_size(
     policy: Policy, maps: list[AcceptanceMap], table: CostTable, rule: Rule, batch_size: int, seed: int
 ) -> None:
     """Every workload, and all of them pooled, of one drafter at one batch size."""
-    from components.speedup.evaluate import Identity, evaluate_depths, replay_counts, round_cost, summarise_acceptance
+    from components.speedup.evaluate import (
+        Identity,
+        evaluate_depths,
+        prompt_counts,
+        replay_counts,
+        round_cost,
+        summarise_acceptance,
+    )
     from components.speedup.flags import prediction_flags
     from components.speedup.policy import ALL, RoundCost
 
@@ -149,6 +161,8 @@ def _add_batch_size(
         policy.choices.append(choice)
         if first_of_draft:
             policy.acceptance += summaries
+        if workload == ALL and first_of_draft:
+            policy.prompts += prompt_counts(counts, who)
         if workload == ALL:
             policy.flags += prediction_flags(policy.selection_id, mine, evals, summaries, choice)
     plain, cycle = round_cost(table.times, rule.include_host)
@@ -166,20 +180,20 @@ def _only_depths(table: CostTable, keep: list[int]) -> CostTable:
     def cut(times: StepTimes) -> StepTimes:
         return StepTimes(times.target, times.verify[..., keep], times.draft[..., keep], times.host[..., keep])
 
-    return table._replace(
-        depths=[table.depths[i] for i in keep], times=cut(table.times), draws=cut(table.draws)
-    )
+    return table._replace(depths=[table.depths[i] for i in keep], times=cut(table.times), draws=cut(table.draws))
 
 
 def _conclude(policy: Policy) -> None:
     """The verdict and the winner before anything was measured end to end: the best predicted lower bound."""
-    from components.speedup.policy import ALL
+    from components.speedup.policy import ALL, faults_of
 
     pooled = [c for c in policy.choices if c.workload == ALL]
     smallest_batch = min(c.batch_size for c in pooled)
     pooled = [c for c in pooled if c.batch_size == smallest_batch]
-    best = max(pooled, key=lambda c: (c.verdict == "use", c.pred_lo, c.draft_key))
-    faults = [f for f in policy.flags if f.severity == "fault"]
+    # A drafter whose numbers are at fault wins only if every one is.
+    sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
+    best = max(sound or pooled, key=lambda c: (c.verdict == "use", c.pred_lo, c.draft_key))
+    faults = faults_of(policy, best.draft_key)
     policy.verdict = "invalid" if faults else best.verdict
     policy.reasons = [f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons)
     if best.verdict == "use":

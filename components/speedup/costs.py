@@ -53,7 +53,9 @@ def cost_table(cells: Sequence[CostCell], draft_key: str, batch_size: int, num_d
     depths = sorted({c.depth_k for c in verify} & {c.depth_k for c in draft} - {0})
     if not plain or not depths:
         missing = "target_step cells" if not plain else "a depth with both verify and draft cells"
-        raise UserError(f"cost of drafter {draft_key[:12]}, batch {batch_size}: {missing} missing; measure step cost again")
+        raise UserError(
+            f"cost of drafter {draft_key[:12]}, batch {batch_size}: {missing} missing; measure step cost again"
+        )
     # Host time counts only if it is known for every depth that is compared; H(0) may be missing, it is then zero.
     host_measured = set(depths) <= {c.depth_k for c in host}
     wanted = {("target_step", 0): plain}
@@ -91,7 +93,7 @@ Owner = tuple[str, int]  # phase, depth
 
 
 def _cells_by_block(wanted: dict[Owner, list[CostCell]]) -> tuple[Floats, list[Owner], int]:
-    """[rows, blocks] of times in ms, one row for each (phase, depth, KV length); owners names each row's phase and depth.
+    """[rows, blocks] of times in ms, one row a (phase, depth, KV length); owners names each row's phase and depth.
 
     KV lengths that some phase lacks are left out, unless that would leave nothing.
     """

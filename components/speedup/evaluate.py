@@ -16,7 +16,7 @@ from components.rows import AcceptanceMap, DepthChoice, DepthEval
 from components.speedup.bootstrap import Floats, draw_weights, interval, ratio_draws
 from components.speedup.costs import CostTable, StepTimes
 from components.speedup.model import marginal_cost, marginal_gain, pick_depth
-from components.speedup.policy import AcceptanceSummary
+from components.speedup.policy import AcceptanceSummary, PromptCounts
 from components.speedup.replay import DepthCounts, count
 
 
@@ -52,6 +52,7 @@ class Counts(NamedTuple):
     """Replayed counts: one row for each prompt, one column for each depth."""
 
     depths: list[int]
+    prompt_ids: list[str]
     per_prompt: list[list[DepthCounts]]
     rounds: Floats  # [prompts, depths]
     tokens: Floats  # [prompts, depths]
@@ -59,13 +60,23 @@ class Counts(NamedTuple):
 
 def replay_counts(maps: Sequence[AcceptanceMap], depths: Sequence[int]) -> Counts:
     """Replay every map at every depth. Maps come in prompt order, so that results do not depend on theirs."""
-    per_prompt = [[count(m.accepted, k, m.num_tokens) for k in depths] for m in sorted(maps, key=lambda m: m.prompt_id)]
+    maps = sorted(maps, key=lambda m: m.prompt_id)
+    per_prompt = [[count(m.accepted, k, m.num_tokens) for k in depths] for m in maps]
     return Counts(
         depths=list(depths),
+        prompt_ids=[m.prompt_id for m in maps],
         per_prompt=per_prompt,
         rounds=np.array([[c.rounds for c in row] for row in per_prompt], dtype=np.float64),
         tokens=np.array([[c.tokens for c in row] for row in per_prompt], dtype=np.float64),
     )
+
+
+def prompt_counts(counts: Counts, who: Identity) -> list[PromptCounts]:
+    """The counts that let a later step predict for the prompts it measured."""
+    return [
+        PromptCounts(who.draft_key, prompt_id, row[0].tokens, counts.depths, [c.rounds for c in row])
+        for prompt_id, row in zip(counts.prompt_ids, counts.per_prompt, strict=True)
+    ]
 
 
 def summarise_acceptance(maps: Sequence[AcceptanceMap], counts: Counts, who: Identity) -> list[AcceptanceSummary]:
@@ -157,7 +168,7 @@ def evaluate_depths(
 
 
 def _choose(evals: list[DepthEval], speed_draws: Floats, who: Identity, rule: Rule) -> DepthChoice:
-    """Apply the rule. The candidate is the smallest depth near the best lower bound; it must also beat plain decoding."""
+    """Apply the rule: the smallest depth near the best lower bound, if it also beats plain decoding."""
     drafting = [e for e in evals if e.depth_k > 0]
     # Depth 0 is left out here and comes back as the verdict: a bound of 0.99 is "undecided", not "do not".
     candidate = pick_depth([e.depth_k for e in drafting], [e.pred_lo for e in drafting], rule.tolerance)

@@ -6,6 +6,7 @@ Thresholds are stated here and nowhere else. severity: info (worth knowing), war
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag
@@ -39,15 +40,20 @@ def prediction_flags(
             "bad_baseline",
             "fault",
             cheapest.cost_ratio,
-            f"a round at depth {cheapest.depth_k} costs less than one plain step; the plain decoding it is compared with "
-            "is not the best, or the two were not timed alike",
+            f"a round at depth {cheapest.depth_k} costs less than one plain step; the plain decoding it is compared "
+            "with is not the best, or the two were not timed alike",
         )
     num_prompts = summaries[-1].num_prompts
     if num_prompts < MIN_PROMPTS:
         flag("few_prompts", "warning", num_prompts, f"intervals over fewer than {MIN_PROMPTS} prompts are too narrow")
     at_choice = next(s for s in summaries if s.depth_k == (choice.depth_k or drafted[0].depth_k))
     if at_choice.num_rounds < MIN_ROUNDS:
-        flag("few_rounds", "warning", at_choice.num_rounds, f"fewer than {MIN_ROUNDS} rounds at depth {at_choice.depth_k}")
+        flag(
+            "few_rounds",
+            "warning",
+            at_choice.num_rounds,
+            f"fewer than {MIN_ROUNDS} rounds at depth {at_choice.depth_k}",
+        )
     trained = min(m.trained_depth for m in maps)
     if choice.depth_k > trained:
         flag("beyond_trained_depth", "warning", choice.depth_k, f"the drafter is trained for depth {trained}")
@@ -61,22 +67,26 @@ def prediction_flags(
     return flags
 
 
-def _acceptance_shape(flag: Callable[[str, str, float, str], None], drafted: Sequence[DepthEval], at_choice: AcceptanceSummary) -> None:
+def _acceptance_shape(
+    flag: Callable[[str, str, float, str], None], drafted: Sequence[DepthEval], at_choice: AcceptanceSummary
+) -> None:
     """Acceptance that is impossible, falls as drafts get deeper, or is flattered by its training proxy."""
-    for before, after in zip(drafted, drafted[1:], strict=False):
+    for before, after in itertools.pairwise(drafted):
         if after.al_hi < before.al_lo:
             flag(
                 "al_falls_with_depth",
                 "warning",
                 after.depth_k,
-                f"AL falls from {before.al:.3f} to {after.al:.3f} beyond its interval when depth grows to {after.depth_k}",
+                f"AL falls from {before.al:.3f} to {after.al:.3f} beyond its interval at depth {after.depth_k}",
             )
     if at_choice.reached and at_choice.reached[0]:
         rate = at_choice.kept[0] / at_choice.reached[0]
         if rate == 0.0:
-            flag("nothing_accepted", "warning", rate, "no first draft was ever kept: wrong features, wrong vocabulary?")
+            flag("nothing_accepted", "warning", rate, "no first draft was ever kept: wrong features or vocabulary?")
         if rate == 1.0 and at_choice.reached[0] >= MIN_ROUNDS:
-            flag("everything_accepted", "fault", rate, "every first draft was kept: is verification comparing at all?")
+            flag(
+                "everything_accepted", "warning", rate, "every first draft was kept: is verification comparing at all?"
+            )
     gap = at_choice.al_proxy / at_choice.al_kept - 1.0
     if abs(gap) > MAX_PROXY_GAP:
         flag(

@@ -6,6 +6,7 @@ policy.json holds
   choices      DepthChoice rows, one for each (drafter, batch size, workload), workload "all" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
   acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
+  prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
   arms         MeasuredArm, end to end, after confirm_depth; prompt lookup is one of them
   flags        QualityFlag rows
@@ -47,6 +48,17 @@ class AcceptanceSummary:
 
 
 @dataclass(frozen=True)
+class PromptCounts:
+    """One prompt replayed at every measured depth. AL over any set of prompts is sum(tokens) / sum(rounds)."""
+
+    draft_key: str
+    prompt_id: str
+    tokens: int  # emitted by rounds
+    depths: list[int]
+    rounds: list[int]  # at each of the depths
+
+
+@dataclass(frozen=True)
 class RoundCost:
     """What DepthEval leaves out of one depth's cost. host: sampling, verification and bookkeeping of a round, ms."""
 
@@ -76,6 +88,7 @@ class MeasuredArm:
     tokens_per_s: float
     plain_tokens_per_s: float
     al: float | None
+    al_replayed: float | None  # what the acceptance maps say for these very prompts; None: not all of them have one
     acceptance_rate: float | None
     speedup: float
     lo: float
@@ -83,6 +96,7 @@ class MeasuredArm:
     checked: int  # requests compared with plain decoding, token for token
     ties: int  # first divergence inside the row-count noise
     divergences: int  # first divergence outside it
+    speedup_pred: float | None = None  # the prediction made for these very prompts
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,7 @@ class Policy:
     choices: list[DepthChoice]
     evals: list[DepthEval]
     acceptance: list[AcceptanceSummary]
+    prompts: list[PromptCounts]
     rounds: list[RoundCost]
     flags: list[QualityFlag]
     arms: list[MeasuredArm] = field(default_factory=list)
@@ -135,17 +150,24 @@ def read_policy(directory: Path) -> Policy:
             "choices": DepthChoice,
             "evals": DepthEval,
             "acceptance": AcceptanceSummary,
+            "prompts": PromptCounts,
             "rounds": RoundCost,
             "flags": QualityFlag,
             "arms": MeasuredArm,
         }
-        return Policy(**{k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()})
+        values: dict[str, Any] = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
+        return Policy(**values)
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: not a depth policy ({error}); run speedup.choose_depth again") from error
 
 
+def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
+    """Faults that touch one drafter: its own, and those of the whole measurement."""
+    return [f for f in policy.flags if f.severity == "fault" and f.draft_key in ("", draft_key)]
+
+
 def headline(policy: Policy) -> dict[str, Any]:
-    """The facts that an artifact's info, a run's metrics and a summary show: of the winner, or of the best candidate."""
+    """The facts that an artifact's info, a run's metrics and a summary show: of the winner, or the best candidate."""
     facts: dict[str, Any] = {
         "verdict": policy.verdict,
         "reasons": policy.reasons,
@@ -174,6 +196,7 @@ def headline(policy: Policy) -> dict[str, Any]:
             facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi, "al_meas": row.al_meas}
     mine = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
     if mine:
+        facts["speedup_pred_same_prompts"] = next((a.speedup_pred for a in mine if a.depth_k == best.depth_k), None)
         facts["identical"] = sum(a.divergences for a in mine) == 0 and sum(a.checked for a in mine) > 0
         facts["num_ties"] = sum(a.ties for a in mine)
         facts["num_checked"] = sum(a.checked for a in mine)

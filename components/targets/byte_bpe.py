@@ -1,4 +1,7 @@
-"""The built-in target's tokenizer: byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), so any text round-trips."""
+"""The built-in target's tokenizer: byte-level BPE, so that any text round-trips.
+
+Sennrich et al. 2016, arXiv:1508.07909; bytes as in Radford et al. 2019 (GPT-2).
+"""
 
 from __future__ import annotations
 

@@ -128,7 +128,13 @@ class LeanLlama:
 
 
 def _layer(
-    x: Tensor, matrices: list[Tensor], norms: list[Tensor], cos: Tensor, sin: Tensor, shape: LlamaShape, dtype: torch.dtype
+    x: Tensor,
+    matrices: list[Tensor],
+    norms: list[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    shape: LlamaShape,
+    dtype: torch.dtype,
 ) -> Tensor:
     q_weight, k_weight, v_weight, o_weight, gate, up, down = (matrix.to(dtype) for matrix in matrices)
     batch, time, _ = x.shape
@@ -188,7 +194,7 @@ class _BlockedCrossEntropy(torch.autograd.Function):
         return total / rows
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
         """The saved gradients times the upstream scalar."""
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * upstream, weight_gradient * upstream, None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -15,116 +16,131 @@ if TYPE_CHECKING:
 
     from components.targets.training_plan import TrainingPlan
 
-TrainingDtype = Literal["auto", "bfloat16", "float32"]
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
 
 
 def pretrain_target(
     corpus: Corpus,
     *,
-    vocab_size: Annotated[int, Field(ge=259, le=65535, description="Tokens of the byte-level BPE.")] = 4096,
-    hidden_size: Annotated[int, Field(ge=8, description="Width of the residual stream.")] = 192,
-    num_layers: Annotated[int, Field(ge=1, description="Layers; many narrow ones make a drafter relatively cheap.")] = 16,
-    num_heads: Annotated[int, Field(ge=1, description="Query heads.")] = 6,
-    num_kv_heads: Annotated[int, Field(ge=1, description="Key and value heads.")] = 2,
-    intermediate_size: Annotated[int, Field(ge=8, description="Width of the gated feed-forward layer.")] = 576,
-    max_positions: Annotated[int, Field(ge=32, description="Longest text, tokens.")] = 1024,
-    num_steps: Annotated[int, Field(ge=1, description="Optimiser steps.")] = 6000,
-    warmup_steps: Annotated[int, Field(ge=0, description="Steps of linear warm-up.")] = 100,
-    decay_steps: Annotated[int, Field(ge=0, description="Last steps, in which learning rates fall to zero.")] = 1700,
-    tokens_per_step: Annotated[int, Field(ge=32, description="Tokens in an optimiser step, over all processes.")] = 8192,
-    sequence_length: Annotated[int, Field(ge=16, description="Tokens in a window before the decay.")] = 256,
-    decay_sequence_length: Annotated[int, Field(ge=16, description="Tokens in a window during the decay.")] = 1024,
-    matrix_lr: Annotated[float, Field(gt=0, description="Peak learning rate of Muon, for matrices.")] = 0.02,
-    vector_lr: Annotated[float, Field(gt=0, description="Peak learning rate of AdamW, for embeddings and gains.")] = 3e-3,
-    weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay, times the learning rate.")] = 0.02,
-    max_grad_norm: Annotated[float, Field(gt=0, description="Global gradient norm above which it is clipped.")] = 1.0,
-    microbatch_tokens: Annotated[int, Field(ge=16, description="Tokens in one forward pass of one process.")] = 2048,
-    group_repeats: Annotated[
-        dict[str, int] | None, Field(description="How often a source group's documents occur in an epoch; default once.")
-    ] = None,
-    num_processes: Annotated[int, Field(ge=1, le=64, description="Single-thread processes; one on CUDA.")] = 2,
-    dtype: Annotated[TrainingDtype, Field(description="Of matrix products; auto: bfloat16 where it is fast.")] = "auto",
-    compile_layers: Annotated[bool, Field(description="Fuse layers with torch.compile; needs a C++ compiler.")] = False,
-    checkpoint_minutes: Annotated[float, Field(gt=0, description="Minutes between checkpoints.")] = 5.0,
+    vocab_size: Annotated[int, Field(ge=260, le=65535)] = 4096,
+    hidden_size: Positive = 192,
+    num_layers: Positive = 16,
+    num_heads: Positive = 6,
+    num_kv_heads: Positive = 2,
+    intermediate_size: Positive = 576,
+    num_steps: Positive = 6000,
+    decay_steps: Annotated[int, Field(ge=0)] = 1700,
+    tokens_per_step: Annotated[int, Field(ge=16)] = 8192,
+    sequence_length: Annotated[int, Field(ge=8)] = 256,
+    decay_sequence_length: Annotated[int, Field(ge=8)] = 1024,
+    matrix_lr: Rate = 0.02,
+    vector_lr: Rate = 3e-3,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.02,
+    unlikelihood_steps: Annotated[int, Field(ge=0)] = 0,
+    unlikelihood_weight: Annotated[float, Field(ge=0)] = 1.0,
+    group_repeats: dict[str, int] | None = None,
+    num_processes: Annotated[int, Field(ge=1, le=64)] = 2,
+    compile_layers: bool = False,
+    checkpoint_minutes: Rate = 5.0,
     ctx: Context,
 ) -> Target:
-    """Train a small Llama on a corpus and write it in Hugging Face format, bf16, with measured quality and a model card.
+    """Train a small Llama on a corpus; write it in Hugging Face format, bf16, with measured quality and a model card.
 
-    An interrupted run goes on from its last checkpoint and ends with the same weights, bit for bit. A run in its stable
-    phase may be relaunched with other `num_steps` and `decay_steps`: the result is that of a run so planned from the start.
+    An interrupted run goes on from its last checkpoint and ends with the same weights, bit for bit. A run before its
+    decay may be started again with other `num_steps` and `decay_steps`: the result is that of a run so planned.
+
+    Args:
+        vocab_size: tokens of the byte-level BPE, with 256 bytes and three specials.
+        hidden_size: width of the residual stream; a multiple of twice `num_heads`.
+        num_layers: layers; many narrow ones make a one-layer drafter relatively cheap.
+        num_heads: query heads.
+        num_kv_heads: key and value heads; divides `num_heads`.
+        intermediate_size: width of the gated feed-forward part.
+        num_steps: optimiser steps, the decay included.
+        decay_steps: the last steps, over which learning rates fall linearly to zero.
+        tokens_per_step: tokens in an optimiser step, over all processes.
+        sequence_length: tokens in a window before the decay.
+        decay_sequence_length: tokens in a window during the decay; also the longest text of the model.
+        matrix_lr: peak learning rate of Muon, for the matrices of the layers.
+        vector_lr: peak learning rate of AdamW, for embeddings and norm gains.
+        weight_decay: decoupled weight decay, in units of the learning rate (gains: none).
+        unlikelihood_steps: steps after the decay that make loops in the model's own greedy text less likely.
+        unlikelihood_weight: weight of that loss beside the usual one.
+        group_repeats: how often the documents of a source group occur in an epoch; a group not named: once.
+        num_processes: data-parallel processes of one thread each, on CPUs; on CUDA always one.
+        compile_layers: fuse each layer with torch.compile: a fifth faster, needs a C++ compiler on CPUs.
+        checkpoint_minutes: minutes between checkpoints.
     """
+    given = dict(locals())
+    plan = _plan({name: given[name] for name in _SHAPE_SETTINGS}, {name: given[name] for name in _PLAN_SETTINGS}, ctx)
+    tokenizer = _tokenizer(corpus, plan, ctx)
+    stream = _token_stream(corpus, tokenizer, group_repeats or {}, ctx)
+    seconds = _train(plan, stream, corpus, tokenizer, checkpoint_minutes, ctx)
+    facts = {"group_repeats": group_repeats or {}, "corpus_tokens": len(stream), "training_seconds": seconds}
+    return _finish(plan, corpus, tokenizer, facts, ctx)
+
+
+_SHAPE_SETTINGS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size")
+_PLAN_SETTINGS = (
+    "num_steps",
+    "decay_steps",
+    "tokens_per_step",
+    "sequence_length",
+    "decay_sequence_length",
+    "matrix_lr",
+    "vector_lr",
+    "weight_decay",
+    "unlikelihood_steps",
+    "unlikelihood_weight",
+    "num_processes",
+    "compile_layers",
+)
+
+
+def _plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -> TrainingPlan:
+    import torch
+
     from components.targets.lean_llama import LlamaShape
     from components.targets.training_plan import TrainingPlan
 
+    fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    longest = max(schedule["sequence_length"], schedule["decay_sequence_length"])
     plan = TrainingPlan(
-        shape=LlamaShape(
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            intermediate_size=intermediate_size,
-            max_positions=max_positions,
-        ),
-        num_steps=num_steps,
-        warmup_steps=warmup_steps,
-        decay_steps=min(decay_steps, num_steps),
-        tokens_per_step=tokens_per_step,
-        sequence_length=sequence_length,
-        decay_sequence_length=decay_sequence_length,
-        matrix_lr=matrix_lr,
-        vector_lr=vector_lr,
-        weight_decay=weight_decay,
-        max_grad_norm=max_grad_norm,
-        microbatch_tokens=microbatch_tokens,
-        num_processes=num_processes if ctx.device == "cpu" else 1,
-        dtype=_resolve_dtype(dtype, ctx.device),
-        compile_layers=compile_layers,
+        shape=LlamaShape(**shape, max_positions=longest),
+        **{
+            **schedule,
+            "decay_steps": min(schedule["decay_steps"], schedule["num_steps"]),
+            "num_processes": schedule["num_processes"] if ctx.device == "cpu" else 1,
+        },
+        dtype="bfloat16" if fast_bfloat16 else "float32",
         device=ctx.device,
         seed=ctx.seed,
     )
-    _refuse_uneven(plan)
-    tokenizer = _tokenizer(corpus, vocab_size, max_positions, ctx)
-    stream = _token_stream(corpus, tokenizer, group_repeats or {}, ctx)
-    _train(plan, stream, checkpoint_minutes, ctx)
-    return _finish(plan, ctx)
-
-
-def _resolve_dtype(dtype: TrainingDtype, device: str) -> str:
-    import torch
-
-    if dtype != "auto":
-        return dtype
-    fast = device != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return "bfloat16" if fast else "float32"
-
-
-def _refuse_uneven(plan: TrainingPlan) -> None:
-    for name, length in (
-        ("sequence_length", plan.sequence_length),
-        ("decay_sequence_length", plan.decay_sequence_length),
-    ):
-        share = plan.tokens_per_step // plan.num_processes
-        if plan.tokens_per_step % plan.num_processes or share % length or share % min(share, plan.microbatch_tokens):
+    if plan.shape.num_heads % plan.shape.num_kv_heads or plan.shape.hidden_size % (2 * plan.shape.num_heads):
+        raise UserError("num_kv_heads must divide num_heads, and twice num_heads must divide hidden_size")
+    share = plan.tokens_per_step // plan.num_processes
+    for name in ("sequence_length", "decay_sequence_length"):
+        length = schedule[name]
+        piece = max(length, min(share, plan.microbatch_tokens) // length * length)
+        if plan.tokens_per_step % plan.num_processes or share % piece:
             raise UserError(
-                f"tokens_per_step {plan.tokens_per_step} must be {plan.num_processes} processes times whole windows of "
-                f"{name} {length} and whole microbatches of {plan.microbatch_tokens}; change one of them"
+                f"tokens_per_step: {plan.tokens_per_step} is not {plan.num_processes} processes times whole "
+                f"microbatches of {piece} tokens ({name} {length}); use a multiple of {plan.num_processes * piece}"
             )
-        if length > plan.shape.max_positions:
-            raise UserError(f"{name} {length} exceeds max_positions {plan.shape.max_positions}; raise max_positions")
+    return plan
 
 
-def _tokenizer(corpus: Corpus, vocab_size: int, max_positions: int, ctx: Context) -> Tokenizer:
+def _tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
     from tokenizers import Tokenizer
 
     from components.targets.byte_bpe import save_tokenizer, train_byte_bpe
     from components.targets.token_windows import read_documents
 
-    path = ctx.out / "tokenizer.json"
     if not (ctx.out / "tokenizer_config.json").exists():
         texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
-        save_tokenizer(train_byte_bpe(texts, vocab_size), ctx.out, max_positions)
-    return Tokenizer.from_file(str(path))
+        save_tokenizer(train_byte_bpe(texts, plan.shape.vocab_size), ctx.out, plan.shape.max_positions)
+    return Tokenizer.from_file(str(ctx.out / "tokenizer.json"))
 
 
 def _token_stream(corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, int], ctx: Context) -> np.ndarray:
@@ -134,33 +150,64 @@ def _token_stream(corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, in
 
     path = ctx.scratch / "tokens.npy"
     if not path.exists():
-        np.save(ctx.scratch / "tokens.partial.npy", pack_documents(corpus.path / "train.jsonl", tokenizer, repeats))
-        (ctx.scratch / "tokens.partial.npy").rename(path)
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+        partial = ctx.scratch / "tokens.partial.npy"
+        np.save(partial, pack_documents(corpus.path / "train.jsonl", tokenizer, repeats))
+        partial.rename(path)
+    stream: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return stream
 
 
-def _train(plan: TrainingPlan, stream: np.ndarray, checkpoint_minutes: float, ctx: Context) -> None:
+def _train(
+    plan: TrainingPlan,
+    stream: np.ndarray,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    checkpoint_minutes: float,
+    ctx: Context,
+) -> float:
     import torch
 
-    from components.targets.training_run import TrainingRun, join_group, keep_freed_memory
+    from components.targets.quality import held_out_windows
+    from components.targets.training_run import TrainingRun, join_group, keep_freed_memory, leave_group
     from components.targets.training_worker import extra_processes
 
     torch.set_num_threads(1 if plan.num_processes > 1 else ctx.num_threads)
     keep_freed_memory()
+    held_out = held_out_windows(corpus.path / "held_out.jsonl", tokenizer, plan.sequence_length)
 
     def report(step: int, metrics: dict[str, float]) -> None:
         ctx.record(step, **metrics)
-        ctx.progress(step, plan.num_steps, "training")
+        ctx.progress(step, plan.total_steps, "training")
 
     with extra_processes(plan, ctx.scratch) as meeting:
         join_group(meeting, 0, plan.num_processes)
-        TrainingRun(plan, stream, ctx.scratch).train(report, checkpoint_seconds=60 * checkpoint_minutes)
+        run = TrainingRun(plan, stream, ctx.scratch)
+        seconds = run.train(report, held_out=held_out, checkpoint_seconds=60 * checkpoint_minutes)
+        leave_group(plan.num_processes)
+    return seconds
 
 
-def _finish(plan: TrainingPlan, ctx: Context) -> Target:
+def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context) -> Target:
+    from components.targets.card import training_machine, write_card
     from components.targets.hf_files import save_model
+    from components.targets.inspect_files import facts_of
+    from components.targets.quality import measure_quality
     from components.targets.training_checkpoints import LATEST, checkpoint_weights
 
     _, weights = checkpoint_weights(ctx.scratch / LATEST)
     save_model(ctx.out, plan.shape, weights)
-    return Target.made(ctx, {})
+    ctx.progress(0, 1, "measuring quality")
+    tokens_seen = plan.total_steps * plan.tokens_per_step
+    info = {
+        **facts_of(ctx.out, where="pretrain_target", trust_remote_code=False, dtype="auto", device=ctx.device),
+        **facts,
+        "corpus": dict(corpus.info),
+        "weight_bytes": (ctx.out / "model.safetensors").stat().st_size,
+        "tokens_seen": tokens_seen,
+        "epochs": tokens_seen / facts["corpus_tokens"],
+        "plan": asdict(plan),
+        "trained_on": training_machine(plan.num_processes, ctx.device),
+        **measure_quality(ctx.out, plan, corpus.path / "held_out.jsonl", tokenizer),
+    }
+    write_card(ctx.out, info)
+    return Target.made(ctx, info)

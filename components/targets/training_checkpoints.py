@@ -16,6 +16,9 @@ from torch import Tensor
 from components.targets.training_plan import TrainingPlan
 
 LATEST = "latest.safetensors"
+DECAYED = "decayed.safetensors"
+"""The one at the end of the decay: from here the unlikelihood phase begins."""
+
 STABLE = "stable.safetensors"
 """The last one before the decay: from here a run can go on with another decay."""
 
@@ -23,19 +26,20 @@ STABLE = "stable.safetensors"
 def save_checkpoint(
     path: Path,
     step: int,
+    seconds: float,
     plan: TrainingPlan,
     weights: Mapping[str, Tensor],
     optimisers: Mapping[str, torch.optim.Optimizer],
     names: Mapping[Tensor, str],
 ) -> None:
-    """Write weights and optimiser state after `step` steps. names: of each parameter tensor."""
+    """Write weights and optimiser state after `step` steps and `seconds` of training. names: of each parameter."""
     tensors = {f"weights/{name}": weight.detach().contiguous() for name, weight in weights.items()}
     for kind, optimiser in optimisers.items():
         for parameter, state in optimiser.state.items():
             for field, value in state.items():
                 tensors[f"{kind}/{names[parameter]}/{field}"] = torch.as_tensor(value).detach().contiguous()
     beside = path.with_suffix(".partial")
-    save_file(tensors, beside, metadata={"step": str(step), "plan": json.dumps(asdict(plan))})
+    save_file(tensors, beside, metadata={"step": str(step), "seconds": repr(seconds), "plan": json.dumps(asdict(plan))})
     os.replace(beside, path)
 
 
@@ -45,9 +49,9 @@ def load_checkpoint(
     weights: Mapping[str, Tensor],
     optimisers: Mapping[str, torch.optim.Optimizer],
     names: Mapping[Tensor, str],
-) -> int:
-    """Restore the newest checkpoint that this plan may go on from; returns its step, or 0 if there is none."""
-    for path in (folder / LATEST, folder / STABLE):
+) -> tuple[int, float]:
+    """Restore the newest checkpoint that this plan may go on from; its (step, seconds), or (0, 0.0) without one."""
+    for path in (folder / LATEST, folder / DECAYED, folder / STABLE):
         if not path.exists():
             continue
         with safe_open(path, framework="pt") as file:
@@ -67,8 +71,8 @@ def load_checkpoint(
                     value = file.get_tensor(key)
                     where = parameter.device if value.ndim else value.device
                     optimisers[kind].state[parameter][field] = value.to(where)
-            return step
-    return 0
+            return step, float(facts["seconds"])
+    return 0, 0.0
 
 
 def checkpoint_weights(path: Path) -> tuple[int, dict[str, Tensor]]:

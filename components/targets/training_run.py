@@ -10,7 +10,7 @@ import ctypes
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,9 +20,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from components.targets.lean_llama import LeanLlama, initial_weights
+from components.targets.quality import held_out_loss
 from components.targets.token_windows import TokenWindows
-from components.targets.training_checkpoints import LATEST, STABLE, load_checkpoint, save_checkpoint
+from components.targets.training_checkpoints import DECAYED, LATEST, STABLE, load_checkpoint, save_checkpoint
 from components.targets.training_plan import TrainingPlan
+from components.targets.unlikelihood import BATCH, PROMPT_TOKENS, GreedyWriter, unlikelihood_loss
+
+REPORT_EVERY = 20
+"""Steps between reports."""
+
+SCORE_EVERY = 200
+"""Steps between glances at the held-out loss."""
+
+SCORED_WINDOWS = 32
+"""Held-out windows of each group in such a glance; the figures on the card come from all of them."""
 
 Report = Callable[[int, dict[str, float]], None]
 """(steps done, metrics) -> nothing; called by process 0 only."""
@@ -49,8 +60,17 @@ def join_group(rendezvous: Path, rank: int, num_processes: int) -> None:
     )
 
 
+def leave_group(num_processes: int) -> None:
+    """Leave the group, so that another one can be joined later."""
+    if num_processes > 1:
+        dist.destroy_process_group()
+
+
 class TrainingRun:
-    """One process's share of a run. stream: training tokens; held_out: windows by group [windows, length + 1]."""
+    """One process's share of a run.
+
+    stream: training tokens [tokens] uint16; scratch: where checkpoints lie; rank: number of this process, from 0.
+    """
 
     def __init__(self, plan: TrainingPlan, stream: np.ndarray, scratch: Path, rank: int = 0) -> None:
         self.plan, self.scratch, self.rank = plan, scratch, rank
@@ -74,30 +94,47 @@ class TrainingRun:
         }
         self.windows = {
             length: TokenWindows(stream, length, plan.seed)
-            for length in {plan.sequence_length, plan.decay_sequence_length}
+            for length in {plan.sequence_length, plan.decay_sequence_length, PROMPT_TOKENS}
         }
+        self.writer: GreedyWriter | None = None
 
     def train(
-        self, report: Report | None, report_every: int = 20, checkpoint_seconds: float = 300.0, until: int | None = None
-    ) -> None:
-        """Train from the newest usable checkpoint to the end of the plan (or to step `until`)."""
-        step = self._load()
-        last = self.plan.num_steps if until is None else until
-        saved_at = began = time.monotonic()
-        began_step, losses = step, 0.0
+        self,
+        report: Report | None,
+        *,
+        held_out: Mapping[str, np.ndarray] | None = None,
+        checkpoint_seconds: float = 300.0,
+        until: int | None = None,
+    ) -> float:
+        """Train from the newest usable checkpoint to the end of the plan, or to step `until`.
+
+        held_out: windows of each group [windows, length + 1]; a few of each are scored now and then, by process 0.
+        Returns the seconds spent training, those before an interruption included.
+        """
+        step, seconds = self._load()
+        last = self.plan.total_steps if until is None else until
+        saved_at, began = time.monotonic(), time.monotonic() - seconds
+        losses: list[float] = []
         while step < last:
-            losses += self.step(step)
+            losses.append(self.step(step))
             step += 1
-            if step % report_every == 0 and self.rank == 0 and report is not None:
-                speed = (step - began_step) * self.plan.tokens_per_step / (time.monotonic() - began)
-                report(step, {"loss": losses / report_every, "tokens_per_second": speed})
-            losses = 0.0 if step % report_every == 0 else losses
-            due = time.monotonic() - saved_at > checkpoint_seconds
-            if self.rank == 0 and (due or step in (last, self.plan.decay_start)):
-                self._save(LATEST, step)
-                if step <= self.plan.decay_start:
-                    self._save(STABLE, step)
+            if self.rank == 0 and report is not None and (step % REPORT_EVERY == 0 or step == last):
+                scored = held_out if step % SCORE_EVERY == 0 or step == last else None
+                report(step, {"loss": float(np.mean(losses)), **self._metrics(step, scored, time.monotonic() - began)})
+                losses = []
+            milestone = step in (last, self.plan.decay_start, self.plan.num_steps)
+            if self.rank == 0 and (milestone or time.monotonic() - saved_at > checkpoint_seconds):
+                self._save(step, time.monotonic() - began)
                 saved_at = time.monotonic()
+        return time.monotonic() - began
+
+    def _metrics(self, step: int, scored: Mapping[str, np.ndarray] | None, seconds: float) -> dict[str, float]:
+        losses = {
+            f"held_out_loss_{group}": held_out_loss(self.model, rows, SCORED_WINDOWS)
+            for group, rows in (scored or {}).items()
+        }
+        tokens_seen = float(step * self.plan.tokens_per_step)
+        return {**losses, "lr_scale": self.plan.lr_scale(step - 1), "tokens_seen": tokens_seen, "seconds": seconds}
 
     def step(self, step: int) -> float:
         """Do optimiser step number `step` (from 0); returns the mean loss over all processes, nats per token."""
@@ -116,9 +153,11 @@ class TrainingRun:
         total = torch.zeros((), device=self.device)
         for tokens in self._microbatches(step):
             loss = self.model.loss(tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
             count += 1
+        if step >= self.plan.num_steps:
+            self._add_unlikelihood_gradients(step, share_of_total=count)
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), total.reshape(1)]) / count
         if self.plan.num_processes > 1:
@@ -130,6 +169,18 @@ class TrainingRun:
             offset += gradient.numel()
         return float(flat[-1])
 
+    def _add_unlikelihood_gradients(self, step: int, share_of_total: int) -> None:
+        """share_of_total: what the sum of all gradients of this process is divided by afterwards."""
+        if self.writer is None:
+            self.writer = GreedyWriter(self.plan)
+        first = ((step - self.plan.num_steps) * self.plan.num_processes + self.rank) * BATCH
+        windows = self.windows[PROMPT_TOKENS].batch(first, BATCH)[:, :PROMPT_TOKENS]
+        prompts = torch.from_numpy(windows).to(self.device)
+        continuations = self.writer.write(self.weights, prompts)
+        plain = LeanLlama(self.plan.shape, self.weights, self.model.dtype)
+        loss = unlikelihood_loss(plain, prompts, continuations)
+        (loss * self.plan.unlikelihood_weight * share_of_total).backward()
+
     def _microbatches(self, step: int) -> Iterator[Tensor]:
         length, first = self.plan.windows_at(step)
         share = self.plan.tokens_per_step // length // self.plan.num_processes
@@ -137,8 +188,13 @@ class TrainingRun:
         for piece in torch.from_numpy(rows).split(max(1, self.plan.microbatch_tokens // length)):
             yield piece.to(self.device)
 
-    def _save(self, name: str, step: int) -> None:
-        save_checkpoint(self.scratch / name, step, self.plan, self.weights, self.optimisers, self.names)
+    def _save(self, step: int, seconds: float) -> None:
+        names = [LATEST]
+        names += [STABLE] if step <= self.plan.decay_start else []
+        names += [DECAYED] if step == self.plan.num_steps else []
+        for name in names:
+            path = self.scratch / name
+            save_checkpoint(path, step, seconds, self.plan, self.weights, self.optimisers, self.names)
 
-    def _load(self) -> int:
+    def _load(self) -> tuple[int, float]:
         return load_checkpoint(self.scratch, self.plan, self.weights, self.optimisers, self.names)

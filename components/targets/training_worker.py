@@ -51,7 +51,7 @@ def main(scratch: Path, meeting: Path, rank: int) -> None:
     import numpy as np
     import torch
 
-    from components.targets.training_run import TrainingRun, join_group, keep_freed_memory
+    from components.targets.training_run import TrainingRun, join_group, keep_freed_memory, leave_group
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -59,6 +59,7 @@ def main(scratch: Path, meeting: Path, rank: int) -> None:
     join_group(meeting, rank, plan.num_processes)
     stream = np.load(scratch / "tokens.npy", mmap_mode="r", allow_pickle=False)
     TrainingRun(plan, stream, scratch, rank).train(None)
+    leave_group(plan.num_processes)
 
 
 if __name__ == "__main__":

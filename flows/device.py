@@ -1,13 +1,8 @@
-"""The machine this runs on, described without importing torch: what a measurement depends on.
-
-`machine_id` is a digest of the hardware that a step may use (processor, cores, memory, accelerator). Library versions
-are recorded beside it and do not enter it.
-"""
+"""Which device a run uses, found without importing torch, and what of this machine is recorded beside a result."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,26 +10,20 @@ import platform
 import re
 from pathlib import Path
 
-from components.contract import Machine, UserError
+from components.contract import UserError
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "pyarrow", "prefect", "mlflow", "duckdb")
-
-
-def describe_machine(device: str = "cpu") -> Machine:
-    """The machine as a measuring step is told about it. Memory is rounded to whole GiB."""
-    cpu_model, cores, ram = _cpu_model(), num_usable_cores(), _ram_gib()
-    name = _gpu_name() if device.startswith("cuda") else ""
-    facts = "|".join([cpu_model, str(cores), f"{ram:.0f}", device.split(":")[0], name])
-    return Machine(
-        machine_id=hashlib.sha256(facts.encode()).hexdigest()[:16],
-        cpu_model=cpu_model,
-        num_cores=cores,
-        ram_gib=ram,
-        device=device,
-        device_name=name or cpu_model,
-        os=f"{platform.system()} {platform.release()}",
-        versions=library_versions(),
-    )
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "datasets",
+    "numpy",
+    "pyarrow",
+    "prefect",
+    "mlflow",
+    "duckdb",
+)
 
 
 def resolve_device(device: str) -> str:
@@ -54,7 +43,7 @@ def resolve_device(device: str) -> str:
 
 @functools.cache
 def has_cuda() -> bool:
-    """A GPU is visible and the installed torch is built for CUDA (read from its version file; torch is not imported)."""
+    """A GPU is visible and the installed torch is built for CUDA (its version file says so; it is not imported)."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return False
@@ -93,33 +82,12 @@ def library_versions() -> dict[str, str]:
 @functools.cache
 def cpu_features() -> tuple[str, ...]:
     """The vector extensions that kernels choose by."""
-    wanted = re.compile(r"avx|amx|fma|bf16|fp16|sve|asimd|neon|sse4")
-    return tuple(sorted({word for word in _cpuinfo("flags", "Features").split() if wanted.match(word)}))
-
-
-def _cpu_model() -> str:
-    return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
-
-
-@functools.cache
-def _cpuinfo(*fields: str) -> str:
     file = Path("/proc/cpuinfo")
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in fields:
-                return value.strip()
-    return ""
-
-
-def _gpu_name() -> str:
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("Model:"):
-                return line.partition(":")[2].strip()
-    return "cuda"
-
-
-def _ram_gib() -> float:
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return float(round(pages * size / 2**30))
+    if not file.is_file():
+        return ()
+    wanted = re.compile(r"avx|amx|fma|bf16|fp16|sve|asimd|neon|sse4")
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return tuple(sorted({word for word in value.split() if wanted.match(word)}))
+    return ()

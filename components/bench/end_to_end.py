@@ -1,0 +1,170 @@
+"""Step `bench.compare_end_to_end`: plain decoding against speculative decoding, measured as a user would feel it.
+
+Same prompts, same engine, same dtype, same threads, same kept tokens; arms interleaved prompt by prompt in random
+order and repeated. Every output is compared with plain decoding token by token. Prompt lookup, which needs no training,
+runs on the same engine: a drafter has to beat it too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target
+from components.rows import Request, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from components.bench.arms import Arm
+    from components.bench.calibration import Engine
+    from components.bench.timed_runs import TimedRun
+
+ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
+NOISE_TEXTS = 4  # answers over which row-count noise is measured
+
+
+def compare_end_to_end(
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    policy: DepthPolicy,
+    *,
+    num_prompts: Annotated[int, Field(ge=1)] = 12,
+    max_new_tokens: Annotated[int, Field(ge=2)] = 96,
+    reps: Annotated[int, Field(ge=1, le=100)] = 2,
+    depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]] = "around",
+    lookup_depths: list[Annotated[int, Field(ge=1, le=16)]] = [4],  # noqa: B006 - read, never changed
+    num_warm_up: Annotated[int, Field(ge=1)] = 2,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    num_threads: Annotated[int, Field(ge=0)] = 0,
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """Time plain decoding, prompt lookup and every drafter on the same prompts, and check that they say the same.
+
+    Args:
+        target: the large model.
+        drafts: the drafters to compare.
+        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        policy: the depth chosen for each drafter.
+        num_prompts: test prompts to use, evenly over the split.
+        max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
+        reps: times that every arm decodes every prompt.
+        depths: draft depths to run: around the chosen one (with 1 and the trained depth), all, or a list.
+        lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
+        num_warm_up: warm-up prompts that every arm decodes before time counts.
+        dtype: arithmetic of target and drafters.
+        num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
+    """
+    from components.bench import clock
+    from components.bench.calibration import fastest_engine
+    from components.bench.subjects import encoded_prompts, spread
+    from components.bench.timed_runs import run_arms
+    from components.targets.load import open_target
+
+    with clock.threads(ctx.num_threads):
+        plain = open_target(target, device=ctx.device, dtype=dtype, kernel="plain")
+    room = max_new_tokens + ROOM_FOR_GUESSES
+    asked = spread(encoded_prompts(target, plain, prompts, "test", room, ctx), num_prompts)
+    warm_up = encoded_prompts(target, plain, prompts, "warm_up", room, ctx)[:num_warm_up]
+    engine = fastest_engine(
+        target, asked[0].ids, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, num_threads=num_threads
+    )
+    with clock.threads(engine.num_threads):
+        arms = _arms(engine, drafts, policy, depths, lookup_depths)
+        ctx.note(f"{len(arms)} arms x {len(asked)} prompts x {reps}: {', '.join(arm.label for arm in arms)}")
+        with clock.quiet_interpreter():
+            runs = run_arms(
+                engine.target,
+                arms,
+                warm_up,
+                asked,
+                max_new_tokens=max_new_tokens,
+                reps=reps,
+                seed=ctx.seed,
+                progress=lambda done, total: ctx.progress(done, total, "generations"),
+            )
+        facts = _write(runs, engine, target.key, dtype, machine, ctx)
+    return Measurements.made(ctx, {"num_prompts": len(asked), **facts})
+
+
+def _write(
+    runs: Sequence[TimedRun], engine: Engine, target_key: str, dtype: str, machine: Machine, ctx: Context
+) -> dict[str, Any]:
+    """Turn runs into rows: compare every output with plain decoding, note what is to be doubted. Returns the facts."""
+    from components.bench.clock import clock_for, conditions
+    from components.bench.run_flags import run_flags
+    from components.bench.timed_runs import Conditions, request_rows, round_rows
+    from components.targets.row_noise import row_count_noise
+
+    around = conditions(clock_for(engine.target.device))
+    texts = [[*run.prompt.ids, *run.decoded.tokens] for run in runs if run.arm.is_baseline and not run.is_warmup]
+    noise = row_count_noise(engine.target, texts[:NOISE_TEXTS])
+    shared = Conditions(ctx.key[:16], target_key, dtype, engine.num_threads)
+    requests = request_rows(runs, engine.target, noise, shared)
+    flags = run_flags(runs, shared.session_id, around["load_average"], machine.num_cores)
+    write_rows(ctx.out, [*requests, *round_rows(runs, shared), *flags])
+    return {
+        "num_threads": engine.num_threads,
+        "kernel": engine.target.kernel,
+        "engines_tried": engine.tried,
+        "row_count_noise": noise,
+        "machine_id": machine.machine_id,
+        **around,
+        "arms": summary(requests),
+    }
+
+
+def _arms(
+    engine: Engine,
+    drafts: Sequence[Draft],
+    policy: DepthPolicy,
+    depths: Literal["around", "all"] | list[int],
+    lookup_depths: Sequence[int],
+) -> list[Arm]:
+    """Plain, the rival baseline if there is one, prompt lookup, and every drafter at its depths."""
+    from components.bench.arms import PLAIN, Arm, chosen_depths, depths_to_run
+    from components.bench.subjects import open_drafter
+    from components.drafts.ngram import Ngram
+
+    arms = [PLAIN]
+    if engine.rival is not None:
+        arms.append(Arm("none", "", 0, None, engine.rival))
+    lookup = Ngram()
+    arms += [Arm("ngram", "", depth, lookup) for depth in lookup_depths]
+    chosen = chosen_depths(policy)
+    for draft in drafts:
+        drafter = open_drafter(draft, engine.target)
+        deepest = max(depths) if isinstance(depths, list) and depths else drafter.num_steps
+        wanted = depths_to_run(depths, chosen.get(draft.key, 0), min(deepest, drafter.max_depth))
+        arms += [Arm(drafter.method, draft.key, depth, drafter) for depth in wanted]
+    return arms
+
+
+def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """One line an arm, pooled over prompts: decode tokens a second, speedup over plain, AL, identity."""
+    timed = [r for r in requests if not r.is_warmup]
+    groups: dict[tuple[str, str, int, str], list[Request]] = {}
+    for row in timed:
+        groups.setdefault((row.method, row.draft_key, row.depth_k, row.kernel), []).append(row)
+    speed = {
+        key: sum(r.tokens_kept - 1 for r in rows) * 1e9 / sum(r.decode_ns for r in rows) for key, rows in groups.items()
+    }
+    best_plain = max(value for key, value in speed.items() if key[0] == "none")
+    return [
+        {
+            "method": key[0],
+            "draft_key": key[1],
+            "depth_k": key[2],
+            "kernel": key[3],
+            "tokens_per_s": round(speed[key], 2),
+            "speedup": round(speed[key] / best_plain, 4),
+            "al": round(sum(r.tokens_kept - 1 for r in rows) / max(1, sum(r.num_rounds for r in rows)), 4),
+            "identical": None if key[0] == "none" else sum(r.identical is True for r in rows),
+            "ties": sum(r.tie is True for r in rows),
+            "requests": len(rows),
+        }
+        for key, rows in sorted(groups.items(), key=lambda item: (item[0][0] != "none", item[0]))
+    ]

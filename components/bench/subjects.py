@@ -1,0 +1,86 @@
+"""What a measurement works on: encoded prompts, the target's greedy answers, and the drafters, opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from components.contract import Context, Draft, Prompts, Target, UserError
+from components.data.prompts import encode_prompt, read_prompts
+from components.drafts.draft import AbstractDraft
+from components.drafts.files import open_draft
+from components.targets.generate import continue_batch
+from components.targets.load import open_tokenizer
+from components.targets.model import AbstractTarget
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as the target sees it."""
+
+    prompt_id: str
+    workload: str
+    ids: list[int]
+
+
+def encoded_prompts(
+    target: Target, opened: AbstractTarget, prompts: Prompts, split: str, new_tokens: int, ctx: Context
+) -> list[EncodedPrompt]:
+    """The prompts of a split that leave room for `new_tokens` more; the others are set aside and counted.
+
+    Raises UserError when none is left.
+    """
+    tokenizer = open_tokenizer(target)
+    room = opened.shape.max_position_embeddings - new_tokens
+    found = []
+    for number, prompt in enumerate(read_prompts(prompts, split), start=1):
+        ids = encode_prompt(tokenizer, prompt)
+        if len(ids) <= room:
+            found.append(EncodedPrompt(prompt.prompt_id, prompt.workload, ids))
+        else:
+            why = f"{len(ids)} tokens, and only {room} fit before {new_tokens} new ones"
+            ctx.set_aside(f"prompts ({split})", number, why, prompt.prompt_id)
+    if not found:
+        raise UserError(
+            f"prompts ({prompts.key[:12]}): no {split} prompt fits: collect some, or ask for fewer new tokens"
+        )
+    return found
+
+
+def greedy_answers(
+    opened: AbstractTarget,
+    prompt_ids: Sequence[Sequence[int]],
+    num_tokens: int,
+    batch_size: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[int]]:
+    """Exactly `num_tokens` greedy tokens for each prompt, end-of-text ignored."""
+    answers: list[list[int]] = []
+    for first in range(0, len(prompt_ids), batch_size):
+        batch = prompt_ids[first : first + batch_size]
+        answers += [c.ids for c in continue_batch(opened, batch, max_new_tokens=num_tokens, stop_at_eos=False)]
+        if progress is not None:
+            progress(len(answers), len(prompt_ids))
+    return answers
+
+
+def kept_length(tokens: Sequence[int], ends: Collection[int]) -> int:
+    """How many tokens of an answer are kept: up to and including the first end-of-text token."""
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return index + 1
+    return len(tokens)
+
+
+def open_drafter(draft: Draft, opened: AbstractTarget) -> AbstractDraft:
+    """The trained drafter, ready to draft for this target."""
+    drafter = open_draft(draft, opened, dtype=opened.dtype)
+    assert isinstance(drafter, AbstractDraft)
+    return drafter
+
+
+def spread(prompts: Sequence[EncodedPrompt], count: int) -> list[EncodedPrompt]:
+    """At most `count` prompts, evenly over the list: a split sorted by file gives more than its first files."""
+    if len(prompts) <= count:
+        return list(prompts)
+    return [prompts[index * len(prompts) // count] for index in range(count)]

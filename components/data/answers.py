@@ -1,0 +1,107 @@
+"""The target's own answers: how they lie on disk, and how to read them back.
+
+`manifest.json` lists the conversations; `shard-00000.safetensors` holds N tokens of R of them one after the other:
+  ids [N] int32, mask [N] bool (x_t is an answer token), offsets [R + 1] int64,
+and in its metadata, under "rows", the facts of each row, so that a finished shard needs nothing beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from components.contract import Conversations, UserError
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """One conversation without its tokens."""
+
+    row_id: str  # the prompt's id
+    split: str  # train | validation
+    workload: str
+    temperature: float  # 0 is greedy
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    ended: bool  # by an end-of-text token, not by the limit
+    distinct_bigrams: float  # different neighbouring pairs over all pairs of the answer; near 0 is a loop
+
+
+class Conversation(NamedTuple):
+    """One conversation with its tokens. T = prompt + answer."""
+
+    row: AnswerRow
+    ids: Tensor  # [T] int64
+    mask: Tensor  # [T] bool: x_t is an answer token
+
+
+def shard_name(number: int) -> str:
+    """The file name of a shard; the same in Conversations and in Features."""
+    return f"shard-{number:05d}.safetensors"
+
+
+def write_shard(file: Path, conversations: Sequence[Conversation]) -> None:
+    """Write a shard under a temporary name, then rename it: it is whole or absent."""
+    lengths = [len(conversation.ids) for conversation in conversations]
+    tensors = {
+        "ids": torch.cat([conversation.ids for conversation in conversations]).to(torch.int32),
+        "mask": torch.cat([conversation.mask for conversation in conversations]),
+        "offsets": torch.tensor([0, *lengths]).cumsum(0),
+    }
+    rows = json.dumps([dataclasses.asdict(conversation.row) for conversation in conversations])
+    beside = file.with_name(f".{file.name}.tmp")
+    save_file(tensors, beside, metadata={"rows": rows})
+    beside.replace(file)
+
+
+def read_shard(file: Path) -> list[Conversation]:
+    """The conversations of one shard."""
+    with safe_open(file, framework="pt") as shard:
+        rows = [AnswerRow(**row) for row in json.loads(shard.metadata()["rows"])]
+        ids, mask = shard.get_tensor("ids").long(), shard.get_tensor("mask")
+        offsets = shard.get_tensor("offsets").tolist()
+    return [
+        Conversation(row, ids[start:stop], mask[start:stop])
+        for row, start, stop in zip(rows, offsets[:-1], offsets[1:], strict=True)
+    ]
+
+
+class AnswerSet:
+    """The conversations of a Conversations artifact, a shard in memory at a time."""
+
+    def __init__(self, path: Path, shards: Sequence[str]) -> None:
+        self.path = path
+        self.shards = list(shards)
+
+    def conversations(self, split: str | None = None) -> Iterator[Conversation]:
+        """Every conversation (of one split) in the stored order."""
+        for name in self.shards:
+            for conversation in read_shard(self.path / name):
+                if split is None or conversation.row.split == split:
+                    yield conversation
+
+
+def open_answers(answers: Conversations) -> AnswerSet:
+    """Read a Conversations artifact; raises UserError when the directory is not one."""
+    file = answers.path / "manifest.json"
+    if not file.is_file():
+        raise UserError(
+            f"{answers.path}: no manifest.json: not a Conversations artifact; make one with data.write_answers"
+        )
+    return AnswerSet(answers.path, json.loads(file.read_text(encoding="utf-8"))["shards"])
+
+
+def distinct_bigram_ratio(ids: Sequence[int]) -> float:
+    """Different neighbouring token pairs over all pairs; 1.0 for fewer than two tokens."""
+    pairs = list(itertools.pairwise(ids))
+    return len(set(pairs)) / len(pairs) if pairs else 1.0

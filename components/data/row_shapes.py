@@ -1,0 +1,170 @@
+"""The shapes in which people keep prompts and chats, recognised row by row, wrong ones refused with the reason.
+
+Recognised by their fields, in this order: messages (OpenAI), conversations (ShareGPT), turns (MT-Bench, Spec-Bench),
+instruction (Alpaca), prompt with canonical_solution (HumanEval), prompt with response, question (GSM8K), prompt, text.
+Of a chat only the first exchange is kept: later turns answer what another model said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_ROLES: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+}
+_SHAPES: Final = "messages, conversations, turns, instruction, prompt, question, text"
+_TEXT_PROMPT_CHARACTERS: Final = 240
+
+
+class BadRow(ValueError):
+    """This row cannot be used; the message says why in one line."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a row asks: plain text to continue, or a chat to answer; exactly one of the two is set."""
+
+    text: str | None
+    messages: tuple[dict[str, str], ...] | None
+    reference: str
+
+    @property
+    def characters(self) -> int:
+        """Length of the question."""
+        return len(self.text or "") + sum(len(message["content"]) for message in self.messages or ())
+
+
+def read_shape(row: Any) -> Ask:
+    """Recognise a row; raises BadRow for anything that is not one of the known shapes with usable text in it."""
+    if not isinstance(row, Mapping):
+        raise BadRow(f"a row must be an object with fields, this is {_kind(row)}")
+    if row.get("messages") is not None:
+        return _chat(row["messages"], "messages", "role", "content")
+    if row.get("conversations") is not None:
+        return _chat(row["conversations"], "conversations", "from", "value")
+    if row.get("turns") is not None:
+        turns = row["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise BadRow(f"turns must be a list of texts, this is {_kind(turns)}")
+        return _question(_text(turns[0], "turns[0]"), "")
+    if row.get("instruction") is not None:
+        instruction, extra = _text(row["instruction"], "instruction"), row.get("input")
+        if extra:
+            instruction = f"{instruction}\n\n{_text(extra, 'input')}"
+        return _question(instruction, _reference(row, "output", "response"))
+    if row.get("prompt") is not None:
+        return _prompt(row)
+    if row.get("question") is not None:
+        return _question(_text(row["question"], "question"), _reference(row, "answer"))
+    if row.get("text") is not None:
+        return _split_text(_text(row["text"], "text"))
+    fields = ", ".join(sorted(map(str, row))[:8]) or "none"
+    raise BadRow(f"no field that asks something (has: {fields}; expected one of {_SHAPES})")
+
+
+def _prompt(row: Mapping[str, Any]) -> Ask:
+    prompt = row["prompt"]
+    if isinstance(prompt, list):
+        return _chat(prompt, "prompt", "role", "content")
+    text = _text(prompt, "prompt")
+    answer = _reference(row, "response", "completion", "chosen")
+    if answer and row.get("canonical_solution") is None:
+        return _question(text, answer)
+    return Ask(text, None, _reference(row, "canonical_solution", "reference"))
+
+
+def _chat(turns: Any, field: str, role_field: str, text_field: str) -> Ask:
+    if not isinstance(turns, list) or not turns:
+        raise BadRow(f"{field} must be a list of turns, this is {_kind(turns)}")
+    asked: list[dict[str, str]] = []
+    for number, turn in enumerate(turns):
+        where = f"{field}[{number}]"
+        if not isinstance(turn, Mapping):
+            raise BadRow(f"{where} must be an object with {role_field} and {text_field}, this is {_kind(turn)}")
+        role = turn.get(role_field, turn.get("role", turn.get("from")))
+        known = _ROLES.get(role) if isinstance(role, str) else None
+        if known is None:
+            raise BadRow(f"{where}: unknown role {role!r}; known: {', '.join(sorted(_ROLES))}")
+        content = turn.get(text_field, turn.get("content", turn.get("value")))
+        asking = any(message["role"] == "user" for message in asked)
+        if known == "assistant":
+            if not asking:
+                continue  # a greeting before anything was asked
+            return Ask(None, tuple(asked), _text(content, f"{where}.{text_field}"))
+        if asking:
+            break
+        asked.append({"role": known, "content": _text(_joined(content), f"{where}.{text_field}")})
+    if not any(message["role"] == "user" for message in asked):
+        raise BadRow(f"{field}: no turn by the user")
+    return Ask(None, tuple(asked), "")
+
+
+def _joined(content: Any) -> Any:
+    """OpenAI's list of parts as one text; what is not such a list is returned as it is, to be refused by `_text`."""
+    if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
+        texts = [part.get("text") for part in content if part.get("type") == "text"]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "\n".join(map(str, texts))
+    return content
+
+
+def _question(text: str, reference: str) -> Ask:
+    return Ask(None, ({"role": "user", "content": text},), reference)
+
+
+def _split_text(text: str) -> Ask:
+    """The beginning of a document (at most half of it) is the prompt, what follows the reference."""
+    cut = min(len(text) // 2, _TEXT_PROMPT_CHARACTERS)
+    space = max(text.rfind(" ", 1, cut), text.rfind("\n", 1, cut))
+    cut = space if space > 0 else cut
+    if not text[:cut].strip():
+        raise BadRow("text is too short to be cut into a prompt and its continuation")
+    return Ask(text[:cut], None, text[cut:])
+
+
+def _reference(row: Mapping[str, Any], *fields: str) -> str:
+    """The first of `fields` that is there; absent is "", present but not a text is refused."""
+    for field in fields:
+        if row.get(field) is not None:
+            value = row[field]
+            return _text(value, field) if value != "" else ""
+    return ""
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"{where} must be text, this is {_kind(value)}")
+    if not value.strip():
+        raise BadRow(f"{where} is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRow(f"{where} holds half a character (a lone surrogate)") from None
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    if value is None:
+        return "empty"
+    if isinstance(value, list) and not value:
+        return "an empty list"
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,64 @@
+"""One prompt continued twice, plain and speculative, for a person to look at: `draftsmith generate`.
+
+A program of its own (`python -m components.decoding.side_by_side REQUEST`), because the command line does not load
+torch. REQUEST is JSON: {"target", "draft": directories of artifacts, "prompt", "depth_k", "max_new_tokens", "device",
+"num_threads"}; the answer on stdout is one JSON object. Times are of one run each: a look, not a benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.contract import Draft, UserError
+from components.decoding.chain import Decoded, decode
+from components.decoding.session import Session
+from components.drafts.files import open_draft
+from components.targets.load import open_target, open_tokenizer
+
+WARM_UP_TOKENS = 8
+
+
+def side_by_side(request: dict[str, Any]) -> dict[str, Any]:
+    """{"plain", "speculative": {"text", "num_tokens", "ms", "rounds"}, "identical"}; see the module for `request`."""
+    torch.set_num_threads(int(request["num_threads"]))
+    folder = Path(request["target"])
+    tokenizer = open_tokenizer(folder)
+    target = open_target(folder, device=request["device"])
+    draft = open_draft(Draft(key="", path=Path(request["draft"])), target, dtype=target.dtype)
+    prompt_ids = tokenizer(request["prompt"])["input_ids"]
+    depth, limit = int(request["depth_k"]), int(request["max_new_tokens"])
+    session = Session(target, len(prompt_ids) + limit + depth + 1)
+    runs: dict[str, Decoded] = {}
+    for name, proposer in (("plain", None), ("speculative", draft)):
+        for tokens in (min(WARM_UP_TOKENS, limit), limit):
+            at_depth = depth if proposer is not None else 0
+            runs[name] = decode(target, proposer, prompt_ids, max_new_tokens=tokens, depth=at_depth, session=session)
+    answer: dict[str, Any] = {
+        name: {
+            "text": tokenizer.decode(run.tokens, skip_special_tokens=True),
+            "num_tokens": len(run.tokens),
+            "ms": run.decode_ns / 1e6,
+            "rounds": len(run.rounds),
+        }
+        for name, run in runs.items()
+    }
+    return {**answer, "identical": runs["plain"].tokens == runs["speculative"].tokens}
+
+
+def main() -> int:
+    """Read the request, write the answer; a UserError is one line on stderr and exit code 2."""
+    try:
+        sys.stdout.write(json.dumps(side_by_side(json.loads(sys.argv[1]))) + "\n")
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

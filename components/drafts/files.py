@@ -1,0 +1,132 @@
+"""A trained drafter on disk, and back.
+
+`draft.json`: {"format", "method", "settings" (what `build` takes), "num_steps" (trained depth), "max_depth",
+"draft_vocab_size", "num_parameters", "target": {"key", "hidden_size", "vocab_size", "num_layers"}, "held_out_al", ...}.
+`model.safetensors`: the drafter's own tensors, float32, under the names that engines know (see each method), and
+  d2t int64 [N] (target id = i + d2t[i]) and t2d bool [V].
+Opening checks names and shapes exactly: an engine that loads what fits and leaves the rest random is the usual way to
+lose acceptance without a word.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from components.contract import Draft, UserError
+from components.drafts.draft import AbstractDraft, Proposer
+from components.drafts.vocabulary import ids_of, membership_of, offsets_of
+from components.targets.model import AbstractTarget
+
+FORMAT = 1
+VOCABULARY_TENSORS = ("d2t", "t2d")
+
+
+def method_class(method: str) -> Any:
+    """The class behind a name in METHODS; raises UserError for a name that is not there."""
+    from components.drafts import METHODS
+
+    if method not in METHODS:
+        raise UserError(f"drafting method '{method}' is unknown; known are {', '.join(sorted(METHODS))}")
+    module, name = METHODS[method].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def save_draft(
+    directory: Path,
+    method: str,
+    settings: Mapping[str, Any],
+    target: AbstractTarget,
+    draft_ids: Tensor,
+    weights: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write draft.json and model.safetensors; `facts` are added to draft.json (target_key, ...)."""
+    tensors = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
+    num_parameters = sum(weight.numel() for weight in tensors.values())
+    ids = draft_ids.cpu()
+    tensors |= {"d2t": offsets_of(ids), "t2d": membership_of(ids, target.shape.vocab_size)}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    shape = target.shape
+    record = {
+        "format": FORMAT,
+        "method": method,
+        "settings": dict(settings),
+        "draft_vocab_size": ids.numel(),
+        "num_parameters": num_parameters,
+        "target": {
+            "key": facts.get("target_key", ""),
+            "hidden_size": shape.hidden_size,
+            "vocab_size": shape.vocab_size,
+            "num_layers": shape.num_layers,
+        },
+        **facts,
+    }
+    (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """draft.json and the tensors of a drafter, without a target; raises UserError when it is not one."""
+    for name in ("draft.json", "model.safetensors"):
+        if not (directory / name).is_file():
+            raise UserError(f"{directory}: no {name}: not a drafter; make one with drafts.train_draft")
+    record = json.loads((directory / "draft.json").read_text(encoding="utf-8"))
+    if record.get("format") != FORMAT:
+        raise UserError(f"{directory}/draft.json: format {record.get('format')} where {FORMAT} is read; train it again")
+    return record, load_file(directory / "model.safetensors")
+
+
+def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = torch.float32) -> Proposer:
+    """The drafter of a Draft artifact, ready to decode in `dtype` on the target's device.
+
+    Raises UserError when it was trained for a target of another shape, or when a tensor is missing, unexpected or of
+    the wrong shape.
+    """
+    record, tensors = read_draft(draft.path)
+    _check_target(draft.path, record, target)
+    for name in VOCABULARY_TENSORS:
+        if name not in tensors:
+            raise UserError(f"{draft.path}/model.safetensors: no tensor '{name}'; train the drafter again")
+    offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
+    draft_ids = _checked_ids(draft.path, offsets, target.shape.vocab_size)
+    network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
+    check_tensors(draft.path, tensors, network.state_dict())
+    network.load_state_dict(tensors)
+    network.eval().requires_grad_(False)
+    network.prepare_decoding(dtype)
+    return network
+
+
+def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Same names, same shapes, or a UserError that lists the difference."""
+    missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    wrong = [
+        f"{name} is {list(found[name].shape)}, not {list(expected[name].shape)}"
+        for name in sorted(expected.keys() & found.keys())
+        if found[name].shape != expected[name].shape
+    ]
+    if missing or unexpected or wrong:
+        said = [f"missing: {', '.join(missing)}"] if missing else []
+        said += [f"unexpected: {', '.join(unexpected)}"] if unexpected else []
+        raise UserError(f"{path}/model.safetensors does not fit its draft.json: {'; '.join(said + wrong)}")
+
+
+def _check_target(path: Path, record: Mapping[str, Any], target: AbstractTarget) -> None:
+    for name in ("hidden_size", "vocab_size", "num_layers"):
+        trained, given = record["target"][name], getattr(target.shape, name)
+        if trained != given:
+            raise UserError(f"{path}: trained for a target of {name} {trained}, but this target has {given}")
+
+
+def _checked_ids(path: Path, offsets: Tensor, vocab_size: int) -> Tensor:
+    ids = ids_of(offsets)
+    if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab_size or bool((ids.diff() <= 0).any()):
+        raise UserError(f"{path}/model.safetensors: d2t does not give ascending target ids below {vocab_size}")
+    return ids

@@ -1,0 +1,306 @@
+"""MTP: sequential one-token modules in the layout of DeepSeek-V3 (arXiv:2412.19437, section 2.2).
+
+Module j (from 1) turns h^{j-1}_t and the token x_{t+j} into h^j_t, which guesses x_{t+j+1}:
+  h^j_t = Block_j( eh_proj [ enorm(e(x_{t+j})) ; hnorm(h^{j-1}_t) ] )_t      (embedding first; attention causal in t)
+  q_{t+j+1} = head( shared_head.norm(h^j_t) ), with the target's own frozen embedding and head.
+h^0 is the target's last hidden state, after or before its final norm (`first_hidden`; vLLM feeds DeepSeek's module the
+state after it). What module j hands to module j+1 is its output before shared_head.norm. As in DeepSeek's released
+code, the embedding at position 0 is zeroed; that is column 0 of module 1, since module j sits at position t + j - 1.
+
+Every module attends over its own columns, so column t of module j is *committed* once x_{t+j} is, and a proposal after
+x_n feeds module j the columns t > n - j with the guesses of the modules before it.
+
+Deviations: the block is a Llama block (grouped-query attention, SwiGLU) with the target's head shapes, for latent
+attention and mixture-of-experts targets too; losses are soft (losses.py), weighted decay^k, on exactly reachable
+columns. While drafting here, the shared head is pruned to the draft vocabulary; an engine that loads the modules uses
+all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel, normalise
+from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
+from components.drafts.frozen import head_rows, norm_weight_of
+from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, initialise
+from components.drafts.losses import Normaliser, step_losses, teacher_of
+from components.drafts.masks import shift_left
+from components.drafts.mtp_everywhere import guesses_everywhere
+from components.drafts.sampling import Guesses
+from components.targets.linear import Linear
+
+
+@final
+class SharedHead(nn.Module):
+    """Only its norm is the module's own; the head is the target's."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+
+
+@final
+class MtpModule(nn.Module):
+    """The tensors of one module, named as in DeepSeek-V3."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        hidden, eps = shape.hidden_size, shape.rms_norm_eps
+        self.enorm, self.hnorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
+        self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.input_layernorm = RmsNorm(hidden, eps)
+        self.self_attn = AttentionProjections(shape, hidden)
+        self.post_attention_layernorm = RmsNorm(hidden, eps)
+        self.mlp = SwiGlu(shape)
+        self.shared_head = SharedHead(shape)
+
+    def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """Embedding first, then the hidden state: [B, T, H] each -> [B, T, H]."""
+        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1)).float()
+
+    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The rest of the block after attention: residual [B, T, H], mixed [B, A, T, D]."""
+        hidden = residual + self.self_attn.output(mixed)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope) -> Tensor:
+        """All columns at once, causal: [B, T, H] each -> [B, T, H]."""
+        joined = self.join(embedded, hidden)
+        normed = self.input_layernorm(joined)
+        keys, values = self.self_attn.keys_values(normed, rope)
+        queries = self.self_attn.queries(normed, rope).to(values.dtype)
+        mixed = F.scaled_dot_product_attention(queries, keys.to(values.dtype), values, is_causal=True, enable_gqa=True)
+        return self.finish(joined, mixed)
+
+
+class ModuleDecoder(NamedTuple):
+    """One module's weights, laid out for decoding."""
+
+    token_part: TokenTable  # the embedding half of eh_proj
+    hidden_part: Linear  # the hidden half of eh_proj
+    hidden_norm: Tensor
+    input_norm: Tensor
+    qkv: Linear
+    block: CachedBlock
+    last_norm: Tensor
+
+
+class Decoder(NamedTuple):
+    """All modules and the pruned head."""
+
+    modules: list[ModuleDecoder]
+    head: Linear
+    dtype: torch.dtype
+
+
+@dataclass
+class MtpState:
+    """What committed columns leave behind.
+
+    ids:         x_0 .. x_n; x_0 is never read.
+    num_columns: n.
+    committed:   for each module, how many of its columns are final in its cache.
+    waiting:     for each module j, the rows h^{j-1} from column committed[j] on that are final themselves. A column
+                 waits until its token is committed and a proposal is deep enough to run its module.
+    """
+
+    ids: Tensor
+    caches: list[KvCache]
+    committed: list[int]
+    waiting: list[list[Tensor]]
+    num_columns: int = 0
+
+
+@final
+class Mtp(AbstractDraft):
+    """See the module docstring. Trained parameters: model.layers.{n + j}, n = the target's layers, j from 0."""
+
+    method: ClassVar[str] = "mtp"
+
+    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, num_modules: int) -> None:
+        super().__init__()
+        self.shape, self.num_steps, self.max_depth = shape, num_modules, num_modules
+        self.step_decay, self.first_hidden = 0.8, "post_norm"
+        self.normaliser: Normaliser = "token"
+        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
+        self.draft_ids: Tensor
+        self.head_weight: Tensor  # [V, H], frozen
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        self.register_buffer("head_weight", head_rows(target, torch.arange(target.shape.vocab_size)), persistent=False)
+        first = target.shape.num_layers
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleDict({str(first + j): MtpModule(shape) for j in range(num_modules)})
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Mtp:
+        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
+
+        settings: mtp_modules, intermediate_size (0: the target's), step_decay, normaliser, first_hidden, init_seed.
+        """
+        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
+        draft = cls(target, shape, draft_ids, int(settings.get("mtp_modules", 3)))
+        draft.step_decay = float(settings.get("step_decay", 0.8))
+        draft.normaliser = settings.get("normaliser", "token")
+        draft.first_hidden = settings.get("first_hidden", "post_norm")
+        draft.loss_vocabulary = settings.get("loss_vocabulary", "target")
+        initialise(draft, torch.Generator().manual_seed(int(settings.get("init_seed", 0))))
+        import os  
+
+        if os.environ.get("X_LV"):
+            draft.loss_vocabulary = os.environ["X_LV"]  
+        with torch.no_grad():
+            if os.environ.get("X_EH"):  
+                for module in draft.mtp_modules:
+                    h = shape.hidden_size
+                    module.eh_proj.weight[:, h:] += torch.eye(h) * float(os.environ["X_EH"]) 
+            for module in draft.mtp_modules:
+                module.shared_head.norm.weight.copy_(norm_weight_of(target))
+        return draft.to(target.device)
+
+    @property
+    def target(self) -> Any:
+        """The AbstractTarget this drafter serves."""
+        return self._target[0]
+
+    @property
+    def mtp_modules(self) -> list[MtpModule]:
+        """Module 1, 2, ... in order."""
+        return list(self.model.layers.values())  # type: ignore[operator]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The target's frozen embedding, [...] -> [..., H] float32."""
+        return F.embedding(ids, self.target.embedding).float()
+
+    def first(self, last: Tensor) -> Tensor:
+        """h^0 from the target's last-layer output: [..., H] -> [..., H]."""
+        if self.first_hidden == "pre_norm":
+            return last
+        return self.target.final_norm(last.to(self.target.dtype))
+
+    def embedded(self, ids: Tensor, j: int) -> Tensor:
+        """What module j reads at every column: e(x_{t+j}) for ids [B, T]; zeroed at position 0 (module 1, column 0)."""
+        embedded = self.embed(shift_left(ids, j))
+        if j == 1:
+            embedded[:, 0] = 0.0
+        return embedded
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: teacher-forced, all columns at once; the head runs on reachable columns only."""
+        self._decoder = None
+        loss_ids = None if self.loss_vocabulary == "target" else self.draft_ids
+        teacher = teacher_of(self.target, batch.last, loss_ids)
+        return step_losses(
+            batch,
+            lambda rows: self.teacher_forced(batch, rows),
+            self.num_steps,
+            teacher,
+            self.step_decay,
+            self.normaliser,
+        )
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """Logits [B, R, V] of modules 1, 2, ... at columns rows [B, R], each fed the true x_{t+j}."""
+        sequence = torch.arange(len(rows), device=rows.device)[:, None]
+        rope = Rope(self.shape, torch.arange(batch.ids.shape[1], device=rows.device))
+        with torch.no_grad(), torch.autocast(batch.last.device.type, enabled=False):
+            hidden = self.first(batch.last).float()
+        head = self.head_weight if self.loss_vocabulary == "target" else self.head_weight[self.draft_ids]
+        for j, module in enumerate(self.mtp_modules, start=1):
+            hidden = module(self.embedded(batch.ids, j), hidden, rope)
+            yield F.linear(module.shared_head.norm(hidden[sequence, rows]), head)
+
+    @torch.no_grad()
+    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """Greedy proposals from every column at once, each fed its own guesses: [T] ids -> int64 [T-1, depth]."""
+        return guesses_everywhere(self, ids, last, depth)
+
+    def guess(self, module: MtpModule, hidden: Tensor) -> Tensor:
+        """Greedy target ids from a module's output [..., H]."""
+        logits = F.linear(module.shared_head.norm(hidden), self.head_weight[self.draft_ids])
+        return self.draft_ids[logits.argmax(-1)]
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        hidden, modules = self.shape.hidden_size, []
+        for module in self.mtp_modules:
+            block = CachedBlock(self.shape, module.self_attn, module.post_attention_layernorm, module.mlp, dtype)
+            projection = module.eh_proj.weight.detach()
+            modules.append(
+                ModuleDecoder(
+                    token_part=TokenTable(self.target.embedding, module.enorm, projection[:, :hidden], dtype),
+                    hidden_part=linear_kernel(projection[:, hidden:].to(dtype)),
+                    hidden_norm=module.hnorm.weight.detach().to(dtype),
+                    input_norm=module.input_layernorm.weight.detach().to(dtype),
+                    qkv=linear_kernel(block.qkv_weight),
+                    block=block,
+                    last_norm=module.shared_head.norm.weight.detach().to(dtype),
+                )
+            )
+        self._decoder = Decoder(modules, linear_kernel(self.head_weight[self.draft_ids].to(dtype)), dtype)
+
+    def new_state(self, capacity: int) -> MtpState:
+        """State for one sequence of at most `capacity` tokens."""
+        if self._decoder is None:
+            self.prepare_decoding()
+        assert self._decoder is not None
+        size, modules = capacity + self.max_depth, self._decoder.modules
+        return MtpState(
+            ids=torch.zeros(size + 1, dtype=torch.int64, device=self.draft_ids.device),
+            caches=[module.block.new_cache(size) for module in modules],
+            committed=[0] * len(modules),
+            waiting=[[] for _ in modules],
+        )
+
+    @torch.inference_mode()
+    def propose(
+        self, state: MtpState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """See Proposer. Modules deeper than `depth` do not run; what they will need waits in the state."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        begin = state.num_columns
+        state.num_columns = begin + columns.next_tokens.shape[0]
+        state.ids[begin + 1 : state.num_columns + 1] = columns.next_tokens
+        state.waiting[0].append(self.first(columns.last).to(decoder.dtype))
+        guessed_rows: list[Tensor] = []
+        for index in range(min(depth, self.max_depth)):
+            guessed_rows = self._run_module(decoder, state, index, guessed_rows, guesses)
+        return guesses.proposal()
+
+    def _run_module(
+        self, decoder: Decoder, state: MtpState, index: int, guessed_rows: list[Tensor], guesses: Guesses
+    ) -> list[Tensor]:
+        """Run module j = index + 1 over its columns that are not final yet, and guess once.
+
+        guessed_rows: h^{j-1} of the columns that rest on guesses (at most one tensor); returns the same for h^j.
+        """
+        module, eps = decoder.modules[index], self.shape.rms_norm_eps
+        start, count = state.committed[index], state.num_columns
+        hidden = torch.cat(state.waiting[index] + guessed_rows)
+        unused = max(0, start + index - count)  # near the start, the first guesses lie before this module's first token
+        tokens = torch.cat([state.ids[start + index + 1 : count + 1], *guesses.tokens[unused:]])
+        token_rows = module.token_part(tokens)
+        if index == 0 and start == 0:
+            token_rows[0] = 0.0  # the embedding at position 0 is zeroed, and enorm(0) = 0
+        joined = token_rows + module.hidden_part(normalise(hidden, module.hidden_norm, eps))
+        last_module = index + 1 == len(decoder.modules)
+        qkv = module.qkv(normalise(joined, module.input_norm, eps))
+        out = module.block.run(qkv, joined, state.caches[index], start, last_only=last_module)
+        guesses.pick(decoder.head(normalise(out[-1:], module.last_norm, eps)))
+        num_final = max(0, count - index) - start  # columns t <= n - j have their token x_{t+j}
+        num_waiting = sum(rows.shape[0] for rows in state.waiting[index])
+        state.waiting[index] = [hidden[num_final:num_waiting]] if num_final < num_waiting else []
+        state.committed[index] = start + num_final
+        if last_module:
+            return []
+        state.waiting[index + 1].append(out[:num_final])
+        return [out[num_final:]]

@@ -1,0 +1,61 @@
+"""From logits to the distribution a token is drawn from: temperature, then top-k, then top-p.
+
+The same cuts must apply to the target and to the draft before their ratio is taken, or rejection sampling would keep
+another distribution than the target's; so both rooms call this one function.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from components.drafts.draft import Proposal, Sampling
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [..., V] -> float32 probabilities [..., V], zero where top-k or top-p cut. Needs temperature > 0.
+
+    top_k keeps exactly k tokens; top_p keeps the smallest set of most likely tokens whose mass reaches top_p: the token
+    that crosses the line stays, so the set is never empty.
+    """
+    assert sampling.temperature > 0, "temperature 0 is greedy: take the argmax"
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        kept, places = logits.topk(sampling.top_k, dim=-1)
+        logits = torch.full_like(logits, float("-inf")).scatter(-1, places, kept)
+    probs = logits.softmax(-1)
+    if sampling.top_p < 1.0:
+        ordered, places = probs.sort(dim=-1, descending=True, stable=True)
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        probs = probs.scatter(-1, places, ordered.masked_fill(beyond, 0.0))
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+class Guesses:
+    """Picks the tokens of one proposal from draft logits and remembers what they were drawn from."""
+
+    def __init__(self, draft_ids: Tensor, vocab_size: int, sampling: Sampling, rng: torch.Generator) -> None:
+        """draft_ids: int64 [N], the target ids that draft logits stand for."""
+        self.draft_ids, self.vocab_size, self.sampling, self.rng = draft_ids, vocab_size, sampling, rng
+        self.tokens: list[Tensor] = []
+        self.probs: list[Tensor] = []
+
+    def pick(self, logits: Tensor) -> Tensor:
+        """The next guess, int64 [1], from draft logits [1, N]."""
+        if self.sampling.temperature <= 0:
+            choice = logits.argmax(-1)
+        else:
+            probs = probabilities(logits[0], self.sampling)
+            # The generator lives on the CPU, so that a seed means the same guesses on every device.
+            choice = torch.multinomial(probs.cpu(), 1, generator=self.rng).to(logits.device)
+            self.probs.append(torch.zeros(self.vocab_size, device=probs.device).index_copy_(0, self.draft_ids, probs))
+        token = self.draft_ids.index_select(0, choice)
+        self.tokens.append(token)
+        return token
+
+    def proposal(self) -> Proposal:
+        """What was picked so far."""
+        if not self.tokens:
+            return Proposal(torch.empty(0, dtype=torch.int64, device=self.draft_ids.device), None)
+        return Proposal(torch.cat(self.tokens), torch.stack(self.probs) if self.probs else None)

@@ -1,0 +1,142 @@
+"""The step that trains a drafter on the target's features."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.contract import Context, Draft, Features, Target, UserError
+
+Method = Literal["eagle3", "mtp"]
+
+
+def train_draft(
+    target: Target,
+    features: Features,
+    *,
+    method: Method = "eagle3",
+    num_steps: Annotated[int, Field(ge=1)] = 400,
+    peak_lr: Annotated[float, Field(gt=0)] = 2e-3,
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01,
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0,
+    batch_tokens: Annotated[int, Field(ge=16)] = 1024,
+    max_tokens: Annotated[int, Field(ge=8)] = 2048,
+    draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
+    intermediate_size: Annotated[int, Field(ge=0)] = 0,
+    ttt_steps: Annotated[int, Field(ge=1, le=16)] = 7,
+    mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3,
+    first_hidden: Literal["post_norm", "pre_norm"] = "post_norm",
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8,
+    normaliser: Literal["token", "sequence", "position"] = "token",
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    eval_every: Annotated[int, Field(ge=1)] = 50,
+    eval_rows: Annotated[int, Field(ge=1)] = 32,
+    checkpoint_every: Annotated[int, Field(ge=1)] = 50,
+    ctx: Context,
+) -> Draft:
+    """Train a drafter for a target and keep the weights with the best held-out acceptance length.
+
+    Args:
+        target: the model to draft for.
+        features: its hidden states over its own answers, splits train and validation.
+        method: eagle3 (one layer fed by three hidden states, any depth) or mtp (one module a depth, DeepSeek-V3's
+            layout).
+        num_steps: optimiser steps.
+        peak_lr: learning rate after warm-up.
+        warmup_share: share of num_steps that warms up linearly; a cosine follows.
+        weight_decay: AdamW's decoupled decay of the matrices; norm weights do not decay.
+        clip_norm: largest gradient norm.
+        batch_tokens: tokens in a batch, padding included.
+        max_tokens: tokens of a conversation that are used, from its start.
+        draft_vocab_size: tokens the drafter can guess, the most frequent ones of the answers; 0 takes a quarter of the
+            target's vocabulary, at least 256 and at most 32000. For mtp it prunes the head while drafting, not
+            training.
+        intermediate_size: width of the drafter's MLP; 0 takes the target's.
+        ttt_steps: eagle3: drafting steps unrolled in training (training-time test).
+        mtp_modules: mtp: how many modules, hence how many tokens it can guess.
+        first_hidden: mtp: whether module 1 reads the target's last state after or before the final norm; engines that
+            serve DeepSeek's module feed it the state after the norm.
+        step_decay: drafting step k weighs step_decay^k in the loss, divided by the sum of the weights.
+        normaliser: what a step's loss is averaged over: its trained tokens, its sequences, or all positions of the
+            batch.
+        precision: arithmetic of the training graph; auto is bfloat16 where the machine multiplies it natively.
+        eval_every: optimiser steps between looks at the held-out acceptance length.
+        eval_rows: held-out answers in such a look, at most.
+        checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
+    """
+    import torch
+
+    from components.data.features import open_features
+    from components.drafts.batches import BatchOrder
+    from components.drafts.files import method_class, save_draft
+    from components.drafts.held_out import greedy_examples
+    from components.drafts.training import Schedule, train
+    from components.drafts.vocabulary import choose_vocabulary, coverage, default_size
+    from components.targets.load import open_target
+
+    torch.set_num_threads(ctx.num_threads)
+    settings: dict[str, Any] = {
+        "intermediate_size": intermediate_size,
+        "step_decay": step_decay,
+        "normaliser": normaliser,
+        "init_seed": ctx.seed,
+    }
+    settings |= {"ttt_steps": ttt_steps} if method == "eagle3" else {}
+    settings |= {"mtp_modules": mtp_modules, "first_hidden": first_hidden} if method == "mtp" else {}
+
+    data = open_features(features)
+    _check_fit(target, data)
+    rows = [row for row in data.rows("train") if row.num_answer_tokens >= 2]
+    if not rows:
+        raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
+    model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
+
+    counts = data.token_counts("train")
+    vocabulary = choose_vocabulary(counts, draft_vocab_size or default_size(counts.numel()))
+    draft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
+    examples = [data.load(row) for row in _spread(data.rows("validation"), eval_rows)]
+    held_out = greedy_examples(model, examples) or [data.load(row) for row in rows[:eval_rows]]
+    covered = coverage(data.token_counts("validation"), vocabulary.ids)
+    ctx.note(
+        f"{method}: {sum(p.numel() for p in draft.parameters()):,} parameters; draft vocabulary"
+        f" {vocabulary.ids.numel()} ({vocabulary.num_padded} padded) covers {covered:.2%} of held-out answer tokens"
+    )
+    order = BatchOrder(tuple(rows), batch_tokens, max_tokens, ctx.seed)
+    schedule = Schedule(
+        num_steps, peak_lr, warmup_share, weight_decay, clip_norm, eval_every, checkpoint_every, precision
+    )
+    weights, progress = train(draft, data, order, held_out, schedule, ctx)
+    facts = {
+        "method": method,
+        "num_steps": draft.num_steps,
+        "max_depth": draft.max_depth,
+        "target_key": target.key,
+        "draft_vocab_size": vocabulary.ids.numel(),
+        "num_padded_tokens": vocabulary.num_padded,
+        "held_out_coverage": covered,
+        "held_out_al": progress.best_al,
+        "held_out_al_by_workload": progress.best_by_workload,
+        "held_out_answers": len(held_out),
+        "best_step": progress.best_step,
+        "optimiser_steps": num_steps,
+    }
+    save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
+    return Draft.made(ctx, facts)
+
+
+def _check_fit(target: Target, data: Any) -> None:
+    """The features must be this target's."""
+    recorded = data.manifest.get("target_key")
+    if recorded and target.key and recorded != target.key:
+        raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
+
+
+def _spread(rows: list[Any], limit: int) -> list[Any]:
+    """At most `limit` rows, taking turns among the workloads in their stored order."""
+    by_workload: dict[str, list[Any]] = {}
+    for row in rows:
+        by_workload.setdefault(row.workload, []).append(row)
+    turns = [(place, name, row) for name, group in by_workload.items() for place, row in enumerate(group)]
+    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:limit]]

@@ -1,0 +1,152 @@
+"""One training loop for every drafting method: AdamW, warm-up and cosine, clipping, exact resume, held-out judgement.
+
+What a run does is decided by its settings and seed alone: batches follow from the seed, threads are pinned, and a
+checkpoint holds all that the next step depends on, so a run that was killed ends with the same bits as one that was
+not. The weights that are kept are those of the best held-out acceptance length, not of the lowest loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from components.contract import Context
+from components.data.features import Example, FeatureSet
+from components.drafts.batches import BatchOrder, load_batch
+from components.drafts.checkpoints import (
+    Progress,
+    keep_metrics_until,
+    load_best,
+    load_checkpoint,
+    save_best,
+    save_checkpoint,
+)
+from components.drafts.draft import AbstractDraft, StepLosses
+from components.drafts.held_out import measure
+
+Precision = Literal["auto", "float32", "bfloat16"]
+BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
+FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How to train. Lengths in optimiser steps."""
+
+    num_steps: int
+    peak_lr: float
+    warmup_share: float
+    weight_decay: float
+    clip_norm: float
+    eval_every: int
+    checkpoint_every: int
+    precision: Precision
+
+    def learning_rate(self, step: int) -> float:
+        """Of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
+        warmup = max(1, round(self.warmup_share * self.num_steps))
+        if step < warmup:
+            return self.peak_lr * (step + 1) / warmup
+        done = (step - warmup) / max(1, self.num_steps - warmup)
+        return self.peak_lr * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """bfloat16 where the machine multiplies it natively (CUDA, avx512_bf16, AMX), else float32."""
+    if precision != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    if device.type == "cuda":
+        return torch.bfloat16
+    abilities = torch.cpu.get_capabilities()
+    native = bool(abilities.get("avx512_bf16")) or bool(abilities.get("amx_bf16"))
+    return torch.bfloat16 if native else torch.float32
+
+
+def train(
+    draft: AbstractDraft,
+    features: FeatureSet,
+    order: BatchOrder,
+    held_out: Sequence[Example],
+    schedule: Schedule,
+    ctx: Context,
+) -> tuple[dict[str, Tensor], Progress]:
+    """Train, or go on from ctx.scratch; returns the best weights and how they did."""
+    torch.set_num_threads(ctx.num_threads)
+    device = torch.device(ctx.device)
+    optimizer = _optimizer(draft, schedule)
+    progress = load_checkpoint(ctx.scratch, draft, optimizer)
+    keep_metrics_until(ctx.out / "metrics.jsonl", progress.step)
+    if progress.step:
+        ctx.note(f"goes on from optimiser step {progress.step}")
+    dtype = resolve_precision(schedule.precision, device)
+    batches = order.from_step(progress.step)
+    draft.train()
+    while progress.step < schedule.num_steps:
+        batch = load_batch(features, next(batches), order.max_tokens, device)
+        with _autocast(device, dtype):
+            result = draft.losses(batch)
+        norm = _update(draft, optimizer, result.loss, schedule, progress.step)
+        progress.step += 1
+        _record(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
+        last = progress.step == schedule.num_steps
+        if last or progress.step % schedule.eval_every == 0:
+            _judge(draft, held_out, progress, ctx)
+        if last or progress.step % schedule.checkpoint_every == 0:
+            save_checkpoint(ctx.scratch, draft, optimizer, progress)
+        ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
+    return load_best(ctx.scratch, progress), progress
+
+
+def _optimizer(draft: AbstractDraft, schedule: Schedule) -> torch.optim.AdamW:
+    """AdamW; norm weights do not decay."""
+    matrices = [p for p in draft.parameters() if p.ndim > 1]
+    vectors = [p for p in draft.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=schedule.peak_lr, betas=BETAS, foreach=True)
+
+
+def _update(
+    draft: AbstractDraft, optimizer: torch.optim.Optimizer, loss: Tensor, schedule: Schedule, step: int
+) -> float:
+    """One optimiser step; returns the gradient norm before clipping."""
+    for group in optimizer.param_groups:
+        group["lr"] = schedule.learning_rate(step)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(draft.parameters(), schedule.clip_norm)
+    optimizer.step()
+    return float(norm)
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def _record(ctx: Context, step: int, result: StepLosses, norm: float, learning_rate: float) -> None:
+    proxy = (result.accepted / result.reached.clamp(min=1)).sum()
+    ctx.record(
+        step,
+        loss=float(result.loss.detach()),
+        teacher_forced_al=1.0 + float(proxy),
+        grad_norm=norm,
+        learning_rate=learning_rate,
+    )
+
+
+def _judge(draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context) -> None:
+    """Measure held-out acceptance length, log it by workload, and keep the weights when they are the best so far."""
+    draft.eval()
+    found = measure(draft, held_out, draft.num_steps, torch.device(ctx.device))
+    draft.train()
+    al = found.total.acceptance_length
+    by_workload = {name: tally.acceptance_length for name, tally in sorted(found.by_workload.items())}
+    ctx.record(progress.step, held_out_al=al, **{f"held_out_al/{name}": value for name, value in by_workload.items()})
+    if al > progress.best_al:
+        progress.best_step, progress.best_al, progress.best_by_workload = progress.step, al, by_workload
+        save_best(ctx.scratch, draft, progress)

@@ -1,0 +1,104 @@
+"""The model card: what this drafter is, what it was measured to do, where it is not worth it, how to serve it.
+
+Numbers come from policy.json alone; the words around them stand in card.md.jinja.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ALL = "all"
+
+
+def write_card(file: Path, record: dict[str, Any], policy: dict[str, Any]) -> None:
+    """Render README.md. record: release.json so far; policy: policy.json."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, read by people; nothing here comes from outside but key names
+    )
+    environment.filters.update(x=times, num=number, ci=interval, pct=percent)
+    text = environment.get_template("card.md.jinja").render(card_facts(record, policy))
+    file.write_text(text, encoding="utf-8")
+
+
+def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """What the template is given."""
+    draft_key, depth = record["serve"]["draft_key"], record["serve"]["depth_k"]
+    mine = [c for c in policy["choices"] if c["draft_key"] == draft_key]
+    evals = [e for e in policy["evals"] if e["draft_key"] == draft_key]
+    acceptance = [a for a in policy["acceptance"] if a["draft_key"] == draft_key]
+    # At depth 0 nothing is drafted; the card then shows the shallowest drafting depth, so that the reader sees why.
+    shown = depth or min((a["depth_k"] for a in acceptance if a["depth_k"]), default=0)
+    return {
+        **record,
+        "depth": depth,
+        "shown": shown,
+        "pooled": next(c for c in mine if c["workload"] == ALL),
+        "per_workload": [c for c in mine if c["workload"] != ALL],
+        "evals": [e for e in evals if e["workload"] == ALL],
+        "at_depth": [
+            {**a, **next(_same(e, a) for e in evals if _same(e, a))} for a in acceptance if a["depth_k"] == shown
+        ],
+        "arms": [a for a in policy["arms"] if a["workload"] == ALL],
+        "my_arms": [a for a in policy["arms"] if a["workload"] == ALL and a["draft_key"] == draft_key],
+        "gate": policy["gate"],
+        "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
+        "launch": launch_lines(record["serve"]["method"], depth, record["target"]["model"] or "TARGET"),
+    }
+
+
+def _same(e: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
+    """The interval of a DepthEval that belongs to an AcceptanceSummary, or {}."""
+    same = (e["workload"], e["depth_k"]) == (a["workload"], a["depth_k"])
+    return {k: e[k] for k in ("al", "al_lo", "al_hi")} if same else {}
+
+
+def launch_lines(method: str, depth: int, target: str) -> list[tuple[str, str]]:
+    """(engine, command) for serving at a depth; empty where no engine reads the layout or nothing should be drafted."""
+    if depth == 0 or method != "eagle3":
+        return []
+    config = json.dumps({"method": "eagle3", "model": "./eagle3", "num_speculative_tokens": depth})
+    return [
+        ("vLLM", f"vllm serve {target} --speculative-config '{config}'"),
+        (
+            "SGLang",
+            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 "
+            f"--speculative-draft-model-path ./eagle3 --speculative-num-steps {depth} "
+            f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {depth + 1}",
+        ),
+        (
+            "llama.cpp",
+            f"python convert_hf_to_gguf.py ./eagle3 --target-model-dir {target} --outfile eagle3.gguf\n"
+            "llama-server --model target.gguf --model-draft eagle3.gguf --spec-type draft-eagle3 "
+            f"--spec-draft-n-max {depth} --spec-draft-p-min 0",
+        ),
+    ]
+
+
+def times(value: float | None) -> str:
+    """1.2345 -> 1.23x; None -> "not measured"."""
+    return "not measured" if value is None else f"{value:.2f}x"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, or "not measured"."""
+    return "not measured" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """0.123 -> 12.3 %."""
+    return "not measured" if value is None else f"{100 * value:.1f} %"
+
+
+def interval(bounds: tuple[float | None, float | None]) -> str:
+    """(lo, hi) -> [1.23, 1.45]; nothing when not measured."""
+    lo, hi = bounds
+    return "" if lo is None or hi is None else f"[{lo:.2f}, {hi:.2f}]"

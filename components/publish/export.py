@@ -1,0 +1,248 @@
+"""Export a drafter as something others can load, with the evidence for it.
+
+    release/
+      README.md        the model card
+      release.json     every file with its sha256, the policy, keys and versions
+      draftsmith/      what MLflow serves: draft.json and model.safetensors as trained, target.json, serve.json
+      eagle3/ | mtp/   one folder a format, checked exactly before it is written and compared bit for bit after
+
+The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
+
+if TYPE_CHECKING:
+    from components.targets.model import TargetShape
+
+Format = Literal["eagle3", "mtp"]
+
+# format -> "module:function"; a drafter goes out in the format that bears its method's name.
+FORMATS: dict[str, str] = {
+    "eagle3": "components.publish.eagle3_layout:lay_out",
+    "mtp": "components.publish.mtp_layout:lay_out",
+}
+
+
+def export_release(
+    target: Target,
+    drafts: list[Draft],
+    policy: DepthPolicy,
+    acceptance: list[Measurements],
+    end_to_end: Measurements,
+    *,
+    formats: Annotated[list[Format], Field(min_length=1)] = ["eagle3", "mtp"],  # noqa: B006 - never changed
+    include: Literal["winner", "all"] = "winner",
+    license: Annotated[str, Field(min_length=1)] = "other",
+    ctx: Context,
+) -> Release:
+    """Export the winning drafter, checked exactly, with a model card that holds the evidence.
+
+    Args:
+        target: the model that the drafters serve; referenced by the release, not copied.
+        drafts: the trained drafters.
+        policy: chosen depths with their measurements and the promotion gate.
+        acceptance: acceptance maps of the drafters; their keys go into the record.
+        end_to_end: the timed comparison; its key goes into the record.
+        formats: layouts to write; a drafter goes out in the one that bears its method's name.
+        include: "winner" exports the drafter with the best measured lower bound, "all" the others beside it.
+        license: SPDX name of the drafter's licence, as model hubs write it; "other" means: see the target's licence.
+    """
+    from components.publish.card import write_card
+
+    found = _read_policy(policy)
+    winner = _winner(found, drafts)
+    chosen = [winner, *(d for d in drafts if d is not winner)] if include == "all" else [winner]
+    shape = _shape_of(target)
+    written: dict[str, dict[str, Any]] = {}
+    for done, draft in enumerate(chosen):
+        name = _format_of(draft, formats)
+        if name in written:
+            name = f"{name}-{draft.key[:8]}"
+        written[name] = _export(draft, shape, ctx.out / name)
+        ctx.progress(done + 1, len(chosen), "formats")
+    serve = _own_folder(ctx.out / "draftsmith", target, winner, found)
+    record: dict[str, Any] = {
+        # A local path says nothing elsewhere: only draftsmith/target.json keeps it, where it is needed to load.
+        "target": {"key": target.key, **_small(target.info), "model": _public_name(str(target.info.get("model", "")))},
+        "draft": {"key": winner.key, **_small(winner.info)},
+        "serve": serve,
+        "formats": written,
+        "license": license,
+        "policy": {k: found[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
+        "keys": {
+            "policy": policy.key,
+            "acceptance": [m.key for m in acceptance],
+            "end_to_end": end_to_end.key,
+            "release": ctx.key,
+        },
+        "versions": _versions(),
+    }
+    write_card(ctx.out / "README.md", record, found)
+    record["files"] = _checksums(ctx.out)
+    (ctx.out / "release.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join(written)}")
+    return Release.made(ctx, _facts(record, found))
+
+
+def _read_policy(policy: DepthPolicy) -> dict[str, Any]:
+    """policy.json as written by speedup.confirm_depth (or choose_depth)."""
+    file = policy.path / "policy.json"
+    if not file.is_file():
+        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:
+    """The drafter that won; without a winner the best predicted one, released with depth 0 ("do not speculate")."""
+    by_key = {d.key: d for d in drafts}
+    if policy["winner"]:
+        key = policy["winner"]["draft_key"]
+        if key not in by_key:
+            raise UserError(
+                f"drafts: the policy's winner {key[:12]} is not among them; wire the drafters it was chosen from"
+            )
+        return by_key[key]
+    known = [c for c in policy["choices"] if c["workload"] == "all" and c["draft_key"] in by_key]
+    if not known:
+        raise UserError("drafts: the policy says nothing about any of them; wire the drafters it was chosen from")
+    return by_key[max(known, key=lambda c: (c["pred_lo"], c["draft_key"]))["draft_key"]]
+
+
+def _format_of(draft: Draft, formats: list[Format]) -> str:
+    """The layout for a drafter's method."""
+    method = str(draft.info["method"])
+    for name in formats:
+        if name == method:
+            return name
+    raise UserError(
+        f"formats: none of {', '.join(formats)} can hold a {method} drafter; formats are {', '.join(FORMATS)}"
+    )
+
+
+def _shape_of(target: Target) -> TargetShape:
+    """The target's shape, with the head size that drafters use where the target's own is odd."""
+    from types import SimpleNamespace
+
+    from components.drafts.layers import BlockShape
+    from components.targets.inspect_files import read_config
+    from components.targets.shape import shape_of
+    from components.targets.source import open_record
+
+    folder, record = open_record(target.path)
+    where = str(record["model"])
+    config = read_config(folder, where=where, trust_remote_code=bool(record["trust_remote_code"]))
+    shape = shape_of(config, where)
+    return dataclasses.replace(shape, head_dim=BlockShape.of(SimpleNamespace(shape=shape), 0).head_dim)
+
+
+def _export(draft: Draft, shape: TargetShape, folder: Path) -> dict[str, Any]:
+    """One drafter in its format; nothing is written unless the check passes."""
+    import importlib
+
+    from safetensors.torch import load_file
+
+    from components.publish.exact_check import write_checkpoint
+
+    module, function = FORMATS[folder.name.split("-")[0]].split(":")
+    record = json.loads((draft.path / "draft.json").read_text(encoding="utf-8"))
+    laid_out = getattr(importlib.import_module(module), function)(
+        load_file(draft.path / "model.safetensors"), shape, record
+    )
+    write_checkpoint(folder, laid_out)
+    return {
+        "draft_key": draft.key,
+        "method": str(draft.info["method"]),
+        "num_tensors": len(laid_out.tensors),
+        "num_params": sum(t.numel() for name, t in laid_out.tensors.items() if name not in ("d2t", "t2d")),
+        "dtype": laid_out.config["torch_dtype"],
+    }
+
+
+def _own_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, Any]) -> dict[str, Any]:
+    """`draftsmith/`: what mlflow_model.py serves from; byte copies and the chosen depth."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
+        shutil.copyfile(source, folder / source.name)
+    if (target.path / "target.json").is_file():
+        shutil.copyfile(target.path / "target.json", folder / "target.json")
+    winner = policy["winner"] if policy["verdict"] in ("use", "undecided") else None
+    serve = {
+        "method": str(draft.info["method"]),
+        "draft_key": draft.key,
+        "target_key": target.key,
+        "depth_k": int(winner["depth_k"]) if winner else 0,
+        "depth_by_workload": {c["workload"]: c["depth_k"] for c in policy["choices"] if c["draft_key"] == draft.key},
+        "verdict": policy["verdict"],
+    }
+    (folder / "serve.json").write_text(json.dumps(serve, indent=1) + "\n", encoding="utf-8")
+    return serve
+
+
+def _public_name(model: str) -> str:
+    """A hub id or "builtin" as it is, a folder by its last part."""
+    return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
+
+
+def _small(info: Any) -> dict[str, Any]:
+    """The plain facts of an artifact's info."""
+    return {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) or v is None}
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what wrote the release."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("draftsmith", "torch", "transformers", "safetensors", "tokenizers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def _checksums(folder: Path) -> list[dict[str, Any]]:
+    """Every file written so far with size and sha256."""
+    import hashlib
+
+    files = []
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        name = file.relative_to(folder).as_posix()
+        files.append({"path": name, "bytes": file.stat().st_size, "sha256": digest})
+    return files
+
+
+def _facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """The release's info: what a registry tags a version with."""
+    serve = record["serve"]
+    pooled = [c for c in policy["choices"] if c["workload"] == "all" and c["draft_key"] == serve["draft_key"]]
+    numbers = {k: pooled[0][k] for k in ("speedup_pred", "speedup_meas", "meas_lo", "meas_hi", "pred_error")}
+    for e in policy["evals"]:
+        if (e["draft_key"], e["workload"], e["depth_k"]) == (serve["draft_key"], "all", serve["depth_k"]):
+            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas")}
+    gate = policy["gate"]
+    return {
+        "method": serve["method"],
+        "target_key": serve["target_key"],
+        "target": record["target"]["model"],
+        "draft_key": serve["draft_key"],
+        "depth_k": serve["depth_k"],
+        "verdict": policy["verdict"],
+        "gate_passed": bool(gate and gate["passed"]),
+        "gate_checks": gate["checks"] if gate else [],
+        "formats": sorted(record["formats"]),
+        **numbers,
+    }

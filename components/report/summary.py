@@ -1,0 +1,84 @@
+"""A run in a few lines: what the end of a run prints, from the small facts of its artifacts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+VERDICTS = {
+    "use": "Use it",
+    "do_not_speculate": "Do not speculate",
+    "undecided": "Undecided",
+    "invalid": "Invalid measurement",
+}
+
+
+def verdict_in_words(facts: Mapping[str, Any]) -> str:
+    """One sentence that a reader can act on. facts: DepthPolicy.info."""
+    method, depth, speed = facts.get("method", "?"), facts.get("depth_k", 0), facts.get("speedup_meas")
+    verdict = facts.get("verdict", "undecided")
+    if verdict == "use" and speed is not None:
+        return f"Use {method} and draft {depth} tokens a round: {speed:.2f}x the speed of the best plain decoding."
+    if verdict == "use":
+        predicted = facts.get("speedup_pred", 1.0)
+        return f"Use {method} and draft {depth} tokens a round; predicted {predicted:.2f}x, not measured."
+    if verdict == "do_not_speculate":
+        return "Do not speculate: no drafter is reliably faster than plain decoding here."
+    if verdict == "invalid":
+        return "Invalid: a fault in the measurement or in the output has to be mended before any number counts."
+    return "Undecided: the measurement does not separate the drafter from plain decoding; measure more prompts."
+
+
+def summarise(
+    policy: Mapping[str, Any], release: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Label -> value, in the order to print.
+
+    policy: DepthPolicy.info after speedup.confirm_depth. release: Release.info. places: label -> path or address
+    of what a reader may want next (report, registered version, ...).
+    """
+    lines = {"verdict": verdict_in_words(policy), "drafter": str(policy.get("method", "none"))}
+    lines["chosen depth"] = str(policy.get("depth_k", 0))
+    lines["acceptance length"] = _with_interval(policy, "al", "al_lo", "al_hi", "")
+    if policy.get("al_meas") is not None:
+        lines["acceptance length"] += f", {policy['al_meas']:.2f} while decoding"
+    lines["measured speedup"] = _with_interval(policy, "speedup_meas", "meas_lo", "meas_hi", "x")
+    lines["predicted speedup"] = _with_interval(policy, "speedup_pred", "", "", "x")
+    lines["predicted speedup"] += _gap(policy)
+    lines["token-identical"] = _identity(policy)
+    gate = policy.get("gate_passed")
+    lines["promotion gate"] = "not checked" if gate is None else "passed" if gate else "not passed"
+    if release:
+        lines["exported formats"] = ", ".join(release.get("formats", []))
+    return {**lines, **(places or {})}
+
+
+def _with_interval(facts: Mapping[str, Any], value: str, lo: str, hi: str, unit: str) -> str:
+    """2.31x, 95 % interval [2.10, 2.50]."""
+    if facts.get(value) is None:
+        return "not measured"
+    text = f"{facts[value]:.2f}{unit}"
+    if facts.get(lo) is not None and facts.get(hi) is not None:
+        text += f", 95 % interval [{facts[lo]:.2f}, {facts[hi]:.2f}]"
+    return text
+
+
+def _gap(facts: Mapping[str, Any]) -> str:
+    """How far the prediction was off, judged on the measured prompts where that is known."""
+    measured, same = facts.get("speedup_meas"), facts.get("speedup_pred_same_prompts")
+    if measured is None or facts.get("speedup_pred") is None:
+        return ""
+    predicted = facts["speedup_pred"] if same is None else same
+    gap = predicted / measured - 1.0
+    said = f"{100 * abs(gap):.1f} % {'above' if gap >= 0 else 'below'} measured"
+    differs = same is not None and f"{same:.2f}" != f"{facts['speedup_pred']:.2f}"
+    return f"; {same:.2f}x for the measured prompts, {said}" if differs else f", {said}"
+
+
+def _identity(facts: Mapping[str, Any]) -> str:
+    """yes (24 outputs compared, 1 tie)."""
+    if not facts.get("num_checked"):
+        return "not compared"
+    ties = facts.get("num_ties", 0)
+    said = f"{facts['num_checked']} outputs compared" + (f", {ties} part at a tie" if ties else "")
+    return f"{'yes' if facts.get('identical') else 'NO'} ({said})"

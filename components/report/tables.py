@@ -1,0 +1,155 @@
+"""Markdown tables of the facts people ask for; the same cells fill the page's tables.
+
+A table is a header and rows of text cells (`Table`), so that Markdown and HTML show the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from components.rows import DepthChoice, DepthEval, QualityFlag
+
+
+class Table(NamedTuple):
+    """Text cells, and the index of the row to stress (None: no row)."""
+
+    header: list[str]
+    rows: list[list[str]]
+    stressed: int | None = None
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown; a stressed row is bold."""
+        lines = [_line(self.header), _line(["---"] * len(self.header))]
+        for index, row in enumerate(self.rows):
+            cells = [f"**{cell}**" if cell and index == self.stressed else cell for cell in row]
+            lines.append(_line(cells))
+        return "\n".join(lines) + "\n"
+
+
+def depth_table(evals: Sequence[DepthEval], chosen: int | None = None) -> Table:
+    """Every depth of one drafter on one workload. Times in ms, 95 % intervals in brackets."""
+    header = ["depth", "AL", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added", "predicted", "measured"]
+    header += ["P(best)", "regret"]
+    rows = [
+        [
+            str(e.depth_k),
+            f"{e.al:.2f}{bounds(e.al_lo, e.al_hi) if e.depth_k else ''}",
+            f"{e.t_target_ms:.2f}",
+            f"{e.t_verify_ms:.2f}",
+            f"{e.t_draft_ms:.2f}",
+            f"{e.cost_ratio:.2f}",
+            percent(e.marginal_gain),
+            percent(e.marginal_cost),
+            f"{times(e.speedup_pred)}{bounds(e.pred_lo, e.pred_hi) if e.depth_k else ''}",
+            f"{times(e.speedup_meas)}{bounds(e.meas_lo, e.meas_hi)}",
+            percent(e.p_best),
+            percent(e.regret),
+        ]
+        for e in sorted(evals, key=lambda e: e.depth_k)
+    ]
+    stressed = next((i for i, row in enumerate(rows) if row[0] == str(chosen)), None)
+    return Table(header, rows, stressed)
+
+
+def choice_table(choices: Iterable[DepthChoice], winner: Mapping[str, Any] | None = None) -> Table:
+    """One line for each drafter and workload."""
+    header = ["drafter", "workload", "depth", "predicted", "measured", "gap", "P(S > 1)", "verdict"]
+    choices = list(choices)
+    rows = [
+        [
+            c.method,
+            c.workload,
+            str(c.depth_k),
+            f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
+            f"{times(c.speedup_meas)}{bounds(c.meas_lo, c.meas_hi)}",
+            percent(c.pred_error, sign=True),
+            f"{c.p_beats_no_spec:.3f}",
+            c.verdict.replace("_", " "),
+        ]
+        for c in choices
+    ]
+    wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner["draft_key"] and c.workload == "all"]
+    return Table(header, rows, wins[0] if wins else None)
+
+
+def arm_table(arms: Iterable[Mapping[str, Any]]) -> Table:
+    """Every measured arm of policy.json, fastest first; speedups against the best plain kernel on the same prompts."""
+    header = [
+        "arm",
+        "depth",
+        "workload",
+        "dtype",
+        "kernel",
+        "tokens/s",
+        "plain tokens/s",
+        "AL",
+        "accepted",
+        "predicted",
+        "speedup",
+    ]
+    header += ["prompts", "compared", "ties", "differ"]
+    rows = [
+        [
+            a["method"],
+            str(a["depth_k"]),
+            a["workload"],
+            a["dtype"],
+            a["kernel"],
+            f"{a['tokens_per_s']:.1f}",
+            f"{a['plain_tokens_per_s']:.1f}",
+            "-" if a["al"] is None else f"{a['al']:.2f}",
+            percent(a["acceptance_rate"]),
+            times(a["speedup_pred"]),
+            f"{times(a['speedup'])}{bounds(a['lo'], a['hi'])}",
+            str(a["num_prompts"]),
+            str(a["checked"]),
+            str(a["ties"]),
+            str(a["divergences"]),
+        ]
+        for a in sorted(arms, key=lambda a: (a["workload"] != "all", a["workload"], -a["speedup"]))
+    ]
+    return Table(header, rows)
+
+
+def gate_table(gate: Mapping[str, Any]) -> Table:
+    """The promotion gate, check by check."""
+    rows = [
+        [
+            c["name"].replace("_", " "),
+            "-" if c["value"] is None else f"{c['value']:.4g}",
+            c["limit"],
+            "yes" if c["passed"] else "NO",
+        ]
+        for c in gate["checks"]
+    ]
+    return Table(["check", "value", "asked", "passed"], rows)
+
+
+def flag_table(flags: Iterable[QualityFlag]) -> Table:
+    """Reasons to doubt, worst first."""
+    order = {"fault": 0, "warning": 1, "info": 2}
+    ranked = sorted(flags, key=lambda f: (order.get(f.severity, 3), f.code, f.method))
+    rows = [[f.severity, f.code.replace("_", " "), f.method or "-", f"{f.value:.4g}", f.detail] for f in ranked]
+    return Table(["severity", "flag", "drafter", "value", "what it means"], rows)
+
+
+def times(value: float | None) -> str:
+    """1.2345 -> 1.23x; None -> "-" (not measured)."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None, sign: bool = False) -> str:
+    """0.1234 -> 12.3 %; None -> "-"."""
+    if value is None:
+        return "-"
+    return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
+
+
+def bounds(lo: float | None, hi: float | None) -> str:
+    """A 95 % interval after its value, or nothing."""
+    return "" if lo is None or hi is None else f" [{lo:.2f}, {hi:.2f}]"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

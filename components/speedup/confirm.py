@@ -1,0 +1,195 @@
+"""Confirm or refuse a chosen depth with what was measured end to end, and say whether the drafter may be promoted.
+
+The verdict follows the measurement (is it faster, is the text the same?); the gate asks for more: that the prediction
+which chose the depth came true, because a depth picked by a wrong model is right by accident.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.rows import DepthChoice, QualityFlag, Request, read_rows
+
+if TYPE_CHECKING:
+    from components.speedup.policy import GateCheck, MeasuredArm, Policy
+
+
+def confirm_depth(
+    policy: DepthPolicy,
+    end_to_end: Measurements,
+    *,
+    min_speedup: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0,
+    max_prediction_gap: Annotated[float, Field(gt=0.0, le=10.0)] = 0.15,
+    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    ctx: Context,
+) -> DepthPolicy:
+    """Add measured speedups to a policy, name the winning drafter, and check the promotion gate.
+
+    Args:
+        policy: the depths that the speedup model chose.
+        end_to_end: timed requests of plain and speculative decoding on the same prompts.
+        min_speedup: what the lower 95 % bound of measured speedup must exceed (1.0 = plain decoding).
+        max_prediction_gap: largest |predicted / measured - 1| that the gate lets through (0.15 = 15 %).
+        num_draws: resamples of prompts behind each interval.
+    """
+    from components.speedup.measured import measured_arms
+    from components.speedup.measured_flags import lookup_flags, measured_flags
+    from components.speedup.policy import headline, read_policy, write_policy
+
+    found = read_policy(policy.path)
+    requests = read_rows(end_to_end.path, Request)
+    if not requests:
+        raise UserError(f"end_to_end ({end_to_end.key[:12]}): no request rows; run bench.compare_end_to_end")
+    found.arms = measured_arms(requests, num_draws, ctx.seed, found.prompts)
+    if not found.arms:
+        raise UserError(
+            "end_to_end: no speculative request shares prompt and dtype with plain decoding; include a plain arm"
+        )
+    _enter_measurements(found)
+    found.flags += read_rows(end_to_end.path, QualityFlag)
+    found.flags += measured_flags(found, requests, max_prediction_gap)
+    winner = _pick_winner(found)
+    found.flags += lookup_flags(found, winner) if winner else []
+    found.winner = (
+        {"draft_key": winner.draft_key, "method": winner.method, "depth_k": winner.depth_k} if winner else None
+    )
+    checks = _gate(found, winner, min_speedup, max_prediction_gap)
+    found.gate = {"passed": all(c.passed for c in checks), "checks": [dataclasses.asdict(c) for c in checks]}
+    found.verdict, found.reasons = _verdict(found, winner, checks)
+    found.choices = [_with_verdict(c, found, winner) for c in found.choices]
+    write_policy(ctx.out, found)
+    ctx.note(f"verdict: {found.verdict}; {'; '.join(found.reasons)}")
+    return DepthPolicy.made(ctx, headline(found))
+
+
+def arm_of(policy: Policy, row: Any) -> MeasuredArm | None:
+    """The measured arm of a DepthEval or DepthChoice; of several, the one in the dtype that costs were measured in."""
+    arms = [
+        a
+        for a in policy.arms
+        if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size)
+        == (row.draft_key, row.method, row.workload, row.depth_k, row.batch_size)
+    ]
+    return max(arms, key=lambda a: (a.dtype == policy.dtype, a.kernel == policy.kernel, a.tokens_per_s), default=None)
+
+
+def _enter_measurements(policy: Policy) -> None:
+    """Put measured numbers beside the predicted ones, and predictions for the measured prompts beside the measured."""
+    for i, arm in enumerate(policy.arms):
+        policy.arms[i] = dataclasses.replace(arm, speedup_pred=_same_prompts(policy, arm))
+    for i, row in enumerate(policy.evals):
+        found = arm_of(policy, row) if row.depth_k else None
+        if found:
+            policy.evals[i] = dataclasses.replace(
+                row, al_meas=found.al, speedup_meas=found.speedup, meas_lo=found.lo, meas_hi=found.hi
+            )
+    for i, choice in enumerate(policy.choices):
+        found = arm_of(policy, choice) if choice.depth_k else None
+        if found:
+            policy.choices[i] = dataclasses.replace(
+                choice,
+                speedup_meas=found.speedup,
+                meas_lo=found.lo,
+                meas_hi=found.hi,
+                pred_error=choice.speedup_pred / found.speedup - 1.0,
+            )
+
+
+def _same_prompts(policy: Policy, arm: MeasuredArm) -> float | None:
+    """The prediction for the very prompts that an arm decoded: prompts differ, and end to end often runs fewer of them.
+
+    Only AL depends on the prompts, so S = S_pred * AL(these prompts) / AL(all prompts).
+    """
+    for e in policy.evals:
+        same = (e.draft_key, e.workload, e.depth_k, e.batch_size) == (
+            arm.draft_key,
+            arm.workload,
+            arm.depth_k,
+            arm.batch_size,
+        )
+        if same and arm.al_replayed is not None:
+            return e.speedup_pred * arm.al_replayed / e.al
+    return None
+
+
+def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
+    """predicted / measured - 1 on the same prompts; over all prompts where the measured ones have no maps."""
+    arm = arm_of(policy, choice)
+    if arm is not None and arm.speedup_pred is not None:
+        return arm.speedup_pred / arm.speedup - 1.0
+    return choice.pred_error or 0.0
+
+
+def _pick_winner(policy: Policy) -> DepthChoice | None:
+    """The drafter whose chosen depth has the best measured lower bound, at the smallest batch size.
+
+    A drafter at fault (its output differs, its numbers are impossible) wins only if every one is.
+    """
+    from components.speedup.policy import ALL, faults_of
+
+    pooled = [c for c in policy.choices if c.workload == ALL and c.depth_k > 0 and c.meas_lo is not None]
+    smallest = min((c.batch_size for c in pooled), default=1)
+    pooled = [c for c in pooled if c.batch_size == smallest]
+    sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
+    return max(sound or pooled, key=lambda c: (c.meas_lo or 0.0, c.draft_key), default=None)
+
+
+def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
+    """What promotion asks for, each condition with its value and limit."""
+    from components.speedup.policy import ALL, GateCheck, faults_of
+
+    if winner is None:
+        return [GateCheck("depth_chosen_and_measured", False, 0.0, ">= 1")]
+    arms = [a for a in policy.arms if a.draft_key == winner.draft_key and a.workload == ALL]
+    divergences, checked = sum(a.divergences for a in arms), sum(a.checked for a in arms)
+    gap = abs(prediction_gap(policy, winner))
+    faults = len(faults_of(policy, winner.draft_key))
+    low = winner.meas_lo or 0.0
+    return [
+        GateCheck("depth_chosen_and_measured", True, float(winner.depth_k), ">= 1"),
+        GateCheck("outputs_compared", checked > 0, float(checked), "> 0 requests"),
+        GateCheck("identical_output", divergences == 0, float(divergences), "0 divergences outside ties"),
+        GateCheck("measured_lower_bound", low > min_speedup, low, f"> {min_speedup:g}"),
+        GateCheck("prediction_gap", gap <= max_gap, gap, f"<= {max_gap:g}"),
+        GateCheck("no_faults", faults == 0, float(faults), "0 flags of severity fault"),
+    ]
+
+
+def _verdict(policy: Policy, winner: DepthChoice | None, checks: list[GateCheck]) -> tuple[str, list[str]]:
+    """use | do_not_speculate | undecided | invalid, and why, in words."""
+    from components.speedup.policy import faults_of
+
+    if winner is None:
+        if any(c.depth_k > 0 for c in policy.choices):
+            return "undecided", ["the chosen depth was not measured end to end"]
+        # Nothing was chosen: the prediction's own verdict and reasons stand.
+        return ("do_not_speculate" if policy.verdict == "use" else policy.verdict), policy.reasons
+    failed = {c.name for c in checks if not c.passed}
+    measured = (
+        f"{winner.method} at depth {winner.depth_k} measured {winner.speedup_meas:.2f}x "
+        f"[{winner.meas_lo:.2f}, {winner.meas_hi:.2f}], predicted {winner.speedup_pred:.2f}x"
+    )
+    if failed & {"identical_output", "no_faults"}:
+        faults = [f"{f.method} {f.code}: {f.detail}" for f in faults_of(policy, winner.draft_key)]
+        return "invalid", [measured, *faults]
+    reasons = [measured, *(f"gate: {c.name} is {c.value:.3g}, asked {c.limit}" for c in checks if not c.passed)]
+    if (winner.meas_lo or 0.0) > 1.0:
+        return "use", reasons
+    if (winner.meas_hi or 0.0) < 1.0:
+        return "do_not_speculate", reasons
+    return "undecided", reasons
+
+
+def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:
+    """A choice with the verdict that its own measurement supports."""
+    if winner and (choice.draft_key, choice.workload) == (winner.draft_key, winner.workload):
+        return dataclasses.replace(choice, verdict=policy.verdict, reasons=policy.reasons)
+    if choice.meas_lo is None or choice.meas_hi is None:
+        return choice
+    verdict = "use" if choice.meas_lo > 1.0 else "do_not_speculate" if choice.meas_hi < 1.0 else "undecided"
+    why = f"measured {choice.speedup_meas:.2f}x [{choice.meas_lo:.2f}, {choice.meas_hi:.2f}]"
+    return dataclasses.replace(choice, verdict=verdict, reasons=[*choice.reasons, why])

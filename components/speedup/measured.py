@@ -1,0 +1,129 @@
+"""Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
+
+speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts that both decoded, in
+the same dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token.
+Repetitions of a prompt are summed first; the interval resamples prompts, both arms together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from components.rows import Request
+from components.speedup.bootstrap import draw_weights, interval, ratio_draws
+from components.speedup.policy import ALL, MeasuredArm, PromptCounts
+
+ArmKey = tuple[str, str, int, int, str, str]  # method, draft_key, depth_k, batch_size, dtype, kernel
+
+
+def usable(request: Request) -> bool:
+    """Whether a request counts: timed, finished, and long enough to have a decoding phase."""
+    return not request.is_warmup and request.status != "error" and request.tokens_kept > 1 and request.decode_ns > 0
+
+
+def measured_arms(
+    requests: Sequence[Request], num_draws: int, seed: int, replayed: Sequence[PromptCounts] = ()
+) -> list[MeasuredArm]:
+    """Every speculative arm at temperature 0, pooled and per workload, against the best plain kernel of its dtype.
+
+    replayed: acceptance of the same drafters, prompt by prompt, for MeasuredArm.al_replayed.
+    """
+    counts = {(c.draft_key, c.prompt_id): c for c in replayed}
+    rows = [r for r in requests if usable(r) and r.temperature == 0.0]
+    by_arm: dict[ArmKey, list[Request]] = {}
+    for r in rows:
+        by_arm.setdefault((r.method, r.draft_key, r.depth_k, r.batch_size, r.dtype, r.kernel), []).append(r)
+    arms = []
+    for key, mine in sorted(by_arm.items()):
+        if key[0] == "none":
+            continue
+        plain = best_plain(rows, dtype=key[4], batch_size=key[3])
+        for workload in [ALL, *sorted({r.workload for r in mine} - {ALL})]:
+            arm = _arm(key, workload, mine, plain, counts, num_draws, seed)
+            if arm is not None:
+                arms.append(arm)
+    return arms
+
+
+def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
+    """Plain requests of the kernel that decoded most tokens a second."""
+    by_kernel: dict[str, list[Request]] = {}
+    for r in rows:
+        if r.method == "none" and r.dtype == dtype and r.batch_size == batch_size:
+            by_kernel.setdefault(r.kernel, []).append(r)
+    return max(by_kernel.values(), key=tokens_per_s, default=[])
+
+
+def tokens_per_s(rows: Sequence[Request]) -> float:
+    """Pooled decoding speed: kept tokens after the first, over decoding time."""
+    return sum(r.tokens_kept - 1 for r in rows) / sum(r.decode_ns for r in rows) * 1e9
+
+
+def _arm(
+    key: ArmKey,
+    workload: str,
+    mine: list[Request],
+    plain: list[Request],
+    counts: dict[tuple[str, str], PromptCounts],
+    num_draws: int,
+    seed: int,
+) -> MeasuredArm | None:
+    """One arm on one workload, or None when plain decoding has no prompt in common with it."""
+    mine = [r for r in mine if workload in (ALL, r.workload)]
+    shared = sorted({r.prompt_id for r in mine} & {r.prompt_id for r in plain})
+    if not shared:
+        return None
+    mine = [r for r in mine if r.prompt_id in set(shared)]
+    plain = [r for r in plain if r.prompt_id in set(shared)]
+    tokens, times = _per_prompt(mine, shared)
+    plain_tokens, plain_times = _per_prompt(plain, shared)
+    weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 3]))
+    draws = ratio_draws(weights, tokens, times) / ratio_draws(weights, plain_tokens, plain_times)
+    lo, hi = interval(draws)
+    method, draft_key, depth_k, batch_size, dtype, kernel = key
+    rounds, drafted = sum(r.num_rounds for r in mine), sum(r.num_drafted for r in mine)
+    compared = [r for r in mine if r.identical is not None]
+    ties = sum(not r.identical and bool(r.tie) for r in compared)
+    return MeasuredArm(
+        draft_key=draft_key,
+        method=method,
+        workload=workload,
+        depth_k=depth_k,
+        batch_size=batch_size,
+        dtype=dtype,
+        kernel=kernel,
+        num_prompts=len(shared),
+        num_requests=len(mine),
+        num_rounds=rounds,
+        tokens_per_s=tokens_per_s(mine),
+        plain_tokens_per_s=tokens_per_s(plain),
+        al=sum(r.tokens_kept - 1 for r in mine) / rounds if rounds else None,
+        al_replayed=_al_replayed([counts.get((draft_key, prompt_id)) for prompt_id in shared], depth_k),
+        acceptance_rate=sum(r.num_accepted for r in mine) / drafted if drafted else None,
+        speedup=tokens_per_s(mine) / tokens_per_s(plain),
+        lo=lo,
+        hi=hi,
+        checked=len(compared),
+        ties=ties,
+        divergences=sum(not r.identical for r in compared) - ties,
+    )
+
+
+def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
+    """AL that the maps say for a set of prompts; None unless each has a map that was replayed at this depth."""
+    known = [c for c in counts if c is not None and depth in c.depths]
+    if len(known) < len(counts):
+        return None
+    return sum(c.tokens for c in known) / sum(c.rounds[c.depths.index(depth)] for c in known)
+
+
+def _per_prompt(rows: list[Request], prompt_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and seconds of each prompt, summed over repetitions."""
+    index = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
+    tokens, times = np.zeros(len(index)), np.zeros(len(index))
+    for r in rows:
+        tokens[index[r.prompt_id]] += r.tokens_kept - 1
+        times[index[r.prompt_id]] += r.decode_ns / 1e9
+    return tokens, times

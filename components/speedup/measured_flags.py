@@ -1,0 +1,132 @@
+"""Reasons to doubt an end-to-end measurement, or the depth it was asked to confirm. Severities as in flags.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from components.rows import DepthChoice, DepthEval, QualityFlag, Request
+from components.speedup.flags import MIN_PROMPTS, MIN_ROUNDS
+from components.speedup.policy import ALL, MeasuredArm, Policy
+
+MAX_LOADED_TAX = 0.03
+MAX_AL_GAP = 0.05
+MIN_DRAFTED_SHARE = 0.7
+WORTH_SAYING = 0.01  # a better depth than the chosen one by less than this is not worth a flag
+
+
+def measured_flags(policy: Policy, requests: Sequence[Request], max_prediction_gap: float) -> list[QualityFlag]:
+    """Flags over all arms and choices, pooled over workloads."""
+    flags = [flag for arm in policy.arms if arm.workload == ALL for flag in _arm_flags(policy, arm)]
+    failed = sum(r.status == "error" for r in requests)
+    if failed:
+        flags.append(
+            QualityFlag(policy.selection_id, "", "", "failed_requests", "warning", failed, "requests ended in an error")
+        )
+    for choice in policy.choices:
+        if choice.workload == ALL and choice.depth_k > 0:
+            flags += _choice_flags(policy, choice, max_prediction_gap)
+    return flags
+
+
+def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
+    """What a single arm shows about itself."""
+    flags: list[QualityFlag] = []
+
+    def flag(code: str, severity: str, value: float, detail: str) -> None:
+        detail = f"depth {arm.depth_k}: {detail}"
+        flags.append(QualityFlag(policy.selection_id, arm.draft_key, arm.method, code, severity, float(value), detail))
+
+    if arm.divergences:
+        flag(
+            "not_identical",
+            "fault",
+            arm.divergences,
+            f"of {arm.checked} outputs differ from plain decoding beyond a tie",
+        )
+    if arm.ties:
+        flag("ties", "info", arm.ties, f"of {arm.checked} outputs part from plain decoding at a tie of two tokens")
+    if arm.depth_k == 0 and arm.speedup < 1.0 - MAX_LOADED_TAX:
+        flag(
+            "loaded_tax",
+            "info",
+            1.0 - arm.speedup,
+            "keeping a drafter loaded without drafting costs this share of speed",
+        )
+    if arm.al is not None and arm.lo > arm.al:
+        flag(
+            "bad_baseline",
+            "fault",
+            arm.speedup,
+            f"faster than its own AL of {arm.al:.2f}: plain decoding was not at its best",
+        )
+    if (
+        arm.num_rounds >= MIN_ROUNDS
+        and arm.acceptance_rate is not None
+        and arm.al is not None
+        and arm.method != "ngram"
+    ):
+        # accepted / rounds is about AL - 1; over the rate it gives the drafts of a round.
+        drafted = (arm.al - 1.0) / arm.acceptance_rate if arm.acceptance_rate else None
+        if drafted is not None and drafted < MIN_DRAFTED_SHARE * arm.depth_k:
+            flag("depth_not_respected", "warning", drafted, f"drafts a round where {arm.depth_k} were asked for")
+    return flags
+
+
+def _choice_flags(policy: Policy, choice: DepthChoice, max_prediction_gap: float) -> list[QualityFlag]:
+    """What measurement says about the depth that was chosen for one drafter."""
+    flags: list[QualityFlag] = []
+
+    def flag(code: str, severity: str, value: float, detail: str) -> None:
+        flags.append(
+            QualityFlag(policy.selection_id, choice.draft_key, choice.method, code, severity, float(value), detail)
+        )
+
+    if choice.speedup_meas is None or choice.pred_error is None:
+        flag("not_measured", "warning", choice.depth_k, "the chosen depth was not measured end to end")
+        return flags
+    arm = next(
+        a for a in policy.arms if (a.draft_key, a.workload, a.depth_k) == (choice.draft_key, ALL, choice.depth_k)
+    )
+    predicted = choice.speedup_pred if arm.speedup_pred is None else arm.speedup_pred
+    if abs(predicted / arm.speedup - 1.0) > max_prediction_gap:
+        detail = f"predicted {predicted:.2f}x for the measured prompts, measured {arm.speedup:.2f}x"
+        flag("prediction_gap", "warning", predicted / arm.speedup - 1.0, detail)
+    mine = [
+        e
+        for e in policy.evals
+        if (e.draft_key, e.workload, e.batch_size) == (choice.draft_key, ALL, choice.batch_size) and e.speedup_meas
+    ]
+    chosen = next((e for e in mine if e.depth_k == choice.depth_k), None)
+    best = max(mine, key=lambda e: e.speedup_meas or 0.0, default=None)
+    if chosen and best and _gain(best, chosen) > WORTH_SAYING:
+        detail = f"depth {best.depth_k} measured {best.speedup_meas:.2f}x, the chosen one {chosen.speedup_meas:.2f}x"
+        flag("better_depth_measured", "info", _gain(best, chosen), detail)
+    if arm.al is not None and arm.al_replayed is not None and abs(arm.al / arm.al_replayed - 1.0) > MAX_AL_GAP:
+        detail = f"AL {arm.al:.2f} while decoding, {arm.al_replayed:.2f} replayed from the maps of the same prompts"
+        flag("replay_mismatch", "warning", arm.al / arm.al_replayed - 1.0, detail)
+    if arm.num_prompts < MIN_PROMPTS:
+        flag("few_prompts_measured", "warning", arm.num_prompts, f"end to end on fewer than {MIN_PROMPTS} prompts")
+    return flags
+
+
+def _gain(best: DepthEval, chosen: DepthEval) -> float:
+    """How much faster the best measured depth is than the chosen one."""
+    return (best.speedup_meas or 0.0) / (chosen.speedup_meas or 1.0) - 1.0
+
+
+def lookup_flags(policy: Policy, winner: DepthChoice) -> list[QualityFlag]:
+    """Prompt lookup needs no training: a drafter that does not beat it is not worth its weights."""
+    lookups = [
+        a for a in policy.arms if a.method == "ngram" and a.workload == ALL and a.batch_size == winner.batch_size
+    ]
+    best = max(lookups, key=lambda a: a.speedup, default=None)
+    if best is None or winner.speedup_meas is None or best.speedup <= winner.speedup_meas:
+        return []
+    detail = (
+        f"prompt lookup (depth {best.depth_k}) measured {best.speedup:.2f}x on the same prompts, without any drafter"
+    )
+    return [
+        QualityFlag(
+            policy.selection_id, winner.draft_key, winner.method, "slower_than_lookup", "warning", best.speedup, detail
+        )
+    ]

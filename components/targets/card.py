@@ -1,0 +1,123 @@
+"""The model card of a target trained here: what it is, what it learnt from, how good it is, all of it measured."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_LICENCES = {"PSF-2.0": "Python Software Foundation License 2 (https://docs.python.org/3/license.html)"}
+
+
+def training_machine(num_processes: int, device: str) -> dict[str, Any]:
+    """Kind of machine and versions, for the card; nothing that names a particular machine."""
+    return {
+        "cpu": _cpu_model(),
+        "device": device,
+        "processes": num_processes,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "tokenizers")},
+    }
+
+
+def write_card(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write README.md. facts: the `info` of the Target made by `pretrain_target`."""
+    (folder / "README.md").write_text(card_text(facts), encoding="utf-8")
+
+
+def card_text(facts: Mapping[str, Any]) -> str:
+    """The card as Markdown, from the Target's facts alone."""
+    layers = facts["plan"]["shape"]["num_layers"]
+    window, loops = facts["plan"]["shape"]["max_positions"], facts["loops"]
+    return f"""# Draftsmith's built-in target
+
+A small Llama that continues Python code. It is the large model of every example, test and quickstart that must run on a
+laptop without a download; it is not a useful assistant. It was trained from random weights by the pipeline
+`build-builtin-target`.
+
+{_table(_model_rows(facts))}
+
+Deep and narrow on purpose: a drafter of one layer then costs about 1/{layers} of the target's layers, as it does for a
+large model.
+
+## Training
+
+{_table(_training_rows(facts))}
+
+## Quality
+
+{_table(_quality_rows(facts))}
+
+Held-out loss: windows of {window} tokens, weights as stored. Distinct bigrams / all bigrams of a text, averaged over
+{loops["num_measured"]} continuations of {loops["continuation_tokens"]} tokens, each after a prompt of
+{loops["prompt_tokens"]} tokens that ends a `def` line of a held-out library file. A continuation ends before the first
+end-of-text token ({loops["num_too_short"]} were too short to count).
+
+## Limits
+
+It writes plausible Python, not correct Python. It has seen nothing but the standard library: no other language, hardly
+any prose, no chats, no instructions. End-of-text stands at the end of files only, so a continuation seldom ends by
+itself. Greedy text repeats itself more than real code does. The test suite of a held-out module may be in the training
+data (files are held out one by one). Do not read its acceptance lengths as those of a large model.
+"""
+
+
+def _model_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    shape = facts["plan"]["shape"]
+    return {
+        "architecture": f"{facts['architecture']}, {shape['num_layers']} layers, width {shape['hidden_size']}, "
+        f"feed-forward {shape['intermediate_size']}, tied embeddings",
+        "attention": f"{shape['num_heads']} query heads, {shape['num_kv_heads']} key-value heads",
+        "parameters": f"{facts['num_params']:,} ({facts['weight_bytes'] / 1e6:.1f} MB, {facts['stored_dtype']})",
+        "tokenizer": f"byte-level BPE, {shape['vocab_size']} tokens, {facts['characters_per_token']:.2f} characters a "
+        "token on held-out text; adds no special tokens by itself",
+        "longest text": f"{shape['max_positions']} tokens",
+    }
+
+
+def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    corpus, machine, plan = facts["corpus"], facts["trained_on"], facts["plan"]
+    repeats = ", ".join(f"{group} {times}" for group, times in facts["group_repeats"].items()) or "none"
+    unlikelihood = {}
+    if plan["unlikelihood_steps"]:
+        unlikelihood["against loops"] = f"{plan['unlikelihood_steps']} steps of sequence-level unlikelihood"
+    licence = str(corpus.get("licence", "unknown"))
+    return {
+        "corpus": f"{corpus.get('source', 'given')}, Python {corpus.get('python_version', '?')}: "
+        f"{corpus.get('train_documents', 0):,} files, {facts['corpus_tokens']:,} tokens an epoch",
+        "licence of the corpus": _LICENCES.get(licence, licence),
+        "held out": f"{corpus.get('held_out_documents', 0):,} files ({corpus.get('held_out_percent', '?')} % by a hash "
+        "of the path), never trained on",
+        "tokens seen": f"{facts['tokens_seen']:,} ({facts['epochs']:.1f} epochs; repeats within an epoch: {repeats})",
+        "optimiser": "Muon (matrices), AdamW (embeddings, gains); warm-up, stable, linear decay over the last "
+        f"{plan['decay_steps']:,} of {plan['num_steps']:,} steps of {plan['tokens_per_step']:,} tokens",
+        **unlikelihood,
+        "sequence length": f"{plan['sequence_length']}, in the decay {plan['decay_sequence_length']} tokens",
+        "time": f"{facts['training_seconds'] / 60:.0f} minutes, processes: {machine['processes']}, {plan['dtype']}",
+        "machine": f"{machine['cpu']}, {machine['device']}",
+        "versions": f"Python {machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}, "
+        f"tokenizers {machine['tokenizers']}",
+    }
+
+
+def _quality_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        **{f"held-out loss, {group}": f"{loss:.3f} nats/token" for group, loss in facts["held_out_loss"].items()},
+        "distinct bigrams, greedy continuations": f"{facts['loops']['greedy']:.3f}",
+        "distinct bigrams, the files' own continuations": f"{facts['loops']['real']:.3f}",
+    }
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

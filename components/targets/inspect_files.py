@@ -1,0 +1,81 @@
+"""What a target is, read from its configuration and the headers of its weight files; no weight is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from components.contract import UserError
+from components.targets.shape import kv_bytes_per_token, shape_of
+
+
+def facts_of(folder: Path, *, where: str, trust_remote_code: bool, dtype: str, device: str) -> dict[str, Any]:
+    """architecture, num_params, dtype, kv_bytes_per_token and shape; raises UserError for what cannot work."""
+    config = read_config(folder, where=where, trust_remote_code=trust_remote_code)
+    shape = shape_of(config, where)
+    stored: dict[str, int] = {}
+    num_params = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        for entry in read_header(file, where).values():
+            size = 1
+            for extent in entry["shape"]:
+                size *= extent
+            num_params += size
+            stored[entry["dtype"]] = stored.get(entry["dtype"], 0) + size
+    stored_dtype = max(stored, key=lambda name: stored[name])
+    chosen = resolve_dtype(dtype, stored_dtype, device)
+    return {
+        "architecture": shape.architecture,
+        "num_params": num_params,
+        "dtype": chosen,
+        "stored_dtype": stored_dtype,
+        "kv_bytes_per_token": kv_bytes_per_token(config, 4 if chosen == "float32" else 2),
+        "shape": dataclasses.asdict(shape),
+    }
+
+
+def read_config(folder: Path, *, where: str, trust_remote_code: bool) -> Any:
+    """The transformers configuration in `folder`; raises UserError in one line."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"{where}: config.json cannot be used ({one_line(error)})") from error
+    remote = trust_remote_code and bool(getattr(config, "auto_map", None))
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        raise UserError(f"{where}: model type '{config.model_type}' is not a causal LM that transformers knows")
+    return config
+
+
+def one_line(error: Exception) -> str:
+    """What a library says went wrong, without its line breaks, at most 300 characters."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def read_header(file: Path, where: str) -> dict[str, Any]:
+    """The tensor table of a safetensors file: name -> {dtype, shape, data_offsets}."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= file.stat().st_size - 8:
+            raise UserError(f"{where}: {file.name} is not a safetensors file, or was cut short; download it again")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise UserError(f"{where}: {file.name} has a damaged safetensors header; download it again") from error
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if 8 + length + end != file.stat().st_size:
+        raise UserError(f"{where}: {file.name} was cut short; download it again")
+    return dict(header)
+
+
+def resolve_dtype(dtype: str, stored_dtype: str, device: str) -> str:
+    """What "auto" means: float32 on a CPU (greedy output is then the same token for token), else as stored."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if device.startswith("cuda") and stored_dtype in ("BF16", "F16") else "float32"

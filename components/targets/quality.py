@@ -1,0 +1,155 @@
+"""How good a trained target is: held-out loss, and whether its greedy text loops (distinct bigrams).
+
+Held-out loss is in nats per token over non-overlapping windows, each group of documents (library, tests) by itself.
+
+Looping is measured on greedy continuations of held-out text: a prompt is the PROMPT_TOKENS tokens that end a `def` line
+of a file never trained on, the continuation the next CONTINUATION_TOKENS tokens. It ends before the first EOS; with
+fewer than two tokens it is left out and counted. The ratio is distinct bigrams / all bigrams of a text, averaged over
+texts (distinct-n: Li et al. 2016, arXiv:1510.03055); the files' own continuations give that of real text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from components.targets.byte_bpe import EOS_ID, PAD_ID
+from components.targets.token_windows import pack_documents, read_documents, source_group
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from components.targets.lean_llama import LeanLlama
+    from components.targets.training_plan import TrainingPlan
+
+NUM_PROMPTS: Final = 64
+PROMPT_TOKENS: Final = 64
+CONTINUATION_TOKENS: Final = 96
+_DEF_LINE: Final = re.compile(r"^[ \t]*(?:async )?def [^\n]*:$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Distinct-bigram ratios, 0 .. 1: of the model's greedy text and of the files' own; how many were measured."""
+
+    greedy: float
+    real: float
+    num_measured: int
+    num_too_short: int
+
+
+def held_out_windows(path: Path, tokenizer: Tokenizer, length: int) -> dict[str, np.ndarray]:
+    """Group -> non-overlapping windows [windows, length + 1] int64 of the documents in a corpus file."""
+    groups = sorted({source_group(source) for source, _ in read_documents(path)})
+    windows = {}
+    for group in groups:
+        only = {other: int(other == group) for other in groups}
+        stream = pack_documents(path, tokenizer, only)
+        count = (len(stream) - 1) // length
+        if count:
+            starts = np.arange(count)[:, None] * length + np.arange(length + 1)[None, :]
+            windows[group] = stream[starts].astype(np.int64)
+    return windows
+
+
+@torch.no_grad()
+def held_out_loss(model: LeanLlama, windows: np.ndarray, max_windows: int | None = None, batch: int = 4) -> float:
+    """Mean next-token loss in nats per token over windows [windows, length + 1], or over max_windows evenly spread."""
+    if max_windows is not None and len(windows) > max_windows:
+        windows = windows[np.linspace(0, len(windows) - 1, max_windows).astype(int)]
+    device = model.weights["model.norm.weight"].device
+    pieces = torch.from_numpy(windows).split(batch)
+    total = sum(float(model.loss(piece.to(device))) * len(piece) for piece in pieces)
+    return total / len(windows)
+
+
+def cut_prompts(
+    path: Path, tokenizer: Tokenizer, group: str, num_prompts: int = NUM_PROMPTS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Evenly spread (prompts [n, PROMPT_TOKENS], the files' own continuations [n, CONTINUATION_TOKENS])."""
+    candidates: list[tuple[list[int], list[int]]] = []
+    for source, text in read_documents(path):
+        if source_group(source) != group:
+            continue
+        for match in _DEF_LINE.finditer(text):
+            before = tokenizer.encode(text[max(0, match.end() - 2000) : match.end()], add_special_tokens=False).ids
+            after = tokenizer.encode(text[match.end() : match.end() + 2000], add_special_tokens=False).ids
+            if len(before) > PROMPT_TOKENS and len(after) > CONTINUATION_TOKENS:
+                candidates.append((before[-PROMPT_TOKENS:], after[:CONTINUATION_TOKENS]))
+    if not candidates:
+        return np.zeros((0, PROMPT_TOKENS), np.int64), np.zeros((0, CONTINUATION_TOKENS), np.int64)
+    chosen = np.linspace(0, len(candidates) - 1, min(num_prompts, len(candidates))).astype(int)
+    return np.array([candidates[i][0] for i in chosen]), np.array([candidates[i][1] for i in chosen])
+
+
+def distinct_bigram_ratio(tokens: Sequence[int]) -> float:
+    """Distinct bigrams / all bigrams of a token sequence of at least two."""
+    bigrams = list(pairwise(tokens))
+    return len(set(bigrams)) / len(bigrams)
+
+
+def until_eos(tokens: Sequence[int]) -> list[int]:
+    """The tokens before the first EOS."""
+    ids = list(tokens)
+    return ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids
+
+
+def greedy_continuations(folder: Path, prompts: np.ndarray, num_tokens: int, dtype: torch.dtype) -> Tensor:
+    """Greedy continuations [n, num_tokens] of prompts [n, time] by the saved model, as transformers generates them."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).eval()
+    tokens = torch.from_numpy(prompts)
+    out: Tensor = model.generate(
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=PAD_ID,
+    )
+    return out[:, prompts.shape[1] :]
+
+
+def measure_loops(folder: Path, prompts: np.ndarray, references: np.ndarray, dtype: torch.dtype) -> Loops:
+    """Distinct-bigram ratios of the saved model's greedy text and of the references."""
+    made = [until_eos(row) for row in greedy_continuations(folder, prompts, references.shape[1], dtype).tolist()]
+    measured = [row for row in made if len(row) >= 2]
+    greedy = [distinct_bigram_ratio(row) for row in measured]
+    real = [distinct_bigram_ratio(row) for row in references.tolist()]
+    return Loops(
+        greedy=float(np.mean(greedy)) if greedy else 0.0,
+        real=float(np.mean(real)) if real else 0.0,
+        num_measured=len(measured),
+        num_too_short=len(made) - len(measured),
+    )
+
+
+def measure_quality(folder: Path, plan: TrainingPlan, held_out: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Facts for the model card, of the weights as stored: held_out_loss by group, loops, characters_per_token.
+
+    The first group of documents in alphabetical order ("stdlib" before "stdlib-tests") gives the prompts.
+    """
+    from components.targets.lean_llama import LeanLlama
+
+    dtype = getattr(torch, plan.dtype)
+    windows = held_out_windows(held_out, tokenizer, plan.shape.max_positions)
+    weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    model = LeanLlama(plan.shape, weights, dtype)
+    prompts, references = cut_prompts(held_out, tokenizer, min(windows))
+    loops = measure_loops(folder, prompts, references, dtype) if len(prompts) else Loops(0.0, 0.0, 0, 0)
+    texts = [text for _, text in read_documents(held_out)]
+    num_tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))
+    return {
+        "held_out_loss": {group: held_out_loss(model, rows) for group, rows in windows.items()},
+        "loops": {**asdict(loops), "prompt_tokens": PROMPT_TOKENS, "continuation_tokens": CONTINUATION_TOKENS},
+        "characters_per_token": sum(len(text) for text in texts) / max(1, num_tokens),
+    }

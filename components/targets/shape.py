@@ -1,0 +1,82 @@
+"""A target's shape from its Hugging Face configuration: what the other rooms need to know before any weight is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.contract import UserError
+from components.targets.model import TargetShape
+
+MIN_LAYERS = 7
+"""Below, the taps 2, n//2 and n-3 are not three different layers with the last one left out."""
+
+
+def shape_of(config: Any, where: str) -> TargetShape:
+    """Read a transformers configuration; raises UserError (naming `where`) for what Draftsmith cannot work with."""
+    config = config.get_text_config(decoder=True)
+    architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{where}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
+    num_layers = int(config.num_hidden_layers)
+    if num_layers < MIN_LAYERS or len({2, num_layers // 2, num_layers - 3}) < 3:
+        raise UserError(
+            f"{where}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
+            "choose a deeper model"
+        )
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"} or sliding_window(config):
+        raise UserError(
+            f"{where}: {architecture} uses {sorted(layer_types)} or a sliding window; only full attention works"
+        )
+    heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "v_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
+    return TargetShape(
+        architecture=architecture,
+        model_type=str(config.model_type),
+        num_layers=num_layers,
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(config.intermediate_size),
+        num_attention_heads=heads,
+        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(head_dim),
+        vocab_size=int(config.vocab_size),
+        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        rope_theta=float(rope_parameters(config).get("rope_theta", 10000.0)),
+        max_position_embeddings=int(config.max_position_embeddings),
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=as_ids(config.eos_token_id),
+        pad_token_id=config.pad_token_id,
+    )
+
+
+def kv_bytes_per_token(config: Any, itemsize: int) -> int:
+    """Bytes one token takes in the KV cache over all layers; itemsize: bytes of one number.
+
+    Multi-head and grouped-query attention: 2 n h_kv d. Multi-head latent attention (DeepSeek-V2/V3; transformers caches
+    the compressed latent and the shared rotary key): n (kv_lora_rank + qk_rope_head_dim).
+    """
+    config = config.get_text_config(decoder=True)
+    if getattr(config, "kv_lora_rank", None):
+        numbers = config.kv_lora_rank + config.qk_rope_head_dim
+    else:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        numbers = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(config.num_hidden_layers * numbers * itemsize)
+
+
+def rope_parameters(config: Any) -> dict[str, Any]:
+    """The rotary settings, whichever of the two spellings the configuration uses."""
+    return dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+
+
+def sliding_window(config: Any) -> bool:
+    """Does any layer forget old tokens?"""
+    return bool(getattr(config, "use_sliding_window", getattr(config, "sliding_window", None) is not None))
+
+
+def as_ids(ids: int | list[int] | None) -> tuple[int, ...]:
+    """eos_token_id may be absent, one id or several."""
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)

@@ -1,0 +1,155 @@
+"""Which files a target consists of: found, checked and fingerprinted without reading a weight.
+
+A target may weigh many gigabytes, so `load_target` copies nothing: it writes `target.json` with the folder and the size
+and sha256 of every file, and whoever opens the target checks that the files are still those. Three sources: `builtin`
+(in this package), a folder in Hugging Face format, a hub id. Weights are safetensors only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from components.contract import Context, Target, UserError
+from components.targets.file_digests import sha256_of
+
+BUILTIN: Final = "builtin"
+_BUILTIN_FOLDER: Final = Path(__file__).parent / "builtin"
+_PATTERNS: Final = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*config.json",
+    "tokenizer*",
+    "*.model",
+    "vocab*",
+    "merges*",
+)
+_TEXT: Final = ("chat_template*", "special_tokens_map.json", "added_tokens.json")
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def load_target(
+    *,
+    model: Annotated[str, Field(min_length=1)] = BUILTIN,
+    trust_remote_code: bool = False,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    ctx: Context,
+) -> Target:
+    """Name the large model whose tokens we want sooner, and check that Draftsmith can work with it.
+
+    Args:
+        model: "builtin", a folder in Hugging Face format (config.json, *.safetensors, a tokenizer), or a hub id,
+            owner/name or owner/name@revision.
+        trust_remote_code: run Python code that comes with the model; leave off unless you have read that code.
+        dtype: the numbers it computes with; auto is float32 on a CPU and the checkpoint's own on a GPU.
+    """
+    from components.targets.inspect_files import facts_of
+
+    folder = find_folder(model, trust_remote_code)
+    files = list_files(folder, model, trust_remote_code)
+    ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
+    facts = facts_of(folder, where=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
+    record = {
+        "model": model,
+        "folder": BUILTIN if model == BUILTIN else str(folder),
+        "trust_remote_code": trust_remote_code,
+        "dtype": facts["dtype"],
+        "files": {
+            file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
+            for file in files
+        },
+    }
+    (ctx.out / "target.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return Target.made(ctx, {"model": model, **facts})
+
+
+def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content behind `model`, for the step's key: file name -> sha256.
+
+    Planning never asks the network, so a hub id counts by its name alone; pin it as owner/name@revision.
+    """
+    model = str(settings.get("model", BUILTIN))
+    trust = bool(settings.get("trust_remote_code", False))
+    folder = _local_folder(model)
+    if folder is None:
+        return {}
+    return {file.relative_to(folder).as_posix(): sha256_of(file) for file in list_files(folder, model, trust)}
+
+
+def find_folder(model: str, trust_remote_code: bool = False) -> Path:
+    """The folder that `model` names, downloaded first if it is a hub id; raises UserError in one line."""
+    folder = _local_folder(model)
+    if folder is not None:
+        return folder
+    name, _, revision = model.partition("@")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise UserError(
+            f"model: {model}: no such folder; give 'builtin', a folder with config.json, or a hub id like owner/name"
+        )
+    from huggingface_hub import snapshot_download
+
+    patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except Exception as error:  # every kind of network and hub failure ends here, as one line
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"model: {model}: not a local folder, and the hub did not give it ({reason})") from error
+
+
+def list_files(folder: Path, where: str, trust_remote_code: bool = False) -> list[Path]:
+    """The files of a target, sorted by name; raises UserError when one that is needed is missing."""
+    patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
+    files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{where}: no config.json in {folder}: not a model in Hugging Face format")
+    if not any(file.suffix == ".safetensors" for file in files):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
+        found = "only pickled weights, which are never loaded; convert them to safetensors" if pickled else "no weights"
+        raise UserError(f"{where}: no *.safetensors in {folder} ({found})")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise UserError(f"{where}: no tokenizer in {folder}: expected one of {', '.join(_TOKENIZERS)}")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(name for name in wanted if not (folder / name).is_file())
+        if missing:
+            raise UserError(
+                f"{where}: {len(missing)} of {len(wanted)} weight files are missing in {folder}, first {missing[0]}"
+            )
+    return files
+
+
+def open_record(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The model folder of a Target artifact (or of a plain folder) and its record, checked against the files' sizes.
+
+    config.json is compared by content as well: it is small, and a changed one breaks everything quietly.
+    """
+    file = path / "target.json"
+    if not file.is_file():
+        list_files(path, str(path))
+        return path, {"model": str(path), "trust_remote_code": False, "dtype": None}
+    record = json.loads(file.read_text(encoding="utf-8"))
+    folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else Path(record["folder"])
+    for name, facts in record["files"].items():
+        now = folder / name
+        if not now.is_file():
+            raise UserError(f"{now}: gone since the target was loaded; bring it back or run the pipeline again")
+        small = facts["size"] <= 1 << 20
+        if now.stat().st_size != facts["size"] or (small and sha256_of(now) != facts["sha256"]):
+            raise UserError(f"{now}: changed since the target was loaded; run the pipeline again to use the new file")
+    return folder, record
+
+
+def _local_folder(model: str) -> Path | None:
+    if model == BUILTIN:
+        if not (_BUILTIN_FOLDER / "config.json").is_file():
+            raise UserError(
+                "model: builtin: its files are missing from this installation; run pipeline build-builtin-target"
+            )
+        return _BUILTIN_FOLDER
+    folder = Path(model).expanduser()
+    return folder.resolve() if folder.is_dir() else None

@@ -1,0 +1,185 @@
+"""Any Hugging Face causal LM as a target: slower than our own forward pass, but exactly the model's own code.
+
+transformers' DynamicCache appends the same number of slots to every sequence, and we need ragged batches that forget
+their tails. So a slot here is not a column: beside the cache we keep which slots of which sequence hold a live token.
+Dead slots (padding, forgotten drafts) are hidden by the 2-D attention mask, dropped when last in every sequence, and
+squeezed out when they outnumber the live ones. Columns reach the model as explicit position_ids.
+Taps and the last layer's output are caught by forward hooks on the decoder layers, before the final norm.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from components.contract import UserError
+from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape
+from components.targets.shape import kv_bytes_per_token
+
+_SPARE_SLOTS = 64
+"""Dead slots tolerated before the cache is squeezed."""
+
+
+class SlotCache(AbstractCache):
+    """A DynamicCache and, for each sequence, which of its slots are live. Live slots are in column order."""
+
+    def __init__(self, cache: Any, batch_size: int, capacity: int, bytes_per_token: int) -> None:
+        self.cache = cache
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch_size, dtype=torch.int64)
+        self.live = torch.zeros(batch_size, 0, dtype=torch.bool)  # [B, slots], on the CPU
+        self._bytes_per_token = bytes_per_token
+
+    def truncate(self, lengths: Tensor) -> None:
+        """See AbstractCache."""
+        assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
+        self.lengths = lengths.clone()
+        self.live = self.live & (self.live.cumsum(dim=1) <= lengths[:, None])
+        self._drop_dead_tail()
+
+    def bytes_per_token(self) -> int:
+        """See AbstractCache."""
+        return self._bytes_per_token
+
+    def append(self, valid: Tensor) -> None:
+        """Note the slots of a finished pass: valid is bool [B, T]."""
+        self.live = torch.cat([self.live, valid], dim=1)
+        self.lengths = self.lengths + valid.sum(dim=1)
+        self._drop_dead_tail()
+        if self.live.shape[1] > int(self.lengths.max()) + _SPARE_SLOTS:
+            self._squeeze()
+
+    def _drop_dead_tail(self) -> None:
+        used = self.live.any(dim=0).nonzero()
+        keep = int(used[-1]) + 1 if used.numel() else 0
+        dead = self.live.shape[1] - keep
+        if dead:
+            self.cache.crop(-dead)
+            self.live = self.live[:, :keep]
+
+    def _squeeze(self) -> None:
+        """Move the live slots of every sequence to the front, in order."""
+        longest = int(self.lengths.max())
+        order = (~self.live).to(torch.int8).argsort(dim=1, stable=True)[:, :longest]
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = (_take_slots(part, order) for part in (layer.keys, layer.values))
+        self.live = torch.arange(longest) < self.lengths[:, None]
+
+
+def _take_slots(part: Tensor, order: Tensor) -> Tensor:
+    """part [B, heads, slots, width] at slots order [B, S]."""
+    index = order.to(part.device)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
+    return part.gather(2, index)
+
+
+class TransformersTarget(AbstractTarget):
+    """A causal LM of transformers behind AbstractTarget."""
+
+    def __init__(self, model: Any, shape: TargetShape, *, where: str) -> None:
+        """model: an AutoModelForCausalLM in eval mode on its device.
+
+        Raises UserError (naming `where`) if its logits are not `lm_head(norm(last))`, which drafters rely on.
+        """
+        self.model, self.shape = model, shape
+        self.device, self.dtype = model.device, model.dtype
+        self.kernel = "transformers"
+        body = model.get_decoder()
+        self._layers, self._norm, self._head = body.layers, body.norm, model.get_output_embeddings()
+        self._bytes_per_token = kv_bytes_per_token(model.config, self.dtype.itemsize)
+        self._caught: dict[int, Tensor] = {}
+        self._catching = False
+        for index in sorted({*(tap - 1 for tap in shape.tap_layers), shape.num_layers - 1}):
+            self._layers[index].register_forward_hook(self._catcher(index))
+        self._check_head(where)
+
+    def _catcher(self, index: int) -> Any:
+        def catch(module: Any, inputs: Any, output: Any) -> None:
+            if self._catching:
+                self._caught[index] = output[0] if isinstance(output, tuple) else output
+
+        return catch
+
+    def _check_head(self, where: str) -> None:
+        ids = torch.arange(4).clamp(max=self.shape.vocab_size - 1)[None]
+        passed = self.forward(ids, self.new_cache(1, 4), features=True)
+        assert passed.logits is not None and passed.last is not None
+        ours = self.unembed(self.final_norm(passed.last))
+        if not torch.allclose(ours, passed.logits, rtol=1e-2, atol=1e-2):
+            raise UserError(
+                f"{where}: {self.shape.architecture} scales or caps its logits after lm_head; only plain heads work"
+            )
+
+    def new_cache(self, batch_size: int, capacity: int) -> SlotCache:
+        """See AbstractTarget. Memory grows with use here; `capacity` is still enforced."""
+        from transformers import DynamicCache
+
+        return SlotCache(DynamicCache(config=self.model.config), batch_size, capacity, self._bytes_per_token)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Tensor,
+        cache: AbstractCache,
+        *,
+        num_valid: Tensor | None = None,
+        logits: Literal["all", "last", "none"] = "all",
+        features: bool = False,
+    ) -> TargetPass:
+        """See AbstractTarget."""
+        assert isinstance(cache, SlotCache)
+        num_sequences, num_rows = ids.shape
+        valid = torch.ones(num_sequences, num_rows, dtype=torch.bool)
+        if num_valid is not None:
+            valid = torch.arange(num_rows) < num_valid[:, None]
+        assert int((cache.lengths + valid.sum(dim=1)).max()) <= cache.capacity, "the cache is full"
+        seen = valid.clone()
+        # a row that may look at nothing is not a number, and would poison its slot for every later row
+        seen[:, 0] |= cache.lengths + valid.sum(dim=1) == 0
+        mask = torch.cat([cache.live, seen], dim=1)
+        columns = cache.lengths[:, None] + torch.arange(num_rows)
+        last_row = (valid.sum(dim=1) - 1).clamp(min=0)
+        keep: int | Tensor = 0
+        if logits == "last":
+            keep = last_row.unique().to(self.device)
+        elif logits == "none":
+            keep = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._catching = True
+        try:
+            output = self.model(
+                input_ids=ids.to(self.device),
+                attention_mask=None if bool(mask.all()) else mask.to(self.device),
+                position_ids=columns.to(self.device),
+                past_key_values=cache.cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        finally:
+            self._catching = False
+        caught, self._caught = self._caught, {}
+        cache.append(valid)
+        scores = None if logits == "none" else output.logits.float()
+        if logits == "last":
+            assert scores is not None and isinstance(keep, Tensor)
+            place = torch.searchsorted(keep, last_row.to(self.device))
+            scores = scores[torch.arange(num_sequences, device=self.device), place].unsqueeze(1)
+        if not features:
+            return TargetPass(scores, None, None)
+        taps = torch.cat([caught[tap - 1] for tap in self.shape.tap_layers], dim=-1)
+        return TargetPass(scores, taps, caught[self.shape.num_layers - 1])
+
+    def final_norm(self, last: Tensor) -> Tensor:
+        """See AbstractTarget. Gradients flow to `last` where it asks for them."""
+        return self._norm(last)
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        """See AbstractTarget. Gradients flow to `normed` where it asks for them."""
+        return self._head(normed).float()
+
+    @property
+    def embedding(self) -> Tensor:
+        """See AbstractTarget."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight

@@ -1,0 +1,209 @@
+"""Inside the process of one step. A guard watches, a worker works, and nothing outlives either.
+
+    engine --(fork server)--> guard --fork--> worker --> whatever the step starts
+
+The guard is a few lines around `poll`: it holds a leash to the engine (a pipe that closes when the engine dies, however
+it dies) and adopts every orphan below it. Leash gone, deadline, cancel or simply the end of the step: it kills all that
+is left of the tree. The worker runs the step and talks to the engine in JSON lines only; nothing is unpickled from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from components.contract import KINDS, Artifact, Context, Machine, UserError
+
+GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def guard(connection: Connection, order_text: str) -> None:
+    """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind."""
+    os.setsid()  # a Ctrl-C in the terminal is the engine's to handle, which ends us in order
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    asked_to_stop: list[float] = []
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.append(time.monotonic()))
+    own_pid = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _work(connection, json.loads(order_text), own_pid)
+    connection.close()
+    status = _watch(worker, asked_to_stop)
+    _end_tree()
+    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _watch(worker: int, asked_to_stop: list[float]) -> int | None:
+    """Wait until the worker has ended (its wait status), or until everything must end (None)."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "the guard is started by the engine"
+    leash = int(parent.sentinel)
+    poll = select.poll()
+    poll.register(leash, select.POLLIN | select.POLLHUP)
+    with contextlib.suppress(AttributeError, OSError):  # no pidfd here: the time-out below finds the end
+        poll.register(os.pidfd_open(worker), select.POLLIN)
+    told = False
+    while True:
+        pid, status = os.waitpid(worker, os.WNOHANG)
+        if pid:
+            return status
+        if asked_to_stop:
+            if not told:
+                told = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker, signal.SIGTERM)
+            elif time.monotonic() - asked_to_stop[0] > GRACE_SECONDS:
+                return None
+        if any(descriptor == leash for descriptor, _ in poll.poll(100 if asked_to_stop else 500)):
+            return None  # the engine is gone
+
+
+def _end_tree() -> None:
+    """Kill every process below this one; as the sub-reaper it also finds those that hid in a new session."""
+    import psutil
+
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline:
+        below = psutil.Process().children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> NoReturn:
+    """The worker: set the process up, run the step, report, leave. Never returns."""
+    code = 70
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard_pid:  # it died before the line above
+            os._exit(code)
+        _redirect_output(Path(order["log"]))
+        _set_threads(int(order["num_threads"]))
+        send = _sender(connection)
+        with _only_worker_of(Path(order["lock"])):
+            code = _run(order, send)
+    except BaseException:  # the last resort: it must reach the log, and a fork must never return
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(order: Mapping[str, Any], send: Any) -> int:
+    """Run the step and send its end: {"end": "made" | "user_error" | "failed", ...}. Returns the exit code."""
+    from flows.signature import resolve
+
+    try:
+        step = resolve(order["address"], tuple(order["packages"]))
+        arguments: dict[str, Any] = {slot: _artifacts(given) for slot, given in order["inputs"].items()}
+        arguments.update(step.arguments(order["settings"]))
+        context = Context(
+            key=order["key"],
+            out=Path(order["out"]),
+            scratch=Path(order["scratch"]),
+            device=order["device"],
+            seed=int(order["seed"]),
+            num_threads=int(order["num_threads"]),
+            send=send,
+        )
+        if step.wants_ctx:
+            arguments["ctx"] = context
+        if step.measures:
+            arguments["machine"] = Machine(**order["machine"])
+        made = step.function(**arguments)
+        assert isinstance(made, step.kind), f"{step.address} returned {type(made).__name__}, not {step.kind.__name__}"
+        assert made.path == context.out, f"{step.address} must return {step.kind.__name__}.made(ctx, ...)"
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        send({"end": "made", "kind": step.kind.__name__, "info": dict(made.info), "peak_rss_mib": round(peak, 1)})
+        return 0
+    except UserError as error:
+        send({"end": "user_error", "message": str(error)})
+        return 2
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
+        send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
+        return 1
+
+
+def _sender(connection: Connection) -> Any:
+    """A function that sends one JSON message; safe to call from threads of the step."""
+    lock = threading.Lock()
+
+    def send(message: Mapping[str, Any]) -> None:
+        data = json.dumps(dict(message)).encode()
+        with lock:
+            connection.send_bytes(data)
+
+    return send
+
+
+def _artifacts(given: Any) -> Artifact | list[Artifact]:
+    if isinstance(given, list):
+        return [_artifact(item) for item in given]
+    return _artifact(given)
+
+
+def _artifact(item: Mapping[str, Any]) -> Artifact:
+    return KINDS[item["kind"]](key=item["key"], path=Path(item["path"]), info=item["info"])
+
+
+@contextlib.contextmanager
+def _only_worker_of(lock: Path) -> Iterator[None]:
+    """Wait for a worker of the same key that is still dying after its engine was killed."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _redirect_output(log: Path) -> None:
+    """What libraries print goes to the step's log, not into the progress display."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
+def _set_threads(count: int) -> None:
+    """Pin the number of threads, for libraries still to be loaded and for torch when the fork server has loaded it."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[name] = str(count)
+    loaded = sys.modules.get("torch")
+    if loaded is not None:
+        loaded.set_num_threads(count)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux process control; elsewhere the leash alone does the work."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,138 @@
+"""A run without Prefect: plan, engine, keeping of what was made. `flows/run.py` wraps the same pieces in a flow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.contract import Artifact, UserError
+from flows.engine import Engine, OnEvent, StepFailed
+from flows.plan import Plan, PlannedStep, make_plan
+from flows.signature import PACKAGES
+from flows.spec import load_spec
+from storage.artifacts import Store
+
+if TYPE_CHECKING:
+    from storage.keep import Run
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`."""
+
+    file: Path = Path("pipelines.yaml")
+    home: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    from_step: str | None = None
+    to_step: str | None = None
+    force: tuple[str, ...] = ()
+    packages: tuple[str, ...] = PACKAGES
+    on_event: OnEvent | None = field(default=None, compare=False)
+    on_plan: Callable[[Plan], None] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run has made. problems: what could not be logged; notes: what is worth telling; one line each."""
+
+    plan: Plan
+    artifacts: dict[str, Artifact]
+    seconds: float
+    run_id: str = ""
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    registered: tuple[Any, ...] = ()
+
+
+def plan_run(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> tuple[Plan, Store]:
+    """The plan of a run and the store it works on.
+
+    Raises:
+        UserError: one line for each thing that is wrong.
+    """
+    store = Store(options.home)
+    plan = make_plan(
+        load_spec(options.file),
+        pipeline,
+        params,
+        store=store,
+        device=options.device,
+        seed=options.seed,
+        from_step=options.from_step,
+        to_step=options.to_step,
+        force=options.force,
+        packages=options.packages,
+    )
+    return plan, store
+
+
+def run_direct(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> RunOutcome:
+    """Run a pipeline in this process's own children and keep everything it makes.
+
+    Raises:
+        UserError: the input is wrong.
+        StepFailed: a step failed after its retries.
+    """
+    plan, store = plan_run(pipeline, params, options)
+    if options.on_plan is not None:
+        options.on_plan(plan)
+    return execute(plan, store, options.on_event, how="direct")
+
+
+def execute(
+    plan: Plan,
+    store: Store,
+    on_event: OnEvent | None = None,
+    *,
+    how: str,
+    drive: Callable[[Engine], dict[str, Artifact]] = Engine.run,
+) -> RunOutcome:
+    """Run a plan and keep what it makes. how: "direct" or "prefect", for the record. drive: what runs the steps."""
+    from storage.keep import begin_run, end_run, keep, keep_failure
+
+    started = time.monotonic()
+    run = begin_run(store.home, plan.pipeline, plan.params, how=how)
+    begun: dict[str, PlannedStep] = {}
+
+    def watched(step: PlannedStep, event: Mapping[str, Any]) -> None:
+        if event["event"] == "start":
+            begun[step.name] = step
+        if on_event is not None:
+            on_event(step, event)
+
+    def kept(step: PlannedStep, artifact: Artifact, record: dict[str, Any], seconds: float, reused: bool) -> None:
+        del seconds  # of a reused step it says nothing; the record has those of the making
+        begun.pop(step.name, None)
+        keep(artifact, step.kind, step, record, run, reused=reused)
+
+    try:
+        artifacts = drive(Engine(store, plan, watched, kept, run_id=run.run_id))
+    except KeyboardInterrupt:  # whoever interrupts does not want to wait for MLflow; the next run makes up for it
+        run.journal.add("end", status="killed", reason="interrupted")
+        run.journal.close()
+        raise
+    except BaseException as error:
+        why = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
+        for step in begun.values():
+            keep_failure(step, why, None, run)
+        end_run(run, "failed", why)
+        raise
+    end_run(run, "completed")
+    return outcome_of(plan, artifacts, run, time.monotonic() - started)
+
+
+def outcome_of(plan: Plan, artifacts: dict[str, Artifact], run: Run, seconds: float) -> RunOutcome:
+    """A finished run as the command line tells about it."""
+    return RunOutcome(
+        plan=plan,
+        artifacts=artifacts,
+        seconds=seconds,
+        run_id=run.run_id,
+        problems=tuple(run.problems),
+        notes=tuple(run.notes),
+        registered=tuple(run.registered),
+    )

@@ -1,0 +1,78 @@
+"""The last lines of a run: the answer in short, what could not be logged, and what to try next."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from components.contract import Artifact, DepthPolicy, Page, Release
+from flows.direct import RunOutcome
+from flows.display import duration
+
+Kind = TypeVar("Kind", bound=Artifact)
+
+
+def print_ending(outcome: RunOutcome, console: Console) -> None:
+    """What a run ends with."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    plan = outcome.plan
+    say(f"{plan.pipeline}: done in {duration(outcome.seconds)}, {plan.num_reused} of {len(plan.steps)} steps reused")
+    policy, release, page = (_last(outcome, DepthPolicy), _last(outcome, Release), _last(outcome, Page))
+    places = {"report": str(page.path / "index.html")} if page is not None else {}
+    for version in outcome.registered:
+        places["registered as"] = (
+            f"{version.name} version {version.version} ({', '.join(version.aliases) or 'no alias'})"
+        )
+    if policy is not None:
+        from components.report.summary import summarise
+
+        places = summarise(policy.info, release.info if release is not None else None, places)
+    for label, value in places.items():
+        say(f"  {label:<18} {value}")
+    for line in outcome.notes:
+        say(f"  {line}")
+    for line in outcome.problems:
+        say(f"  {'not logged':<18} {line}")
+    if policy is not None:
+        say("next:")
+        for command in next_commands(policy, release):
+            say(f"  {command}")
+
+
+def _last(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:
+    """The artifact of this kind that was made last."""
+    return next((made for made in reversed(outcome.artifacts.values()) if isinstance(made, kind)), None)
+
+
+def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
+    """Three commands worth trying after a run that chose a depth."""
+    shown = release.key if release is not None else policy.key
+    return [
+        'draftsmith generate "def add(a, b):"',
+        'draftsmith query "SELECT * FROM v_depth"',
+        f"draftsmith show {shown[:12]}",
+    ]
+
+
+def print_side_by_side(answer: dict[str, Any], console: Console) -> None:
+    """Two continuations of one prompt, with their speed."""
+    panels = []
+    for name in ("plain", "speculative"):
+        run = answer[name]
+        speed = run["num_tokens"] / (run["ms"] / 1000) if run["ms"] else 0.0
+        title = name if name == "plain" else f"{answer['method']}, depth {answer['depth_k']}"
+        rounds = "" if name == "plain" else f", {run['rounds']} rounds"
+        foot = f"{run['num_tokens']} tokens in {run['ms']:.0f} ms, {speed:.0f} a second{rounds}"
+        panels.append(Panel(Text(run["text"]), title=Text(title), subtitle=Text(foot), width=console.width // 2 - 1))
+    console.print(Columns(panels))
+    plain, fast = answer["plain"]["ms"], answer["speculative"]["ms"]
+    same = "the same tokens" if answer["identical"] else "DIFFERENT tokens"
+    ratio = f"{plain / fast:.2f} times as fast" if fast else "too short to time"
+    console.print(f"{same}, {ratio} in this one run (benchmarks: draftsmith query)", markup=False)

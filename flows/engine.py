@@ -1,0 +1,237 @@
+"""Runs a plan: each step in a supervised child process, its result sealed into the store. Knows no Prefect.
+
+For one step: take the lock of its key (a second process that wants the same waits, then reuses), take the machine
+(measuring steps alone, others shared), start the child, pass its events on, seal what it made. `UserError` is final,
+anything else is retried as often as the step allows. Killed at any moment, the same plan goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.bench.machine import describe_machine
+from components.contract import Artifact, UserError
+from flows.device import cpu_features, library_versions, num_usable_cores
+from flows.history import StepHistory
+from flows.plan import Plan, PlannedStep
+from flows.supervise import PRELOAD, ChildEnd, run_child
+from storage.artifacts import Store
+
+Event = Mapping[str, Any]
+OnEvent = Callable[[PlannedStep, Event], None]
+OnFinished = Callable[[PlannedStep, Artifact, dict[str, Any], float, bool], None]
+
+
+class StepFailed(Exception):
+    """A step failed for a reason that is not the user's input. `log`: where its output and traceback are."""
+
+    def __init__(self, step: str, message: str, log: Path) -> None:
+        super().__init__(f"step '{step}' failed: {message}")
+        self.step, self.message, self.log = step, message, log
+
+
+class Engine:
+    """Runs the steps of one plan.
+
+    on_event(step, event): events of the step itself (progress, metrics, note, set_aside) and of its life:
+        {"event": "start" | "waiting" | "retry" | "reused" | "done" | "failed", ...}.
+    on_finished(step, artifact, record, seconds, reused): called once for each step, whether it was made or reused;
+        `record` is what artifact.json says of how it came to be.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan,
+        on_event: OnEvent | None = None,
+        on_finished: OnFinished | None = None,
+        *,
+        run_id: str = "",
+        num_threads: int | None = None,
+        preload: tuple[str, ...] = PRELOAD,
+    ) -> None:
+        self.store, self.plan = store, plan
+        self.on_event: OnEvent = on_event or (lambda step, event: None)
+        self.on_finished: OnFinished = on_finished or (lambda step, artifact, record, seconds, reused: None)
+        self.num_threads = num_threads or num_usable_cores()
+        self.run_id, self.preload = run_id, preload
+        self.history = StepHistory(store.home, plan.pipeline)
+
+    def run(self) -> dict[str, Artifact]:
+        """Run every step of the plan in order; returns the artifact of each, by step name.
+
+        Raises:
+            UserError: the input of a step was wrong.
+            StepFailed: a step failed after its retries.
+        """
+        artifacts: dict[str, Artifact] = dict(self.plan.sources)
+        for step in self.plan.steps:
+            artifacts[step.name] = self.run_step(step, artifacts)
+        return {step.name: artifacts[step.name] for step in self.plan.steps}
+
+    def run_step(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> Artifact:
+        """Reuse or make one step. `artifacts` holds at least everything named in its inputs."""
+        started = time.monotonic()
+        with self._key_lock(step):
+            found = self._reusable(step)
+            if found is None:
+                with self._machine(step):
+                    started = time.monotonic()
+                    artifact, record = self._make(step, artifacts)
+            else:
+                artifact, record = found, dict(self.store.record_of(step.key)["record"])
+            self.history.remember(step.name, step.parts)
+        seconds, reused = time.monotonic() - started, found is not None
+        self.on_event(step, {"event": "reused" if reused else "done", "seconds": seconds, "key": step.key})
+        self.on_finished(step, artifact, record, seconds, reused)
+        return artifact
+
+    def log_of(self, step: PlannedStep) -> Path:
+        """Where the output of this step goes."""
+        folder = self.store.home / "logs" / self.plan.pipeline
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{step.name}.{step.key[:12]}.log"
+
+    def _reusable(self, step: PlannedStep) -> Artifact | None:
+        if step.forced:
+            return None
+        found = self.store.look(step.key)
+        if found.artifact is None and found.why != "absent":
+            place = self.store.set_aside(step.key)
+            self.on_event(step, {"event": "note", "message": f"{found.why}; the broken artifact is in {place}"})
+        if found.artifact is not None:
+            self.store.forget_partial(step.key)  # left by a kill between the last rename and the end
+        return found.artifact
+
+    def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, dict[str, Any]]:
+        if step.forced:
+            self.store.forget_partial(step.key)
+        log = self.log_of(step)
+        started_at = time.time()
+        attempts = step.retries + 1
+        for attempt in range(1, attempts + 1):
+            self.on_event(step, {"event": "start", "attempt": attempt, "log": str(log)})
+            end = self._attempt(step, artifacts, log)
+            if end.how == "made":
+                record = self._record(step, end, started_at, attempt)
+                artifact = self.store.finish(step.key, end.kind, end.info, record)
+                return artifact, record
+            if end.how == "user_error":
+                self.on_event(step, {"event": "failed", "message": end.message})
+                raise UserError("\n".join(f"step '{step.name}': {line}" for line in end.message.splitlines() or [""]))
+            self.on_event(step, {"event": "retry" if attempt < attempts else "failed", "message": end.message})
+        raise StepFailed(step.name, end.message, log)
+
+    def _attempt(self, step: PlannedStep, artifacts: Mapping[str, Artifact], log: Path) -> ChildEnd:
+        out, scratch = self.store.begin(step.key)
+        order = {
+            "address": step.uses,
+            "packages": self.plan.packages,
+            "settings": step.settings,
+            "inputs": {
+                slot: [_handle(artifacts[name]) for name in value]
+                if isinstance(value, list)
+                else _handle(artifacts[value])
+                for slot, value in step.inputs.items()
+            },
+            "key": step.key,
+            "out": str(out),
+            "scratch": str(scratch),
+            "device": step.device,
+            "seed": step.seed,
+            "num_threads": self.num_threads,
+            "machine": dataclasses.asdict(self.plan.machine or describe_machine(step.device)),
+            "log": str(log),
+            "lock": str(self.store.home / "locks" / f"{step.key}.worker"),
+        }
+        return run_child(
+            order,
+            on_event=lambda event: self.on_event(step, event),
+            timeout_s=step.timeout_minutes * 60 if step.timeout_minutes is not None else None,
+            preload=self.preload,
+        )
+
+    def _record(self, step: PlannedStep, end: ChildEnd, started_at: float, attempt: int) -> dict[str, Any]:
+        """How the artifact came to be; kept in artifact.json."""
+        machine = self.plan.machine or describe_machine(step.device)
+        return {
+            "pipeline": self.plan.pipeline,
+            "run_id": self.run_id,
+            "params": self.plan.params,
+            "step": step.name,
+            "uses": step.uses,
+            "settings": step.settings,
+            "inputs": step.parts.get("inputs", {}),
+            "seed": step.seed,
+            "device": step.device,
+            "num_threads": self.num_threads,
+            "started_at": started_at,
+            "seconds": time.time() - started_at,
+            "attempts": attempt,
+            "peak_rss_mib": end.peak_rss_mib,
+            "machine": dataclasses.asdict(machine),
+            "versions": library_versions(),
+            "cpu_features": list(cpu_features()),
+            "parts": step.parts,
+        }
+
+    @contextmanager
+    def _key_lock(self, step: PlannedStep) -> Iterator[None]:
+        with self.store.lock(step.key, wait=False) as held:
+            if held:
+                yield
+                return
+        self.on_event(step, {"event": "waiting", "message": "another process is making the same artifact"})
+        with self.store.lock(step.key):
+            yield
+
+    @contextmanager
+    def _machine(self, step: PlannedStep) -> Iterator[None]:
+        """A measuring step has the machine to itself; other steps share it. Held across all stores of this machine."""
+        mode = fcntl.LOCK_EX if step.measures else fcntl.LOCK_SH
+        with open(_machine_lock(), closefd=True) as file:
+            try:
+                fcntl.flock(file, mode | fcntl.LOCK_NB)
+            except BlockingIOError:
+                what = "a step that measures alone" if not step.measures else "other steps: it measures alone"
+                self.on_event(step, {"event": "waiting", "message": f"waiting for {what}"})
+                fcntl.flock(file, mode)
+            yield
+
+
+def run_plan(
+    plan: Plan,
+    store: Store,
+    *,
+    on_event: OnEvent | None = None,
+    on_finished: OnFinished | None = None,
+    run_id: str = "",
+) -> dict[str, Artifact]:
+    """Run a whole plan without Prefect; see Engine."""
+    return Engine(store, plan, on_event, on_finished, run_id=run_id).run()
+
+
+def _machine_lock() -> int:
+    """A descriptor of the one lock file of this machine; every user may share it."""
+    path = os.path.join(tempfile.gettempdir(), "draftsmith-machine.lock")
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def _handle(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "kind": type(artifact).__name__,
+        "key": artifact.key,
+        "path": str(artifact.path),
+        "info": dict(artifact.info),
+    }

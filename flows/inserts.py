@@ -1,0 +1,49 @@
+"""`${params.x}` and `${matrix.y}` inside values, nothing else. A value that is one insert keeps its type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+INSERT = re.compile(r"\$\{([^{}]*)\}")
+NAME = re.compile(r"^\s*(params|matrix)\.([A-Za-z_][A-Za-z0-9_]*)\s*$")
+
+
+def inserts_in(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """(place, what stands between the braces) of every insert in a nested value."""
+    if isinstance(value, str):
+        for found in INSERT.finditer(value):
+            yield place, found.group(1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from inserts_in(item, (*place, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from inserts_in(item, (*place, index))
+
+
+def fill(value: Any, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The value with every insert replaced. `scopes`: {"params": {...}, "matrix": {...}}; names must be known."""
+    if isinstance(value, str):
+        whole = INSERT.fullmatch(value)
+        if whole:
+            return _look_up(whole.group(1), scopes)
+        return INSERT.sub(lambda found: _text(_look_up(found.group(1), scopes)), value)
+    if isinstance(value, Mapping):
+        return {key: fill(item, scopes) for key, item in value.items()}
+    if isinstance(value, list):
+        return [fill(item, scopes) for item in value]
+    return value
+
+
+def _look_up(inside: str, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
+    found = NAME.match(inside)
+    assert found, f"spec.py lets no such insert through: {inside}"
+    return scopes[found.group(1)][found.group(2)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

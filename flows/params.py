@@ -1,0 +1,147 @@
+"""A pipeline's parameters: their types and bounds, checked wherever a value comes from (YAML, `-p`, a schedule)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from components.contract import UserError
+from flows.problems import did_you_mean, show
+
+ParamType = Literal["int", "float", "bool", "str", "enum", "list"]
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "enum": "one of its choices",
+    "list": "a list",
+}
+
+
+class ParamSpec(BaseModel):
+    """One entry of `params:`. min and max bound the value (of a list: its length; of text: nothing)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: ParamType
+    default: Any
+    min: float | None = None
+    max: float | None = None
+    choices: list[Any] | None = None
+    about: str = ""
+
+
+def declaration_error(param: ParamSpec) -> str:
+    """What is wrong with the declaration itself, or ''."""
+    if param.type == "enum" and not param.choices:
+        return "an enum needs 'choices'"
+    if (param.min is not None or param.max is not None) and param.type not in ("int", "float", "list"):
+        return f"'min' and 'max' mean nothing for type {param.type}"
+    if param.min is not None and param.max is not None and param.min > param.max:
+        return f"'min' {show(param.min)} is larger than 'max' {show(param.max)}"
+    why = value_error(param, param.default)
+    return f"the default {why}" if why else ""
+
+
+def value_error(param: ParamSpec, value: Any) -> str:
+    """What is wrong with a value, or ''."""
+    if not _has_type(param.type, value):
+        return f"must be {_WORDS[param.type]}, not {show(value)}"
+    if param.choices is not None:
+        for item in value if param.type == "list" else [value]:
+            if not any(item == choice and type(item) is type(choice) for choice in param.choices):
+                return f"must be one of {', '.join(map(show, param.choices))}, not {show(item)}" + _near(
+                    item, param.choices
+                )
+    size = len(value) if param.type == "list" else value
+    what = " long" if param.type == "list" else ""
+    if param.min is not None and size < param.min:
+        return f"must be at least {_number(param.min)}{what}, not {show(size)}"
+    if param.max is not None and size > param.max:
+        return f"must be at most {_number(param.max)}{what}, not {show(size)}"
+    return ""
+
+
+def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter with its value: given, else its default.
+
+    Raises:
+        UserError: a line for each unknown or wrong one.
+    """
+    wrong = []
+    for name in given:
+        if name not in declared:
+            wrong.append(f"-p {name}: pipeline '{pipeline}' has no such parameter{did_you_mean(name, declared)}")
+        elif why := value_error(declared[name], given[name]):
+            wrong.append(f"-p {name}: {why}")
+    if wrong:
+        raise UserError("\n".join(wrong))
+    return {name: tidy(param, given.get(name, param.default)) for name, param in declared.items()}
+
+
+def tidy(param: ParamSpec, value: Any) -> Any:
+    """One spelling of a right value: a float parameter is a float even when `1` was written."""
+    return float(value) if param.type == "float" else value
+
+
+def parse_param(pipeline: str, declared: Mapping[str, ParamSpec], text: str) -> tuple[str, Any]:
+    """`name=value` from the command line as (name, typed value).
+
+    Raises:
+        UserError: no such parameter, or the text cannot be of its type.
+    """
+    name, equals, word = text.partition("=")
+    if not equals:
+        raise UserError(f"-p {text}: write it as name=value")
+    if name not in declared:
+        raise UserError(f"-p {name}: pipeline '{pipeline}' has no such parameter{did_you_mean(name, declared)}")
+    param = declared[name]
+    if param.type == "str":
+        return name, word
+    try:
+        value = json.loads(word)
+    except ValueError:
+        value = word
+        if param.type == "list":
+            value = [_word(item.strip()) for item in word.split(",") if item.strip()]
+    if param.type == "enum" and param.choices and word in param.choices:
+        value = word
+    why = value_error(param, value)
+    if why:
+        raise UserError(f"-p {name}: {why}")
+    return name, tidy(param, value)
+
+
+def _word(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _has_type(kind: ParamType, value: Any) -> bool:
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == "float":
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "list":
+        return isinstance(value, list) and all(isinstance(item, str | int | float | bool) for item in value)
+    return isinstance(value, str | int | float | bool)
+
+
+def _near(value: Any, choices: list[Any]) -> str:
+    said = did_you_mean(value, [str(choice) for choice in choices])
+    return said if "did you mean" in said else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"

@@ -1,0 +1,42 @@
+"""A plan as people read it: a table with the reason for every step, or a drawing in Mermaid."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.plan import Plan
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """A table of all steps, then how many would run."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("step", no_wrap=True)
+    table.add_column("makes", no_wrap=True)
+    table.add_column("key", no_wrap=True)
+    table.add_column("why")
+    for step in plan.steps:
+        style = "dim" if step.reused else ""
+        why = Text(step.reason, style=style if step.reused else "yellow")
+        table.add_row(Text(step.name, style=style), Text(step.kind, style=style), Text(step.key[:12], style=style), why)
+    for name, why_not in plan.skipped:
+        table.add_row(Text(name, style="dim"), "", "", Text(f"left out: {why_not}", style="dim"))
+    console.print(table)
+    left = len(plan.steps) - plan.num_reused
+    console.print(f"{len(plan.steps)} steps: {plan.num_reused} reused, {left} to run on {plan.device}", markup=False)
+
+
+def as_mermaid(plan: Plan) -> str:
+    """The plan as a Mermaid flowchart; what would run is drawn with a thick border."""
+    ids = {name: f"n{number}" for number, name in enumerate([*plan.sources, *(step.name for step in plan.steps)])}
+    lines = ["flowchart LR"]
+    lines += [f'  {ids[name]}[("{name}")]' for name in plan.sources]
+    for step in plan.steps:
+        why = "reused" if step.reused else step.reason.replace('"', "'")
+        lines.append(f'  {ids[step.name]}["{step.name}<br/><small>{step.kind}: {why}</small>"]')
+        if not step.reused:
+            lines.append(f"  style {ids[step.name]} stroke-width:3px")
+    for step in plan.steps:
+        lines += [f"  {ids[name]} --> {ids[step.name]}" for name in step.input_names() if name in ids]
+    return "\n".join(lines)

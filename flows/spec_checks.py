@@ -1,0 +1,127 @@
+"""Checks of single words of pipelines.yaml: inserts, `if:`, `matrix:`, references, cron and timezone, cycles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from flows.inserts import NAME, inserts_in
+from flows.params import ParamSpec
+from flows.problems import did_you_mean, show
+from flows.sources import is_outside, reference_error
+
+if TYPE_CHECKING:
+    from flows.spec import StepSpec
+
+Place = tuple[str | int, ...]
+CONDITION = re.compile(r"^(?:not\s+)?(?:machine\.cuda|params\.([A-Za-z_][A-Za-z0-9_]*))$")
+
+
+def step_problems(
+    name: str, step: StepSpec, params: Mapping[str, ParamSpec], steps: Mapping[str, Any]
+) -> Iterator[tuple[Place, str]]:
+    """(place inside the step, what is wrong) for everything that can be seen without the step's function."""
+    yield from _matrix_problems(step)
+    for part, value in (("with", step.settings), ("in", step.inputs)):
+        for place, inside in inserts_in(value):
+            if what := _insert_error(inside, params, step.matrix if part == "with" else None):
+                yield (part, *place), what
+    for parameter, value in step.inputs.items():
+        for reference in value if isinstance(value, list) else [value]:
+            if what := _reference_error(reference, name, steps):
+                yield ("in", parameter), what
+    if step.condition is not None:
+        found = CONDITION.match(step.condition.strip())
+        if not found:
+            yield ("if",), f"'if' knows machine.cuda, params.NAME and not ..., not {show(step.condition)}"
+        elif found.group(1) and found.group(1) not in params:
+            yield ("if",), f"unknown parameter '{found.group(1)}'{did_you_mean(found.group(1), params)}"
+        elif found.group(1) and params[found.group(1)].type != "bool":
+            yield ("if",), f"'if' wants a parameter of type bool; '{found.group(1)}' is {params[found.group(1)].type}"
+
+
+def _matrix_problems(step: StepSpec) -> Iterator[tuple[Place, str]]:
+    for axis, values in step.matrix.items():
+        if not isinstance(values, list) or not values:
+            yield ("matrix", axis), f"matrix '{axis}' must be a list of values, not {show(values)}"
+        elif not all(isinstance(value, str | int | float) for value in values):
+            yield ("matrix", axis), f"matrix '{axis}': each value must be a word, a number, true or false"
+        elif len({str(value) for value in values}) < len(values):
+            yield ("matrix", axis), f"matrix '{axis}' names a value twice"
+        elif any(re.search(r"[\[\],/\\]|^\.*$", str(value)) for value in values):
+            yield (
+                ("matrix", axis),
+                f"matrix '{axis}': no brackets, commas or slashes in a value, since it names the step",
+            )
+
+
+def _insert_error(inside: str, params: Mapping[str, ParamSpec], matrix: Mapping[str, Any] | None) -> str:
+    found = NAME.match(inside)
+    if found and found.group(1) == "matrix" and matrix is None:
+        return f"${{{inside}}}: a matrix value cannot choose an input; inputs fan out along the matrix by themselves"
+    if not found:
+        return f"${{{inside}}}: only ${{params.NAME}} and ${{matrix.NAME}} can be inserted"
+    scope, word = found.groups()
+    known: Mapping[str, Any] = params if scope == "params" else (matrix or {})
+    if word in known:
+        return ""
+    what = "parameter" if scope == "params" else "matrix axis"
+    return f"${{{inside}}}: unknown {what} '{word}'{did_you_mean(word, known)}"
+
+
+def _reference_error(reference: Any, step: str, steps: Mapping[str, Any]) -> str:
+    if not isinstance(reference, str):
+        return f"an input must be the name of a step or a list of them, not {show(reference)}"
+    if "${" in reference:
+        return ""  # known only when parameters are; looked at in wiring.py
+    if is_outside(reference):
+        return reference_error(reference)
+    base = reference.split("[")[0]
+    if base == step:
+        return f"a step cannot be its own input ({show(reference)})"
+    if base not in steps:
+        others = [name for name in steps if name != step]
+        return f"unknown step {show(reference)}{did_you_mean(base, others)}"
+    return ""
+
+
+def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
+    """("cron" or "timezone", what is wrong)."""
+    from cronsim import CronSim, CronSimError
+
+    try:
+        next(CronSim(cron, datetime(2024, 1, 1, tzinfo=UTC)))
+    except (CronSimError, StopIteration):
+        yield "cron", f"{show(cron)} is not a cron line of five fields (minute hour day month weekday) that ever comes"
+    import zoneinfo
+
+    try:
+        zoneinfo.ZoneInfo(timezone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        said = did_you_mean(timezone, zoneinfo.available_timezones())
+        yield "timezone", f"unknown timezone {show(timezone)}{said}"
+
+
+def cycle_of(graph: Mapping[str, list[str]]) -> list[str]:
+    """The names along one cycle, first one repeated at the end; [] when there is none."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        stack = [(start, iter(graph.get(start, [])))]
+        path.append(start)
+        while stack:
+            followers = stack[-1][1]
+            follower = next((name for name in followers if name in graph and name not in done), None)
+            if follower is None:
+                stack.pop()
+                done.add(path.pop())
+            elif follower in path:
+                circle = path[path.index(follower) :]
+                return [circle[0], *reversed(circle[1:]), circle[0]]
+            else:
+                path.append(follower)
+                stack.append((follower, iter(graph[follower])))
+        done.add(start)
+    return []

@@ -1,0 +1,302 @@
+"""Do the pieces fit? Steps of one pipeline expanded along their matrices, every input matched to a slot by kind.
+
+A `matrix` makes one step per combination, named `draft[eagle3]`. A later step whose parameter takes one artifact fans
+out along the same axes (`acceptance[eagle3]`), zipping inputs that share an axis; a parameter that takes a list takes
+them all. A step that `if:` switches off takes along the steps that cannot do without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.contract import Artifact, UserError
+from flows.inserts import fill
+from flows.problems import Problems, did_you_mean, one_line
+from flows.signature import PACKAGES, Slot, StepFunction, resolve
+from flows.sources import is_outside
+from flows.spec import PipelineSpec, Spec, StepSpec, pipeline_of
+
+Outside = Callable[[str], Artifact]
+Axis = tuple[str, str]  # (step that has the matrix, name of the axis)
+Coords = dict[Axis, Any]
+
+__all__ = ["PACKAGES", "WiredStep", "Wiring", "check_spec", "wire"]
+
+
+@dataclass(frozen=True)
+class WiredStep:
+    """One step, expanded: its function, settings resolved, inputs by name. coords: where it stands in the matrices."""
+
+    name: str
+    base: str
+    line: int
+    coords: Coords
+    function: StepFunction
+    settings: dict[str, Any]
+    inputs: dict[str, str | list[str]]
+    retries: int = 0
+    timeout_minutes: float | None = None
+
+    def input_names(self) -> list[str]:
+        """All names in `inputs`, flat."""
+        return [name for value in self.inputs.values() for name in (value if isinstance(value, list) else [value])]
+
+    def words(self) -> frozenset[str]:
+        """Every piece of text in the settings: what a registry of names may be asked for."""
+        return frozenset(_texts(self.settings))
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Expanded steps in an order in which they can run, and those that `if:` leaves out, with the reason."""
+
+    steps: tuple[WiredStep, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+def wire(
+    spec: Spec,
+    pipeline: str,
+    params: Mapping[str, Any],
+    *,
+    device: str = "cpu",
+    outside: Outside,
+    packages: tuple[str, ...] = PACKAGES,
+    everything: bool = False,
+) -> Wiring:
+    """Expand and match the steps of one pipeline. `everything`: as if every `if:` were true.
+
+    Raises:
+        UserError: a line for each piece that does not fit.
+    """
+    problems = Problems(spec.name)
+    wiring = _Wirer(spec, pipeline, params, device, outside, packages, everything, problems).run()
+    problems.stop()
+    return wiring
+
+
+def check_spec(spec: Spec, *, outside: Outside, packages: tuple[str, ...] = PACKAGES) -> dict[str, Wiring]:
+    """Wire every pipeline with its default parameters and report the problems of all together."""
+    problems = Problems(spec.name)
+    wired = {}
+    for name, pipeline in spec.pipelines.items():
+        params = {param: declared.default for param, declared in pipeline.params.items()}
+        wired[name] = _Wirer(spec, name, params, "cpu", outside, packages, True, problems).run()
+    problems.stop()
+    return wired
+
+
+class _Wirer:
+    """Goes through the steps of one pipeline in order, noting problems and going on where it can."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        name: str,
+        params: Mapping[str, Any],
+        device: str,
+        outside: Outside,
+        packages: tuple[str, ...],
+        everything: bool,
+        problems: Problems,
+    ) -> None:
+        self.pipeline: PipelineSpec = pipeline_of(spec, name)
+        self.place = ("pipelines", name, "steps")
+        self.lines, self.params, self.device, self.outside = spec.lines, params, device, outside
+        self.packages, self.everything, self.problems = packages, everything, problems
+        self.made: dict[str, list[WiredStep]] = {}  # base -> its expanded steps; absent when it could not be wired
+        self.kinds: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
+
+    def run(self) -> Wiring:
+        order = _ordered(self.pipeline.steps)
+        for base in order:
+            self._wire_step(base, self.pipeline.steps[base])
+        steps = tuple(step for base in order for step in self.made.get(base, []))
+        return Wiring(steps, tuple(self.skipped.items()))
+
+    def _note(self, base: str, message: str, *place: str | int) -> None:
+        self.problems.add(self.lines.at(*self.place, base, *place), f"step '{base}': {message}")
+
+    def _wire_step(self, base: str, step: StepSpec) -> None:
+        try:
+            function = resolve(step.uses, self.packages)
+        except UserError as error:
+            self._note(base, one_line(error), "uses")
+            return
+        self.kinds[base] = function.kind.__name__
+        inputs = self._matched_inputs(base, step, function)
+        if not self.everything and step.condition is not None and not self._holds(step.condition):
+            self.skipped[base] = f"if: {step.condition}"
+            return
+        lost = next(self._lost(inputs or {}, function), None)
+        if lost is not None:
+            self.skipped[base] = f"it needs '{lost}', which is left out"
+            return
+        expanded = list(
+            self._expand(base, step, function, inputs or {})
+        )  # finds wrong settings even when inputs are wrong
+        if inputs is not None:
+            self.made[base] = expanded
+
+    def _holds(self, condition: str) -> bool:
+        *negated, word = condition.split()
+        value = self.device.startswith("cuda") if word == "machine.cuda" else self.params[word.removeprefix("params.")]
+        return bool(value) != bool(negated)
+
+    def _matched_inputs(self, base: str, step: StepSpec, function: StepFunction) -> dict[str, list[str]] | None:
+        """parameter -> references, each of the right kind; None when something does not fit."""
+        fits = True
+        for parameter in step.inputs:
+            if parameter not in function.slots:
+                said = did_you_mean(parameter, function.slots)
+                hint = ": it is a setting, give it under 'with'" if parameter in function.setting_names else said
+                self._note(base, f"{function.address} takes no input '{parameter}'{hint}", "in", parameter)
+                fits = False
+        matched: dict[str, list[str]] = {}
+        for parameter, slot in function.slots.items():
+            if parameter not in step.inputs:
+                if not slot.optional:
+                    self._note(base, f"the input '{parameter}' ({slot}) is missing: give it under 'in'")
+                    fits = False
+                continue
+            given = fill(step.inputs[parameter], {"params": self.params})
+            references = given if isinstance(given, list) else [given]
+            if isinstance(given, list) and not slot.many:
+                self._note(base, f"'{parameter}' takes one {slot.kind.__name__}, not a list", "in", parameter)
+                fits = False
+            for reference in references:
+                if why := self._misfit(parameter, slot, str(reference)):
+                    self._note(base, why, "in", parameter)
+                    fits = False
+                elif str(reference).split("[")[0] in self.pipeline.steps and reference.split("[")[0] not in self.kinds:
+                    fits = False  # its own problem is already noted
+            matched[parameter] = [str(reference) for reference in references]
+        return matched if fits else None
+
+    def _misfit(self, parameter: str, slot: Slot, reference: str) -> str:
+        if is_outside(reference):
+            try:
+                kind = type(self.outside(reference)).__name__
+            except UserError as error:
+                return one_line(error)
+            base = reference
+        else:
+            base = reference.split("[")[0]
+            if base not in self.pipeline.steps:
+                return f"unknown step '{reference}'{did_you_mean(base, self.pipeline.steps)}"
+            known = [step.name for step in self.made.get(base, [])]
+            if reference != base and known and reference not in known:
+                return f"unknown step '{reference}'{did_you_mean(reference, known)}"
+            kind = self.kinds.get(base, slot.kind.__name__)
+        if kind != slot.kind.__name__:
+            return f"'{parameter}' wants {slot.kind.__name__}, but '{base}' makes {kind}"
+        return ""
+
+    def _lost(self, inputs: Mapping[str, list[str]], function: StepFunction) -> Iterator[str]:
+        """References to steps that are left out and cannot be done without."""
+        for parameter, references in inputs.items():
+            gone = [name for name in references if name.split("[")[0] in self.skipped]
+            slot = function.slots[parameter]
+            if gone and not slot.optional and (not slot.many or len(gone) == len(references)):
+                yield gone[0]
+
+    def _expand(
+        self, base: str, step: StepSpec, function: StepFunction, inputs: Mapping[str, list[str]]
+    ) -> Iterator[WiredStep]:
+        """One step for each combination of the axes that come with its inputs and of its own matrix."""
+        single = {
+            parameter: self._options(names[0])
+            for parameter, names in inputs.items()
+            if not function.slots[parameter].many
+        }
+        many = {
+            parameter: [name for reference in names for name, _ in self._options(reference)]
+            for parameter, names in inputs.items()
+            if function.slots[parameter].many
+        }
+        axes = [[((base, axis), value) for value in values] for axis, values in step.matrix.items()]
+        seen: set[tuple[str, str]] = set()
+        for chosen, coords in _joined({parameter: options for parameter, options in single.items() if options}):
+            for own in itertools.product(*axes):
+                here: Coords = {**coords, **dict(own)}
+                name = f"{base}[{','.join(_word(value) for value in here.values())}]" if here else base
+                matrix = {axis: value for (owner, axis), value in here.items() if owner == base}
+                given = fill(step.settings, {"params": self.params, "matrix": matrix})
+                settings, faults = function.settings(given)
+                for place, what in faults:
+                    if (str(place), what) not in seen:
+                        seen.add((str(place), what))
+                        self._note(base, what, "with", *place)
+                wired: dict[str, str | list[str]] = {
+                    **chosen,
+                    **{key: list(names) for key, names in many.items() if names},
+                }
+                yield WiredStep(
+                    name=name,
+                    base=base,
+                    line=self.lines.at(*self.place, base),
+                    coords=here,
+                    function=function,
+                    settings=settings,
+                    inputs={slot: wired[slot] for slot in function.slots if slot in wired},
+                    retries=step.retries,
+                    timeout_minutes=step.timeout_minutes,
+                )
+
+    def _options(self, reference: str) -> list[tuple[str, Coords]]:
+        """(name, coords) of everything that a reference stands for; a name with [..] stands for itself, fixed."""
+        if is_outside(reference):
+            return [(reference, {})]
+        made = self.made.get(reference.split("[")[0], [])
+        if "[" in reference:
+            return [(step.name, {}) for step in made if step.name == reference]
+        return [(step.name, step.coords) for step in made]
+
+
+def _joined(options: Mapping[str, list[tuple[str, Coords]]]) -> Iterator[tuple[dict[str, str], Coords]]:
+    """Every choice of one option per parameter whose coordinates agree wherever they share an axis."""
+    for choice in itertools.product(*options.values()):
+        coords: Coords = {}
+        if all(coords.setdefault(axis, value) == value for _, where in choice for axis, value in where.items()):
+            yield {parameter: name for parameter, (name, _) in zip(options, choice, strict=True)}, coords
+
+
+def _ordered(steps: Mapping[str, StepSpec]) -> list[str]:
+    """Topological order; among those that could come next, the order of the file."""
+    needs = {
+        name: {
+            str(reference).split("[")[0]
+            for value in step.inputs.values()
+            for reference in (value if isinstance(value, list) else [value])
+        }
+        & steps.keys()
+        for name, step in steps.items()
+    }
+    order: list[str] = []
+    while len(order) < len(steps):
+        ready = [name for name in steps if name not in order and needs[name] <= set(order)]
+        assert ready, "spec.py lets no cycle through"
+        order.append(ready[0])
+    return order
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

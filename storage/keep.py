@@ -1,0 +1,208 @@
+"""What happens to each kind of finished artifact, and to each run: history, MLflow, registry. One place, one call.
+
+    run = begin_run(home, "quickstart", params, how="direct")
+    keep(artifact, "Draft", step, record, run)      # after every step, executed or reused
+    end_run(run, "completed")
+
+The journal is written first and holds everything; MLflow, DuckDB's files and the registry follow from it. When one of
+them is down the run goes on: the failure becomes one line in `run.problems`, and `resync` makes up for it later.
+Rows that break their schema are different: they are a fault of the step that wrote them, and raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.contract import Artifact, UserError
+from storage import journal
+from storage.artifacts import Store
+from storage.journal import Journal
+from storage.tracking import Tracker, tracking_uri
+
+
+class Step(Protocol):
+    """What keep needs to know of a planned step (flows/plan.py: PlannedStep)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def uses(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
+    @property
+    def inputs(self) -> dict[str, str | list[str]]: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+@dataclass
+class Run:
+    """One run of a pipeline while it goes on.
+
+    problems: what could not be logged, one line each. notes: what is worth telling (a version registered, ...).
+    registered: the registry's answer for each Release of this run.
+    """
+
+    run_id: str
+    pipeline: str
+    home: Path
+    journal: Journal
+    tracker: Tracker
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    registered: list[Any] = field(default_factory=list)
+    mlflow_down: bool = False
+
+
+def begin_run(home: Path, pipeline: str, params: Mapping[str, Any], *, how: str = "direct") -> Run:
+    """Open the journal of a new run. how: "direct" or "prefect"."""
+    opened = Journal.start(home, pipeline, params, how)
+    return Run(str(opened.entries[0]["run_id"]), pipeline, home, opened, Tracker(home))
+
+
+def keep(
+    artifact: Artifact, kind: str, step: Step, record: Mapping[str, Any], run: Run, *, reused: bool = False
+) -> None:
+    """Keep what a step has made, or found in the store: rows in the history, a child run in MLflow, a model version.
+
+    record: how the artifact came to be, as the store keeps it: "seconds" and "inputs" {parameter: key or list
+    of keys} are read here. A reused artifact that the history has already costs nothing.
+
+    Raises:
+        UserError: a row of the artifact does not have the columns and types of components/rows.py.
+    """
+    from storage.results import remember_artifact
+
+    run.journal.add(
+        "step",
+        step=step.name,
+        uses=step.uses,
+        kind=kind,
+        key=artifact.key,
+        status="reused" if reused else "completed",
+        why=step.reason,
+        seconds=None if reused else record.get("seconds"),
+        settings=dict(step.settings),
+        inputs=_named_inputs(step, record),
+        info=dict(artifact.info),
+        path=_within(run.home, artifact.path),
+    )
+    _attempt(run, "history", lambda: remember_artifact(run.home, artifact.path, replace=not reused))
+    if not reused:
+        _sync(run)
+    if kind == "Release":
+        _attempt(run, "registry", lambda: _register(artifact, step.name, run))
+
+
+def keep_failure(step: Step, reason: str, seconds: float | None, run: Run) -> None:
+    """Keep that a step has failed, with the one-line reason."""
+    run.journal.add(
+        "step",
+        step=step.name,
+        uses=step.uses,
+        kind=step.kind,
+        key="",
+        status="failed",
+        why=reason,
+        seconds=seconds,
+        settings=dict(step.settings),
+        inputs={},
+        info={},
+        path="",
+    )
+    _sync(run)
+
+
+def end_run(run: Run, status: str, reason: str = "") -> None:
+    """Close a run. status: "completed" or "failed", with the one-line reason."""
+    from storage.history import compact
+    from storage.results import remember_run
+
+    run.journal.add("end", status=status, reason=reason)
+    run.journal.close()
+    _attempt(run, "history", lambda: remember_run(run.home, run.journal.entries))
+    _attempt(run, "history", lambda: compact(run.home))
+    run.mlflow_down = False  # one more try: it may be back
+    _sync(run)
+
+
+def resync(home: Path) -> dict[str, int]:
+    """Tell MLflow, the history and the registry everything they have missed; counts what was compared.
+
+    Safe to repeat. Whatever is still down raises, since the point of the call is to bring it up to date.
+    """
+    from storage import registry, results, tracking
+
+    store = Store(home)
+    keys = store.keys()
+    for key in keys:
+        results.remember_artifact(home, store.path_of(key))
+    runs = 0
+    for entries in journal.all_runs(home):
+        results.remember_run(home, entries)
+        runs += 1
+    for row in journal.promotions(home):
+        results.remember_promotion(home, row)
+    tracking.resync(home)
+    releases = 0
+    for key in keys:
+        if store.record_of(key)["kind"] == "Release":
+            registry.register(home, store.path_of(key))
+            releases += 1
+    return {"artifacts": len(keys), "runs": runs, "releases": releases}
+
+
+def _register(artifact: Artifact, step: str, run: Run) -> None:
+    from storage import registry
+
+    source = None if run.mlflow_down or run.tracker.parent is None else run.tracker.child_run(step)
+    version = registry.register(run.home, artifact.path, source_run=source)
+    run.registered.append(version)
+    if version.note:
+        run.notes.append(version.note)
+
+
+def _sync(run: Run) -> None:
+    """Bring MLflow up to date; when it is down, do not wait for it again at every step."""
+    if not run.mlflow_down and not _attempt(run, "mlflow", lambda: run.tracker.sync(run.journal.entries)):
+        run.mlflow_down = True
+
+
+def _attempt(run: Run, what: str, action: Callable[[], object]) -> bool:
+    """Do it, or note in one line that it could not be done: store and journal hold the results whatever happens."""
+    try:
+        action()
+    except UserError:
+        raise
+    except Exception as error:  # the services' own errors are many and of many classes
+        said = " ".join(str(error).split())[:200]
+        where = f" at {tracking_uri(run.home)}" if what in ("mlflow", "registry") else ""
+        line = f"{what}{where}: {type(error).__name__}: {said} (nothing is lost; `draftsmith resync` makes up for it)"
+        if line not in run.problems:
+            run.problems.append(line)
+        return False
+    return True
+
+
+def _named_inputs(step: Step, record: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+    """{parameter: [[name of the step that made it, key], ...]}; the plan knows the names, the record the keys."""
+    keys = record.get("inputs", {})
+    named = {}
+    for parameter, names in step.inputs.items():
+        flat_names = names if isinstance(names, list) else [names]
+        found = keys.get(parameter, "")
+        flat_keys = found if isinstance(found, list) else [found] * len(flat_names)
+        named[parameter] = [list(pair) for pair in zip(flat_names, flat_keys, strict=True)]
+    return named
+
+
+def _within(home: Path, path: Path) -> str:
+    """The path as the home sees it, so that a home can be moved."""
+    return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)

@@ -1,0 +1,277 @@
+"""MLflow: a run for each pipeline run, a child run for each executed step; told from the journal, as often as you like.
+
+`Tracker.sync` compares a journal with what MLflow has and logs what is missing, so logging as the run goes, logging
+after MLflow was down, and logging into an empty database are the same code. The database is made once, under a lock,
+since concurrent first use destroys it. mlflow is imported inside functions: it takes a second.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage import journal
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+RUN_TAG, STEP_TAG, KEY_TAG, DONE_TAG = "draftsmith.run_id", "draftsmith.step", "draftsmith.key", "draftsmith.logged"
+_STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt")
+_SMALL_BYTES = 4 << 20
+
+
+def tracking_uri(home: Path) -> str:
+    """$MLFLOW_TRACKING_URI, else the SQLite database of this home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow' / 'mlflow.db').absolute()}"
+
+
+@contextmanager
+def mlflow_lock(home: Path, name: str) -> Iterator[None]:
+    """Hold a lock beside MLflow's database."""
+    directory = home / "mlflow"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"{name}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ensure_database(home: Path) -> str:
+    """Make or upgrade this home's MLflow database, once, whoever comes first; returns its URI.
+
+    A server named by $MLFLOW_TRACKING_URI looks after its own database.
+    """
+    _quiet()
+    uri = tracking_uri(home)
+    if uri != f"sqlite:///{(home / 'mlflow' / 'mlflow.db').absolute()}":
+        return uri
+    from mlflow.version import VERSION
+
+    ready = home / "mlflow" / f"ready-{VERSION}"
+    with mlflow_lock(home, "create"):
+        if not (ready.is_file() and (home / "mlflow" / "mlflow.db").is_file()):
+            import mlflow.db
+
+            logging.getLogger("mlflow").setLevel(logging.WARNING)
+            assert mlflow.db.upgrade.callback is not None
+            mlflow.db.upgrade.callback(uri)  # what `mlflow db upgrade URI` runs
+            ready.touch()
+    return uri
+
+
+def open_client(home: Path) -> MlflowClient:
+    """A client for tracking and registry. Raises whatever MLflow raises when it is down."""
+    uri = ensure_database(home)
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+class Tracker:
+    """Logs one pipeline run to MLflow, again and again as its journal grows."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._client: MlflowClient | None = None
+        self.parent: str | None = None
+        self._logged: set[str] = set()  # steps that are wholly in MLflow
+
+    def sync(self, entries: list[dict[str, Any]]) -> str:
+        """Log what the journal says and MLflow does not know yet; returns the id of the MLflow run."""
+        start, end = journal.first(entries, "run"), journal.first(entries, "end")
+        assert start is not None, "a journal starts with its run"
+        if self._client is None:
+            self._client = open_client(self.home)
+        if self.parent is None:
+            self.parent = self._find_or_start(self._client, start)
+        parent = self.parent
+        steps = [entry for entry in entries if entry["entry"] == "step"]
+        for step in steps:
+            if step["status"] != "reused" and step["step"] not in self._logged:
+                self._log_step(self._client, start, parent, step)
+                self._logged.add(step["step"])
+        if end is not None:
+            self._finish(self._client, parent, start, steps, end)
+        return parent
+
+    def child_run(self, step: str) -> str | None:
+        """The MLflow run of an executed step."""
+        assert self._client is not None and self.parent is not None, "sync first"
+        return next((run.info.run_id for run in self._children(self.parent, step)), None)
+
+    def _experiment(self, client: MlflowClient, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        local = tracking_uri(self.home).startswith("sqlite:")
+        place = (
+            (self.home / "mlflow" / "artifacts" / re.sub(r"[^\w.-]", "_", name)).absolute().as_uri() if local else None
+        )
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # somebody else has just made it
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _find_or_start(self, client: MlflowClient, start: Mapping[str, Any]) -> str:
+        experiment = self._experiment(client, start["pipeline"])
+        found = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{start['run_id']}' AND tags.`{STEP_TAG}` = '-'")
+        if found:
+            parent = str(found[0].info.run_id)
+            self._logged = {
+                run.data.tags[STEP_TAG] for run in self._children(parent) if run.data.tags.get(DONE_TAG) == "yes"
+            }
+            return parent
+        tags = {RUN_TAG: start["run_id"], STEP_TAG: "-", "draftsmith.how": start["how"]}
+        tags |= {"draftsmith.version": start["draftsmith_version"]}
+        if start["git_commit"]:
+            tags["mlflow.source.git.commit"] = start["git_commit"]
+        name = f"{start['pipeline']} {start['run_id']}"
+        run = client.create_run(experiment, start_time=_ms(start["time"]), tags=tags, run_name=name)
+        _log(client, run.info.run_id, params=start["params"])
+        return str(run.info.run_id)
+
+    def _children(self, parent: str, step: str | None = None) -> list[Any]:
+        assert self._client is not None
+        experiment = self._client.get_run(parent).info.experiment_id
+        where = f"tags.`mlflow.parentRunId` = '{parent}'" + (f" AND tags.`{STEP_TAG}` = '{step}'" if step else "")
+        return list(self._client.search_runs([experiment], where, max_results=1000))
+
+    def _log_step(self, client: MlflowClient, start: Mapping[str, Any], parent: str, step: Mapping[str, Any]) -> None:
+        for half in self._children(parent, step["step"]):  # of a run that died while logging it
+            client.delete_run(half.info.run_id)
+        tags = {
+            RUN_TAG: start["run_id"],
+            STEP_TAG: step["step"],
+            KEY_TAG: step["key"],
+            "draftsmith.kind": step["kind"],
+            "draftsmith.uses": step["uses"],
+            "draftsmith.why": step["why"],
+            "draftsmith.path": step["path"],
+            "mlflow.parentRunId": parent,
+        }
+        began = _ms(step["time"] - (step["seconds"] or 0.0))
+        experiment = client.get_run(parent).info.experiment_id
+        child = client.create_run(experiment, start_time=began, tags=tags, run_name=step["step"]).info.run_id
+        directory = self.home / step["path"] if step["path"] else None
+        _log(client, child, params=step["settings"], metrics=_metrics(directory, step))
+        _log_lineage(client, child, step["inputs"])
+        if directory is not None:
+            for file in sorted(directory.iterdir()) if directory.is_dir() else []:
+                if file.suffix in _SMALL_FILES and file.stat().st_size <= _SMALL_BYTES:
+                    client.log_artifact(child, str(file))
+        client.set_tag(child, DONE_TAG, "yes")
+        client.set_terminated(child, "FINISHED" if step["status"] == "completed" else "FAILED", _ms(step["time"]))
+
+    def _finish(
+        self,
+        client: MlflowClient,
+        parent: str,
+        start: Mapping[str, Any],
+        steps: list[dict[str, Any]],
+        end: Mapping[str, Any],
+    ) -> None:
+        run = client.get_run(parent)
+        if run.info.status != "RUNNING":
+            return
+        client.log_dict(parent, {"run": dict(start), "steps": steps, "end": dict(end)}, "run.json")
+        reused = [step["step"] for step in steps if step["status"] == "reused"]
+        executed = [step["step"] for step in steps if step["status"] != "reused"]
+        tags = {"draftsmith.reused": ", ".join(reused), "draftsmith.executed": ", ".join(executed)}
+        for name, value in (tags | {"draftsmith.reason": end["reason"] or ""}).items():
+            client.set_tag(parent, name, value)
+        client.set_terminated(parent, _STATUS[end["status"]], _ms(end["time"]))
+
+
+def resync(home: Path) -> int:
+    """Log every ended run that MLflow does not have, or not wholly; returns how many journals were compared."""
+    count = 0
+    for entries in journal.all_runs(home):
+        Tracker(home).sync(entries)
+        count += 1
+    return count
+
+
+def _quiet() -> None:
+    """No telemetry, no long retries against a server that is down, no notices in the middle of our progress."""
+    os.environ["DO_NOT_TRACK"] = "true"
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK", "true")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def _log(client: MlflowClient, run: str, params: Mapping[str, Any], metrics: list[Any] | None = None) -> None:
+    from mlflow.entities import Param
+
+    # MLflow refuses empty values in some back ends and cuts at 6,000 characters; run.json keeps the whole
+    listed = [Param(_name(name), (_text(value) or '""')[:6000]) for name, value in params.items()]
+    for at in range(0, len(listed), 100):
+        client.log_batch(run, params=listed[at : at + 100])
+    for at in range(0, len(metrics or []), 1000):
+        client.log_batch(run, metrics=(metrics or [])[at : at + 1000])
+
+
+def _metrics(directory: Path | None, step: Mapping[str, Any]) -> list[Any]:
+    """Training metrics from metrics.jsonl, the numbers in the artifact's info, and how long it took."""
+    from mlflow.entities import Metric
+
+    at = _ms(step["time"])
+    found = [Metric("seconds", float(step["seconds"]), at, 0)] if step["seconds"] is not None else []
+    for name, value in step.get("info", {}).items():
+        if _is_number(value):
+            found.append(Metric(_name(f"info.{name}"), float(value), at, 0))
+    file = directory / "metrics.jsonl" if directory is not None else None
+    if file is None or not file.is_file():
+        return found
+    for line in file.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        for name, value in row.items():
+            if name != "step" and _is_number(value):
+                found.append(Metric(_name(name), float(value), at, int(row["step"])))
+    return found
+
+
+def _log_lineage(client: MlflowClient, run: str, inputs: Mapping[str, Any]) -> None:
+    """One dataset input for each artifact that went in; its digest is the start of the artifact's key."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    datasets = []
+    for parameter, pairs in inputs.items():
+        for name, key in pairs:
+            source = json.dumps({"artifact_key": key})
+            dataset = Dataset(name=name, digest=key[:32] or "-", source_type="draftsmith", source=source)
+            datasets.append(DatasetInput(dataset, tags=[InputTag("mlflow.data.context", parameter)]))
+    if datasets:
+        client.log_inputs(run, datasets)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _name(name: str) -> str:
+    """A name that MLflow takes: letters, digits and _ - . space / only."""
+    return re.sub(r"[^\w\-. /]", "_", name)[:250]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

@@ -1,0 +1,130 @@
+"""A tiny target with a tokenizer, prompts in four splits, and two drafters trained on its own text for a moment."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from components.contract import Context, Draft, Machine, Prompts, Target
+from components.drafts.draft import AbstractDraft, Batch
+from components.drafts.eagle3 import Eagle3
+from components.drafts.files import save_draft
+from components.drafts.mtp import Mtp
+from components.targets.generate import continue_batch
+from components.targets.load import open_target
+from components.targets.model import AbstractTarget
+
+VOCAB = 64
+WORDS = [f"w{number}" for number in range(VOCAB - 3)]
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Seven layers of width 32 whose outputs depend on the whole context and do not collapse at once."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("target")
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=192,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(5)
+    model.save_pretrained(folder)
+    vocabulary = {"<bos>": 0, "<eos>": 1, "<pad>": 2, **{word: 3 + i for i, word in enumerate(WORDS)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    ).save_pretrained(folder)
+    return Target(key="a" * 64, path=folder)
+
+
+@pytest.fixture(scope="session")
+def opened(target: Target) -> AbstractTarget:
+    return open_target(target, dtype="float32", kernel="plain")
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
+    folder = tmp_path_factory.mktemp("prompts")
+    dice = random.Random(0)
+    lines = []
+    for split, count in (("train", 16), ("validation", 2), ("test", 5), ("warm_up", 2)):
+        for number in range(count):
+            text = " ".join(dice.choice(WORDS) for _ in range(dice.randint(3, 12)))
+            workload = "even" if number % 2 == 0 else "odd"
+            row = {"prompt_id": f"{split}-{number}", "split": split, "workload": workload, "source": "dice"}
+            lines.append(json.dumps({**row, "prompt": text, "reference": ""}))
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Prompts(key="b" * 64, path=folder)
+
+
+@pytest.fixture(scope="session")
+def drafts(opened: AbstractTarget, target: Target, tmp_path_factory: pytest.TempPathFactory) -> list[Draft]:
+    """EAGLE-3 trained for depth 4, MTP for depth 2, on greedy text of the target: right now and then, not always."""
+    dice = random.Random(1)
+    starts = [[dice.randrange(3, VOCAB) for _ in range(6)] for _ in range(24)]
+    made = []
+    for method, kind, settings in (("eagle3", Eagle3, {"ttt_steps": 4}), ("mtp", Mtp, {"mtp_modules": 2})):
+        drafter = kind.build(opened, settings, torch.arange(VOCAB))
+        train_briefly(drafter, opened, starts)
+        folder = tmp_path_factory.mktemp(method)
+        facts = {"method": method, "num_steps": drafter.num_steps, "target_key": target.key}
+        save_draft(folder, method, settings, opened, torch.arange(VOCAB), drafter.state_dict(), facts)
+        made.append(Draft(key=method[0] * 64, path=folder, info=facts))
+    return made
+
+
+def train_briefly(drafter: AbstractDraft, opened: AbstractTarget, starts: list[list[int]]) -> None:
+    """Forty steps on one batch of greedy continuations."""
+    answers = continue_batch(opened, starts, max_new_tokens=48, stop_at_eos=False)
+    ids = torch.tensor([start + answer.ids for start, answer in zip(starts, answers, strict=True)])
+    passed = opened.forward(ids, opened.new_cache(*ids.shape), logits="none", features=True)
+    assert passed.taps is not None and passed.last is not None
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    lengths = torch.full((ids.shape[0],), ids.shape[1])
+    batch = Batch(ids.clone(), mask, passed.taps.clone(), passed.last.clone(), lengths)
+    optimiser = torch.optim.AdamW([p for p in drafter.parameters() if p.requires_grad], lr=4e-3)
+    for _ in range(40):
+        optimiser.zero_grad()
+        drafter.losses(batch).loss.backward()
+        optimiser.step()
+    drafter.requires_grad_(False)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[[str], Context]:
+    """A new context by name, with directories of its own."""
+
+    def make(name: str) -> Context:
+        for part in ("out", "scratch"):
+            (tmp_path / name / part).mkdir(parents=True)
+        key = (name.encode().hex() + "0" * 64)[:64]
+        return Context(key=key, out=tmp_path / name / "out", scratch=tmp_path / name / "scratch", num_threads=1)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    return Machine("test", "cpu", 2, 8.0, "cpu", "cpu", "test")

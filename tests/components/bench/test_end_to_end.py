@@ -1,0 +1,146 @@
+"""An honest comparison: arms interleaved, equal work, equal text, and every difference explained."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.bench.arms import depths_to_run
+from components.bench.end_to_end import compare_end_to_end
+from components.bench.identity import compare, first_divergence, plain_margin
+from components.bench.subjects import spread
+from components.bench.timed_runs import sha256_of_tokens
+from components.contract import Context, DepthPolicy, Draft, Machine, Prompts, Target, UserError
+from components.decoding.chain import decode
+from components.decoding.session import Session
+from components.rows import QualityFlag, Request, Round, read_rows
+from components.targets.model import AbstractTarget
+
+Rows = tuple[list[Request], list[Round], list[QualityFlag]]
+
+
+@pytest.fixture(scope="module")
+def measured(
+    target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, tmp_path_factory: pytest.TempPathFactory
+) -> Rows:
+    """Three prompts, twice, around depth 2 for EAGLE-3 and 1 for MTP."""
+    folder = tmp_path_factory.mktemp("end_to_end")
+    choices = [
+        {"draft_key": draft.key, "workload": workload, "depth_k": depth}
+        for draft, depth in zip(drafts, (2, 1), strict=True)
+        for workload in ("even", "all")
+    ]
+    (folder / "policy.json").write_text(json.dumps({"choices": choices}), encoding="utf-8")
+    policy = DepthPolicy(key="c" * 64, path=folder)
+    ctx = Context(key="e" * 64, out=folder, scratch=folder, num_threads=1)
+    made = compare_end_to_end(
+        target, drafts, prompts, policy, num_prompts=3, max_new_tokens=24, reps=2, ctx=ctx, machine=machine
+    )
+    assert {arm["method"] for arm in made.info["arms"]} == {"none", "ngram", "eagle3", "mtp"}
+    return read_rows(ctx.out, Request), read_rows(ctx.out, Round), read_rows(ctx.out, QualityFlag)
+
+
+def test_arms_are_interleaved_and_do_equal_work(measured: Rows) -> None:
+    requests, _, _ = measured
+    arms = {(r.method, r.depth_k) for r in requests}
+    assert arms == {("none", 0), ("ngram", 4), ("mtp", 1), ("mtp", 2), *(("eagle3", k) for k in (1, 2, 3, 4))}
+    assert sorted(r.order_index for r in requests) == list(range(len(requests)))
+    assert [r.is_warmup for r in sorted(requests, key=lambda r: r.order_index)] == [True] * 16 + [False] * 48
+    timed = [r for r in requests if not r.is_warmup]
+    assert not {r.prompt_id for r in timed} & {r.prompt_id for r in requests if r.is_warmup}
+    # Every arm once in every (repetition, prompt), these one after the other, the order of arms not always the same.
+    orders = []
+    for start in range(0, 48, 8):
+        turn = sorted(timed, key=lambda r: r.order_index)[start : start + 8]
+        assert len({(r.rep, r.prompt_id) for r in turn}) == 1
+        assert {(r.method, r.depth_k) for r in turn} == arms
+        orders.append(tuple((r.method, r.depth_k) for r in turn))
+    assert len(set(orders)) > 1
+    kept = Counter((r.prompt_id, r.tokens_kept) for r in timed)
+    assert set(kept.values()) == {16}, "each prompt keeps the same number of tokens in all 8 arms and 2 repetitions"
+    assert len({(r.dtype, r.num_threads) for r in timed}) == 1
+
+
+def test_every_output_is_that_of_plain_decoding(measured: Rows) -> None:
+    requests, _, _ = measured
+    for r in requests:
+        if r.method == "none":
+            assert r.identical is None
+        else:
+            assert r.identical or r.tie, f"{r.method} at depth {r.depth_k} says something else"
+    digests = {(r.prompt_id, r.output_sha256) for r in requests if r.method == "none" or r.identical}
+    assert len(digests) == len({r.prompt_id for r in requests})
+
+
+def test_rounds_account_for_every_kept_token(measured: Rows) -> None:
+    requests, rounds, _ = measured
+    by_request: dict[str, list[Round]] = {}
+    for r in rounds:
+        by_request.setdefault(r.request_id, []).append(r)
+    drafted = [r for r in requests if r.depth_k and not r.is_warmup]
+    assert set(by_request) == {r.request_id for r in drafted if r.tokens_kept > 1}
+    for request in drafted:
+        mine = by_request.get(request.request_id, [])
+        assert [r.round_no for r in mine] == list(range(request.num_rounds))
+        assert sum(r.emitted for r in mine) == request.tokens_kept - 1
+        assert sum(r.drafted for r in mine) == request.num_drafted
+        assert sum(r.accepted for r in mine) == request.num_accepted
+        cut = sum(r.accepted + 1 - r.emitted for r in mine)
+        assert request.tokens_raw == request.tokens_kept + cut
+        assert request.decode_ns > 0 and request.ttft_ns > 0
+
+
+def test_a_divergence_is_found_with_its_margin_and_judged(opened: AbstractTarget) -> None:
+    session = Session(opened)
+    plain = decode(opened, None, [4, 9, 30], max_new_tokens=12, ignore_eos=True).tokens
+    wrong = [*plain[:5], (plain[5] + 1) % 64, *plain[6:]]
+    assert compare(opened, session, [4, 9, 30], plain, plain, 1.0) == (True, None, None, None)
+    margin = plain_margin(opened, session, [4, 9, 30], plain, 5)
+    assert margin > 0
+    fault = compare(opened, session, [4, 9, 30], wrong, plain, margin / 20)
+    assert fault == (False, 5, margin, False)
+    tie = compare(opened, session, [4, 9, 30], wrong, plain, margin / 5)
+    assert tie == (False, 5, margin, True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "index"), [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([], [], None)]
+)
+def test_a_missing_token_is_a_divergence(ours: list[int], theirs: list[int], index: int | None) -> None:
+    assert first_divergence(ours, theirs) == index
+
+
+def test_depths_stay_within_reach() -> None:
+    assert depths_to_run("around", 3, 7) == [1, 2, 3, 4, 7]
+    assert depths_to_run("around", 0, 3) == [1, 3]
+    assert depths_to_run("around", 7, 7) == [1, 6, 7]
+    assert depths_to_run("all", 2, 3) == [1, 2, 3]
+    assert depths_to_run([5, 2, 9], 2, 7) == [2, 5]
+
+
+def test_prompts_are_spread_over_the_split() -> None:
+    everything = list(range(24))
+    assert spread(everything, 12) == everything[::2]  # type: ignore[arg-type, comparison-overlap]
+    assert spread(everything, 30) == everything  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_digest_depends_on_every_token() -> None:
+    assert len(sha256_of_tokens([1, 2])) == 64
+    assert sha256_of_tokens([1, 2]) != sha256_of_tokens([2, 1])
+
+
+def test_a_policy_without_its_file_is_refused(
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    machine: Machine,
+    tmp_path: Path,
+    context: Callable[[str], Context],
+) -> None:
+    empty = DepthPolicy(key="d" * 64, path=tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"no policy\.json"):
+        compare_end_to_end(target, drafts, prompts, empty, max_new_tokens=8, ctx=context("e2e"), machine=machine)

@@ -1,0 +1,164 @@
+"""From prompts to features on tiny targets: the same bytes whatever was killed, and the target's own states."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_targets import Family, make_tiny_target
+
+from components.contract import Context, Conversations, Prompts, Target, UserError
+from components.data import collect_prompts, record_features, write_answers
+from components.data.answers import distinct_bigram_ratio, open_answers
+from components.data.features import open_features
+from components.targets import load_target
+from components.targets.load import open_target
+
+SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "batch_size": 5, "sampled_share": 0.5, "max_prompt_tokens": 400}
+
+
+def context(folder: Path, events: list[Any] | None = None) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(key="k", out=folder, scratch=folder, num_threads=1, send=None if events is None else events.append)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "deepseek_v3"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    root = tmp_path_factory.mktemp("target")
+    family: Family = request.param
+    return load_target(model=str(make_tiny_target(family, root / "model")), ctx=context(root / "artifact"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
+    return collect_prompts(num_train=9, num_validation=4, num_test=2, ctx=context(tmp_path_factory.mktemp("prompts")))
+
+
+@pytest.fixture(scope="module")
+def answers(target: Target, prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> Conversations:
+    return write_answers(target, prompts, **SETTINGS, ctx=context(tmp_path_factory.mktemp("answers")))
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("shard-*"))}
+
+
+def test_masks_mark_the_answers_and_test_prompts_are_not_answered(
+    target: Target, prompts: Prompts, answers: Conversations
+) -> None:
+    from components.data.prompts import encode_prompt, read_prompts
+    from components.targets.load import open_tokenizer
+
+    tokenizer = open_tokenizer(target)
+    asked = {p.prompt_id: encode_prompt(tokenizer, p) for split in ("train", "validation") for p in read_prompts(prompts, split)}
+    answered = list(open_answers(answers).conversations())
+    assert {row.row_id for row, _, _ in answered} == set(asked)
+    for row, ids, mask in answered:
+        assert ids[~mask].tolist() == asked[row.row_id]
+        assert mask.tolist() == sorted(mask.tolist())
+        assert int(mask.sum()) == row.num_answer_tokens <= 12
+        assert row.distinct_bigrams == distinct_bigram_ratio(ids[mask].tolist())
+    assert answers.info["num_sampled"] > 0
+    assert all(row.temperature == 0.0 for row, _, _ in open_answers(answers).conversations("validation"))
+    assert answers.info["num_answer_tokens"] == sum(row.num_answer_tokens for row, _, _ in answered)
+
+
+def test_greedy_answers_are_the_argmax_of_a_plain_pass(target: Target, answers: Conversations) -> None:
+    model = open_target(target, kernel="transformers")
+    for row, ids, mask in open_answers(answers).conversations():
+        if row.temperature == 0.0:
+            logits = model.forward(ids[None], model.new_cache(1, len(ids))).logits
+            assert logits is not None
+            assert torch.equal(logits[0, :-1].argmax(-1)[mask[1:]], ids[1:][mask[1:]])
+
+
+def test_answers_repeat_bit_for_bit_after_a_kill(
+    target: Target, prompts: Prompts, answers: Conversations, tmp_path: Path
+) -> None:
+    finished = shards(answers.path)
+    assert len(finished) == 3
+    for lost in ([0], [1, 2], [2]):
+        folder = tmp_path / str(lost)
+        shutil.copytree(answers.path, folder)
+        (folder / "manifest.json").unlink()
+        for number in lost:
+            (folder / f"shard-{number:05d}.safetensors").unlink()
+        (folder / ".shard-00001.safetensors.tmp").write_bytes(b"half a shard")
+        again = write_answers(target, prompts, **SETTINGS, ctx=context(folder))
+        assert shards(folder) == finished
+        assert again.info == answers.info
+
+
+def test_finished_shards_are_not_computed_again(target: Target, prompts: Prompts, answers: Conversations) -> None:
+    events: list[dict[str, Any]] = []
+    write_answers(target, prompts, **SETTINGS, ctx=context(answers.path, events))
+    assert not [event for event in events if event["event"] == "progress"]
+
+
+def test_features_are_the_states_of_a_plain_pass(target: Target, answers: Conversations, tmp_path: Path) -> None:
+    features = record_features(target, answers, tokens_per_pass=256, ctx=context(tmp_path))
+    opened = open_features(features)
+    model = open_target(target, kernel="transformers")
+    conversations = {row.row_id: (row, ids, mask) for row, ids, mask in open_answers(answers).conversations()}
+    seen = set()
+    for split in ("train", "validation"):
+        for example in opened.examples(split):
+            row, ids, mask = conversations[example.row_id]
+            seen.add(example.row_id)
+            assert (row.split, row.workload) == (split, example.workload)
+            assert torch.equal(example.ids, ids) and torch.equal(example.mask, mask)
+            passed = model.forward(ids[None], model.new_cache(1, len(ids)), logits="none", features=True)
+            assert passed.taps is not None and passed.last is not None
+            for stored, states in ((example.taps, passed.taps[0]), (example.last, passed.last[0])):
+                assert stored.dtype == torch.bfloat16
+                torch.testing.assert_close(stored.float(), states, rtol=1e-2, atol=1e-3)
+    assert seen == set(conversations)
+    counts = opened.token_counts("train")
+    assert int(counts.sum()) == opened.manifest["splits"]["train"]["answer_tokens"]
+    assert opened.manifest["tap_layers"] == [2, 4, 5]
+    assert sum(file.stat().st_size for file in tmp_path.glob("shard-*")) == features.info["bytes"]
+
+
+def test_features_repeat_bit_for_bit_after_a_kill(target: Target, answers: Conversations, tmp_path: Path) -> None:
+    whole = record_features(target, answers, ctx=context(tmp_path / "whole"))
+    part = tmp_path / "part"
+    shutil.copytree(whole.path, part)
+    (part / "shard-00001.safetensors").unlink()
+    (part / "manifest.json").unlink()
+    again = record_features(target, answers, ctx=context(part))
+    assert shards(part) == shards(whole.path)
+    assert again.info == whole.info
+
+
+def test_features_say_their_size_first_and_refuse_a_full_disk(
+    target: Target, answers: Conversations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 1 << 20))
+    events: list[dict[str, Any]] = []
+    with pytest.raises(UserError, match="MiB free"):
+        record_features(target, answers, ctx=context(tmp_path, events))
+    assert "on disk" in events[0]["message"]
+    assert not list(tmp_path.glob("shard-*"))
+
+
+def test_prompts_that_do_not_fit_are_counted_and_none_at_all_is_refused(
+    target: Target, prompts: Prompts, answers: Conversations, tmp_path: Path
+) -> None:
+    lengths = sorted(row.num_prompt_tokens for row, _, _ in open_answers(answers).conversations())
+    limit = lengths[len(lengths) // 2]
+    settings = {**SETTINGS, "max_prompt_tokens": limit}
+    some = write_answers(target, prompts, **settings, ctx=context(tmp_path / "some"))
+    assert some.info["num_prompts_too_long"] == sum(length > limit for length in lengths)
+    with pytest.raises(UserError, match="max_prompt_tokens"):
+        write_answers(target, prompts, **{**SETTINGS, "max_prompt_tokens": 1}, ctx=context(tmp_path / "none"))
+
+
+def test_distinct_bigrams() -> None:
+    assert distinct_bigram_ratio([1, 2, 3, 4]) == 1.0
+    assert distinct_bigram_ratio([1, 1, 1, 1, 1]) == 0.25
+    assert distinct_bigram_ratio([1]) == 1.0

@@ -1,0 +1,258 @@
+"""Rows of chats and texts: every known shape is read, every wrong row is named with its line, nothing is lost silently."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contract import Context, Prompts, UserError
+from components.data.collecting import collect_prompts, collect_prompts_fingerprint
+from components.data.prompts import SPLITS, read_prompts
+from components.data.row_files import read_rows
+from components.data.row_shapes import BadRow, read_shape
+
+USER = ({"role": "user", "content": "Why?"},)
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "messages", "reference"),
+    [
+        ({"messages": [*USER, {"role": "assistant", "content": "So."}]}, None, USER, "So."),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]}, None, USER, ""),
+        ({"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]}, None, USER, "So."),
+        ({"conversations": [{"from": "gpt", "value": "Hi"}, {"from": "human", "value": "Why?"}]}, None, USER, ""),
+        ({"question_id": 1, "category": "writing", "turns": ["Why?", "And now?"]}, None, USER, ""),
+        ({"instruction": "Why?", "input": "", "output": "So."}, None, USER, "So."),
+        ({"question": "Why?", "answer": "So."}, None, USER, "So."),
+        ({"prompt": "Why?", "response": "So."}, None, USER, "So."),
+        ({"prompt": "def f():\n", "canonical_solution": "    return 1\n"}, "def f():\n", None, "    return 1\n"),
+        ({"prompt": "once upon a time"}, "once upon a time", None, ""),
+        ({"text": "one two three four"}, "one two", None, " three four"),
+    ],
+)
+def test_known_shapes(row: dict[str, Any], text: str | None, messages: Any, reference: str) -> None:
+    assert read_shape(row) == type(read_shape(row))(text, messages, reference)
+
+
+def test_system_turn_is_kept_and_later_turns_are_not() -> None:
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So."},
+        {"role": "user", "content": "More"},
+    ]
+    assert [message["content"] for message in read_shape({"messages": turns}).messages or ()] == ["Be brief.", "Why?"]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("text", "object"),
+        (None, "object"),
+        ({}, "no field"),
+        ({"other": 1}, "other"),
+        ({"messages": "Why?"}, "list"),
+        ({"messages": []}, "list"),
+        ({"messages": [{"role": "user", "content": 3}]}, "must be text"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "alien"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "no turn by the user"),
+        ({"messages": ["Why?"]}, "must be an object"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": 7}, "a number"),
+        ({"prompt": True}, "true or false"),
+        ({"question": "Why?", "answer": 3}, "answer must be text"),
+        ({"prompt": "half \ud800 character"}, "surrogate"),
+        ({"turns": [["x"]]}, "turns[0]"),
+    ],
+)
+def test_wrong_rows_say_why(row: Any, why: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        read_shape(row)
+    assert why in str(refused.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+fields = st.sampled_from(["messages", "conversations", "turns", "instruction", "prompt", "question", "text", "role"])
+
+
+@given(st.dictionaries(fields, json_values | st.lists(st.dictionaries(fields, json_values), max_size=2)))
+def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
+    try:
+        ask = read_shape(row)
+    except BadRow as error:
+        assert "\n" not in str(error)
+    else:
+        assert (ask.text is None) != (ask.messages is None)
+        assert ask.characters > 0
+
+
+def context(folder: Path) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(key="k", out=folder, scratch=folder)
+
+
+def write_lines(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def questions(number: int) -> list[dict[str, str]]:
+    return [{"question": f"What is {index} plus {index}?", "answer": str(2 * index)} for index in range(number)]
+
+
+def test_malformed_rows_are_set_aside_with_their_lines(tmp_path: Path) -> None:
+    good = [json.dumps(row) for row in questions(60)]
+    lines = [*good[:10], "{not json", "[1, 2]", '{"question": 3}', "", *good[10:], '{"question": "cut'.strip()]
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes("\n".join(lines).encode() + b'\n{"question": "\xff"}\n{"a": NaN}\n')
+    prompts = collect_prompts(source=str(file), num_train=50, num_test=4, num_validation=4, ctx=context(tmp_path / "o"))
+    aside = [json.loads(line) for line in (prompts.path / "set_aside.jsonl").read_text().splitlines()]
+    assert [entry["line"] for entry in aside] == [11, 12, 13, 65, 66, 67]
+    assert prompts.info["set_aside"] == 6
+    assert prompts.info["found"] == 60
+    assert all(entry["source"] == str(file) and entry["why"] for entry in aside)
+
+
+def test_all_formats_give_the_same_prompts(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = questions(60)
+    (tmp_path / "array").mkdir()
+    files = [
+        write_lines(tmp_path / "rows.jsonl", rows),
+        tmp_path / "array" / "rows.json",
+        tmp_path / "rows.json",
+        tmp_path / "rows.parquet",
+        tmp_path / "rows.jsonl.gz",
+    ]
+    files[1].write_text(json.dumps(rows, indent=2))
+    files[2].write_text(json.dumps({"version": 1, "data": rows}))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files[3])
+    files[4].write_bytes(gzip.compress(files[0].read_bytes()))
+    made = []
+    for number, file in enumerate(files):
+        prompts = collect_prompts(source=str(file), num_train=20, ctx=context(tmp_path / str(number)))
+        made.append([[prompt.prompt_id for prompt in read_prompts(prompts, split)] for split in SPLITS])
+    assert all(ids == made[0] for ids in made)
+
+
+def test_a_broken_element_of_an_array_costs_itself_only(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text('[\n{"prompt": "a"},\n{"prompt": "b" "c"},\n{"prompt": "d"}\n]\n')
+    aside: list[int] = []
+    rows = list(read_rows(file, lambda source, line, why, row: aside.append(line)))
+    assert rows == [(2, {"prompt": "a"}), (4, {"prompt": "d"})]
+    assert aside == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("absent.jsonl", None, "no such file"),
+        ("empty.jsonl", b"", "empty"),
+        ("blank.jsonl", b"\n\n", "no rows"),
+        ("all_bad.jsonl", b"{\n[]\n", "no usable row, 2 set aside; the first: line 1"),
+        ("lines.json", b'{"prompt": "a"}\n{"prompt": "b"}\n', ".jsonl"),
+        ("rows.csv", b"a,b\n", "unknown kind of file"),
+        ("rows.parquet", b"not parquet", "not readable as Parquet"),
+        ("rows.jsonl.gz", b"not gzip", "cannot be read"),
+        ("scalar.json", b"3", "expected a list"),
+        ("empty_list.json", b"[]", "no rows"),
+    ],
+)
+def test_unusable_files_cost_one_line(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        collect_prompts(source=str(file), ctx=context(tmp_path / "out"))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def by_split(prompts: Prompts) -> dict[str, set[str]]:
+    return {
+        split: {" ".join(str(prompt.text or prompt.messages).split()) for prompt in read_prompts(prompts, split)}
+        for split in SPLITS
+    }
+
+
+def test_no_prompt_is_in_two_splits_even_with_other_white_space(tmp_path: Path) -> None:
+    rows = questions(200)
+    respaced = [{"question": row["question"].replace(" ", "  ")} for row in rows]
+    file = write_lines(tmp_path / "rows.jsonl", [*rows, *respaced, *rows])
+    prompts = collect_prompts(source=str(file), num_train=300, num_test=10, ctx=context(tmp_path / "out"))
+    splits = by_split(prompts)
+    assert sum(len(part) for part in splits.values()) == len(set().union(*splits.values()))
+    for split in SPLITS:
+        assert len(read_prompts(prompts, split)) == len(splits[split])
+    assert prompts.info["duplicates_across_splits"] + prompts.info["duplicates_within_split"] >= 200
+
+
+def test_adding_rows_moves_no_training_prompt_to_the_evaluation(tmp_path: Path) -> None:
+    def split(number: int) -> dict[str, set[str]]:
+        file = write_lines(tmp_path / f"{number}.jsonl", questions(number))
+        return by_split(collect_prompts(source=str(file), num_train=999, ctx=context(tmp_path / str(number))))
+
+    few, many = split(100), split(200)
+    assert few["train"] <= many["train"]
+    assert not few["train"] & (many["test"] | many["validation"] | many["warm_up"])
+
+
+def test_unicode_line_separators_survive(tmp_path: Path) -> None:
+    rows = [{"prompt": f"line\u2028{index}\u0085end\x0c"} for index in range(40)]
+    prompts = collect_prompts(source=str(write_lines(tmp_path / "r.jsonl", rows)), ctx=context(tmp_path / "out"))
+    texts = {prompt.text for split in SPLITS for prompt in read_prompts(prompts, split)}
+    assert texts <= {row["prompt"] for row in rows}
+    assert len(texts) > 30
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", questions(3))
+    before = collect_prompts_fingerprint({"source": str(file)})
+    file.touch()
+    assert collect_prompts_fingerprint({"source": str(file)}) == before
+    write_lines(file, questions(4))
+    assert collect_prompts_fingerprint({"source": str(file)}) != before
+
+
+def development_data() -> Path | None:
+    """Public data sets for trying things out; not part of the project, so tests that use them skip without them."""
+    named = os.environ.get("DRAFTSMITH_DEV_DATA")
+    folder = Path(named) if named else Path(__file__).parents[4] / "shared" / "data"
+    return folder if folder.is_dir() else None
+
+
+@pytest.mark.skipif(development_data() is None, reason="no development data (set DRAFTSMITH_DEV_DATA)")
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("chat/alpaca_en.json", 999),
+        ("chat/alpaca_zh.json", 1000),
+        ("chat/sharegpt_256.jsonl", 256),
+        ("chat/sharegpt_256_qwen3.jsonl", 256),
+        ("prompts/HumanEval.jsonl.gz", 164),
+        ("prompts/gsm8k_test.jsonl", 1319),
+        ("prompts/mt_bench.jsonl", 80),
+        ("prompts/spec_bench.jsonl", 480),
+    ],
+)
+def test_public_data_sets_are_read_whole(tmp_path: Path, name: str, number: int) -> None:
+    folder = development_data()
+    assert folder is not None
+    prompts = collect_prompts(source=str(folder / name), ctx=context(tmp_path))
+    assert prompts.info["found"] == number
+    assert prompts.info["set_aside"] == 0

@@ -1,0 +1,173 @@
+"""What every trained drafting method must do, on every kind of target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_drafts import TRAINED, batch_of, new_draft
+
+from components.drafts.draft import AbstractDraft, Batch, Columns, Sampling
+from components.targets.model import AbstractTarget
+
+FAMILIES = ("llama", "qwen3", "deepseek_v3")
+GREEDY = Sampling()
+MakeTarget = Callable[[str], AbstractTarget]
+
+
+def columns(batch: Batch, start: int, stop: int) -> Columns:
+    return Columns(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def depth_of(draft: AbstractDraft) -> int:
+    return min(draft.max_depth, draft.num_steps + 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", TRAINED)
+def test_drafting_everywhere_equals_proposing_after_each_column(
+    method: str, family: str, tiny_target: MakeTarget
+) -> None:
+    target = tiny_target(family)
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    depth = depth_of(draft)
+    everywhere = draft.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], depth)
+    assert everywhere.shape == (batch.ids.shape[1] - 1, depth)
+    for sizes in ([1] * 23, [5, 1, 3, 2, 4, 1, 7], [23]):
+        state, done = draft.new_state(32), 0
+        for size in sizes:
+            proposal = draft.propose(state, columns(batch, done, done + size), depth, GREEDY, rng())
+            done += size
+            assert proposal.probs is None
+            assert proposal.tokens.tolist() == everywhere[done - 1].tolist()
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_state_depends_on_committed_columns_only(method: str, tiny_target: MakeTarget) -> None:
+    """However deep earlier proposals went, and however often, the next one is the same."""
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    said = []
+    for depths in ((1, 1, 1, 1), (3, 3, 3, 3), (draft.max_depth, 2, 1, 3), (0, 1, 0, 2)):
+        state = draft.new_state(32)
+        for place, depth in enumerate(depths):
+            draft.propose(state, columns(batch, 4 * place, 4 * place + 4), depth, GREEDY, rng())
+        said.append(draft.propose(state, columns(batch, 16, 17), 3, GREEDY, rng()).tokens.tolist())
+    assert all(tokens == said[0] for tokens in said)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", TRAINED)
+def test_training_graph_equals_cached_decoding(method: str, family: str, tiny_target: MakeTarget) -> None:
+    """Feed the graph the tokens that decoding drafted: every step's distribution is the same within 1e-4."""
+    target = tiny_target(family)
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    committed, depth = 12, draft.num_steps
+    state = draft.new_state(32)
+    draft.propose(state, columns(batch, 0, 9), 2, GREEDY, rng())
+    proposal = draft.propose(state, columns(batch, 9, committed), depth, Sampling(temperature=1.0), rng())
+    assert proposal.probs is not None and proposal.probs.shape == (depth, target.shape.vocab_size)
+
+    ids = batch.ids.clone()
+    ids[0, committed + 1 : committed + 1 + depth] = proposal.tokens
+    taps, last = batch.taps.clone(), batch.last.clone()
+    taps[0, committed:] = last[0, committed:] = 0.0  # unknown while drafting, so nothing may read them
+    rows = torch.tensor([[committed - 1]])
+    with torch.no_grad():
+        steps = list(draft.teacher_forced(batch._replace(ids=ids, taps=taps, last=last), rows))  # type: ignore[operator]
+    for k, logits in enumerate(steps):
+        drawn = logits[0, 0]
+        if drawn.numel() == target.shape.vocab_size:
+            drawn = drawn[draft.draft_ids]  # type: ignore[index]
+        found = proposal.probs[k][draft.draft_ids]  # type: ignore[index]
+        torch.testing.assert_close(found.log(), drawn.log_softmax(-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_sampled_probabilities_are_a_distribution_over_the_draft_vocabulary(
+    method: str, tiny_target: MakeTarget
+) -> None:
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    state = draft.new_state(32)
+    proposal = draft.propose(state, columns(batch, 0, 12), 3, Sampling(temperature=0.7, top_k=5), rng())
+    assert proposal.probs is not None
+    torch.testing.assert_close(proposal.probs.sum(-1), torch.ones(3))
+    outside = torch.ones(target.shape.vocab_size, dtype=torch.bool)
+    outside[draft.draft_ids] = False  # type: ignore[index]
+    assert not proposal.probs[:, outside].any()
+    assert ((proposal.probs > 0).sum(-1) == 5).all()
+    assert (proposal.probs.gather(1, proposal.tokens[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", TRAINED)
+def test_loss_falls_on_one_batch(method: str, family: str, tiny_target: MakeTarget) -> None:
+    """What can be learnt of the loss (all but the teacher's entropy) halves in 40 steps on one batch."""
+    target = tiny_target(family)
+    torch.manual_seed(0)
+    draft, batch = new_draft(target, method, spread=False), batch_of(target)
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=4e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(40):
+        result = draft.losses(batch)
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+        losses.append(float(result.loss.detach()))
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_gradients_reach_every_parameter_from_every_step(method: str, tiny_target: MakeTarget) -> None:
+    """No detach between steps: the last step alone moves the first module or the fusing layer."""
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    rows = torch.arange(6, 14)[None]
+    first = next(iter(draft.parameters()))
+    for k in range(draft.num_steps):
+        draft.zero_grad()
+        logits = list(draft.teacher_forced(batch, rows))[k]  # type: ignore[operator]
+        logits.square().mean().backward()
+        assert first.grad is not None and first.grad.abs().sum() > 0
+    draft.zero_grad()
+    draft.losses(batch).loss.backward()
+    assert [name for name, p in draft.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_nothing_of_the_target_is_trained_or_saved(method: str, tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    draft = new_draft(target, method)
+    assert set(draft.state_dict()) == {name for name, _ in draft.named_parameters()}
+    assert not any("embed" in name for name in draft.state_dict())
+    before = target.embedding.clone()
+    optimizer = torch.optim.SGD(draft.parameters(), lr=1.0)
+    draft.losses(batch_of(target)).loss.backward()
+    optimizer.step()
+    assert torch.equal(before, target.embedding)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_padding_and_the_neighbour_sequence_change_nothing(method: str, tiny_target: MakeTarget) -> None:
+    """Two sequences in a padded batch have the per-step counts and token sums of each alone."""
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=2)
+    short = 17
+    mask = batch.mask.clone()
+    mask[1, short:] = False
+    ids, taps, last = batch.ids.clone(), batch.taps.clone(), batch.last.clone()
+    ids[1, short:], taps[1, short:], last[1, short:] = 0, 0.0, 0.0
+    with torch.no_grad():
+        both = draft.losses(Batch(ids, mask, taps, last, torch.tensor([24, short])))
+        alone = [
+            draft.losses(Batch(ids[i : i + 1, :n], mask[i : i + 1, :n], taps[i : i + 1, :n], last[i : i + 1, :n], n))
+            for i, n in enumerate((24, short))
+        ]
+    assert torch.equal(both.reached, alone[0].reached + alone[1].reached)
+    assert torch.equal(both.accepted, alone[0].accepted + alone[1].accepted)

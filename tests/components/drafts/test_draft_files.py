@@ -1,0 +1,78 @@
+"""A drafter on disk opens as the drafter that was saved, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_drafts import TRAINED, batch_of, new_draft
+
+from components.contract import Draft, UserError
+from components.drafts import METHODS
+from components.drafts.files import method_class, open_draft, save_draft
+from components.targets.model import AbstractTarget
+
+MakeTarget = Callable[[str], AbstractTarget]
+
+
+def saved(directory: Path, target: AbstractTarget, method: str) -> Draft:
+    draft = new_draft(target, method)
+    facts = {"target_key": "t", "num_steps": draft.num_steps}
+    save_draft(directory, method, {}, target, draft.draft_ids, draft.state_dict(), facts)  # type: ignore[arg-type]
+    return Draft(key="d", path=directory)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_saved_drafter_opens_with_the_same_guesses(method: str, tmp_path: Path, tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    batch = batch_of(target, num_rows=1)
+    opened = open_draft(saved(tmp_path, target, method), target, dtype=torch.float32)
+    rows = (batch.ids[0], batch.taps[0], batch.last[0], 3)
+    assert torch.equal(opened.draft_everywhere(*rows), new_draft(target, method).draft_everywhere(*rows))  # type: ignore[attr-defined]
+    assert opened.method == method and opened.max_depth >= 3
+
+
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "shape", "d2t", "no d2t"])
+def test_a_damaged_drafter_is_refused(method: str, damage: str, tmp_path: Path, tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    draft = saved(tmp_path, target, method)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "unexpected":
+        tensors["model.embed_tokens.weight"] = torch.zeros(2, 2)
+    elif damage == "shape":
+        tensors[name] = tensors[name][:, 1:].contiguous()
+    elif damage == "d2t":
+        tensors["d2t"][-1] = 10_000
+    else:
+        del tensors["d2t"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        open_draft(draft, target)
+
+
+def test_a_drafter_of_another_target_is_refused(tmp_path: Path, tiny_target: MakeTarget) -> None:
+    draft = saved(tmp_path, tiny_target("llama"), "eagle3")
+    record = json.loads((tmp_path / "draft.json").read_text())
+    record["target"]["hidden_size"] = 4096
+    (tmp_path / "draft.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="hidden_size 4096"):
+        open_draft(draft, tiny_target("llama"))
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path, tiny_target: MakeTarget) -> None:
+    with pytest.raises(UserError, match=r"draft\.json"):
+        open_draft(Draft(key="d", path=tmp_path), tiny_target("llama"))
+
+
+def test_every_method_can_be_named_and_no_other() -> None:
+    assert [method_class(name).method for name in METHODS] == list(METHODS)
+    with pytest.raises(UserError, match="known are eagle3, mtp, ngram"):
+        method_class("eagle4")

@@ -1,0 +1,175 @@
+"""The training step: what it writes, what it keeps, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_drafts import TRAINED, new_context, write_features
+
+from components.contract import Draft, Features, Target, UserError
+from components.data.features import open_features
+from components.drafts.batches import BatchOrder
+from components.drafts.files import open_draft
+from components.drafts.held_out import count
+from components.drafts.train import train_draft
+from components.targets.model import AbstractTarget
+
+SETTINGS: dict[str, Any] = {
+    "num_steps": 9,
+    "batch_tokens": 96,
+    "draft_vocab_size": 128,
+    "ttt_steps": 3,
+    "eval_every": 2,
+    "checkpoint_every": 2,
+}
+Folder = Callable[[str], Path]
+MakeTarget = Callable[[str], AbstractTarget]
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory, tiny_target: MakeTarget) -> Features:
+    return write_features(tiny_target("llama"), tmp_path_factory.mktemp("features") / "f")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("dies_at", [3, 4, 9])
+def test_a_killed_run_ends_with_the_same_bits(
+    method: str, dies_at: int, tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    target = Target(key="", path=tiny_folder("llama"))
+
+    def run(name: str, die: bool = False) -> Path:
+        ctx = new_context(tmp_path / name)
+
+        def listen(event: Mapping[str, Any]) -> None:
+            if die and event["event"] == "progress" and event["done"] == dies_at:
+                raise Killed
+
+        ctx.send = listen
+        train_draft(target, features, method=method, **SETTINGS, ctx=ctx)  # type: ignore[arg-type]
+        return ctx.out
+
+    undisturbed = run("undisturbed")
+    with pytest.raises(Killed):
+        run("killed", die=True)
+    resumed = run("killed")
+    for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
+        assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file
+
+
+def test_sigkill_between_two_writes_leaves_a_run_that_goes_on(
+    tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    """The same with a real SIGKILL, in a process of its own."""
+    program = f"""
+import json, os, signal, sys
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from tiny_drafts import new_context
+from components.contract import Features, Target
+from components.drafts.train import train_draft
+name, dies_at = sys.argv[1], int(sys.argv[2])
+ctx = new_context(Path({str(tmp_path)!r}) / name)
+def listen(event):
+    if event["event"] == "progress" and event["done"] == dies_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+ctx.send = listen
+target = Target(key="", path=Path({str(tiny_folder("llama"))!r}))
+features = Features(key="f", path=Path({str(features.path)!r}))
+train_draft(target, features, method="eagle3", ctx=ctx, **json.loads(sys.argv[3]))
+"""
+
+    arguments = [sys.executable, "-c", program, "killed", "5", json.dumps(SETTINGS)]
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    assert (tmp_path / "killed" / "scratch" / "checkpoint.safetensors").is_file()
+    target = Target(key="", path=tiny_folder("llama"))
+    weights = []
+    for name in ("killed", "undisturbed"):
+        ctx = new_context(tmp_path / name)
+        train_draft(target, features, method="eagle3", **SETTINGS, ctx=ctx)
+        weights.append((ctx.out / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("method", TRAINED)
+def test_other_architectures_train_and_open(
+    method: str, family: str, tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget
+) -> None:
+    target = tiny_target(family)
+    data = write_features(target, tmp_path / "features", num_train=4, num_validation=2)
+    ctx = new_context(tmp_path / "run")
+    made = train_draft(
+        Target(key="", path=tiny_folder(family)),
+        data,
+        method=method,
+        **{**SETTINGS, "num_steps": 2},
+        ctx=ctx,  # type: ignore[arg-type]
+    )
+    assert isinstance(made, Draft)
+    assert open_draft(made, target).method == method
+
+
+def test_the_kept_weights_are_those_of_the_best_held_out_acceptance(
+    tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    ctx = new_context(tmp_path)
+    made = train_draft(
+        Target(key="", path=tiny_folder("llama")), features, **{**SETTINGS, "num_steps": 24, "peak_lr": 6e-3}, ctx=ctx
+    )
+    rows = [json.loads(line) for line in (ctx.out / "metrics.jsonl").read_text().splitlines()]
+    judged = {row["step"]: row["held_out_al"] for row in rows if "held_out_al" in row}
+    assert set(judged) == set(range(2, 25, 2))
+    assert made.info["held_out_al"] == max(judged.values()) == judged[made.info["best_step"]]
+    assert {"held_out_al/chat", "held_out_al/code"} <= set().union(*rows)
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 25))
+    record = json.loads((ctx.out / "draft.json").read_text())
+    assert {"method", "num_steps", "target_key", "draft_vocab_size", "held_out_al"} <= set(made.info)
+    assert record["draft_vocab_size"] == 128 and record["num_steps"] == 3
+    assert load_file(ctx.out / "model.safetensors")["d2t"].dtype == torch.int64
+
+
+def test_features_of_another_target_are_refused(tmp_path: Path, tiny_folder: Folder, features: Features) -> None:
+    copy = tmp_path / "features"
+    copy.mkdir()
+    for file in features.path.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "target_key": "a" * 64}))
+    target = Target(key="b" * 64, path=tiny_folder("llama"))
+    with pytest.raises(UserError, match="these features are of target aaaaaaaaaaaa"):
+        train_draft(target, Features(key="f", path=copy), ctx=new_context(tmp_path))
+
+
+def test_every_epoch_holds_every_row_once_and_any_step_can_be_reached_directly(features: Features) -> None:
+    rows = tuple(open_features(features).rows("train"))
+    order = BatchOrder(rows, batch_tokens=60, max_tokens=2048, seed=5)
+    epochs = [order.epoch(number) for number in range(3)]
+    for batches in epochs:
+        assert sorted(row.row_id for batch in batches for row in batch) == sorted(row.row_id for row in rows)
+        assert all(len(b) * max(order.length(row) for row in b) <= 60 for b in batches)
+    assert epochs[0] != epochs[1]
+    flat = [batch for batches in epochs for batch in batches]
+    for step in range(len(flat)):
+        assert next(order.from_step(step)) == flat[step]
+
+
+def test_held_out_counting_is_prefix_joint() -> None:
+    """x_2.. is the answer. Root 1 guesses x_3 x_4 right; root 2 only its second guess, which does not count."""
+    ids = torch.tensor([1, 2, 3, 4, 5, 6])
+    mask = torch.tensor([False, False, True, True, True, True])
+    guesses = torch.tensor([[0, 0], [4, 5], [0, 6], [6, 0], [0, 0]])
+    assert count(guesses, ids, mask) == ([2, 1], [3, 2])

@@ -1,0 +1,95 @@
+"""Batches, untrained drafters, contexts and feature artifacts that the tests of this room share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from components.contract import Context, Features
+from components.drafts.draft import AbstractDraft, Batch
+from components.drafts.files import method_class
+from components.targets.model import AbstractTarget
+
+TRAINED = ("eagle3", "mtp")
+ANSWER_FROM = 6  # tokens before this one are the prompt
+
+
+def batch_of(target: AbstractTarget, num_rows: int = 2, num_tokens: int = 24, seed: int = 0) -> Batch:
+    """Random tokens and the target's real features over them; the answer starts at ANSWER_FROM."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, target.shape.vocab_size, (num_rows, num_tokens), generator=generator)
+    out = target.forward(ids, target.new_cache(num_rows, num_tokens), logits="none", features=True)
+    assert out.taps is not None and out.last is not None
+    mask = torch.zeros(num_rows, num_tokens, dtype=torch.bool)
+    mask[:, ANSWER_FROM:] = True
+    return Batch(ids, mask, out.taps.clone(), out.last.clone(), torch.full((num_rows,), num_tokens))
+
+
+def new_draft(target: AbstractTarget, method: str, *, spread: bool = True, **settings: object) -> AbstractDraft:
+    """An untrained drafter over every second token. spread: weights wide enough that every part changes the guesses."""
+    draft_ids = torch.arange(0, target.shape.vocab_size, 2)
+    draft: AbstractDraft = method_class(method).build(target, dict(settings), draft_ids)
+    if spread:
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for name, weight in draft.named_parameters():
+                if weight.ndim == 1:
+                    weight.uniform_(0.6, 1.4, generator=generator)
+                elif name != "lm_head.weight":
+                    weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+    return draft
+
+
+def new_context(root: Path, key: str = "k") -> Context:
+    """A context with its own empty directories."""
+    out, scratch = root / "out", root / "scratch"
+    out.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    return Context(key=key, out=out, scratch=scratch, num_threads=1, seed=3)
+
+
+def write_features(target: AbstractTarget, directory: Path, num_train: int = 12, num_validation: int = 4) -> Features:
+    """A Features artifact of the target's own greedy answers to random prompts, two workloads."""
+    directory.mkdir(parents=True)
+    num_rows = num_train + num_validation
+    generator = torch.Generator().manual_seed(11)
+    ids = torch.randint(3, target.shape.vocab_size, (num_rows, ANSWER_FROM), generator=generator)
+    cache, answer = target.new_cache(num_rows, 64), ids
+    for _ in range(18):
+        logits = target.forward(answer, cache, logits="last").logits
+        assert logits is not None
+        answer = logits[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat((ids, answer), 1)
+    out = target.forward(ids, target.new_cache(num_rows, 64), logits="none", features=True)
+    assert out.taps is not None and out.last is not None
+    lengths = [ids.shape[1] - i % 5 for i in range(num_rows)]
+    rows, parts, offsets = [], [], [0]
+    for i, length in enumerate(lengths):
+        mask = torch.arange(length) >= ANSWER_FROM
+        parts.append((ids[i, :length].int(), mask, out.taps[i, :length].bfloat16(), out.last[i, :length].bfloat16()))
+        offsets.append(offsets[-1] + length)
+        rows.append(
+            {
+                "row_id": f"row-{i}",
+                "workload": "code" if i % 2 else "chat",
+                "split": "train" if i < num_train else "validation",
+                "shard": "shard-00000.safetensors",
+                "index": i,
+                "num_tokens": length,
+                "num_answer_tokens": length - ANSWER_FROM,
+            }
+        )
+    names = ("ids", "mask", "taps", "last")
+    tensors = {name: torch.cat([part[n] for part in parts]).contiguous() for n, name in enumerate(names)}
+    save_file({**tensors, "offsets": torch.tensor(offsets)}, directory / "shard-00000.safetensors")
+    manifest = {
+        "target_key": "",
+        "vocab_size": target.shape.vocab_size,
+        "rows": rows,
+        "shards": ["shard-00000.safetensors"],
+    }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return Features(key="f", path=directory)

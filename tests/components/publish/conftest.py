@@ -1,0 +1,141 @@
+"""A tiny target with a tokenizer, an untrained drafter of each method, and a policy that says what to do with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from components.contract import Context, DepthPolicy, Draft, Measurements, Target
+from components.drafts.files import method_class, save_draft
+from components.rows import write_rows
+from components.speedup import choose_depth, confirm_depth
+from components.targets import load_target
+from components.targets.load import open_target
+from components.targets.model import AbstractTarget
+
+# The simulated measurements of the speedup tests serve here too; each test folder is a search path of its own.
+sys.path.append(str(Path(__file__).parents[1] / "speedup"))
+
+VOCAB = 96
+SETTINGS: dict[str, dict[str, Any]] = {
+    "eagle3": {"ttt_steps": 7, "intermediate_size": 0},
+    "mtp": {"mtp_modules": 3, "first_hidden": "post_norm"},
+}
+KEYS = {"eagle3": "e" * 64, "mtp": "m" * 64}
+
+
+def make_ctx(path: Path, key: str) -> Context:
+    path.mkdir(parents=True)
+    return Context(key=key, out=path, scratch=path, num_threads=1)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Eight Llama layers of width 32."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    torch.manual_seed(5)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    vocabulary = {"<bos>": 0, "<eos>": 1, "<pad>": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<bos>", eos_token="<eos>").save_pretrained(folder)
+    ctx = make_ctx(tmp_path_factory.mktemp("artifacts") / "target", "t" * 64)
+    return load_target(model=str(folder), ctx=ctx)
+
+
+@pytest.fixture(scope="session")
+def opened(target: Target) -> AbstractTarget:
+    return open_target(target, dtype="float32", kernel="plain")
+
+
+@pytest.fixture(scope="session")
+def drafts(target: Target, opened: AbstractTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
+    """method -> drafter, as built before its first training step."""
+    made = {}
+    ids = torch.arange(3, VOCAB, 2)
+    for method, settings in SETTINGS.items():
+        folder = tmp_path_factory.mktemp(method)
+        network = method_class(method).build(opened, settings, ids)
+        facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
+        save_draft(folder, method, settings, opened, ids, network.state_dict(), facts)
+        made[method] = Draft(key=KEYS[method], path=folder, info={"method": method, "held_out_al": 1.9, **facts})
+    return made
+
+
+@pytest.fixture(scope="session")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A confirmed policy over both drafters, and what it was made of."""
+    from simulated_rows import make_study
+
+    root = tmp_path_factory.mktemp("evidence")
+    study = make_study(num_prompts=32, seed=3)
+
+    def measured(name: str, rows: list[Any]) -> Measurements:
+        (root / name).mkdir()
+        write_rows(root / name, rows)
+        return Measurements(key=name.ljust(64, "0"), path=root / name)
+
+    methods = ("eagle3", "mtp")
+    acceptance = [measured(f"acceptance-{m}", [r for r in study["maps"] if r.method == m]) for m in methods]
+    cost = [measured(f"cost-{m}", [r for r in study["cells"] if r.method == m]) for m in methods]
+    end_to_end = measured("end-to-end", study["requests"])
+    chosen = choose_depth(acceptance, cost, ctx=make_ctx(root / "chosen", "c" * 64))
+    policy = confirm_depth(chosen, end_to_end, ctx=make_ctx(root / "policy", "p" * 64))
+    return {"acceptance": acceptance, "cost": cost, "end_to_end": end_to_end, "chosen": chosen, "policy": policy}
+
+
+@pytest.fixture
+def export(target: Target, drafts: dict[str, Draft], evidence: dict[str, Any], tmp_path: Path) -> Callable[..., Any]:
+    """Run export_release with any part replaced."""
+    from components.publish import export_release
+
+    def run(policy: DepthPolicy | None = None, only: list[Draft] | None = None, **settings: Any) -> Any:
+        return export_release(
+            target,
+            only or list(drafts.values()),
+            policy or evidence["policy"],
+            evidence["acceptance"],
+            evidence["end_to_end"],
+            ctx=make_ctx(tmp_path / "release", "r" * 64),
+            **settings,
+        )
+
+    return run
+
+
+@pytest.fixture
+def policy_for(evidence: dict[str, Any], tmp_path: Path) -> Callable[[str], DepthPolicy]:
+    """The same policy with another drafter as its winner."""
+    import json
+    import shutil
+
+    def make(method: str) -> DepthPolicy:
+        folder = tmp_path / f"policy-{method}"
+        shutil.copytree(evidence["policy"].path, folder)
+        raw = json.loads((folder / "policy.json").read_text())
+        choice = next(c for c in raw["choices"] if c["method"] == method and c["workload"] == "all")
+        raw["winner"] = {"draft_key": choice["draft_key"], "method": method, "depth_k": choice["depth_k"]}
+        (folder / "policy.json").write_text(json.dumps(raw))
+        return DepthPolicy(key="p" * 64, path=folder)
+
+    return make

@@ -1,0 +1,96 @@
+"""A release holds what it says: files with checksums, the evidence, a card with every number, a depth to serve."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.contract import DepthPolicy, Draft, UserError
+
+
+def test_release_lists_every_file_with_its_checksum(export: Callable[..., Any], drafts: dict[str, Draft]) -> None:
+    release = export(include="all")
+    record = json.loads((release.path / "release.json").read_text())
+    on_disk = {p.relative_to(release.path).as_posix() for p in release.path.rglob("*") if p.is_file()}
+    assert {f["path"] for f in record["files"]} == on_disk - {"release.json"}
+    for file in record["files"]:
+        content = (release.path / file["path"]).read_bytes()
+        assert file["sha256"] == hashlib.sha256(content).hexdigest()
+        assert file["bytes"] == len(content)
+    assert set(record["formats"]) == {"eagle3", "mtp"}
+    assert record["serve"]["draft_key"] == drafts["eagle3"].key
+    assert not any(f["path"].startswith("tokenizer") for f in record["files"]), "the target is referenced, not copied"
+
+
+def test_only_the_winner_goes_out_unless_asked(export: Callable[..., Any], evidence: dict[str, Any]) -> None:
+    release = export()
+    assert release.info["formats"] == ["eagle3"]
+    assert not (release.path / "mtp").exists()
+    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    assert release.info["depth_k"] == policy["winner"]["depth_k"] > 0
+    assert release.info["gate_passed"] is True
+    assert {"target_key", "draft_key", "method", "speedup_meas", "meas_lo", "al"} <= set(release.info)
+
+
+def test_card_shows_the_numbers_of_the_policy(export: Callable[..., Any], evidence: dict[str, Any]) -> None:
+    release = export()
+    card = (release.path / "README.md").read_text()
+    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    depth = policy["winner"]["depth_k"]
+    assert card.startswith("---\nlicense: other\n")
+    assert "# eagle3 drafter for tiny-llama\n" in card, "a folder is named, its place on this machine is not"
+    for e in policy["evals"]:
+        if e["method"] == "eagle3" and e["workload"] == "all":
+            assert f"{e['speedup_pred']:.2f}x [{e['pred_lo']:.2f}, {e['pred_hi']:.2f}]" in card
+            if e["speedup_meas"] is not None:
+                assert f"{e['speedup_meas']:.2f}x [{e['meas_lo']:.2f}, {e['meas_hi']:.2f}]" in card
+    for a in policy["acceptance"]:
+        if a["method"] == "eagle3" and a["depth_k"] == depth:
+            assert f"| {a['workload']} | {a['al_kept']:.2f} [" in card
+    assert f'"num_speculative_tokens": {depth}' in card
+    assert f"--speculative-num-steps {depth} " in card
+    assert f"--spec-draft-n-max {depth} " in card
+    assert "ngram" in card
+    for check in policy["gate"]["checks"]:
+        assert check["name"] in card
+    assert "None" not in card
+
+
+def test_without_a_winner_the_card_says_do_not(
+    export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+    raw |= {"winner": None, "verdict": "do_not_speculate", "reasons": ["too slow"], "gate": None, "arms": []}
+    for choice in raw["choices"]:
+        choice |= {"depth_k": 0, "verdict": "do_not_speculate", "speedup_meas": None, "meas_lo": None, "meas_hi": None}
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "policy.json").write_text(json.dumps(raw))
+    release = export(policy=DepthPolicy(key="n" * 64, path=tmp_path / "none"))
+    card = (release.path / "README.md").read_text()
+    assert "**Do not draft with this model" in card
+    assert "num_speculative_tokens" not in card
+    assert release.info["depth_k"] == 0
+    assert release.info["gate_passed"] is False
+    assert json.loads((release.path / "draftsmith" / "serve.json").read_text())["depth_k"] == 0
+
+
+def test_an_unconfirmed_policy_is_released_as_such(export: Callable[..., Any], evidence: dict[str, Any]) -> None:
+    release = export(policy=evidence["chosen"])
+    assert release.info["gate_passed"] is False
+    assert "was not measured end to end" in (release.path / "README.md").read_text()
+
+
+def test_wrong_wiring_is_one_line(export: Callable[..., Any], drafts: dict[str, Draft], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="winner eeeeeeeeeeee is not among them"):
+        export(only=[drafts["mtp"]])
+    with pytest.raises(UserError, match="can hold a eagle3 drafter"):
+        (tmp_path / "release").rmdir()
+        export(formats=["mtp"])
+    with pytest.raises(UserError, match=r"no policy\.json"):
+        (tmp_path / "release").rmdir()
+        export(policy=DepthPolicy(key="x", path=tmp_path))

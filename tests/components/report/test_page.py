@@ -1,0 +1,128 @@
+"""The page: self-contained, complete, and honest when something is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.contract import DepthPolicy, Page, UserError
+from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest, and keeps text and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: Page) -> tuple[str, str]:
+    """The source, and the text that a reader sees."""
+    source = (page.path / "index.html").read_text()
+    reader = Reader()
+    reader.feed(source)
+    assert reader.open == []
+    return source, " ".join(" ".join(reader.text).split())
+
+
+def test_nothing_is_loaded_from_elsewhere(page: Callable[..., Page]) -> None:
+    source, _ = read(page())
+    assert "http:" not in source and "https:" not in source and "//" not in source.replace("*/", "")
+    assert not re.search(r"<(script|link|iframe|img|object)\b|@import|url\(|\bsrc=|\bhref=", source)
+
+
+def test_every_number_of_the_rows_is_on_the_page(page: Callable[..., Page], study: dict[str, Any]) -> None:
+    _, text = read(page())
+    for e in read_rows(study["policy"].path, DepthEval):
+        if e.workload != "all":
+            continue
+        for value in (e.t_target_ms, e.t_verify_ms, e.t_draft_ms, e.cost_ratio):
+            assert f"{value:.2f}" in text
+        if e.depth_k:
+            assert f"{e.al:.2f} [{e.al_lo:.2f}, {e.al_hi:.2f}]" in text
+            assert f"{e.speedup_pred:.2f}x [{e.pred_lo:.2f}, {e.pred_hi:.2f}]" in text
+            assert e.marginal_gain is not None and f"{100 * e.marginal_gain:.1f} %" in text
+            assert e.marginal_cost is not None and f"{100 * e.marginal_cost:.1f} %" in text
+        if e.speedup_meas is not None:
+            assert f"{e.speedup_meas:.2f}x [{e.meas_lo:.2f}, {e.meas_hi:.2f}]" in text
+    for c in read_rows(study["policy"].path, DepthChoice):
+        assert f"{c.method} {c.workload} {c.depth_k} " in text
+    for f in read_rows(study["policy"].path, QualityFlag):
+        assert f.detail in text
+    raw = json.loads((study["policy"].path / "policy.json").read_text())
+    for a in raw["arms"]:
+        assert f"{a['tokens_per_s']:.1f}" in text
+    for check in raw["gate"]["checks"]:
+        assert check["name"].replace("_", " ") in text
+    for artifact in (*study["acceptance"], *study["cost"], study["end_to_end"], study["policy"], study["release"]):
+        assert artifact.key in text
+
+
+def test_the_verdict_comes_first(page: Callable[..., Page], study: dict[str, Any]) -> None:
+    _, text = read(page())
+    depth = study["policy"].info["depth_k"]
+    speed = study["policy"].info["speedup_meas"]
+    assert text.index(f"draft {depth} tokens a round: {speed:.2f}x") < text.index("What was chosen")
+    assert "measured speedup" in text[: text.index("What was chosen")]
+
+
+def test_titles_and_details_cannot_break_the_page(page: Callable[..., Page]) -> None:
+    source, text = read(page(title='A <b>"title"</b> & more'))
+    assert 'A <b>"title"</b> & more' in text
+    assert "<b>" not in source
+    assert "drifted <by> 3.1 % & more" in text
+
+
+def test_what_was_not_measured_is_not_claimed(page: Callable[..., Page], study: dict[str, Any]) -> None:
+    _, text = read(page(policy=study["chosen"]))
+    assert "not measured" in text
+    assert "Promotion gate" not in text
+    assert "Measured end to end" not in text
+    assert "None" not in text
+
+
+def test_do_not_speculate_is_a_verdict(page: Callable[..., Page], study: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    folder.mkdir()
+    raw = json.loads((study["chosen"].path / "policy.json").read_text())
+    raw |= {"winner": None, "verdict": "do_not_speculate", "reasons": ["nothing is faster"]}
+    for choice in raw["choices"]:
+        choice |= {"depth_k": 0, "verdict": "do_not_speculate"}
+    (folder / "policy.json").write_text(json.dumps(raw))
+    write_rows(folder, [DepthChoice(**c) for c in raw["choices"]])
+    write_rows(folder, [DepthEval(**e) for e in raw["evals"]])
+    info = {"verdict": "do_not_speculate", "depth_k": 0, "method": "eagle3"}
+    _, text = read(page(policy=DepthPolicy(key="n" * 64, path=folder, info=info)))
+    assert "Do not speculate: no drafter is reliably faster" in text
+    assert "nothing is faster" in text
+
+
+def test_a_missing_policy_is_one_line(page: Callable[..., Page], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no policy\.json"):
+        page(policy=DepthPolicy(key="x", path=tmp_path))

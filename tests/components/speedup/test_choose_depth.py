@@ -1,0 +1,185 @@
+"""Choosing a depth: the worked example from rows, invariances, refusals, and honest intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from simulated_rows import DRAFT, make_cells, make_maps
+
+from components.contract import Context, Measurements, UserError
+from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
+from components.speedup import choose_depth
+from components.speedup.bootstrap import draw_weights, interval, ratio_draws
+from components.speedup.evaluate import replay_counts
+from components.speedup.policy import Policy, read_policy
+
+P, VERIFY, HOST_FREE_DRAFT = [0.80, 0.74, 0.67], [90.0, 104.0, 117.0], [8.0, 14.0, 22.0]
+Rows = Callable[[list[object]], Measurements]
+NewCtx = Callable[..., Context]
+
+
+def run(measurements: Rows, new_ctx: NewCtx, maps: list, cells: list, **settings: object) -> Policy:
+    out = choose_depth([measurements(maps)], [measurements(cells)], ctx=new_ctx(), **settings)  # type: ignore[arg-type]
+    return read_policy(out.path)
+
+
+def pooled(policy: Policy) -> list[DepthEval]:
+    return [e for e in policy.evals if e.workload == "all"]
+
+
+def test_worked_example_from_rows(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=60, num_tokens=3000, seed=1)
+    policy = run(measurements, new_ctx, maps, make_cells(76.0, VERIFY, HOST_FREE_DRAFT))
+    rows = pooled(policy)
+    assert [r.al for r in rows[1:]] == pytest.approx([1.80, 2.39, 2.79], abs=0.02)
+    assert [r.speedup_pred for r in rows[1:]] == pytest.approx([1.40, 1.54, 1.52], abs=0.015)
+    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 2}
+    assert policy.verdict == "use"
+    for r in rows:
+        assert r.speedup_pred == pytest.approx(r.al * r.t_target_ms / (r.t_verify_ms + r.t_draft_ms))
+        assert r.pred_lo <= r.speedup_pred <= r.pred_hi
+    assert sum(r.p_best for r in rows) == pytest.approx(1.0)
+    assert not [f for f in policy.flags if f.severity != "info"]
+
+
+def test_rows_on_disk_equal_the_policy(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=6, num_tokens=64, seed=1)
+    out = choose_depth([measurements(maps)], [measurements(make_cells(76.0, VERIFY, HOST_FREE_DRAFT))], ctx=new_ctx())
+    policy = read_policy(out.path)
+    assert read_rows(out.path, DepthEval) == policy.evals
+    assert read_rows(out.path, DepthChoice) == policy.choices
+    assert read_rows(out.path, QualityFlag) == policy.flags
+    assert {c.workload for c in policy.choices} == {"all", "code"}
+    assert out.info["depth_k"] == policy.choices[0].depth_k
+
+
+def test_choice_ignores_the_unit_of_time_and_the_order_of_prompts(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=20, num_tokens=96, seed=2, spread=0.1)
+    cells = make_cells(76.0, VERIFY, HOST_FREE_DRAFT, noise=0.03, seed=3)
+    once = run(measurements, new_ctx, maps, cells)
+    shuffled = [maps[i] for i in np.random.default_rng(0).permutation(len(maps))]
+    assert anonymous(run(measurements, new_ctx, shuffled, cells)) == anonymous(once)
+    slower = [dataclasses.replace(c, median_ns=c.median_ns * 4.0) for c in cells]
+    for a, b in zip(pooled(run(measurements, new_ctx, maps, slower)), pooled(once), strict=True):
+        assert (a.depth_k, a.al) == (b.depth_k, b.al)
+        assert (a.speedup_pred, a.pred_lo, a.p_best) == pytest.approx((b.speedup_pred, b.pred_lo, b.p_best))
+
+
+def anonymous(policy: Policy) -> list[DepthEval]:
+    """Pooled rows without what names the artifact they came from."""
+    return [dataclasses.replace(e, selection_id="") for e in pooled(policy)]
+
+
+@pytest.mark.parametrize("depth_cost", [1.0, 30.0])
+def test_nothing_accepted_means_do_not_speculate(depth_cost: float, measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps([0.0, 0.0, 0.0], num_prompts=40, num_tokens=64, seed=1)
+    policy = run(measurements, new_ctx, maps, make_cells(76.0, [78.0, 80.0, 82.0], [depth_cost] * 3))
+    assert policy.verdict == "do_not_speculate"
+    assert policy.winner is None
+    assert all(c.depth_k == 0 and c.speedup_pred == 1.0 for c in policy.choices)
+    assert "nothing_accepted" in {f.code for f in policy.flags}
+
+
+def test_a_coin_toss_is_undecided(measurements: Rows, new_ctx: NewCtx) -> None:
+    """Half the prompts gain, half lose: neither "use" nor "do not" is supported."""
+    maps = make_maps([0.26], num_prompts=12, num_tokens=48, seed=4, spread=0.15)
+    al = float(replay_counts(maps, [1]).tokens.sum() / replay_counts(maps, [1]).rounds.sum())
+    policy = run(measurements, new_ctx, maps, make_cells(76.0, [76.0 * al * 0.99], [0.5]))
+    assert policy.verdict == "undecided"
+    assert policy.choices[0].depth_k == 0
+
+
+def test_a_round_cheaper_than_a_plain_step_is_invalid(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=40, num_tokens=96, seed=1)
+    policy = run(measurements, new_ctx, maps, make_cells(100.0, [60.0, 70.0, 80.0], [4.0, 8.0, 12.0]))
+    assert policy.verdict == "invalid"
+    assert "bad_baseline" in {f.code for f in policy.flags}
+
+
+def test_host_time_counts_on_both_sides_or_not_at_all(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=10, num_tokens=200, seed=1)
+    cells = make_cells(76.0, VERIFY, HOST_FREE_DRAFT, t_host=[1.0, 2.0, 3.0, 4.0])
+    row = pooled(run(measurements, new_ctx, maps, cells))[2]
+    assert row.speedup_pred == pytest.approx(row.al * 77.0 / (104.0 + 14.0 + 3.0))
+    bare = pooled(run(measurements, new_ctx, maps, cells, include_host=False))[2]
+    assert bare.speedup_pred == pytest.approx(bare.al * 76.0 / 118.0)
+    assert row.cost_ratio == bare.cost_ratio == pytest.approx(118.0 / 76.0)
+
+
+def test_the_fastest_plain_kernel_is_the_baseline(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=10, num_tokens=200, seed=1)
+    cells = make_cells(76.0, VERIFY, HOST_FREE_DRAFT)
+    slow = [
+        dataclasses.replace(c, kernel="plain", median_ns=c.median_ns * 2) for c in cells if c.phase == "target_step"
+    ]
+    assert {e.t_target_ms for e in pooled(run(measurements, new_ctx, maps, cells + slow))} == {76.0}
+
+
+def test_maps_that_cannot_be_replayed_are_set_aside(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = make_maps(P, num_prompts=5, num_tokens=64, seed=1)
+    broken = [
+        dataclasses.replace(maps[0], prompt_id="short", accepted=[1, 1]),
+        dataclasses.replace(maps[0], prompt_id="wild", accepted=[9] * 63),
+        dataclasses.replace(maps[0], prompt_id="empty", num_tokens=1),
+    ]
+    ctx = new_ctx()
+    cost = measurements(make_cells(76.0, VERIFY, HOST_FREE_DRAFT))
+    out = choose_depth([measurements(maps + broken)], [cost], ctx=ctx)
+    assert len((out.path / "set_aside.jsonl").read_text().splitlines()) == 3
+    assert read_policy(out.path).acceptance[0].num_prompts == 5
+
+
+@pytest.mark.parametrize(
+    ("maps", "cells", "message"),
+    [
+        ([], make_cells(1.0, [1.0], [1.0]), "no usable acceptance maps"),
+        (make_maps(P, num_prompts=2, num_tokens=9, seed=1), [], "no draft times for eagle3"),
+        (make_maps(P, num_prompts=2, num_tokens=9, seed=1) * 2, make_cells(1.0, [1.0], [1.0]), "twice"),
+        (
+            make_maps(P, num_prompts=2, num_tokens=9, seed=1),
+            [c for c in make_cells(1.0, [1.0], [1.0]) if c.phase != "target_step"],
+            "target_step",
+        ),
+    ],
+)
+def test_missing_evidence_is_one_line(
+    maps: list, cells: list, message: str, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run(measurements, new_ctx, maps, cells)
+    assert "\n" not in str(error.value)
+
+
+def test_intervals_hold_the_truth_at_about_their_nominal_rate() -> None:
+    """200 studies of 40 prompts that differ among themselves; AL of a million-token study is the truth.
+
+    Power: at least 178 (89 %) must cover. A true coverage of 95 % fails this once in 5000 seeds and one of 93 % once in
+    70; a true coverage of 80 % passes it once in 2000. The seeds are fixed: 183 cover, so it fails for changes only.
+    """
+    p, spread = [0.7, 0.6, 0.5], 0.15
+    big = replay_counts(make_maps(p, num_prompts=4000, num_tokens=65, seed=99, spread=spread), [3])
+    truth = float(big.tokens.sum() / big.rounds.sum())
+    covered = 0
+    for study in range(200):
+        counts = replay_counts(make_maps(p, num_prompts=40, num_tokens=65, seed=study, spread=spread), [3])
+        weights = draw_weights(40, 400, np.random.default_rng(study))
+        low, high = interval(ratio_draws(weights, counts.tokens, counts.rounds)[:, 0])
+        covered += low <= truth <= high
+    assert 178 <= covered <= 199
+
+
+def test_choosing_is_quick(measurements: Rows, new_ctx: NewCtx) -> None:
+    """Two drafters, 8 depths, 64 prompts, 2000 draws: CPU time, so that a busy machine does not fail it."""
+    deep = [0.8] * 8
+    cells = make_cells(10.0, [11.0 + k for k in range(8)], [1.0 + k for k in range(8)], noise=0.02)
+    sources = []
+    for key in ("a" * 64, "b" * 64):
+        maps = make_maps(deep, num_prompts=64, num_tokens=96, seed=1, draft_key=key)
+        sources.append((measurements(maps), measurements([dataclasses.replace(c, draft_key=key) for c in cells])))
+    start = time.process_time()
+    choose_depth([a for a, _ in sources], [c for _, c in sources], ctx=new_ctx())
+    assert time.process_time() - start < 5.0

@@ -1,0 +1,105 @@
+"""What the tests of flows share: a home of their own, toy pipelines, and a machine that no other test measures on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toy_garden import GARDEN, PACKAGES, ROOT
+
+from flows.cli import main
+from flows.engine import Engine
+from flows.plan import Plan, make_plan
+from flows.spec import load_spec
+from storage.artifacts import Store
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests do not wait for measurements of other tests or sessions on this machine."""
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home directory that the command line uses too."""
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home)
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a pipelines.yaml and says where."""
+
+    def write(text: str) -> Path:
+        file = tmp_path / "pipelines.yaml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def plan_of(store: Store, pipelines: Callable[[str], Path]) -> Callable[..., Plan]:
+    """Plans the only pipeline of a text."""
+
+    def plan(text: str = GARDEN, params: dict[str, object] | None = None, **options: object) -> Plan:
+        spec = load_spec(pipelines(text))
+        name = next(iter(spec.pipelines))
+        return make_plan(spec, name, params, store=store, device="cpu", packages=PACKAGES, **options)  # type: ignore[arg-type]
+
+    return plan
+
+
+@pytest.fixture
+def engine_of(store: Store) -> Callable[..., Engine]:
+    """An engine for a plan, with a fork server that loads nothing heavy."""
+
+    def engine(plan: Plan, **options: object) -> Engine:
+        return Engine(store, plan, num_threads=1, preload=(), **options)  # type: ignore[arg-type]
+
+    return engine
+
+
+@pytest.fixture
+def draftsmith(capfd: pytest.CaptureFixture[str], home: Path) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments], packages=PACKAGES)
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def start(home: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a program of toy_garden.py as a process of its own, to be killed."""
+
+    def start_program(program: str, *arguments: object) -> subprocess.Popen[str]:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "flows")])
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path, "DRAFTSMITH_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start_program

@@ -1,0 +1,1 @@
+"""One toy room whose step decides a depth, to see what the UI shows of a decision."""

@@ -1,0 +1,206 @@
+"""A run in Prefect: a task for each step, one line when it fails, a typed form, and a history that outlives the server.
+
+Prefect reads its settings when it is imported, so every run here is a process of its own; they share one server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from flows.catalog import annotation_of, version_of
+from flows.params import ParamSpec
+from flows.run import answers
+from flows.spec import PipelineSpec
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PIPELINES = """
+pipelines:
+  toys:
+    about: Toys that grow.
+    params: {num_rows: {type: int, default: 10, min: 1, about: Rows to plant.}}
+    steps:
+      soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}
+      plant: {uses: toys.grow, in: {corpus: soil}, matrix: {method: [fern, moss]}, with: {method: "${matrix.method}"}}
+      depth: {uses: decisions.decide}
+  fails:
+    steps:
+      good: {uses: toys.plant}
+      bad: {uses: toys.fail, with: {how: user}}
+"""
+CATALOG = """
+pipelines:
+  prompts-only:
+    about: Prompts and nothing else.
+    params: {num_rows: {type: int, default: 8, min: 4, max: 64, about: Prompts to collect.}}
+    steps:
+      prompts: {uses: data.collect_prompts, with: {num_train: "${params.num_rows}", num_validation: 4, num_test: 4}}
+"""
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "DRAFTSMITH_"))
+    }
+    return {**kept, "DRAFTSMITH_HOME": str(home), "DO_NOT_TRACK": "true", **more}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API address of a Prefect server of our own, which also shows that the pinned versions can serve."""
+    place = tmp_path_factory.mktemp("prefect")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    quiet = {"PREFECT_HOME": str(place), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (place / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment(place, **quiet), stdout=log, stderr=log, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}/api"
+    for _ in range(360):
+        if answers(url):
+            break
+        assert process.poll() is None, (place / "log").read_text()
+        time.sleep(0.5)
+    yield url
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    (place / "pipelines.yaml").write_text(PIPELINES)
+    (place / "catalog.yaml").write_text(CATALOG)
+    return place / "home"
+
+
+def run(home: Path, pipeline: str, **env: str) -> str:
+    command = [sys.executable, str(HERE / "prefect_run.py"), str(home.parent / "pipelines.yaml"), str(home), pipeline]
+    done = subprocess.run(command, env=environment(home, **env), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "shows less" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def ask(server: str, what: str) -> list[dict[str, Any]]:
+    """All flow_runs, task_runs or artifacts of the server, oldest first."""
+    request = urllib.request.Request(f"{server}/{what}/filter", b"{}", {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        return sorted(json.load(response), key=lambda row: row["created"])
+
+
+def test_a_run_is_a_flow_with_a_task_for_each_step_and_says_what_it_reused(server, home):
+    said = run(home, "toys", PREFECT_API_URL=server)
+    assert "['depth', 'plant[fern]', 'plant[moss]', 'soil'] []" in said and "torch in the flow process: False" in said
+    run(home, "toys", PREFECT_API_URL=server)
+    flows = [row for row in ask(server, "flow_runs") if row["parameters"].get("num_rows") == 5]
+    assert [row["state"]["type"] for row in flows] == ["COMPLETED", "COMPLETED"]
+    assert flows[0]["flow_version"].startswith("sha256:")
+    tasks = {flow["id"]: {} for flow in flows}
+    for row in ask(server, "task_runs"):
+        if row["flow_run_id"] in tasks:
+            tasks[row["flow_run_id"]][row["name"]] = row["state"]["name"]
+    first, second = (tasks[flow["id"]] for flow in flows)
+    assert first == dict.fromkeys(["soil", "plant[fern]", "plant[moss]", "depth"], "Completed")
+    assert second == dict.fromkeys(
+        ["soil (reused)", "plant[fern] (reused)", "plant[moss] (reused)", "depth (reused)"], "Reused"
+    )
+    shown = {row["key"]: row["data"] for row in ask(server, "artifacts")}
+    assert (
+        "```mermaid" in shown["plan-toys"] and "1.54" in shown["depth-depth"] and "min speedup" in shown["depth-depth"]
+    )
+    assert shown["progress-depth"] == 100.0
+
+
+def test_a_wrong_input_ends_failed_with_its_one_line_and_is_not_retried(server, home):
+    line = "step 'bad': data.jsonl:3: no 'text'; give each row one"
+    assert f"UserError: {line}\n" in run(home, "fails", PREFECT_API_URL=server)
+    ids = {
+        row["id"]
+        for row in ask(server, "flow_runs")
+        if row["state"]["message"] == line and row["state"]["type"] == "FAILED"
+    }
+    assert len(ids) == 1
+    tasks = [row for row in ask(server, "task_runs") if row["flow_run_id"] in ids]
+    assert [(row["name"], row["state"]["type"], row["run_count"]) for row in tasks] == [
+        ("good", "COMPLETED", 1),
+        ("bad", "FAILED", 1),
+    ]
+
+
+def test_catalog_flows_load_by_three_spellings_deploy_list_and_run(server, home):
+    env = environment(
+        home, PREFECT_API_URL=server, DRAFTSMITH_PIPELINES=str(home.parent / "catalog.yaml"), PYTHONPATH=str(ROOT)
+    )
+    command = [sys.executable, str(HERE / "catalog_round_trip.py"), "prompts-only"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    versions = {version for spelling, version in answer["found"].items() if spelling != "nosuch"}
+    assert len(versions) == 1 and "nosuch" in answer["found"]
+    (deployed,) = answer["deployments"]
+    assert deployed[:2] == ["by-hand", "flows/catalog.py:prompts-only"]
+    asked = {"default": 8, "minimum": 4, "maximum": 64, "type": "integer", "description": "Prompts to collect."}
+    assert asked.items() <= deployed[2].items()
+    assert answer["state"] == "Completed"
+    assert answer["wrong"] == ["Failed", "--from nosuch: there is no such step (known: prompts)"]
+
+
+def test_without_a_server_a_run_brings_its_own_and_its_history_stays(home):
+    shutil.rmtree(home, ignore_errors=True)
+    assert "[]" in run(home, "toys", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody answers there
+    with sqlite3.connect(f"file:{home}/prefect/prefect.db?mode=ro", uri=True) as database:
+        rows = database.execute("SELECT state_type FROM flow_run").fetchall()
+    database.close()
+    assert rows == [("COMPLETED",)]
+
+
+@pytest.mark.parametrize(
+    ("param", "good", "bad"),
+    [
+        (ParamSpec(type="int", default=5, min=1, max=9), [1, 9], [0, 10, "x", 1.5]),
+        (ParamSpec(type="float", default=0.5, min=0), [0, 0.5], [-0.1, "x"]),
+        (ParamSpec(type="bool", default=False), [True], ["perhaps"]),
+        (ParamSpec(type="str", default=""), ["x"], [None, 3]),
+        (ParamSpec(type="enum", default="a", choices=["a", "b"]), ["a", "b"], ["c"]),
+        (ParamSpec(type="list", default=["a"], choices=["a", "b"], min=1), [["a"], ["a", "b"]], [[], ["c"], "a"]),
+    ],
+)
+def test_the_form_enforces_what_params_says(param, good, bad):
+    form = TypeAdapter(annotation_of(param))
+    for value in good:
+        assert form.validate_python(value) == value
+    for value in bad:
+        with pytest.raises(ValidationError):
+            form.validate_python(value)
+    if param.type == "enum":
+        assert get_args(annotation_of(param)) == get_args(Literal["a", "b"])
+
+
+def test_a_flow_has_a_new_version_when_its_pipeline_says_something_else():
+    one = PipelineSpec.model_validate({"about": "A.", "steps": {"a": {"uses": "data.collect_prompts"}}})
+    other = PipelineSpec.model_validate(
+        {"about": "A.", "steps": {"a": {"uses": "data.collect_prompts", "with": {"num_train": 3}}}}
+    )
+    assert version_of(one) == version_of(one.model_copy(deep=True)) != version_of(other)
+
+
+def test_nobody_answers_on_a_dead_port_or_at_nonsense():
+    assert not answers("http://127.0.0.1:9/api") and not answers("nonsense")

@@ -1,0 +1,191 @@
+# ruff: noqa: E501 (a case is easier to read on its line)
+"""Bad input costs one line each, with the right line of the file, exit code 2, and nothing is run or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toy_garden import GARDEN
+
+STEP = "      only: {uses: toys.plant}\n"
+HEAD = "pipelines:\n  p:\n    steps:\n"
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+DEEP = "a: " + "[" * 40 + "]" * 40 + "\n"
+
+CASES: dict[str, tuple[str, list[str]]] = {
+    # the file
+    "empty": ("", ["1: the file is empty"]),
+    "only a comment": ("# nothing\n", ["1: the file is empty"]),
+    "a list": ("- a\n", ["1: the file must be a mapping that starts with 'pipelines:'"]),
+    "a word": ("pipelines\n", ["1: the file must be a mapping that starts with 'pipelines:'"]),
+    "a tab": ("pipelines:\n\tp:\n", ["2: a tab indents this line: use spaces"]),
+    "a tab after spaces": ("pipelines:\n  p:\n  \tsteps: {}\n", ["3: a tab indents this line: use spaces"]),
+    "an alias bomb": (BOMB, ["4: more than 8 aliases (*name): write the values out"]),
+    "an alias to itself": ("pipelines: &p\n  q: *p\n", ["1: an alias (*name) that contains itself"]),
+    "too deep": (DEEP, ["1: nested deeper than 30"]),
+    "two documents": (HEAD + STEP + "---\na: 1\n", ["5: a second document (---)"]),
+    "a merge key": (HEAD + "      only:\n        <<: {uses: toys.plant}\n        uses: toys.plant\n", [
+        "5: merge keys (<<) are not read here: write the values out"]),
+    "a tag": ("pipelines: !!python/object:os.system {}\n", [
+        "1: the tag tag:yaml.org,2002:python/object:os.system means nothing here"]),
+    "not closed": ("pipelines: {a: [1,\n", ["2: not YAML: did not find expected node content"]),
+    "no pipelines": ("pipeline: {}\n", ["1: 'pipelines' is missing", "1: unknown key 'pipeline' (did you mean 'pipelines'?)"]),
+    "no steps": ("pipelines:\n  p: {about: x}\n", ["2: pipeline 'p': 'steps' is missing"]),
+    "empty steps": ("pipelines:\n  p:\n    steps: {}\n", ["3: pipeline 'p': 'steps' is empty"]),
+    # keys
+    "a key twice": (HEAD + STEP + STEP, ["5: 'only' is given twice (first on line 4)"]),
+    "unknown pipeline key": ("pipelines:\n  p:\n    abuot: x\n    steps:\n" + STEP, [
+        "3: pipeline 'p': unknown key 'abuot' (did you mean 'about'?)"]),
+    "unknown step key": (HEAD + "      only:\n        uses: toys.plant\n        retires: 1\n", [
+        "6: step 'only': unknown key 'retires' (did you mean 'retries'?)"]),
+    "no uses": (HEAD + "      only: {with: {}}\n", ["4: step 'only': 'uses' is missing"]),
+    "wrong type": (HEAD + "      only: {uses: toys.plant, retries: often}\n", [
+        "4: step 'only': 'retries' must be a whole number, not 'often'"]),
+    "out of range": (HEAD + "      only: {uses: toys.plant, retries: -1}\n", [
+        "4: step 'only': 'retries' must be at least 0, not -1"]),
+    "a step that is a word": (HEAD + "      only: toys.plant\n", ["4: pipeline 'p': 'only' must be a mapping, not 'toys.plant'"]),
+    "a step name": (HEAD + "      Only: {uses: toys.plant}\n", ["4: step name 'Only': use a-z, 0-9, _, and begin with a letter"]),
+    "not yet on a step": (HEAD + "      only: {uses: toys.plant, runs_on: gpu}\n", [
+        "4: step 'only': 'runs_on' is not available yet: leave it out"]),
+    "not yet on a pipeline": ("pipelines:\n  p:\n    overlap: skip\n    triggers: []\n    approval: true\n    steps:\n" + STEP, [
+        "3: 'overlap' is not available yet: leave it out",
+        "4: 'triggers' is not available yet: leave it out",
+        "5: 'approval' is not available yet: leave it out"]),
+    # parameters and schedules
+    "a default out of range": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: 0, min: 1}\n    steps:\n" + STEP, [
+        "4: parameter 'n': the default must be at least 1, not 0"]),
+    "a default of the wrong type": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: '3'}\n    steps:\n" + STEP, [
+        "4: parameter 'n': the default must be a whole number, not '3'"]),
+    "an enum without choices": ("pipelines:\n  p:\n    params:\n      n: {type: enum, default: a}\n    steps:\n" + STEP, [
+        "4: parameter 'n': an enum needs 'choices'"]),
+    "an unknown type": ("pipelines:\n  p:\n    params:\n      n: {type: itn, default: 1}\n    steps:\n" + STEP, [
+        "4: parameter 'n': 'type' must be one of int, float, bool, str, enum, list, not 'itn' (did you mean 'int'?)"]),
+    "bad cron": ("pipelines:\n  p:\n    schedules:\n      - slug: n\n        cron: every day\n    steps:\n" + STEP, [
+        "5: schedule 'n': 'every day' is not a cron line of five fields (minute hour day month weekday) that ever comes"]),
+    "bad timezone": (
+        "pipelines:\n  p:\n    schedules:\n      - {slug: n, cron: '0 2 * * *', timezone: Europe/Berln}\n    steps:\n" + STEP,
+        ["4: schedule 'n': unknown timezone 'Europe/Berln' (did you mean 'Europe/Berlin'?)"]),
+    "a schedule's unknown parameter": (
+        "pipelines:\n  p:\n    schedules:\n      - {slug: n, cron: '0 2 * * *', params: {m: 1}}\n    steps:\n" + STEP,
+        ["4: schedule 'n': unknown parameter 'm'"]),
+    "a slug twice": (
+        "pipelines:\n  p:\n    schedules:\n      - {slug: n, cron: '0 2 * * *'}\n      - {slug: n, cron: '0 3 * * *'}\n    steps:\n" + STEP,
+        ["5: schedule 'n' is given twice"]),
+    # steps among themselves
+    "an unknown input step": (GARDEN.replace("{corpus: corpus}", "{corpus: corpsu}", 1), [
+        "12: step 'draft': unknown step 'corpsu' (did you mean 'corpus'?)"]),
+    "a cycle": (HEAD + "      a: {uses: toys.grow, in: {corpus: b}}\n      b: {uses: toys.grow, in: {corpus: a}}\n", [
+        "4: steps wait for each other: a -> b -> a"]),
+    "itself": (HEAD + "      a: {uses: toys.grow, in: {corpus: a}}\n", ["4: step 'a': a step cannot be its own input ('a')",
+        "4: steps wait for each other: a -> a"]),
+    "an unknown insert": (GARDEN.replace("${params.steps}", "${params.stpes}"), [
+        "14: step 'draft': ${params.stpes}: unknown parameter 'stpes' (did you mean 'steps'?)"]),
+    "an unknown axis": (GARDEN.replace("${matrix.method}", "${matrix.methods}"), [
+        "14: step 'draft': ${matrix.methods}: unknown matrix axis 'methods' (did you mean 'method'?)"]),
+    "an expression": (GARDEN.replace("${params.steps}", "${params.steps * 2}"), [
+        "14: step 'draft': ${params.steps * 2}: only ${params.NAME} and ${matrix.NAME} can be inserted"]),
+    "an unknown condition": (HEAD + "      only: {uses: toys.plant, if: machine.cdua}\n", [
+        "4: step 'only': 'if' knows machine.cuda, params.NAME and not ..., not 'machine.cdua'"]),
+    "a matrix that is no list": (HEAD + "      only: {uses: toys.plant, matrix: {a: 3}}\n", [
+        "4: step 'only': matrix 'a' must be a list of values, not 3"]),
+    # steps and their functions
+    "an unknown function": (HEAD + "      only: {uses: toys.plnt}\n", [
+        "4: step 'only': unknown step function 'toys.plnt' (did you mean 'plant'?)"]),
+    "an unknown room": (HEAD + "      only: {uses: tois.plant}\n", [
+        "4: step 'only': unknown step function 'tois.plant': there is no room 'tois' (did you mean 'toys'?)"]),
+    "an unknown setting": (HEAD + "      only:\n        uses: toys.plant\n        with:\n          num_row: 5\n", [
+        "7: step 'only': unknown setting 'num_row' (did you mean 'num_rows'?)"]),
+    "a setting out of range": (HEAD + "      only: {uses: toys.plant, with: {num_rows: 0}}\n", [
+        "4: step 'only': setting 'num_rows': must be greater than or equal to 1, not 0"]),
+    "a setting of the wrong type": (HEAD + "      only: {uses: toys.plant, with: {num_rows: '5'}}\n", [
+        "4: step 'only': setting 'num_rows': must be a valid integer, not '5'"]),
+    "a setting not among its words": (HEAD + "      only: {uses: toys.plant, with: {source: sead}}\n", [
+        "4: step 'only': setting 'source' must be one of 'seed', 'cutting', not 'sead' (did you mean 'seed'?)"]),
+    "a wrong kind": (GARDEN.replace("{judged: judged}", "{judged: draft}"), [
+        "17: step 'page': 'judged' wants Measurements, but 'draft' makes Draft"]),
+    "a missing input": (HEAD + "      only: {uses: toys.grow}\n", [
+        "4: step 'only': the input 'corpus' (Corpus) is missing: give it under 'in'"]),
+    "an unknown input": (GARDEN.replace("in: {judged: judged}", "in: {judgd: judged, judged: judged}"), [
+        "17: step 'page': toys.judge_all takes no input 'judgd' (did you mean 'judged'?)"]),
+    "a list where one is wanted": (GARDEN.replace("in: {draft: draft}", "in: {draft: [draft]}"), [
+        "16: step 'timed': 'draft' takes one Draft, not a list"]),
+    "an outside input not yet there": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'registry:x@champion'}}\n", [
+        "4: step 'only': 'registry:' inputs are not available yet: use store:KEY or path:DIR"]),
+    "an absent artifact": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'path:nowhere'}}\n", [
+        "4: step 'only': 'path:nowhere' has no artifact.json: it is not the directory of an artifact"]),
+    # all at once
+    "everything at once": (
+        HEAD + "      a: {uses: toys.plnt}\n      b: {uses: toys.grow, in: {corpus: a}, with: {num_step: 3, pause_s: x}}\n      c: {uses: toys.judge}\n",
+        [
+            "4: step 'a': unknown step function 'toys.plnt' (did you mean 'plant'?)",
+            "5: step 'b': setting 'pause_s': must be a valid number, not 'x'",
+            "5: step 'b': unknown setting 'num_step' (did you mean 'num_steps'?)",
+            "6: step 'c': the input 'corpus' (Corpus) is missing: give it under 'in'",
+            "6: step 'c': the input 'draft' (Draft) is missing: give it under 'in'",
+        ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_told_in_one_line_each(
+    name: str, pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]], home: Path
+) -> None:
+    text, expected = CASES[name]
+    code, out, err = draftsmith("check", "-f", pipelines(text))
+    assert err.splitlines() == [f"pipelines.yaml:{line}" for line in expected]
+    assert (code, out) == (2, "")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_plan_and_run_refuse_what_check_refuses(
+    command: str, pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]], home: Path
+) -> None:
+    code, out, err = draftsmith(command, "garden", "-f", pipelines(GARDEN.replace("toys.judge,", "toys.jdge,")))
+    assert (code, out) == (2, "")
+    assert err == "pipelines.yaml:15: step 'judged': unknown step function 'toys.jdge' (did you mean 'judge'?)\n"
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["-p", "steps=0"], "-p steps: must be at least 1, not 0"),
+        (["-p", "steps=many"], "-p steps: must be a whole number, not 'many'"),
+        (["-p", "stesp=3"], "-p stesp: pipeline 'garden' has no such parameter (did you mean 'steps'?)"),
+        (["-p", "steps"], "-p steps: write it as name=value"),
+        (["-p", "sunny=1"], "-p sunny: must be true or false, not 1"),
+        (["--force", "drfat"], "--force drfat: there is no such step (did you mean 'draft'?)"),
+        (["--to", "nowhere"], "--to nowhere: there is no such step"),
+        (["--device", "tpu"], "--device tpu: unknown device (known: auto, cpu, cuda, cuda:N)"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(
+    given: list[str], said: str, pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = draftsmith("plan", "garden", "-f", pipelines(GARDEN), *given)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0].startswith(said)
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "."])
+def test_a_file_that_cannot_be_read_is_told_in_one_line(
+    name: str, tmp_path: Path, draftsmith: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = draftsmith("check", "-f", tmp_path / name)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+
+
+def test_words_that_yaml_bends_stay_words(pipelines: Callable[[str], Path]) -> None:
+    from flows.yaml_lines import read_yaml
+
+    text = "a: no\nb: on\nc: 1e-4\nd: 2024-01-01\ne: 010\nf: 1_000\ng: yes\nh: ~\ni: 1.5\nj: true\nk: 0x1F\n"
+    values, lines = read_yaml(pipelines(text))
+    assert list(values.values()) == ["no", "on", 1e-4, "2024-01-01", "010", 1000, "yes", None, 1.5, True, "0x1F"]
+    assert lines.at("k") == 11

@@ -1,0 +1,119 @@
+"""Small random targets of real architectures, for every room's tests: seconds to make, real code all the way.
+
+Their heads are drawn wide, so that the largest logit stands clear of the second and greedy comparisons mean something.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+Family = Literal["llama", "qwen3", "deepseek_v3", "qwen3_moe"]
+FAMILIES: tuple[Family, ...] = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
+VOCAB_SIZE = 384
+EOS_TOKEN = "<|end|>"
+
+_SENTENCES = [
+    "def read_rows(path, encoding='utf-8'):\n    return [line.strip() for line in open(path)]\n",
+    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n",
+    "import os\nfor name in sorted(os.listdir(folder)):\n    print(name, os.path.getsize(name))\n",
+    "if value is None:\n    raise ValueError('value must not be None')\n",
+]
+
+
+def make_tiny_target(family: Family, directory: Path, *, num_layers: int = 8, seed: int = 0) -> Path:
+    """Write a random model of `family` (at least 8 layers, hidden size 64) and its tokenizer; returns `directory`.
+
+    Made with transformers' own classes, saved as float32 safetensors; a byte-level BPE tokenizer with eos "<|end|>".
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    make_tiny_tokenizer(directory)
+    config, model_class = _architecture(family, num_layers)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        model = model_class(config).float()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("norm.weight") or "layernorm" in name:
+                    parameter.uniform_(0.6, 1.4)  # all ones would hide a norm applied in the wrong place
+                elif name.endswith("bias"):
+                    parameter.normal_(0.0, 0.1)
+                elif "lm_head" in name:
+                    parameter.normal_(0.0, 0.6)
+                elif "embed_tokens" in name:
+                    parameter.normal_(0.0, 0.5)
+                else:
+                    parameter.normal_(0.0, 0.9 / parameter.shape[-1] ** 0.5)
+    finally:
+        torch.random.set_rng_state(state)
+    model.save_pretrained(directory)
+    return directory
+
+
+def make_tiny_tokenizer(directory: Path, *, chat_template: str | None = None) -> Any:
+    """A byte-level BPE tokenizer of VOCAB_SIZE tokens trained on a few lines of code; any text round-trips."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_SENTENCES * 4, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN, pad_token=EOS_TOKEN)
+    if chat_template is not None:
+        fast.chat_template = chat_template
+    fast.save_pretrained(directory)
+    return fast
+
+
+def _architecture(family: Family, num_layers: int) -> tuple[Any, Any]:
+    import transformers
+
+    common: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    if family == "llama":
+        return transformers.LlamaConfig(**common, head_dim=16, attention_bias=True), transformers.LlamaForCausalLM
+    if family == "qwen3":
+        return transformers.Qwen3Config(**common, head_dim=16), transformers.Qwen3ForCausalLM
+    if family == "qwen3_moe":
+        experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        return transformers.Qwen3MoeConfig(**common, head_dim=16, **experts), transformers.Qwen3MoeForCausalLM
+    assert family == "deepseek_v3", family
+    latent = {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 48,
+        "num_nextn_predict_layers": 0,
+    }
+    return transformers.DeepseekV3Config(**{**common, **latent}), transformers.DeepseekV3ForCausalLM
