@@ -290,24 +290,10 @@ def _terminated(*_: Any) -> None:
 
 
 def _typed(file: Path, pipeline: str, given: Sequence[str]) -> dict[str, Any]:
-    """`-p name=value` as typed values; every wrong one is told."""
-    from flows.params import parse_param
+    from flows.params import parse_params
     from flows.spec import load_spec, pipeline_of
 
-    if not given:
-        return {}
-    declared = pipeline_of(load_spec(file), pipeline).params
-    values: dict[str, Any] = {}
-    wrong = []
-    for text in given:
-        try:
-            name, value = parse_param(pipeline, declared, text)
-            values[name] = value
-        except UserError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise UserError("\n".join(wrong))
-    return values
+    return parse_params(pipeline, pipeline_of(load_spec(file), pipeline).params, given) if given else {}
 
 
 def _options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -87,6 +87,21 @@ def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], given: Mapp
 def tidy(param: ParamSpec, value: Any) -> Any:
     """One spelling of a right value: a float parameter is a float even when `1` was written."""
     return float(value) if param.type == "float" else value
+
+
+def parse_params(pipeline: str, declared: Mapping[str, ParamSpec], texts: Iterable[str]) -> dict[str, Any]:
+    """Several `name=value`; every wrong one gets its line."""
+    values: dict[str, Any] = {}
+    wrong = []
+    for text in texts:
+        try:
+            name, value = parse_param(pipeline, declared, text)
+            values[name] = value
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError("\n".join(wrong))
+    return values
 
 
 def parse_param(pipeline: str, declared: Mapping[str, ParamSpec], text: str) -> tuple[str, Any]:

@@ -20,7 +20,7 @@ from flows.params import resolve_params
 from flows.problems import Problems, did_you_mean, one_line
 from flows.sources import find_source
 from flows.spec import Spec, pipeline_of
-from flows.wiring import PACKAGES, Wiring, wire
+from flows.wiring import PACKAGES, WiredStep, Wiring, wire
 from storage.artifacts import Store
 
 MAX_REASONS = 3
@@ -109,8 +109,7 @@ def make_plan(
     Raises:
         UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
     """
-    declared = pipeline_of(spec, pipeline)
-    values = resolve_params(pipeline, declared.params, params or {})
+    values = resolve_params(pipeline, pipeline_of(spec, pipeline).params, params or {})
     device = resolve_device(device)
     machine = machine or describe_machine(device)
     sources: dict[str, Artifact] = {}
@@ -123,45 +122,14 @@ def make_plan(
     wiring = wire(spec, pipeline, values, device=device, outside=outside, packages=packages)
     forced = _with_followers(wiring, _select(wiring, force, "--force"))
     chosen, left_out = _chosen(wiring, from_step, to_step)
+    facts = {"seed": seed, "device": device, "machine": machine, "packages": packages}
+    parts = _parts_of_all(wiring, {name: artifact.key for name, artifact in sources.items()}, spec.name, facts)
     history = StepHistory(store.home, pipeline)
-    problems = Problems(spec.name)
-    planned: dict[str, PlannedStep] = {}
-    keys = {reference: artifact.key for reference, artifact in sources.items()}
-    lineage: dict[str, frozenset[str]] = {}
-    for step in wiring.steps:
-        lineage[step.name] = step.words().union(*(lineage.get(name, frozenset()) for name in step.input_names()))
-        try:
-            parts = fingerprint.parts_of(
-                step, keys, lineage[step.name], seed=seed, device=device, machine=machine, packages=packages
-            )
-        except UserError as error:
-            problems.add(step.line, f"step '{step.name}': {one_line(error)}")
-            keys[step.name] = ""
-            continue
-        key = keys[step.name] = fingerprint.key_of(parts)
-        found = store.look(key)
-        reused = found.artifact is not None and step.name not in forced
-        reason = "reused" if reused else _reason(step.name, parts, found.why, history, forced)
-        planned[step.name] = PlannedStep(
-            name=step.name,
-            uses=step.function.address,
-            kind=step.function.kind.__name__,
-            settings=step.settings,
-            inputs=step.inputs,
-            key=key,
-            reused=reused,
-            reason=reason,
-            measures=step.function.measures,
-            retries=step.retries,
-            timeout_minutes=step.timeout_minutes,
-            seed=seed,
-            device=device,
-            line=step.line,
-            forced=step.name in forced,
-            parts=parts,
-        )
-    problems.stop()
-    _require_present(planned, chosen, from_step)
+    planned = {
+        step.name: _planned(step, parts[step.name], store, history, forced, seed=seed, device=device)
+        for step in wiring.steps
+    }
+    _require_present(wiring, planned, chosen, from_step)
     return Plan(
         pipeline=pipeline,
         params=values,
@@ -173,6 +141,58 @@ def make_plan(
         seed=seed,
         file=spec.name,
         packages=packages,
+    )
+
+
+def _parts_of_all(
+    wiring: Wiring, keys: dict[str, str], file: str, facts: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What enters the key of every step, inputs before what uses them; `keys` are those of outside references."""
+    problems = Problems(file)
+    parts: dict[str, dict[str, Any]] = {}
+    words: dict[str, frozenset[str]] = {}
+    for step in wiring.steps:
+        words[step.name] = step.words().union(*(words.get(name, frozenset()) for name in step.input_names()))
+        try:
+            parts[step.name] = fingerprint.parts_of(step, keys, words[step.name], **facts)
+            keys[step.name] = fingerprint.key_of(parts[step.name])
+        except UserError as error:
+            problems.add(step.line, f"step '{step.name}': {one_line(error)}")
+            keys[step.name] = ""
+    problems.stop()
+    return parts
+
+
+def _planned(
+    step: WiredStep,
+    parts: dict[str, Any],
+    store: Store,
+    history: StepHistory,
+    forced: set[str],
+    *,
+    seed: int,
+    device: str,
+) -> PlannedStep:
+    key = fingerprint.key_of(parts)
+    found = store.look(key)
+    reused = found.artifact is not None and step.name not in forced
+    return PlannedStep(
+        name=step.name,
+        uses=step.function.address,
+        kind=step.function.kind.__name__,
+        settings=step.settings,
+        inputs=step.inputs,
+        key=key,
+        reused=reused,
+        reason="reused" if reused else _reason(step.name, parts, found.why, history, forced),
+        measures=step.function.measures,
+        retries=step.retries,
+        timeout_minutes=step.timeout_minutes,
+        seed=seed,
+        device=device,
+        line=step.line,
+        forced=step.name in forced,
+        parts=parts,
     )
 
 
@@ -221,19 +241,17 @@ def _chosen(wiring: Wiring, from_step: str | None, to_step: str | None) -> tuple
     return chosen, " ".join(said)
 
 
-def _require_present(planned: Mapping[str, PlannedStep], chosen: set[str], from_step: str | None) -> None:
+def _require_present(
+    wiring: Wiring, planned: Mapping[str, PlannedStep], chosen: set[str], from_step: str | None
+) -> None:
     """With --from, what stands before that step must be in the store already."""
     if from_step is None:
         return
-    bases = {from_step}
-    started: set[str] = set()
-    for name, step in planned.items():  # topological order
-        if name in bases or name.split("[")[0] in bases or started.intersection(step.input_names()):
-            started.add(name)
-        elif name in chosen and not step.reused:
-            raise UserError(
-                f"--from {from_step}: step '{name}' before it would have to run ({step.reason}); leave --from out"
-            )
+    started = _with_followers(wiring, _select(wiring, (from_step,), "--from"))
+    for name, step in planned.items():
+        if name in chosen and name not in started and not step.reused:
+            why = f"step '{name}' before it would have to run ({step.reason})"
+            raise UserError(f"--from {from_step}: {why}; leave --from out")
 
 
 def _reason(name: str, parts: Mapping[str, Any], why_not: str, history: StepHistory, forced: set[str]) -> str:

@@ -12,8 +12,6 @@ import os
 import re
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +25,14 @@ from flows.engine import Engine, OnEvent, StepFailed
 from flows.plan import Plan, PlannedStep
 from flows.show_plan import as_mermaid
 from flows.spec import load_spec, pipeline_of
+from flows.temporary_server import answers, temporary_server
 from storage.artifacts import Store
 
 if TYPE_CHECKING:
     from prefect import Flow
 
 SECONDS_BETWEEN_UPDATES = 3.0
+DELIVERY_TIMEOUT_S = 20.0
 QUIET = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -45,8 +45,8 @@ QUIET = {
 def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> RunOutcome:
     """Run a pipeline as a Prefect flow and keep everything it makes.
 
-    A server that answers at $PREFECT_API_URL is used; otherwise Prefect's own temporary one, whose database stands
-    under the home, so that every run is in the history that the UI shows.
+    A server that answers at $PREFECT_API_URL is used; otherwise a temporary one, whose database stands under
+    the home, so that every run is in the history that the UI shows.
 
     Raises:
         UserError: the input is wrong.
@@ -55,7 +55,19 @@ def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptio
     plan, store = plan_run(pipeline, params, options)  # wrong input is told before a server is started
     if options.on_plan is not None:
         options.on_plan(plan)
-    prepare(store.home)
+    if prepare(store.home):
+        return _run_flow(plan, store, options)
+    with temporary_server(Path(os.environ["PREFECT_HOME"])) as server:
+        os.environ["PREFECT_API_URL"] = server.url
+        try:
+            return _run_flow(plan, store, options, ready=server.wait)
+        finally:
+            _send_the_rest()
+            del os.environ["PREFECT_API_URL"]
+
+
+def _run_flow(plan: Plan, store: Store, options: RunOptions, ready: Callable[[], None] | None = None) -> RunOutcome:
+    """Compile the plan's pipeline, wait until its server is ready, run the flow in this process."""
     from flows.catalog import compile_flow
 
     ended: list[RunOutcome | BaseException] = []
@@ -63,48 +75,40 @@ def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptio
     def body(given: Mapping[str, Any]) -> Any:
         return run_as_tasks(plan, store, options.on_event, ended)
 
-    compiled = compile_flow(pipeline_of(load_spec(options.file), pipeline), pipeline, body)
-    compiled(
-        **plan.params,
-        from_step=options.from_step,
-        to_step=options.to_step,
-        force=list(options.force),
-        return_state=True,
-    )
+    compiled = compile_flow(pipeline_of(load_spec(options.file), plan.pipeline), plan.pipeline, body)
+    if ready is not None:
+        ready()
+    form = {"from_step": options.from_step, "to_step": options.to_step, "force": list(options.force)}
+    compiled(**plan.params, **form, return_state=True)
     assert ended, "Prefect ran the flow without running its body"
     if isinstance(ended[0], BaseException):
         raise ended[0]
     return ended[0]
 
 
+def _send_the_rest() -> None:
+    """Deliver the logs and events in Prefect's queues; once its server has stopped they are retried for a minute."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=DELIVERY_TIMEOUT_S)
+
+
 def prepare(home: Path) -> str:
-    """Set Prefect's environment: quiet, no telemetry, and which server; returns its URL, "" for a temporary one."""
+    """Set Prefect's environment: quiet, no telemetry; returns the URL of the server that answers, "" for none."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the terminal has our own progress
     place = Path(os.environ.setdefault("PREFECT_HOME", str(home / "prefect")))
     place.mkdir(parents=True, exist_ok=True)
     url = os.environ.get("PREFECT_API_URL", "")
-    if url and not answers(url):
+    if url and answers(url):
+        return url
+    if url:
         sys.stderr.write(f"no Prefect server answers at {url}: this run uses a temporary one\n")
-        url = ""
-    if not url:
-        assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
-        os.environ.pop("PREFECT_API_URL", None)
-        os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
-        os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
-    return url
-
-
-def answers(url: str) -> bool:
-    """A Prefect server answers at this API address."""
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 403)  # it is there and wants a password; the client will send it
-    except (OSError, ValueError):
-        return False
+    assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
+    return ""
 
 
 def run_as_tasks(plan: Plan, store: Store, on_event: OnEvent | None, ended: list[RunOutcome | BaseException]) -> Any:

@@ -59,10 +59,14 @@ def describe_machine(device: str = "cpu") -> Machine:
 
 
 def _num_cores() -> int:
-    """Cores this process may use: a container's share where the system says so."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores this process may use: its affinity, and a container's share where its control group sets one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.is_file():
+        quota, _, period = limit.read_text(encoding="ascii").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
 
 
 def _processor() -> tuple[str, list[str]]:

@@ -101,7 +101,9 @@ def _chat(turns: Any, field: str, role_field: str, text_field: str) -> Ask:
         if known == "assistant":
             if not asking:
                 continue  # a greeting before anything was asked
-            return Ask(None, tuple(asked), _text(content, f"{where}.{text_field}"))
+            # what another model answered is only a reference: it may be empty, but not something else than text
+            reference = "" if content == "" else _text(_joined(content), f"{where}.{text_field}")
+            return Ask(None, tuple(asked), reference)
         if asking:
             break
         asked.append({"role": known, "content": _text(_joined(content), f"{where}.{text_field}")})

@@ -17,6 +17,7 @@ from components.data.features import Example, FeatureRow, FeatureSet
 from components.drafts.draft import Batch
 
 BATCHES_IN_POOL = 8
+LENGTH_STEP = 32  # padded lengths are multiples of this: oneDNN compiles and keeps a bf16 kernel for every new shape
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,16 @@ def load_batch(features: FeatureSet, rows: list[FeatureRow], max_tokens: int, de
 
 
 def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:
-    """Examples side by side: ids 0 and mask False on padding."""
+    """Examples side by side, padded to a multiple of LENGTH_STEP: ids 0 and mask False on padding."""
     lengths = [min(len(example.ids), max_tokens) for example in examples]
+    width = -(-max(lengths) // LENGTH_STEP) * LENGTH_STEP
 
     def stacked(name: str) -> Tensor:
-        parts = [getattr(example, name)[:n] for example, n in zip(examples, lengths, strict=True)]
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device)
+        first = getattr(examples[0], name)
+        rows = first.new_zeros((len(examples), width, *first.shape[1:]))
+        for row, example, length in zip(rows, examples, lengths, strict=True):
+            row[:length] = getattr(example, name)[:length]
+        return rows.to(device)
 
     return Batch(
         ids=stacked("ids").long(),

@@ -39,7 +39,8 @@ def packed_rows(wanted: Tensor) -> tuple[Tensor, Tensor]:
     least 1) and valid bool [B, R] (False on filler rows, which point at column 0).
     """
     counts = wanted.sum(1)
-    width = max(1, int(counts.max()))
+    # Widths in steps of 16 (see LENGTH_STEP in batches.py); filler rows are cheap, new shapes are not.
+    width = min(wanted.shape[1], -(-max(1, int(counts.max())) // 16) * 16)
     order = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :width]
     valid = torch.arange(width, device=wanted.device) < counts[:, None]
     return order.masked_fill(~valid, 0), valid

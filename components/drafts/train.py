@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Draft, Features, Target, UserError
+from components.contract import Context, Draft, Features, Target
 
 Method = Literal["eagle3", "mtp"]
 
@@ -66,17 +66,9 @@ def train_draft(
         eval_rows: held-out answers in such a look, at most.
         checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
     """
-    import torch
+    from components.drafts.from_features import DataChoice, train_from_features
+    from components.drafts.training import Schedule
 
-    from components.data.features import open_features
-    from components.drafts.batches import BatchOrder
-    from components.drafts.files import method_class, save_draft
-    from components.drafts.held_out import greedy_examples
-    from components.drafts.training import Schedule, train
-    from components.drafts.vocabulary import choose_vocabulary, coverage, default_size
-    from components.targets.load import open_target
-
-    torch.set_num_threads(ctx.num_threads)
     settings: dict[str, Any] = {
         "intermediate_size": intermediate_size,
         "step_decay": step_decay,
@@ -85,58 +77,8 @@ def train_draft(
     }
     settings |= {"ttt_steps": ttt_steps} if method == "eagle3" else {}
     settings |= {"mtp_modules": mtp_modules, "first_hidden": first_hidden} if method == "mtp" else {}
-
-    data = open_features(features)
-    _check_fit(target, data)
-    rows = [row for row in data.rows("train") if row.num_answer_tokens >= 2]
-    if not rows:
-        raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
-    model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
-
-    counts = data.token_counts("train")
-    vocabulary = choose_vocabulary(counts, draft_vocab_size or default_size(counts.numel()))
-    draft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
-    examples = [data.load(row) for row in _spread(data.rows("validation"), eval_rows)]
-    held_out = greedy_examples(model, examples) or [data.load(row) for row in rows[:eval_rows]]
-    covered = coverage(data.token_counts("validation"), vocabulary.ids)
-    ctx.note(
-        f"{method}: {sum(p.numel() for p in draft.parameters()):,} parameters; draft vocabulary"
-        f" {vocabulary.ids.numel()} ({vocabulary.num_padded} padded) covers {covered:.2%} of held-out answer tokens"
-    )
-    order = BatchOrder(tuple(rows), batch_tokens, max_tokens, ctx.seed)
     schedule = Schedule(
         num_steps, peak_lr, warmup_share, weight_decay, clip_norm, eval_every, checkpoint_every, precision
     )
-    weights, progress = train(draft, data, order, held_out, schedule, ctx)
-    facts = {
-        "method": method,
-        "num_steps": draft.num_steps,
-        "max_depth": draft.max_depth,
-        "target_key": target.key,
-        "draft_vocab_size": vocabulary.ids.numel(),
-        "num_padded_tokens": vocabulary.num_padded,
-        "held_out_coverage": covered,
-        "held_out_al": progress.best_al,
-        "held_out_al_by_workload": progress.best_by_workload,
-        "held_out_answers": len(held_out),
-        "best_step": progress.best_step,
-        "optimiser_steps": num_steps,
-    }
-    save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
-    return Draft.made(ctx, facts)
-
-
-def _check_fit(target: Target, data: Any) -> None:
-    """The features must be this target's."""
-    recorded = data.manifest.get("target_key")
-    if recorded and target.key and recorded != target.key:
-        raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
-
-
-def _spread(rows: list[Any], limit: int) -> list[Any]:
-    """At most `limit` rows, taking turns among the workloads in their stored order."""
-    by_workload: dict[str, list[Any]] = {}
-    for row in rows:
-        by_workload.setdefault(row.workload, []).append(row)
-    turns = [(place, name, row) for name, group in by_workload.items() for place, row in enumerate(group)]
-    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:limit]]
+    choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows)
+    return train_from_features(target, features, method, settings, schedule, choice, ctx)

@@ -21,37 +21,9 @@ from torch import Tensor
 
 from components.targets.linear import NEVER, Linear, calibrate, describe
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape
-from components.targets.shape import kv_bytes_per_token, rope_parameters, sliding_window
+from components.targets.shape import kv_bytes_per_token, rope_parameters
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-ROPE_TYPES = frozenset({"default", "llama3", "linear"})
 ReadWeight = Callable[[str], Tensor]
-
-
-def is_supported(config: Any, names: set[str]) -> bool:
-    """Can FastTarget run this configuration with these tensors? Anything else goes to TransformersTarget."""
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or sliding_window(config):
-        return False
-    if rope_parameters(config).get("rope_type", "default") not in ROPE_TYPES:
-        return False
-    if rope_parameters(config).get("partial_rotary_factor", 1.0) != 1.0:
-        return False
-    return names == expected_names(config, names)
-
-
-def expected_names(config: Any, present: set[str]) -> set[str]:
-    """The tensor names of such a checkpoint; biases of the attention projections and lm_head count where present."""
-    names = {"model.embed_tokens.weight", "model.norm.weight"}
-    for layer in range(config.num_hidden_layers):
-        at = f"model.layers.{layer}."
-        names |= {f"{at}self_attn.{part}_proj.weight" for part in "qkvo"}
-        names |= {f"{at}mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-        names |= {f"{at}input_layernorm.weight", f"{at}post_attention_layernorm.weight"}
-        if config.model_type == "qwen3":
-            names |= {f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight"}
-        names |= {f"{at}self_attn.{part}_proj.bias" for part in "qkvo"} & present
-    head = {"lm_head.weight"}
-    return names | (head & present if config.tie_word_embeddings else head)
 
 
 class StaticCache(AbstractCache):

@@ -10,7 +10,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import Target, UserError
-from components.targets.fast import FastTarget, is_supported
+from components.targets.fast import FastTarget
+from components.targets.fast_families import is_supported
 from components.targets.inspect_files import facts_of, one_line, read_config, read_header, resolve_dtype
 from components.targets.model import AbstractTarget
 from components.targets.shape import shape_of
@@ -86,9 +87,7 @@ def open_tokenizer(target: Target | Path) -> Any:
             folder, trust_remote_code=bool(record["trust_remote_code"]), local_files_only=True
         )
     except (ValueError, OSError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{record['model']}: its tokenizer cannot be loaded ({one_line(error)})"
-        ) from error
+        raise UserError(f"{record['model']}: its tokenizer cannot be loaded ({one_line(error)})") from error
 
 
 def _tensor_files(folder: Path, where: str) -> dict[str, Any]:

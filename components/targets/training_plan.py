@@ -41,7 +41,7 @@ class TrainingPlan:
     weight_decay: float = 0.02
     unlikelihood_steps: int = 0
     unlikelihood_weight: float = 1.0
-    unlikelihood_lr_scale: float = 0.05
+    unlikelihood_lr_scale: float = 0.1
     max_grad_norm: float = 1.0
     microbatch_tokens: int = 2048
     num_processes: int = 2

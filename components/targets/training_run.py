@@ -81,6 +81,8 @@ class TrainingRun:
         }
         self.names: dict[Tensor, str] = {weight: name for name, weight in self.weights.items()}
         self.model = LeanLlama(plan.shape, self.weights, getattr(torch, plan.dtype), plan.compile_layers)
+        self.plain = LeanLlama(plan.shape, self.weights, self.model.dtype)
+        """The same model uncompiled, for the few passes of other shapes."""
         matrices = [weight for name, weight in self.weights.items() if "layers" in name and weight.ndim == 2]
         vectors = [weight for weight in self.weights.values() if weight.ndim == 1]
         embedding = self.weights["model.embed_tokens.weight"]
@@ -130,7 +132,7 @@ class TrainingRun:
 
     def _metrics(self, step: int, scored: Mapping[str, np.ndarray] | None, seconds: float) -> dict[str, float]:
         losses = {
-            f"held_out_loss_{group}": held_out_loss(self.model, rows, SCORED_WINDOWS)
+            f"held_out_loss_{group}": held_out_loss(self.plain, rows, SCORED_WINDOWS)
             for group, rows in (scored or {}).items()
         }
         tokens_seen = float(step * self.plan.tokens_per_step)
@@ -177,8 +179,7 @@ class TrainingRun:
         windows = self.windows[PROMPT_TOKENS].batch(first, BATCH)[:, :PROMPT_TOKENS]
         prompts = torch.from_numpy(windows).to(self.device)
         continuations = self.writer.write(self.weights, prompts)
-        plain = LeanLlama(self.plan.shape, self.weights, self.model.dtype)
-        loss = unlikelihood_loss(plain, prompts, continuations)
+        loss = unlikelihood_loss(self.plain, prompts, continuations)
         (loss * self.plan.unlikelihood_weight * share_of_total).backward()
 
     def _microbatches(self, step: int) -> Iterator[Tensor]:

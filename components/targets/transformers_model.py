@@ -87,7 +87,10 @@ class TransformersTarget(AbstractTarget):
         self.device, self.dtype = model.device, model.dtype
         self.kernel = "transformers"
         body = model.get_decoder()
-        self._layers, self._norm, self._head = body.layers, body.norm, model.get_output_embeddings()
+        try:
+            self._layers, self._norm, self._head = body.layers, body.norm, model.get_output_embeddings()
+        except AttributeError as error:
+            raise UserError(f"{where}: {shape.architecture} has no .layers and .norm as decoders have") from error
         self._bytes_per_token = kv_bytes_per_token(model.config, self.dtype.itemsize)
         self._caught: dict[int, Tensor] = {}
         self._catching = False

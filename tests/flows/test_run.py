@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import psutil
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from flows.catalog import annotation_of, version_of
 from flows.params import ParamSpec
-from flows.run import answers
 from flows.spec import PipelineSpec
+from flows.temporary_server import answers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -163,13 +164,24 @@ def test_catalog_flows_load_by_three_spellings_deploy_list_and_run(server, home)
     assert answer["wrong"] == ["Failed", "--from nosuch: there is no such step (known: prompts)"]
 
 
-def test_without_a_server_a_run_brings_its_own_and_its_history_stays(home):
+def test_a_run_brings_its_own_server_which_dies_with_it_and_whose_history_stays(home):
     shutil.rmtree(home, ignore_errors=True)
-    assert "[]" in run(home, "toys", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody answers there
+    command = [sys.executable, str(HERE / "prefect_run.py"), str(home.parent / "pipelines.yaml"), str(home), "toys"]
+    env = environment(home, PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody answers there
+    killed = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (children := psutil.Process(killed.pid).children()):
+        time.sleep(0.05)
+    killed.kill()
+    said = killed.communicate()[1]
+    assert said == "no Prefect server answers at http://127.0.0.1:9/api: this run uses a temporary one\n"
+    assert psutil.wait_procs(children, timeout=20)[1] == [], "no server outlives a killed run"
+    assert "[]" in run(home, "toys")
     with sqlite3.connect(f"file:{home}/prefect/prefect.db?mode=ro", uri=True) as database:
-        rows = database.execute("SELECT state_type FROM flow_run").fetchall()
+        flows = database.execute("SELECT state_type FROM flow_run").fetchall()
+        tasks = database.execute("SELECT name, state_name FROM task_run ORDER BY name").fetchall()
     database.close()
-    assert rows == [("COMPLETED",)]
+    assert flows == [("COMPLETED",)]
+    assert tasks == [(name, "Completed") for name in ("depth", "plant[fern]", "plant[moss]", "soil")]
 
 
 @pytest.mark.parametrize(

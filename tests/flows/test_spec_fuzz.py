@@ -14,7 +14,33 @@ from flows.spec import load_spec
 from flows.wiring import check_spec
 from storage.artifacts import Store
 
-SCRAPS = st.sampled_from("\t ~{~}~[~]~:~- ~&a ~*a~!!int ~'~|~\n~  ~${~params.~#~@~%~\x00~é~<<: ~\"".split("~"))
+SCRAPS = st.sampled_from(
+    [
+        "\t ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        "- ",
+        "&a ",
+        "*a",
+        "!!int ",
+        "'",
+        "|",
+        "\n",
+        "  ",
+        "${",
+        "params.",
+        "#",
+        "@",
+        "%",
+        "\x00",
+        "é",
+        "<<: ",
+        '"',
+    ]
+)
 
 
 @st.composite

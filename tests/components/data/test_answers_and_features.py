@@ -54,7 +54,11 @@ def test_masks_mark_the_answers_and_test_prompts_are_not_answered(
     from components.targets.load import open_tokenizer
 
     tokenizer = open_tokenizer(target)
-    asked = {p.prompt_id: encode_prompt(tokenizer, p) for split in ("train", "validation") for p in read_prompts(prompts, split)}
+    asked = {
+        p.prompt_id: encode_prompt(tokenizer, p)
+        for split in ("train", "validation")
+        for p in read_prompts(prompts, split)
+    }
     answered = list(open_answers(answers).conversations())
     assert {row.row_id for row, _, _ in answered} == set(asked)
     for row, ids, mask in answered:

@@ -1,4 +1,4 @@
-"""Rows of chats and texts: every known shape is read, every wrong row is named with its line, nothing is lost silently."""
+"""Rows of chats and texts: every known shape is read, every wrong row is named with its line, none is lost silently."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ USER = ({"role": "user", "content": "Why?"},)
     [
         ({"messages": [*USER, {"role": "assistant", "content": "So."}]}, None, USER, "So."),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]}, None, USER, ""),
+        ({"messages": [*USER, {"role": "assistant", "content": ""}]}, None, USER, ""),
         ({"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]}, None, USER, "So."),
         ({"conversations": [{"from": "gpt", "value": "Hi"}, {"from": "human", "value": "Why?"}]}, None, USER, ""),
         ({"question_id": 1, "category": "writing", "turns": ["Why?", "And now?"]}, None, USER, ""),
@@ -65,6 +66,7 @@ def test_system_turn_is_kept_and_later_turns_are_not() -> None:
         ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role"),
         ({"messages": [{"role": "system", "content": "x"}]}, "no turn by the user"),
         ({"messages": ["Why?"]}, "must be an object"),
+        ({"messages": [*USER, {"role": "assistant", "content": None}]}, "messages[1].content"),
         ({"prompt": ""}, "empty"),
         ({"prompt": 7}, "a number"),
         ({"prompt": True}, "true or false"),

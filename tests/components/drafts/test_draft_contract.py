@@ -166,7 +166,11 @@ def test_padding_and_the_neighbour_sequence_change_nothing(method: str, tiny_tar
     with torch.no_grad():
         both = draft.losses(Batch(ids, mask, taps, last, torch.tensor([24, short])))
         alone = [
-            draft.losses(Batch(ids[i : i + 1, :n], mask[i : i + 1, :n], taps[i : i + 1, :n], last[i : i + 1, :n], n))
+            draft.losses(
+                Batch(
+                    ids[i : i + 1, :n], mask[i : i + 1, :n], taps[i : i + 1, :n], last[i : i + 1, :n], batch.lengths[:1]
+                )
+            )
             for i, n in enumerate((24, short))
         ]
     assert torch.equal(both.reached, alone[0].reached + alone[1].reached)

@@ -49,7 +49,7 @@ def test_facts_agree_with_transformers(tiny_targets: dict[str, Path], tmp_path: 
     for family, folder in tiny_targets.items():
         target = load_target(model=str(folder), ctx=context(tmp_path / family))
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        assert target.info["num_params"] == sum(parameter.numel() for parameter in model.parameters())
+        assert target.info["num_params"] == sum(weight.numel() for weight in model.state_dict().values())
         assert target.info["architecture"] == type(model).__name__
 
 
@@ -108,8 +108,8 @@ def broken_config(folder: Path) -> None:
         (missing_shard, "model-00002.safetensors"),
         (broken_config, "config.json cannot be used"),
         (changed_config(model_type="no_such_model"), "config.json cannot be used"),
-        (changed_config(model_type="bert"), "not a causal LM"),
-        (changed_config(num_hidden_layers=6), "at least 7"),
+        (changed_config(model_type="vit"), "not a causal LM"),
+        (changed_config(num_hidden_layers=6, layer_types=["full_attention"] * 6, max_window_layers=6), "at least 7"),
         (changed_config(layer_types=["sliding_attention"] * 8), "full attention"),
         (changed_config(use_sliding_window=True, sliding_window=64, max_window_layers=2), "full attention"),
     ],

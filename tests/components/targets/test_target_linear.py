@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,9 @@ def test_all_kernels_compute_the_same_product(dtype: torch.dtype, packed_from: i
     weight = torch.randn(80, 48, generator=generator).to(dtype)
     bias = torch.randn(80, generator=generator).to(dtype) if with_bias else None
     layer = Linear(weight, bias, packed_from=packed_from)
-    tolerance = {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance: dict[str, Any] = (
+        {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    )
     for rows in (1, 2, 3, 7):
         x = torch.randn(rows, 48, generator=generator).to(dtype)
         residual = torch.randn(rows, 80, generator=generator).to(dtype)
