@@ -213,7 +213,7 @@ def resync() -> None:
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     key: Annotated[
-        str | None, typer.Option(help="A Release or DepthPolicy; default: the newest with a winner.")
+        str | None, typer.Option(help="A Release, DepthPolicy or Draft; default: the newest winner.")
     ] = None,
     depth_k: Annotated[int | None, typer.Option("--depth", min=1, help="Draft depth; default: the chosen one.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens to write.")] = 96,

@@ -75,4 +75,4 @@ def print_side_by_side(answer: dict[str, Any], console: Console) -> None:
     plain, fast = answer["plain"]["ms"], answer["speculative"]["ms"]
     same = "the same tokens" if answer["identical"] else "DIFFERENT tokens"
     ratio = f"{plain / fast:.2f} times as fast" if fast else "too short to time"
-    console.print(f"{same}, {ratio} in this one run (benchmarks: draftsmith query)", markup=False)
+    console.print(f"{same}, {ratio} in this one run", markup=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,35 @@ from storage.artifacts import Store
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def find_policy(store: Store, key: str | None) -> str:
-    """The key of the DepthPolicy to use: the one given, that of the Release given, or the newest with a winner.
+@dataclass(frozen=True)
+class Pair:
+    """A drafter and how deep to draft with it. target_key and draft_key name artifacts of the store."""
+
+    target_key: str
+    draft_key: str
+    method: str
+    depth_k: int
+
+
+def find_pair(store: Store, key: str | None) -> Pair:
+    """What to generate with: a Draft by its key, the winner of a Release or DepthPolicy, or the newest winner.
 
     Raises:
         UserError: there is none.
     """
-    if key is not None:
-        found = store.record_of(store.resolve(key))
-        if found["kind"] == "DepthPolicy":
-            return str(found["key"])
-        policy = found["record"].get("inputs", {}).get("policy")
-        if not isinstance(policy, str):
-            raise UserError(f"generate: {key} is a {found['kind']}; give the key of a Release or a DepthPolicy")
-        return policy
-    for candidate in reversed(store.keys()):
-        if store.record_of(candidate)["kind"] == "DepthPolicy" and _policy(store, candidate).get("winner"):
-            return candidate
-    raise UserError("generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one")
+    if key is None:
+        for candidate in reversed(store.keys()):
+            if store.record_of(candidate)["kind"] == "DepthPolicy" and _policy(store, candidate).get("winner"):
+                return _winner(store, candidate)
+        raise UserError("generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one")
+    found = store.record_of(store.resolve(key))
+    if found["kind"] == "Draft":
+        info = found["info"]
+        return Pair(str(info["target_key"]), str(found["key"]), str(info["method"]), int(info["num_steps"]))
+    policy = found["key"] if found["kind"] == "DepthPolicy" else found["record"].get("inputs", {}).get("policy")
+    if not isinstance(policy, str):
+        raise UserError(f"generate: {key} is a {found['kind']}; give the key of a Release, a DepthPolicy or a Draft")
+    return _winner(store, policy)
 
 
 def generate(
@@ -43,23 +55,17 @@ def generate(
     Raises:
         UserError: no drafter to use, or the prompt is wrong.
     """
-    policy = _policy(store, find_policy(store, key))
-    winner = policy.get("winner")
-    if not winner:
-        raise UserError("generate: this policy says not to speculate: there is no drafter to show")
-    depth = depth_k if depth_k is not None else int(winner["depth_k"])
+    pair = find_pair(store, key)
     places = {}
-    for what, wanted in (("target", policy["target_key"]), ("draft", winner["draft_key"])):
-        artifact = store.find(str(wanted))
+    for what, wanted in (("target", pair.target_key), ("draft", pair.draft_key)):
+        artifact = store.find(wanted)
         if artifact is None:
-            raise UserError(
-                f"generate: the {what} {str(wanted)[:12]} is not in the store any more; run the pipeline again"
-            )
+            raise UserError(f"generate: the {what} {wanted[:12]} is not in the store any more; run the pipeline again")
         places[what] = str(artifact.path)
     request = {
         **places,
         "prompt": prompt,
-        "depth_k": max(1, depth),
+        "depth_k": depth_k if depth_k is not None else max(1, pair.depth_k),
         "max_new_tokens": max_new_tokens,
         "device": device,
         "num_threads": num_usable_cores(),
@@ -71,7 +77,15 @@ def generate(
     if done.returncode != 0:
         raise RuntimeError(f"generate failed: {done.stderr.strip()[-2000:]}")
     answer = dict(json.loads(done.stdout))
-    return {**answer, "method": winner["method"], "depth_k": request["depth_k"]}
+    return {**answer, "method": pair.method, "depth_k": request["depth_k"]}
+
+
+def _winner(store: Store, key: str) -> Pair:
+    policy = _policy(store, key)
+    winner = policy.get("winner")
+    if not winner:
+        raise UserError("generate: this policy says not to speculate; --key of a Draft shows that drafter all the same")
+    return Pair(str(policy["target_key"]), str(winner["draft_key"]), str(winner["method"]), int(winner["depth_k"]))
 
 
 def _policy(store: Store, key: str) -> dict[str, Any]:

@@ -56,10 +56,15 @@ class BatchOrder:
     def _cut(self, ascending: list[FeatureRow]) -> list[list[FeatureRow]]:
         batches: list[list[FeatureRow]] = [[]]
         for row in ascending:  # ascending: the newcomer is the longest and sets the padded length
-            if batches[-1] and (len(batches[-1]) + 1) * self.length(row) > self.batch_tokens:
+            if batches[-1] and (len(batches[-1]) + 1) * padded_length(self.length(row)) > self.batch_tokens:
                 batches.append([])
             batches[-1].append(row)
         return batches
+
+
+def padded_length(num_tokens: int) -> int:
+    """The next multiple of LENGTH_STEP."""
+    return -(-num_tokens // LENGTH_STEP) * LENGTH_STEP
 
 
 def load_batch(features: FeatureSet, rows: list[FeatureRow], max_tokens: int, device: torch.device) -> Batch:
@@ -70,7 +75,7 @@ def load_batch(features: FeatureSet, rows: list[FeatureRow], max_tokens: int, de
 def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:
     """Examples side by side, padded to a multiple of LENGTH_STEP: ids 0 and mask False on padding."""
     lengths = [min(len(example.ids), max_tokens) for example in examples]
-    width = -(-max(lengths) // LENGTH_STEP) * LENGTH_STEP
+    width = padded_length(max(lengths))
 
     def stacked(name: str) -> Tensor:
         first = getattr(examples[0], name)

@@ -35,8 +35,8 @@ def shift_left(values: Tensor, by: int) -> Tensor:
 def packed_rows(wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The wanted columns of each sequence, moved to the left: only these are computed.
 
-    wanted: bool [B, T]. Returns rows int64 [B, R] (column indices, ascending; R = the most any sequence wants, at
-    least 1) and valid bool [B, R] (False on filler rows, which point at column 0).
+    wanted: bool [B, T]. Returns rows int64 [B, R] (column indices, ascending; R is at least the most that any sequence
+    wants) and valid bool [B, R] (False on filler rows, which point at column 0).
     """
     counts = wanted.sum(1)
     # Widths in steps of 16 (see LENGTH_STEP in batches.py); filler rows are cheap, new shapes are not.
