@@ -59,7 +59,7 @@ class Conversations(Artifact):
 
 
 class Features(Artifact):
-    """Hidden states of the target over Conversations: `shard-*.safetensors` and `manifest.json`; see data/features.py."""
+    """Hidden states of the target over Conversations: `shard-*.safetensors`, `manifest.json`; see data/features.py."""
 
 
 class Draft(Artifact):

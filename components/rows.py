@@ -200,7 +200,7 @@ def table_of(row_type: type[Any]) -> str:
 
 
 def write_rows(directory: Path, rows: Iterable[Any]) -> None:
-    """Write rows (of any of the types above) to `TABLE.jsonl` files in `directory`, one file a table, replaced whole."""
+    """Write rows (of any of the types above) to `TABLE.jsonl` files in `directory`; a file is replaced whole."""
     by_table: dict[str, list[str]] = {}
     for row in rows:
         by_table.setdefault(table_of(type(row)), []).append(json.dumps(dataclasses.asdict(row)))

@@ -155,6 +155,7 @@ def test_reading_the_steps_loads_nothing_heavy() -> None:
     rooms = sorted({address.split(".")[0] for address in steps()})
     program = "import sys\n" + "".join(f"import components.{room}\n" for room in rooms)
     program += "import flows.cli\n"
-    program += "print([m for m in ('torch', 'transformers', 'datasets', 'prefect', 'mlflow', 'duckdb', 'numpy') if m in sys.modules])"
+    heavy = ("torch", "transformers", "datasets", "prefect", "mlflow", "duckdb", "numpy")
+    program += f"print([module for module in {heavy} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

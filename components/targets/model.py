@@ -1,6 +1,6 @@
 """The target as every other room sees it: rows in, logits and features out, over one static KV cache.
 
-Columns and names, used everywhere. Tokens are x_0, x_1, ...; column t is the position of x_t. A pass over column t gives
+Columns and names, used everywhere. Tokens are x_0, x_1, ...; column t is the position of x_t. A pass over it gives
   logits[t]: the distribution of x_{t+1};
   taps[t]:   concat(HF hidden_states[2], hidden_states[n//2], hidden_states[n-3]) at column t, width 3 * hidden_size;
   last[t]:   the last layer's output BEFORE the final norm, width hidden_size.
