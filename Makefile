@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-system test-engines soak bench lint clean
+.PHONY: setup demo test test-system test-engines test-gpu soak bench lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         set up, then build, measure, publish and promote a drafter (minutes, CPU only)"
 	@echo "make test         set up, then the tests that need nothing but Python"
+	@echo "make test-system  the tests in a real browser; installs Chromium from Debian when it is missing"
+	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         formatting, lint and type checks"
 	@echo "make soak         long campaigns (fifty kills); records in benchmarks/results/"
 	@echo "make bench        timings and the identity campaign; records in benchmarks/results/"
@@ -25,6 +27,17 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu and not system and not engines and not soak" -rs
+
+test-system: $(READY)
+	@tests/system/install.sh
+	$(BIN)/python -m pytest -m system -rs
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu -rs
+
+test-engines: $(READY)
+	@if grep -rqE "pytest\.mark\.engines" tests --include="*.py"; then $(BIN)/python -m pytest -m engines -rs; \
+	else echo "test-engines: no test drives a serving engine yet, nothing to run"; fi
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.finished import missing_for
 from benchmarks.record import ROOT, write_record
 
 COMMANDS: dict[str, tuple[list[str], int]] = {
@@ -34,6 +35,8 @@ def seconds_of(arguments: list[str]) -> float:
 
 def main() -> None:
     """Time every command and write the record."""
+    if why := missing_for():
+        raise SystemExit(f"commands: {why}")
     rows = {}
     for label, (arguments, repetitions) in COMMANDS.items():
         seconds_of(arguments)  # warm the disk cache

@@ -23,10 +23,13 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
-def write_record(name: str, numbers: Mapping[str, Any]) -> Path:
-    """Write benchmarks/results/NAME-DATE.json and return its path; a record is never overwritten by another day's."""
+def write_record(name: str, numbers: Mapping[str, Any], *, device: str = "cpu") -> Path:
+    """Write benchmarks/results/NAME-DATE.json and return its path; a record is never overwritten by another day's.
+
+    device: what was measured on ("cpu", "cuda"); the machine's description names it.
+    """
     now = datetime.now(UTC)
-    machine = dataclasses.asdict(describe_machine())
+    machine = dataclasses.asdict(describe_machine(device))
     record = {
         "benchmark": name,
         "measured_at": now.isoformat(timespec="seconds"),

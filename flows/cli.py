@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from components.contract import UserError
 from flows.signature import PACKAGES
@@ -79,17 +78,20 @@ def plan(
     to_step: To = None,
     force: Force = [],  # noqa: B006
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As a drawing in Mermaid.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
     device: Device = "auto",
     seed: Seed = 0,
     file: File = DEFAULT_FILE,
 ) -> None:
     """What would run, what is reused, and why. Changes nothing."""
     from flows.direct import plan_run
-    from flows.show_plan import as_mermaid, print_plan
+    from flows.show_plan import as_mermaid, plan_as_json, print_plan
 
     options = _options(file, device, seed, from_step, to_step, force)
     made, _ = plan_run(pipeline, _typed(file, pipeline, param), options)
-    if mermaid:
+    if as_json:
+        _say(plan_as_json(made))
+    elif mermaid:
         _say(as_mermaid(made))
     else:
         print_plan(made, out)
@@ -159,21 +161,12 @@ def query(
     from storage.results import query as ask
 
     columns, rows = ask(sql, default_home())
+    from flows.answer import print_answer, print_csv
+
     if csv:
-        import csv as csv_format
-
-        writer = csv_format.writer(sys.stdout)
-        writer.writerow(columns)
-        writer.writerows(rows)
+        print_csv(columns, rows)
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(Text(column))
-    for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row))
-    out.print(table)
+    print_answer(out, columns, rows)
     _say(f"{len(rows)} rows")
 
 

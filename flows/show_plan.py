@@ -1,6 +1,9 @@
-"""A plan as people read it: a table with the reason for every step, or a drawing in Mermaid."""
+"""A plan as people read it: a table with the reason for every step, or a drawing in Mermaid; and as JSON for programs."""
 
 from __future__ import annotations
+
+import dataclasses
+import json
 
 from rich.console import Console
 from rich.table import Table
@@ -40,3 +43,8 @@ def as_mermaid(plan: Plan) -> str:
     for step in plan.steps:
         lines += [f"  {ids[name]} --> {ids[step.name]}" for name in step.input_names() if name in ids]
     return "\n".join(lines)
+
+
+def plan_as_json(plan: Plan) -> str:
+    """Every step of the plan with its settings, inputs, key and reason, as one JSON list."""
+    return json.dumps([dataclasses.asdict(step) for step in plan.steps], indent=1, default=str)

@@ -151,14 +151,16 @@ def _answer(
 
 def _summary(ctx: Context, shards: Sequence[str]) -> dict[str, Any]:
     """Counts and looping rates over all rows; identical answers and low bigram ratios say that the data are thin."""
+    import hashlib
+
     from components.data.answers import read_shard
 
     rows: list[AnswerRow] = []
-    answers: set[tuple[int, ...]] = set()
+    answers: set[bytes] = set()
     for name in shards:
         for row, ids, mask in read_shard(ctx.out / name):
             rows.append(row)
-            answers.add(tuple(ids[mask].tolist()))
+            answers.add(hashlib.sha256(ids[mask].numpy().tobytes()).digest())
     greedy = [row for row in rows if row.temperature == 0.0]
     sampled = [row for row in rows if row.temperature > 0.0]
     return {

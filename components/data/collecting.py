@@ -1,8 +1,8 @@
 """The step that gathers prompts and splits them, so that nothing a drafter is judged on was ever trained on.
 
 Python's standard library is split by source file: training prompts come from the files the built-in target was trained
-on, all others from files that it never saw. Other sources are split by a hash of the prompt. Prompts that are equal up
-to white space are kept once, on the side of the evaluation.
+on, all others from files that it never saw. Other sources are rows, checked one by one and split by a hash of the
+question; see choosing.py.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
 from components.contract import Context, Prompts, UserError
+from components.data.choosing import choose, deal_rows, hash_number, question_of
+from components.data.hub_rows import PREFIX, hub_rows, parse_hub_source, source_files
 from components.data.prompts import Prompt
-from components.data.row_files import find_files, read_rows, stem_of
-from components.data.row_shapes import Ask, BadRow, read_shape
+from components.data.row_files import SetAside, find_files, printable, read_rows, stem_of
+from components.data.row_shapes import Ask, BadRow, read_label, read_shape
 from components.data.stdlib_files import stdlib_files
 from components.data.stdlib_prompts import functions_in
 
 STDLIB: Final = "python-stdlib"
-EVALUATION_PERCENT: Final = 20
-"""Of a hundred prompts from files of rows, how many are for evaluation (in expectation)."""
 
 _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 """Of a hundred held-out stdlib files, the first 60 give test prompts, the next 30 validation, the last 10 warm-up."""
@@ -33,48 +33,55 @@ _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 def collect_prompts(
     *,
     source: Annotated[str, Field(min_length=1)] = STDLIB,
-    num_train: Annotated[int, Field(ge=1)] = 640,
-    num_validation: Annotated[int, Field(ge=1)] = 48,
-    num_test: Annotated[int, Field(ge=1)] = 24,
-    num_warm_up: Annotated[int, Field(ge=1)] = 4,
+    num_train: Annotated[int, Field(ge=0)] = 640,
+    num_validation: Annotated[int, Field(ge=0)] = 48,
+    num_test: Annotated[int, Field(ge=0)] = 24,
+    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    evaluation_percent: Annotated[int, Field(ge=0, le=100)] = 20,
+    keep_out: str = "",
     workload: str = "",
     workload_field: str = "",
     min_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
     max_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
+    max_rows: Annotated[int, Field(ge=1)] = 200_000,
     ctx: Context,
 ) -> Prompts:
     """Write `prompts.jsonl` with the splits train, validation, test and warm_up.
 
     Args:
-        source: "python-stdlib" (signature and docstring in, body out), or a path, folder or pattern of JSONL, JSON or
-            Parquet files with chats or texts. Malformed rows are set aside and counted.
+        source: "python-stdlib" (signature and docstring in, body out); a path, folder or pattern of JSONL, JSON or
+            Parquet files with chats or texts; or a data set in Hugging Face format, hf:OWNER/NAME[/CONFIG]:SPLIT on the
+            hub (pin it as NAME@REVISION: it counts by this name alone) or hf:FOLDER:SPLIT. Malformed rows are set aside
+            and counted.
         num_train: Training prompts at most; the target answers them.
         num_validation: Prompts at most that choose a drafter's checkpoint; the target answers them too.
         num_test: Prompts at most for the benchmarks.
         num_warm_up: Prompts at most that warm a benchmark up and are never counted.
+        evaluation_percent: Of a hundred questions in rows, how many are for test, warm-up and validation; 100 with
+            num_train 0 and num_validation 0 makes a benchmark of all of them.
+        keep_out: Another source of rows, such as a benchmark: what it asks is left out of every split, and counted.
         workload: The label that results are grouped by; empty is the file's name without its suffix.
         workload_field: A field of the rows that holds the label instead (for Spec-Bench: category).
-        min_prompt_characters: Shorter prompts are left out, characters; null is 40 for python-stdlib, 1 for files.
-        max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for files.
+        min_prompt_characters: Shorter prompts are left out, characters; null is 40 for python-stdlib, 1 for rows.
+        max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
+        max_rows: Rows looked at, at most, in the order of the files; a hub data set may hold billions.
     """
+    (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # of an attempt that was killed
     wanted = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
-    found = _from_stdlib(workload) if source == STDLIB else _from_files(source, workload, workload_field, counts, ctx)
-    shortest = min_prompt_characters or (40 if source == STDLIB else 1)
-    longest = max_prompt_characters or (400 if source == STDLIB else 4000)
-    pools: dict[str, list[Prompt]] = {split: [] for split in wanted}
-    for prompt in found:
-        size = _characters(prompt)
-        counts["found"] += 1
-        if size < shortest:
-            counts["too_short"] += 1
-        elif size > longest:
-            counts["too_long"] += 1
-        else:
+    from_rows = source != STDLIB
+    found = _from_rows(source, workload, workload_field, max_rows, counts, ctx) if from_rows else _stdlib(workload)
+    shortest = min_prompt_characters or (1 if from_rows else 40)
+    longest = max_prompt_characters or (4000 if from_rows else 400)
+    forbidden = _questions(keep_out, max_rows, counts, ctx) if keep_out else frozenset[int]()
+    candidates = _allowed(found, shortest, longest, forbidden, counts)
+    if from_rows:
+        pools = deal_rows(candidates, wanted, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    else:
+        pools = {split: [] for split in wanted}
+        for prompt in candidates:
             pools[prompt.split].append(prompt)
-    if source != STDLIB:
-        pools = _deal_evaluation(pools, wanted, ctx.seed)
-    chosen = _choose(pools, wanted, counts, ctx.seed)
+    chosen = choose(pools, wanted, counts, ctx.seed)
     _check(chosen, wanted, counts, source, ctx)
     with (ctx.out / "prompts.jsonl").open("w", encoding="utf-8") as file:
         for split in wanted:
@@ -85,7 +92,7 @@ def collect_prompts(
         {
             "source": source,
             **{f"num_{split}": len(chosen[split]) for split in wanted},
-            **{name: counts[name] for name in ("found", "set_aside", "too_short", "too_long")},
+            **{name: counts[name] for name in ("found", "set_aside", "too_short", "too_long", "kept_out")},
             "duplicates_within_split": counts["duplicates_within_split"],
             "duplicates_across_splits": counts["duplicates_across_splits"],
             "workloads": dict(Counter(prompt.workload for split in wanted for prompt in chosen[split])),
@@ -94,19 +101,27 @@ def collect_prompts(
 
 
 def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content behind `source`, for the step's key: file name -> sha256."""
+    """The content behind `source` and `keep_out`, for the step's key: file name -> sha256.
+
+    Planning never asks the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
+    """
+    named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
+    return {name: digest for source in named if source for name, digest in _digests(source).items()}
+
+
+def _digests(source: str) -> dict[str, str]:
     from components.targets.file_digests import sha256_of
 
-    source = str(settings.get("source", STDLIB))
     if source == STDLIB:
         total = hashlib.sha256()
         for entry in stdlib_files():
             total.update(f"{entry.source}\0{sha256_of(entry.path)}\n".encode())
         return {STDLIB: total.hexdigest()}
-    return {str(file): sha256_of(file) for file in find_files(source)}
+    files = source_files(parse_hub_source(source)) if source.startswith(PREFIX) else find_files(source)
+    return {str(file): sha256_of(file) for file in files}
 
 
-def _from_stdlib(workload: str) -> Iterable[Prompt]:
+def _stdlib(workload: str) -> Iterator[Prompt]:
     for entry in stdlib_files():
         if not entry.source.startswith("stdlib/"):  # test suites: assertions, not code that people complete
             continue
@@ -116,132 +131,107 @@ def _from_stdlib(workload: str) -> Iterable[Prompt]:
             continue
         split = "train"
         if entry.held_out:
-            bucket = _hash_number(f"split:{entry.relative_path}") % 100
+            bucket = hash_number(f"split:{entry.relative_path}") % 100
             split = next(name for name, below in _FILE_SHARES if bucket < below)
         for function in functions_in(text):
             ask = Ask(function.head, None, function.body)
             yield _prompt(ask, split, workload or STDLIB, entry.source)
 
 
-def _from_files(
-    source: str, workload: str, workload_field: str, counts: Counter[str], ctx: Context
-) -> Iterable[Prompt]:
-    def set_aside(file: str, line: int, why: str, row: str) -> None:
-        counts["set_aside"] += 1
-        ctx.set_aside(file, line, why, row)
-
+def _tables(source: str, set_aside: SetAside) -> Iterator[tuple[str, str, Iterator[tuple[int, Any]]]]:
+    """(where, label, rows) of each file behind a source, or of the one split of a data set."""
+    if source.startswith(PREFIX):
+        found = parse_hub_source(source)
+        yield source, found.label, hub_rows(found)
+        return
     for file in find_files(source):
-        before, bad_before = counts["found"], counts["set_aside"]
-        for line, row in read_rows(file, set_aside):
+        yield str(file), stem_of(file), read_rows(file, set_aside)
+
+
+def _from_rows(
+    source: str, workload: str, workload_field: str, max_rows: int, counts: Counter[str], ctx: Context
+) -> Iterator[Prompt]:
+    """Every usable row as a prompt; `counts` gains rows, usable and set_aside."""
+    first: dict[str, str] = {}
+
+    def set_aside(where: str, line: int, why: str, row: str) -> None:
+        counts["set_aside"] += 1
+        first.setdefault(where, f"line {line}, {why}")
+        ctx.set_aside(printable(where), line, why, row)
+
+    for where, name, rows in _tables(source, set_aside):
+        usable_before, bad_before = counts["usable"], counts["set_aside"]
+        for line, row in rows:
+            if counts["rows"] == max_rows:
+                ctx.note(f"{source}: stopped after {max_rows} rows (max_rows); raise it to look at more")
+                return
+            counts["rows"] += 1
             try:
                 ask = read_shape(row)
-                label = _label(row, workload_field) or workload or stem_of(file)
+                label = read_label(row, workload_field) if workload_field else workload or name
             except BadRow as error:
-                set_aside(str(file), line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+                set_aside(where, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
                 continue
-            identity = _identity(ask)
-            held_out = _hash_number(f"split:{identity}") % 100 < EVALUATION_PERCENT
-            yield _prompt(ask, "test" if held_out else "train", label, file.name)
-        if counts["found"] == before:
+            counts["usable"] += 1
+            yield _prompt(ask, "train", label, printable(where.rsplit("/", 1)[-1]))
+        if counts["usable"] == usable_before:
             if bad := counts["set_aside"] - bad_before:
-                why = _first_set_aside(ctx, str(file))
-                raise UserError(f"source: {file}: no usable row, {bad} set aside; the first: {why}")
-            raise UserError(f"source: {file}: the file has no rows")
+                raise UserError(
+                    f"source: {where}: no usable row, {bad} set aside; the first: {first[where]}; mend the rows"
+                )
+            raise UserError(f"source: {where}: there are no rows in it; remove it or fill it")
 
 
-def _first_set_aside(ctx: Context, source: str) -> str:
-    with (ctx.out / "set_aside.jsonl").open(encoding="utf-8") as file:
-        first = next(entry for entry in map(json.loads, file) if entry["source"] == source)
-    return f"line {first['line']}, {first['why']}"
+def _questions(keep_out: str, max_rows: int, counts: Counter[str], ctx: Context) -> frozenset[int]:
+    """What another source asks, as hashes; its malformed rows are counted with the others."""
+    if keep_out == STDLIB:
+        raise UserError("keep_out: python-stdlib: give a source of rows; the library is kept apart by file anyway")
+    of_it: Counter[str] = Counter()
+    try:
+        found = frozenset(hash_number(question_of(p)) for p in _from_rows(keep_out, "", "", max_rows, of_it, ctx))
+    except UserError as error:
+        raise UserError(f"keep_out: {str(error).removeprefix('source: ')}") from error
+    counts["set_aside"] += of_it["set_aside"]
+    return found
 
 
-def _label(row: Any, field: str) -> str:
-    if not field:
-        return ""
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise BadRow(f"{field} must be text: workload_field names it as the row's label")
-    return value
+def _allowed(
+    found: Iterable[Prompt], shortest: int, longest: int, forbidden: frozenset[int], counts: Counter[str]
+) -> Iterator[Prompt]:
+    """The prompts of a suitable length that nobody forbids; the others are counted."""
+    for prompt in found:
+        size = Ask(prompt.text, prompt.messages, "").characters
+        counts["found"] += 1
+        if size < shortest:
+            counts["too_short"] += 1
+        elif size > longest:
+            counts["too_long"] += 1
+        elif forbidden and hash_number(question_of(prompt)) in forbidden:
+            counts["kept_out"] += 1
+        else:
+            yield prompt
 
 
 def _prompt(ask: Ask, split: str, workload: str, source: str) -> Prompt:
-    digest = hashlib.sha256(f"{workload}\0{_identity(ask)}".encode()).hexdigest()
+    identity = ask.text if ask.text is not None else json.dumps(ask.messages, ensure_ascii=False)
+    digest = hashlib.sha256(f"{workload}\0{identity}".encode()).hexdigest()
     return Prompt(digest[:16], split, workload, source, ask.text, ask.messages, ask.reference)
-
-
-def _deal_evaluation(pools: dict[str, list[Prompt]], wanted: dict[str, int], seed: int) -> dict[str, list[Prompt]]:
-    """Share the evaluation prompts of a source of rows among test, warm_up and validation, by need and by hash."""
-    unique: dict[str, list[Prompt]] = {}
-    for prompt in sorted(pools["test"], key=lambda prompt: _order(prompt, seed)):
-        unique.setdefault(_content(prompt), []).append(prompt)
-    groups = list(unique.values())  # equal prompts go together, so that none is on two sides
-    needs = {split: wanted[split] for split in ("test", "warm_up", "validation")}
-    total = sum(needs.values())
-    if len(groups) < total:  # everybody gets a share, at least one
-        needs = {split: max(1, len(groups) * need // total) for split, need in needs.items()}
-    dealt: dict[str, list[Prompt]] = {**pools, "test": [], "warm_up": [], "validation": []}
-    for split, need in needs.items():
-        for group in groups[:need]:
-            dealt[split].extend(_moved(prompt, split) for prompt in group)
-        groups = groups[need:]
-    return dealt
-
-
-def _choose(
-    pools: dict[str, list[Prompt]], wanted: dict[str, int], counts: Counter[str], seed: int
-) -> dict[str, list[Prompt]]:
-    """The first prompts of every pool in hash order, each content once; evaluation splits choose first."""
-    everywhere: dict[str, str] = {}
-    kept: dict[str, list[Prompt]] = {}
-    for split in wanted:
-        kept[split] = []
-        for prompt in sorted(pools[split], key=lambda prompt: _order(prompt, seed)):
-            content = _content(prompt)
-            if content in everywhere:
-                side = "within_split" if everywhere[content] == split else "across_splits"
-                counts[f"duplicates_{side}"] += 1
-                continue
-            everywhere[content] = split
-            kept[split].append(prompt)
-    return {split: kept[split][: wanted[split]] for split in wanted}
 
 
 def _check(
     chosen: dict[str, list[Prompt]], wanted: dict[str, int], counts: Counter[str], source: str, ctx: Context
 ) -> None:
+    left_out = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in ("too_short", "too_long", "kept_out"))
     for split, need in wanted.items():
         got = len(chosen[split])
-        if got == 0:
-            left_out = f"{counts['found']} found, {counts['too_short']} too short, {counts['too_long']} too long"
+        if got == 0 and need > 0:
             raise UserError(
-                f"source: {source}: no prompt for split {split} ({left_out}); give more rows or other limits"
+                f"source: {source}: no prompt for split {split} ({counts['found']} found, {left_out}); "
+                f"give more rows or other limits, or num_{split}: 0"
             )
         if got < need:
             ctx.note(f"{source}: {got} {split} prompts of the {need} asked for")
+    if source != STDLIB and any(counts[name] for name in ("too_short", "too_long", "kept_out")):
+        ctx.note(f"{source}: of {counts['found']} prompts {left_out}")
     if counts["set_aside"]:
         ctx.note(f"{source}: {counts['set_aside']} malformed rows set aside, see set_aside.jsonl")
-
-
-def _moved(prompt: Prompt, split: str) -> Prompt:
-    return Prompt(**{**vars(prompt), "split": split})
-
-
-def _characters(prompt: Prompt) -> int:
-    return Ask(prompt.text, prompt.messages, "").characters
-
-
-def _identity(ask: Ask) -> str:
-    return ask.text if ask.text is not None else json.dumps(ask.messages, ensure_ascii=False)
-
-
-def _content(prompt: Prompt) -> str:
-    """What makes two prompts the same: their text up to white space."""
-    return " ".join(_identity(Ask(prompt.text, prompt.messages, "")).split())
-
-
-def _order(prompt: Prompt, seed: int) -> tuple[int, str]:
-    return (_hash_number(f"order:{seed}:{prompt.prompt_id}"), prompt.prompt_id)
-
-
-def _hash_number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")

@@ -6,6 +6,7 @@ chat into text at answer time, so one Prompts artifact serves any target.
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any, Final
 from components.contract import Prompts, UserError
 
 SPLITS: Final = ("train", "validation", "test", "warm_up")
+_FIXED_DAY: Final = datetime.date(2024, 7, 26)
+"""What chat templates that ask are told to be today: the day that Llama's own templates fall back to."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,47 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     A chat is rendered with the tokenizer's chat template and its generation prompt; without a template its turns are
     joined as "role: content" paragraphs. Never empty: a prompt that encodes to nothing is the bos token, or 0.
     """
-    if prompt.messages is None:
-        ids = list(tokenizer(prompt.text)["input_ids"])
-    elif getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+    if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
+        text = _rendered(tokenizer, prompt.messages)
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template writes its own
     else:
-        ids = list(tokenizer(join_turns(prompt.messages))["input_ids"])
+        text = join_turns(prompt.messages) if prompt.messages is not None else str(prompt.text)
+        ids = list(tokenizer(text)["input_ids"])
+        end = tokenizer.eos_token_id
+        if ids and ids[-1] == end and not text.endswith(tokenizer.eos_token):
+            ids.pop()  # some tokenizers close every text, and nothing continues a closed text
     return ids or [tokenizer.bos_token_id or 0]
+
+
+def _rendered(tokenizer: Any, messages: Sequence[dict[str, str]]) -> str:
+    """The chat as text, the same on every day; a system prompt that the template refuses opens the user's turn."""
+    import jinja2
+
+    template: str = tokenizer.get_chat_template()
+    if "strftime_now" in template:  # answers resumed tomorrow would not be those begun today
+        template = _same_day_macro() + template
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+        return text
+    except jinja2.TemplateError as error:
+        if messages[0]["role"] == "system" and len(messages) > 1:
+            first, second, *rest = messages
+            merged = {"role": second["role"], "content": f"{first['content']}\n\n{second['content']}"}
+            if second["role"] == "user":
+                return _rendered(tokenizer, [merged, *rest])
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"the target's chat template refuses a chat ({reason}); use another source or target"
+        ) from error
+
+
+def _same_day_macro() -> str:
+    """Jinja: a `strftime_now` that hides the tokenizer's own and always says the fixed day."""
+    said = "".join(f".replace('%{code}', '{_FIXED_DAY.strftime('%' + code)}')" for code in "aAbBdHjmMSyY")
+    # "+%}": the template's own first line break stays
+    return "{% macro strftime_now(format) %}{{ format" + said + " }}{% endmacro +%}"
 
 
 def join_turns(messages: Sequence[dict[str, str]]) -> str:

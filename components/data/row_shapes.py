@@ -54,10 +54,7 @@ def read_shape(row: Any) -> Ask:
     if row.get("conversations") is not None:
         return _chat(row["conversations"], "conversations", "from", "value")
     if row.get("turns") is not None:
-        turns = row["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise BadRow(f"turns must be a list of texts, this is {_kind(turns)}")
-        return _question(_text(turns[0], "turns[0]"), "")
+        return _turns(row)
     if row.get("instruction") is not None:
         instruction, extra = _text(row["instruction"], "instruction"), row.get("input")
         if extra:
@@ -66,11 +63,22 @@ def read_shape(row: Any) -> Ask:
     if row.get("prompt") is not None:
         return _prompt(row)
     if row.get("question") is not None:
-        return _question(_text(row["question"], "question"), _reference(row, "answer"))
+        return _question(_text(row["question"], "question"), _reference(row, "answer", "response"))
     if row.get("text") is not None:
         return _split_text(_text(row["text"], "text"))
     fields = ", ".join(sorted(map(str, row))[:8]) or "none"
     raise BadRow(f"no field that asks something (has: {fields}; expected one of {_SHAPES})")
+
+
+def _turns(row: Mapping[str, Any]) -> Ask:
+    """The first of a list of questions; its reference is the first of a list too, or a text."""
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise BadRow(f"turns must be a list of texts, this is {_kind(turns)}")
+    reference = row.get("reference")
+    if isinstance(reference, list):
+        reference = reference[0] if reference else None
+    return _question(_text(turns[0], "turns[0]"), reference if isinstance(reference, str) else "")
 
 
 def _prompt(row: Mapping[str, Any]) -> Ask:
@@ -78,10 +86,12 @@ def _prompt(row: Mapping[str, Any]) -> Ask:
     if isinstance(prompt, list):
         return _chat(prompt, "prompt", "role", "content")
     text = _text(prompt, "prompt")
+    if row.get("canonical_solution") is not None:
+        # cut before the line break, as functions of the standard library are: "newline and indentation" is one token
+        head = text.rstrip()
+        return Ask(head, None, text[len(head) :] + _reference(row, "canonical_solution"))
     answer = _reference(row, "response", "completion", "chosen")
-    if answer and row.get("canonical_solution") is None:
-        return _question(text, answer)
-    return Ask(text, None, _reference(row, "canonical_solution", "reference"))
+    return _question(text, answer) if answer else Ask(text, None, _reference(row, "reference"))
 
 
 def _chat(turns: Any, field: str, role_field: str, text_field: str) -> Ask:
@@ -92,11 +102,11 @@ def _chat(turns: Any, field: str, role_field: str, text_field: str) -> Ask:
         where = f"{field}[{number}]"
         if not isinstance(turn, Mapping):
             raise BadRow(f"{where} must be an object with {role_field} and {text_field}, this is {_kind(turn)}")
-        role = turn.get(role_field, turn.get("role", turn.get("from")))
-        known = _ROLES.get(role) if isinstance(role, str) else None
+        role = _first(turn, role_field, "role", "from")
+        known = _ROLES.get(role.strip().lower()) if isinstance(role, str) else None
         if known is None:
             raise BadRow(f"{where}: unknown role {role!r}; known: {', '.join(sorted(_ROLES))}")
-        content = turn.get(text_field, turn.get("content", turn.get("value")))
+        content = _first(turn, text_field, "content", "value")
         asking = any(message["role"] == "user" for message in asked)
         if known == "assistant":
             if not asking:
@@ -110,6 +120,11 @@ def _chat(turns: Any, field: str, role_field: str, text_field: str) -> Ask:
     if not any(message["role"] == "user" for message in asked):
         raise BadRow(f"{field}: no turn by the user")
     return Ask(None, tuple(asked), "")
+
+
+def _first(turn: Mapping[str, Any], *fields: str) -> Any:
+    """The first of `fields` that is not null: a table that mixes two formats has the fields of both."""
+    return next((turn[field] for field in fields if turn.get(field) is not None), None)
 
 
 def _joined(content: Any) -> Any:
@@ -128,7 +143,8 @@ def _question(text: str, reference: str) -> Ask:
 def _split_text(text: str) -> Ask:
     """The beginning of a document (at most half of it) is the prompt, what follows the reference."""
     cut = min(len(text) // 2, _TEXT_PROMPT_CHARACTERS)
-    space = max(text.rfind(" ", 1, cut), text.rfind("\n", 1, cut))
+    # at white space if there is some near: Chinese has none, and its only blank may stand after three characters
+    space = max(text.rfind(" ", cut // 2, cut), text.rfind("\n", cut // 2, cut))
     cut = space if space > 0 else cut
     if not text[:cut].strip():
         raise BadRow("text is too short to be cut into a prompt and its continuation")
@@ -142,6 +158,11 @@ def _reference(row: Mapping[str, Any], *fields: str) -> str:
             value = row[field]
             return _text(value, field) if value != "" else ""
     return ""
+
+
+def read_label(row: Mapping[str, Any], field: str) -> str:
+    """The field of a row that labels it; raises BadRow where it is not a text."""
+    return _text(row.get(field), field)
 
 
 def _text(value: Any, where: str) -> str:

@@ -108,7 +108,7 @@ class CachedBlock:
         if last_only or num_rows == 1:
             # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
             queries = rotated[-1, :heads].view(1, kv_heads, shape.group, size)
-            mixed = F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
+            mixed = F.scaled_dot_product_attention(queries, keys, values).reshape(1, heads * size)
             residual = residual[-1:]
         else:
             last_seen = torch.arange(start, end, device=qkv.device)[:, None]

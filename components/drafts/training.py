@@ -8,8 +8,9 @@ not. The weights that are kept are those of the best held-out acceptance length,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,9 +90,10 @@ def train(
     draft.train()
     while progress.step < schedule.num_steps:
         batch = load_batch(features, next(batches), order.max_tokens, device)
-        with _autocast(device, dtype):
-            result = draft.losses(batch)
-        norm = _update(draft, optimizer, result.loss, schedule, progress.step)
+        with _exact(device):
+            with _autocast(device, dtype):
+                result = draft.losses(batch)
+            norm = _update(draft, optimizer, result.loss, schedule, progress.step)
         progress.step += 1
         _record(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
         last = progress.step == schedule.num_steps
@@ -126,6 +128,25 @@ def _update(
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+@contextmanager
+def _exact(device: torch.device) -> Iterator[None]:
+    """On a GPU some gradients are summed in the order in which blocks happen to finish: take the kernels that repeat.
+
+    An operator that has none only warns; the step's log then says which.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    enabled = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only with workspaces of fixed size
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=only_warns)
 
 
 def _record(ctx: Context, step: int, result: StepLosses, norm: float, learning_rate: float) -> None:

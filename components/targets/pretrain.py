@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,9 +183,18 @@ def _train(
     with extra_processes(plan, ctx.scratch) as meeting:
         join_group(meeting, 0, plan.num_processes)
         run = TrainingRun(plan, stream, ctx.scratch)
+        _forget_metrics_after(run.steps_done, ctx)
         seconds = run.train(report, held_out=held_out, checkpoint_seconds=60 * checkpoint_minutes)
         leave_group(plan.num_processes)
     return seconds
+
+
+def _forget_metrics_after(step: int, ctx: Context) -> None:
+    """Steps that an interrupted run had done since its last checkpoint are done, and recorded, again."""
+    path = ctx.out / "metrics.jsonl"
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
 
 
 def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context) -> Target:

@@ -70,6 +70,7 @@ class TrainingRun:
     """One process's share of a run.
 
     stream: training tokens [tokens] uint16; scratch: where checkpoints lie; rank: number of this process, from 0.
+    It stands where the newest usable checkpoint leaves off: `steps_done`, after `seconds_done` of training.
     """
 
     def __init__(self, plan: TrainingPlan, stream: np.ndarray, scratch: Path, rank: int = 0) -> None:
@@ -99,6 +100,7 @@ class TrainingRun:
             for length in {plan.sequence_length, plan.decay_sequence_length, PROMPT_TOKENS}
         }
         self.writer: GreedyWriter | None = None
+        self.steps_done, self.seconds_done = load_checkpoint(scratch, plan, self.weights, self.optimisers, self.names)
 
     def train(
         self,
@@ -108,14 +110,13 @@ class TrainingRun:
         checkpoint_seconds: float = 300.0,
         until: int | None = None,
     ) -> float:
-        """Train from the newest usable checkpoint to the end of the plan, or to step `until`.
+        """Train from `steps_done` to the end of the plan, or to step `until`.
 
         held_out: windows of each group [windows, length + 1]; a few of each are scored now and then, by process 0.
         Returns the seconds spent training, those before an interruption included.
         """
-        step, seconds = self._load()
-        last = self.plan.total_steps if until is None else until
-        saved_at, began = time.monotonic(), time.monotonic() - seconds
+        step, last = self.steps_done, self.plan.total_steps if until is None else until
+        saved_at, began = time.monotonic(), time.monotonic() - self.seconds_done
         losses: list[float] = []
         while step < last:
             losses.append(self.step(step))
@@ -196,6 +197,3 @@ class TrainingRun:
         for name in names:
             path = self.scratch / name
             save_checkpoint(path, step, seconds, self.plan, self.weights, self.optimisers, self.names)
-
-    def _load(self) -> tuple[int, float]:
-        return load_checkpoint(self.scratch, self.plan, self.weights, self.optimisers, self.names)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contract import Context, Prompts, UserError
+from components.data import choosing, row_files
+from components.data.choosing import question_of
 from components.data.collecting import collect_prompts, collect_prompts_fingerprint
-from components.data.prompts import SPLITS, read_prompts
+from components.data.prompts import SPLITS, Prompt, read_prompts
 from components.data.row_files import read_rows
 from components.data.row_shapes import BadRow, read_shape
 
@@ -33,7 +36,12 @@ USER = ({"role": "user", "content": "Why?"},)
         ({"instruction": "Why?", "input": "", "output": "So."}, None, USER, "So."),
         ({"question": "Why?", "answer": "So."}, None, USER, "So."),
         ({"prompt": "Why?", "response": "So."}, None, USER, "So."),
-        ({"prompt": "def f():\n", "canonical_solution": "    return 1\n"}, "def f():\n", None, "    return 1\n"),
+        ({"prompt": "def f():\n", "canonical_solution": "    return 1\n"}, "def f():", None, "\n    return 1\n"),
+        ({"turns": ["Why?", "And now?"], "reference": ["So.", "Now."]}, None, USER, "So."),
+        ({"question": "Why?", "response": "So."}, None, USER, "So."),
+        ({"messages": [{"role": "User", "content": "Why?", "from": None, "value": None}]}, None, USER, ""),
+        ({"conversations": [{"from": None, "role": "user", "value": None, "content": "Why?"}]}, None, USER, ""),
+        ({"text": "从前 有座山山里有座庙庙里有个老和尚"}, "从前 有座山山里有", None, "座庙庙里有个老和尚"),
         ({"prompt": "once upon a time"}, "once upon a time", None, ""),
         ({"text": "one two three four"}, "one two", None, " three four"),
     ],
@@ -82,7 +90,7 @@ def test_wrong_rows_say_why(row: Any, why: str) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
@@ -139,11 +147,15 @@ def test_all_formats_give_the_same_prompts(tmp_path: Path) -> None:
         tmp_path / "rows.json",
         tmp_path / "rows.parquet",
         tmp_path / "rows.jsonl.gz",
+        tmp_path / "rows.ndjson",
+        tmp_path / "rows.json.gz",
     ]
     files[1].write_text(json.dumps(rows, indent=2))
     files[2].write_text(json.dumps({"version": 1, "data": rows}))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files[3])
     files[4].write_bytes(gzip.compress(files[0].read_bytes()))
+    files[5].write_bytes(b"\xef\xbb\xbf" + files[0].read_bytes().replace(b"\n", b"\r\n"))
+    files[6].write_bytes(gzip.compress(b"\xef\xbb\xbf" + files[1].read_bytes()))
     made = []
     for number, file in enumerate(files):
         prompts = collect_prompts(source=str(file), num_train=20, ctx=context(tmp_path / str(number)))
@@ -173,10 +185,17 @@ def test_a_broken_element_of_an_array_costs_itself_only(tmp_path: Path) -> None:
         ("rows.jsonl.gz", b"not gzip", "cannot be read"),
         ("scalar.json", b"3", "expected a list"),
         ("empty_list.json", b"[]", "no rows"),
+        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 99)[:-12], "cannot be read"),
+        ("cut.json.gz", gzip.compress(b'[{"prompt": "a"}]')[:-3], "cannot be read"),
+        ("spoilt.jsonl.gz", gzip.compress(os.urandom(99))[:30] + b"\xff" * 99, "cannot be read"),
+        ("latin1.json", b'[{"prompt": "\xe9"}]', "not UTF-8"),
+        ("utf16.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "no usable row"),
+        ("~no-such-user/rows.jsonl", None, "usable path"),
+        ("x" * 300 + ".jsonl", None, "usable path"),
     ],
 )
 def test_unusable_files_cost_one_line(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
-    file = tmp_path / name
+    file = tmp_path / name if not name.startswith("~") else Path(name)
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(UserError) as refused:
@@ -212,6 +231,135 @@ def test_adding_rows_moves_no_training_prompt_to_the_evaluation(tmp_path: Path) 
     few, many = split(100), split(200)
     assert few["train"] <= many["train"]
     assert not few["train"] & (many["test"] | many["validation"] | many["warm_up"])
+
+
+def test_a_question_is_on_one_side_whatever_the_system_prompt_and_the_file(tmp_path: Path) -> None:
+    def chats(system: str) -> list[dict[str, Any]]:
+        turns = [[{"role": "user", "content": row["question"]}] for row in questions(150)]
+        return [{"messages": [{"role": "system", "content": system}, *turn]} for turn in turns]
+
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write_lines(folder / "a.jsonl", chats("Be brief."))
+    write_lines(folder / "b.jsonl", chats("Be kind."))
+    write_lines(folder / "c.jsonl", [{"prompt": row["question"]} for row in questions(150)])
+    prompts = collect_prompts(source=str(folder), num_train=999, num_test=9, ctx=context(tmp_path / "out"))
+    asked = {split: {question_of(prompt) for prompt in read_prompts(prompts, split)} for split in SPLITS}
+    assert sum(map(len, asked.values())) == len(set().union(*asked.values()))
+    assert prompts.info["num_train"] == 3 * len(asked["train"]) > 300
+
+
+def test_what_is_kept_out_is_in_no_split(tmp_path: Path) -> None:
+    source, benchmark = tmp_path / "rows.jsonl", tmp_path / "benchmark.jsonl"
+    write_lines(source, questions(200))
+    write_lines(benchmark, [{"turns": [row["question"].replace(" ", "\n")]} for row in questions(120)[40:]])
+    made = collect_prompts(source=str(source), keep_out=str(benchmark), num_test=4, ctx=context(tmp_path / "out"))
+    assert made.info["kept_out"] == 80
+    left = {question_of(prompt) for split in SPLITS for prompt in read_prompts(made, split)}
+    assert left <= {row["question"] for row in [*questions(40), *questions(200)[120:]]}
+    before = collect_prompts_fingerprint({"source": str(source), "keep_out": str(benchmark)})
+    write_lines(benchmark, questions(3))
+    assert collect_prompts_fingerprint({"source": str(source), "keep_out": str(benchmark)}) != before
+    with pytest.raises(UserError, match=r"^keep_out: .*no such file"):
+        collect_prompts(source=str(source), keep_out="absent.jsonl", ctx=context(tmp_path / "out"))
+
+
+def test_a_benchmark_can_be_for_evaluation_only(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", questions(50))
+    asked: dict[str, Any] = {"num_train": 0, "num_validation": 0, "num_warm_up": 2, "evaluation_percent": 100}
+    made = collect_prompts(source=str(file), num_test=48, **asked, ctx=context(tmp_path / "out"))
+    assert [len(read_prompts(made, split)) for split in SPLITS] == [0, 0, 48, 2]
+
+
+def test_memory_follows_the_need_and_the_choice_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Prompt(f"{number}", "train", "w", "s", f"ask {number}", None) for number in range(400)]
+    wanted = {"test": 3, "warm_up": 1, "validation": 3, "train": 9}
+
+    def chosen(prune_above: int) -> dict[str, list[Prompt]]:
+        monkeypatch.setattr(choosing, "_PRUNE_ABOVE", prune_above)
+        dealt = choosing.deal_rows(rows, wanted, Counter(), seed=3, evaluation_percent=20)
+        return choosing.choose(dealt, wanted, Counter(), 3)
+
+    assert chosen(0) == chosen(10**9)
+
+
+def test_rows_beyond_the_limit_are_not_read_and_that_is_said(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", questions(300))
+    events: list[Any] = []
+    ctx = context(tmp_path / "out")
+    ctx.send = events.append
+    assert collect_prompts(source=str(file), num_test=2, max_rows=250, ctx=ctx).info["found"] == 250
+    assert any("max_rows" in event.get("message", "") for event in events)
+
+
+def test_a_killed_attempt_leaves_no_row_set_aside_twice(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", [*questions(60), {"bad": 1}])
+    for _ in range(2):
+        made = collect_prompts(source=str(file), ctx=context(tmp_path / "out"))
+        assert len((made.path / "set_aside.jsonl").read_text().splitlines()) == 1
+
+
+def test_labels_are_text(tmp_path: Path) -> None:
+    rows: list[Any] = [{**row, "kind": "sums"} for row in questions(60)]
+    rows += [{"question": "Why?", "kind": kind} for kind in (3, None, "", "half \ud800")]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    made = collect_prompts(source=str(file), workload_field="kind", ctx=context(tmp_path / "out"))
+    assert set(made.info["workloads"]) == {"sums"} and made.info["set_aside"] == 4
+
+
+def test_a_folder_named_like_a_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "rows" / "odd.jsonl").mkdir(parents=True)
+    write_lines(tmp_path / "rows" / "rows.jsonl", questions(60))
+    assert collect_prompts(source=str(tmp_path / "rows"), ctx=context(tmp_path / "out")).info["found"] == 60
+
+
+def test_too_long_a_line_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_files, "MAX_LINE_BYTES", 50)
+    file = write_lines(tmp_path / "rows.jsonl", [{"a": 1}, {"a": "x" * 500}, {"a": 2}])
+    aside: list[int] = []
+    assert list(read_rows(file, lambda source, line, why, row: aside.append(line))) == [(1, {"a": 1}), (3, {"a": 2})]
+    assert aside == [2]
+
+
+lines = st.one_of(
+    st.binary(max_size=30),
+    json_values.map(lambda value: json.dumps(value).encode()),
+    json_values.map(lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")),
+    st.sampled_from(
+        [b"", b"  ", b"NaN", b"Infinity", b'{"a": 1e999}', b"1" * 5000, b"[" * 3000, b"\xef\xbb\xbf{}", b'{"a": "\r"}']
+    ),
+).map(lambda line: line.replace(b"\n", b" "))
+
+
+@settings(deadline=None)
+@given(st.lists(lines, max_size=6), st.sampled_from([b"\n", b"\r\n"]))
+def test_every_line_is_read_or_set_aside(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[bytes], end: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    file.write_bytes(end.join(rows))
+    aside: list[tuple[int, str]] = []
+    read = [line for line, _ in read_rows(file, lambda source, line, why, row: aside.append((line, why)))]
+    filled = [number for number, row in enumerate(rows, start=1) if row.strip()]
+    assert sorted([*read, *(line for line, _ in aside)]) == filled
+    assert all(why and "\n" not in why for _, why in aside)
+
+
+@settings(deadline=None)
+@given(st.lists(json_values, max_size=4), st.data())
+def test_no_damage_to_an_array_passes_unnoticed(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], data: st.DataObject
+) -> None:
+    file = tmp_path_factory.mktemp("array") / "rows.json"
+    whole = json.dumps(rows, indent=data.draw(st.sampled_from([None, 1])))
+    cut = data.draw(st.integers(1, len(whole)))
+    aside: list[str] = []
+    for text, harmed in ((whole, False), (whole[:cut], cut < len(whole)), (whole + " []", True)):
+        file.write_text(text)
+        aside.clear()
+        read = [row for _, row in read_rows(file, lambda source, line, why, row: aside.append(why))]
+        assert bool(aside) == harmed
+        assert harmed or read == rows
 
 
 def test_unicode_line_separators_survive(tmp_path: Path) -> None:

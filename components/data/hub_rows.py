@@ -1,0 +1,112 @@
+"""Rows of a data set in the Hugging Face format, on the hub or in a local folder, streamed one by one by `datasets`.
+
+    hf:OWNER/NAME[/CONFIG][@REVISION]:SPLIT     on the hub; steps reach it only under `draftsmith run --online`
+    hf:FOLDER[/CONFIG]:SPLIT                    a local copy of such a repository, or what `save_to_disk` wrote
+
+Nothing is downloaded beyond what is read, media columns are not decoded, and no code that comes with a data set is
+ever run. `datasets` reads JSON in blocks and stops at the first malformed line; the same file given by its path loses
+only that line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from components.contract import UserError
+
+PREFIX: Final = "hf:"
+_FORM: Final = "hf:OWNER/NAME[/CONFIG][@REVISION]:SPLIT or hf:FOLDER:SPLIT"
+_HUB_ID: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(@(?P<revision>[^@:]+))?")
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A split of a data set. Exactly one of `folder` and `name` is set."""
+
+    source: str  # as the user wrote it
+    folder: Path | None
+    name: str | None  # owner/name
+    config: str | None
+    revision: str | None
+    split: str
+
+    @property
+    def label(self) -> str:
+        """What its rows are called: the last part of its name."""
+        return self.folder.resolve().name if self.folder is not None else str(self.name).split("/")[1]
+
+
+def parse_hub_source(source: str) -> HubSource:
+    """Read a source that begins with "hf:"; raises UserError for another form or a folder that is not there."""
+    place, colon, split = source.removeprefix(PREFIX).rpartition(":")
+    if not colon or not place or not re.fullmatch(r"\w[\w.-]*", split):
+        raise UserError(f"source: {source}: names no split; expected {_FORM}, such as hf:openai/gsm8k/main:train")
+    try:
+        path = Path(place).expanduser()
+        explicit = place.startswith((".", "/", "~"))
+        if path.is_dir():
+            return HubSource(source, path, None, None, None, split)
+        if (explicit or place.count("/") > 1) and path.parent.is_dir():
+            return HubSource(source, path.parent, None, path.name, None, split)
+    except (OSError, ValueError, RuntimeError) as error:  # no path at all: too long, a null byte, an unknown ~user
+        raise UserError(f"source: {source[:200]}: not a usable path ({error}); expected {_FORM}") from error
+    found = _HUB_ID.fullmatch(place)
+    if explicit or found is None:
+        raise UserError(f"source: {source}: no such folder, and not a hub id; expected {_FORM}")
+    return HubSource(source, None, found["name"], found["config"], found["revision"], split)
+
+
+def source_files(source: HubSource) -> list[Path]:
+    """The files behind a local source, sorted, hidden ones left out; none for a hub id."""
+    if source.folder is None:
+        return []
+    files = [file for file in source.folder.rglob("*") if file.is_file()]
+    return sorted(file for file in files if not any(part[0] == "." for part in file.relative_to(source.folder).parts))
+
+
+def hub_rows(source: HubSource) -> Iterator[tuple[int, Any]]:
+    """(number, row) for each row of the split, from 1; raises UserError in one line when it cannot be had."""
+    number = 0
+    try:
+        for row in _open(source):
+            number += 1
+            yield number, row
+    except UserError:
+        raise
+    except Exception as error:  # every kind of network, hub and format failure ends here, as one line
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise UserError(f"source: {source.source}: {_how_to_mend(source, number, reason)}") from error
+
+
+def _open(source: HubSource) -> Any:
+    import datasets
+
+    if source.folder is not None and any(
+        (source.folder / name).is_file() for name in ("state.json", "dataset_dict.json")
+    ):
+        saved = datasets.load_from_disk(str(source.folder))  # Arrow files, mapped into memory
+        splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
+        if source.split not in splits:
+            raise ValueError(f"no split {source.split}; it has {', '.join(sorted(splits))}")
+        return splits[source.split].to_iterable_dataset().decode(False)
+    place = str(source.folder.resolve()) if source.folder is not None else source.name
+    rows = datasets.load_dataset(
+        place, name=source.config, revision=source.revision, split=source.split, streaming=True
+    )
+    return rows.decode(False)
+
+
+def _how_to_mend(source: HubSource, number: int, reason: str) -> str:
+    from huggingface_hub import is_offline_mode
+
+    if number:
+        return f"reading stopped after row {number} ({reason}); mend that file, or give its path as source"
+    if source.folder is not None:
+        return f"`datasets` cannot read it ({reason}); mend it, or give the path of its files as source"
+    if is_offline_mode():
+        return "steps may not reach the hub; allow it with `draftsmith run --online`, or name a local folder"
+    return f"the hub did not give it ({reason}); check the name, or name a local folder"

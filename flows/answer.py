@@ -1,0 +1,48 @@
+"""How the answer to a query is printed: a table where it fits the screen, one block a row where it does not."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def cell(value: Any) -> str:
+    """A value as a person reads it: numbers to six digits, NULL as nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Every digit, for programs."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def print_answer(out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """For people. Nothing is cut off: an answer too wide for the screen is printed a row at a time."""
+    cells = [[cell(value) for value in row] for row in rows]
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
+    if out.is_terminal and sum(widths) + 2 * len(widths) > out.width:
+        label = max(len(name) for name in columns)
+        for number, row in enumerate(cells, 1):
+            out.print(Text(f"row {number}", style="bold"))
+            for name, text in zip(columns, row, strict=True):
+                out.print(Text(f"  {name:<{label}}  {text}"))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(Text(name), no_wrap=True)
+    for row in cells:
+        table.add_row(*(Text(text) for text in row))
+    wide = out if out.is_terminal else Console(width=max(sum(widths) + 2 * len(widths), 20), soft_wrap=True)
+    wide.print(table)

@@ -1,0 +1,95 @@
+"""Prompts as token ids: Chinese comes back whole, and a chat is the same text on every day and for every template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_targets import make_tiny_tokenizer
+
+from components.contract import Context, Prompts, UserError
+from components.data.collecting import collect_prompts
+from components.data.prompts import SPLITS, Prompt, encode_prompt, read_prompts
+
+CHINESE = "请解释：为什么天空是蓝色的？（简短）𠮷野家 👩‍👩‍👧 ｆｕｌｌ"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def templated(tokenizer: Any) -> Any:
+    before = tokenizer.chat_template
+    tokenizer.chat_template = TEMPLATE
+    yield tokenizer
+    tokenizer.chat_template = before
+
+
+def chat(*turns: tuple[str, str]) -> Prompt:
+    return Prompt("id", "test", "chat", "s", None, tuple({"role": role, "content": text} for role, text in turns))
+
+
+def plain(text: str) -> Prompt:
+    return Prompt("id", "test", "text", "s", text, None)
+
+
+def test_chinese_is_intact_from_the_file_to_the_token_ids(tokenizer: Any, tmp_path: Path) -> None:
+    asked = [f"{CHINESE} {number}" for number in range(60)]
+    file = tmp_path / "问题.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": text}, ensure_ascii=number % 2 == 0) + "\n" for number, text in enumerate(asked)),
+        encoding="utf-8",
+    )
+    made = collect_prompts(source=str(file), ctx=Context(key="k", out=tmp_path, scratch=tmp_path))
+    assert set(made.info["workloads"]) == {"问题"}
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    shutil.copy(made.path / "prompts.jsonl", moved)
+    found = [prompt for split in SPLITS for prompt in read_prompts(Prompts("k", moved), split)]
+    assert {prompt.text for prompt in found} <= set(asked) and len(found) > 50
+    for prompt in found:
+        assert tokenizer.decode(encode_prompt(tokenizer, prompt)) == prompt.text
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30))
+def test_any_text_comes_back_from_its_token_ids(tokenizer: Any, text: str) -> None:
+    if not any(token in text for token in tokenizer.all_special_tokens):
+        assert tokenizer.decode(encode_prompt(tokenizer, plain(text))) == text
+
+
+def test_a_chat_is_the_same_on_every_day(templated: Any) -> None:
+    dated = "\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %A') }}{% endif %} " + TEMPLATE
+    templated.chat_template = dated
+    assert templated.decode(encode_prompt(templated, chat(("user", "天")))) == "\n26 Jul 2024, Friday <user>天<bot>"
+
+
+def test_a_template_without_system_turns_gets_the_system_prompt_in_the_users(templated: Any) -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
+    templated.chat_template = refusing
+    told = encode_prompt(templated, chat(("system", "Be brief."), ("user", "Why?")))
+    assert templated.decode(told) == "<user>Be brief.\n\nWhy?<bot>"
+    templated.chat_template = "{{ raise_exception('no chats') }}"
+    with pytest.raises(UserError, match="no chats"):
+        encode_prompt(templated, chat(("system", "Be brief."), ("user", "Why?")))
+
+
+def test_a_tokenizer_that_closes_every_text_does_not_close_a_prompt(tokenizer: Any) -> None:
+    class Closing:
+        """The same tokenizer with an end-of-text token after every text, as some tokenizers are configured."""
+
+        chat_template = None
+        bos_token_id, eos_token_id, eos_token = None, tokenizer.eos_token_id, tokenizer.eos_token
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]}
+
+    assert encode_prompt(Closing(), plain("天空")) == encode_prompt(tokenizer, plain("天空"))

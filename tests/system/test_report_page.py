@@ -1,0 +1,90 @@
+"""The report as a reader sees it: a whole page in a real browser, at the width of a desk and of a phone."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Chromium
+from PIL import Image, ImageStat
+from report_study import make_ctx, make_report_study
+
+from components.report import write_page
+from components.rows import DepthEval, read_rows
+
+pytestmark = pytest.mark.system
+WIDTHS = (1280, 420)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Chromium:
+    return Chromium(tmp_path_factory.mktemp("browser"))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return make_report_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def page(study: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """index.html of a study with two drafters, a winner, a gate and flags."""
+    given = {name: artifact for name, artifact in study.items() if name != "chosen"}
+    ctx = make_ctx(tmp_path_factory.mktemp("page") / "out", "g" * 64)
+    return write_page(**given, title="Draft depth report", ctx=ctx).path / "index.html"
+
+
+def visible(document: str) -> str:
+    """The text of a document: markup gone, white space joined."""
+    return " ".join(html.unescape(re.sub(r"<style.*?</style>|<[^>]+>", " ", document, flags=re.DOTALL)).split())
+
+
+def test_the_verdict_and_every_depth_are_there(browser: Chromium, page: Path, study: dict[str, Any]) -> None:
+    text = visible(browser.document(page).html)
+    policy = study["policy"]
+    assert f"draft {policy.info['depth_k']} tokens a round: {policy.info['speedup_meas']:.2f}x" in text
+    evals = [e for e in read_rows(policy.path, DepthEval) if e.workload == "all" and e.depth_k]
+    assert {e.method for e in evals} == {"eagle3", "mtp"}
+    for e in evals:
+        row = f"{e.al:.2f} [{e.al_lo:.2f}, {e.al_hi:.2f}]"
+        assert row in text, f"{e.method} k={e.depth_k}"
+        assert f"{e.speedup_pred:.2f}x [{e.pred_lo:.2f}, {e.pred_hi:.2f}]" in text, f"{e.method} k={e.depth_k}"
+
+
+def test_the_page_says_nothing_on_the_console(browser: Chromium, page: Path) -> None:
+    assert browser.document(page).console == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_sticks_out_sideways(browser: Chromium, page: Path, width: int) -> None:
+    layout = browser.layout(page, width)
+    assert layout.window_width == width
+    assert layout.content_width == width, "the page scrolls sideways"
+    assert layout.content_height > 2000
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_is_drawn(browser: Chromium, page: Path, tmp_path: Path, width: int) -> None:
+    """Ink on every part of the page: no blank band as high as a window, and charts in more than one colour."""
+    height = browser.layout(page, width).content_height
+    file = browser.screenshot(page, tmp_path / "page.png", width=width, height=height)
+    with Image.open(file) as image:
+        picture = image.convert("RGB")
+    assert picture.size == (width, height)
+    for top in range(0, height - 600, 600):
+        band = picture.crop((0, top, width, top + 600))
+        assert min(ImageStat.Stat(band).stddev) > 5, f"blank from {top} to {top + 600}"
+    coloured = picture.convert("HSV").split()[1].histogram()
+    assert sum(coloured[100:]) > 500, "no chart is drawn in colour"
+
+
+def test_these_checks_can_fail(browser: Chromium, tmp_path: Path) -> None:
+    """A page with a script error and a box wider than the window is caught."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><div style='width: 900px'>wide</div><script>missing()</script>", encoding="utf-8")
+    assert any("missing is not defined" in line for line in browser.document(bad).console)
+    layout = browser.layout(bad, 420)
+    assert layout.content_width > layout.window_width == 420

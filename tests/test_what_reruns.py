@@ -1,0 +1,67 @@
+"""Editing this project's own code reruns what it reaches and nothing else, on a copy of the real tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rooms and pipelines.yaml, in a folder of their own."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("flows", "components", "storage"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pipelines.yaml", folder)
+    return folder
+
+
+def keys(folder: Path) -> dict[str, str]:
+    """Step name -> key, as `draftsmith plan quickstart --json` prints them, from the code in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "plan", "quickstart", "--json"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "DRAFTSMITH_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {step["name"]: step["key"] for step in json.loads(done.stdout)}
+
+
+def changed(folder: Path, file: str, old: str, new: str) -> set[str]:
+    """The steps whose key an edit changes; the edit is undone."""
+    before = keys(folder)
+    path = folder / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) >= 1, f"{file} no longer contains {old!r}"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    after = keys(folder)
+    path.write_text(text, encoding="utf-8")
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_a_comment_reruns_nothing(copy: Path) -> None:
+    edit = "class Eagle3(AbstractDraft):"
+    assert changed(copy, "components/drafts/eagle3.py", edit, "# a remark\n" + edit) == set()
+
+
+def test_the_loss_of_eagle3_reruns_its_drafter_and_what_follows(copy: Path) -> None:
+    edit = "teacher = teacher_of(self.target, batch.last, self.draft_ids)"
+    steps = changed(copy, "components/drafts/eagle3.py", edit, edit + "\n        assert teacher is not None")
+    follows = {"depth", "end_to_end", "verdict", "release", "report"}
+    assert steps == {"draft[eagle3]", "acceptance[eagle3]", "step_cost[eagle3]", *follows}
+
+
+def test_the_speedup_model_reruns_the_choice_and_no_training(copy: Path) -> None:
+    steps = changed(copy, "components/speedup/choose.py", "    policy = ", "    assert cost\n    policy = ")
+    assert steps == {"depth", "end_to_end", "verdict", "release", "report"}
