@@ -1,4 +1,4 @@
-"""A plan as people read it: a table with the reason for every step, or a drawing in Mermaid; and as JSON for programs."""
+"""A plan as people read it: a table with the reason for every step, a drawing in Mermaid; and as JSON."""
 
 from __future__ import annotations
 

@@ -59,8 +59,12 @@ def write_answers(
             f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in this target's positions; lower it"
         )
     jobs, num_too_long = _jobs(prompts, tokenizer, limit, sampled_share, ctx.seed)
+    if not jobs and not num_too_long:
+        raise UserError("prompts: none is for train or validation; collect some with num_train and num_validation")
     if not jobs:
         raise UserError(f"max_prompt_tokens: no prompt has at most {limit} tokens; raise it or collect shorter prompts")
+    if num_too_long:
+        ctx.note(f"{num_too_long} prompts of more than {limit} tokens left out; {len(jobs)} are answered")
     shards = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
     model: AbstractTarget | None = None
     begun = time.monotonic()

@@ -11,6 +11,7 @@ only that line.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,10 @@ def hub_rows(source: HubSource) -> Iterator[tuple[int, Any]]:
 
 def _open(source: HubSource) -> Any:
     import datasets
+    from datasets.utils import tqdm
+
+    datasets.disable_progress_bars()  # a run shows its own
+    tqdm.set_lock(threading.RLock())  # the default is shared between processes and outlives a step's process
 
     if source.folder is not None and any(
         (source.folder / name).is_file() for name in ("state.json", "dataset_dict.json")
@@ -109,4 +114,4 @@ def _how_to_mend(source: HubSource, number: int, reason: str) -> str:
         return f"`datasets` cannot read it ({reason}); mend it, or give the path of its files as source"
     if is_offline_mode():
         return "steps may not reach the hub; allow it with `draftsmith run --online`, or name a local folder"
-    return f"the hub did not give it ({reason}); check the name, or name a local folder"
+    return f"the hub did not give it ({reason}); check the name and the connection, or name a local folder"

@@ -83,10 +83,10 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     """
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
         text = _rendered(tokenizer, prompt.messages)
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template writes its own
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # the template writes its own
     else:
         text = join_turns(prompt.messages) if prompt.messages is not None else str(prompt.text)
-        ids = list(tokenizer(text)["input_ids"])
+        ids = list(tokenizer(text, verbose=False)["input_ids"])
         end = tokenizer.eos_token_id
         if ids and ids[-1] == end and not text.endswith(tokenizer.eos_token):
             ids.pop()  # some tokenizers close every text, and nothing continues a closed text
@@ -97,15 +97,15 @@ def _rendered(tokenizer: Any, messages: Sequence[dict[str, str]]) -> str:
     """The chat as text, the same on every day; a system prompt that the template refuses opens the user's turn."""
     import jinja2
 
-    template: str = tokenizer.get_chat_template()
-    if "strftime_now" in template:  # answers resumed tomorrow would not be those begun today
-        template = _same_day_macro() + template
     try:
+        template: str = tokenizer.get_chat_template()
+        if "strftime_now" in template:  # answers resumed tomorrow would not be those begun today
+            template = _same_day_macro() + template
         text: str = tokenizer.apply_chat_template(
             list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
         )
         return text
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, ValueError) as error:  # ValueError: several templates, none the default
         if messages[0]["role"] == "system" and len(messages) > 1:
             first, second, *rest = messages
             merged = {"role": second["role"], "content": f"{first['content']}\n\n{second['content']}"}

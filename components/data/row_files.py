@@ -68,7 +68,7 @@ def printable(name: str) -> str:
 def read_rows(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     """(line, row) for each row that parses. The line of a Parquet row is its number, from 1."""
     if file.name.endswith(".parquet"):
-        yield from _parquet_rows(file)
+        yield from _parquet_rows(file, set_aside)
     elif file.name.endswith((".json", ".json.gz")):
         yield from _json_rows(file, set_aside)
     else:
@@ -176,19 +176,26 @@ def _wrapped_list(file: Path, text: str) -> list[Any]:
     return list(lists[0])
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            number = 0
             for batch in table.iter_batches(batch_size=256):
-                for row in batch.to_pylist():
+                for place in range(batch.num_rows):
                     number += 1
+                    try:
+                        row = batch.slice(place, 1).to_pylist()[0]
+                    except (ValueError, OverflowError) as error:  # text that is not UTF-8, a date beyond Python's
+                        set_aside(str(file), number, _first_line(error), "")
+                        continue
                     yield number, row
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"source: {file}: not readable as Parquet ({_first_line(error)}); fetch it again") from error
+        raise UserError(
+            f"source: {file}: not readable as Parquet after row {number} ({_first_line(error)}); fetch it again"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -49,7 +49,7 @@ def pretrain_target(
     """Train a small Llama on a corpus; write it in Hugging Face format, bf16, with measured quality and a model card.
 
     An interrupted run goes on from its last checkpoint and ends with the same weights, bit for bit. A run before its
-    decay may be started again with other `num_steps` and `decay_steps`: the result is that of a run so planned.
+    decay, called again on the same scratch folder with other `num_steps` and `decay_steps`, ends as one planned so.
 
     Args:
         vocab_size: tokens of the byte-level BPE, with 256 bytes and three specials.
@@ -138,7 +138,7 @@ def _tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
     from components.targets.byte_bpe import save_tokenizer, train_byte_bpe
     from components.targets.token_windows import read_documents
 
-    if not (ctx.out / "tokenizer_config.json").exists():
+    if not all((ctx.out / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
         save_tokenizer(train_byte_bpe(texts, plan.shape.vocab_size), ctx.out, plan.shape.max_positions)
     return Tokenizer.from_file(str(ctx.out / "tokenizer.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -13,8 +14,10 @@ from tiny_targets import Family, make_tiny_target
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, record_features, write_answers
+from components.data.answering import _answer, _Job
 from components.data.answers import distinct_bigram_ratio, open_answers
 from components.data.features import open_features
+from components.data.prompts import Prompt
 from components.targets import load_target
 from components.targets.load import open_target
 
@@ -78,6 +81,29 @@ def test_greedy_answers_are_the_argmax_of_a_plain_pass(target: Target, answers: 
             logits = model.forward(ids[None], model.new_cache(1, len(ids))).logits
             assert logits is not None
             assert torch.equal(logits[0, :-1].argmax(-1)[mask[1:]], ids[1:][mask[1:]])
+
+
+def test_the_end_of_text_token_belongs_to_the_answer_and_ends_it(target: Target, answers: Conversations) -> None:
+    """The target says its second token again with that token declared the end of text."""
+    row, ids, mask = next(iter(open_answers(answers).conversations("validation")))
+    end = int(ids[mask][1])
+    model = open_target(target, kernel="plain")
+    model.shape = dataclasses.replace(model.shape, eos_token_ids=(end,))
+    job = _Job(Prompt(row.row_id, row.split, row.workload, "s", "x", None), ids[~mask].tolist(), sampled=False)
+    (again,) = _answer(model, [job], max_new_tokens=12, temperature=0.8, seed=0, on_token=None)
+    first = ids[mask].tolist().index(end)
+    assert again.ids[again.mask].tolist() == ids[mask][: first + 1].tolist()
+    assert again.row.ended and again.row.num_answer_tokens == first + 1
+    assert again.ids[~again.mask].tolist() == job.ids
+
+
+def test_prompts_without_a_training_split_are_refused(target: Target, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "天空"}\n{"prompt": "大海"}\n', encoding="utf-8")
+    wanted: dict[str, Any] = {"num_train": 0, "num_validation": 0, "num_warm_up": 0, "evaluation_percent": 100}
+    only_test = collect_prompts(source=str(file), **wanted, ctx=context(tmp_path / "prompts"))
+    with pytest.raises(UserError, match="num_train"):
+        write_answers(target, only_test, **SETTINGS, ctx=context(tmp_path / "answers"))
 
 
 def test_answers_repeat_bit_for_bit_after_a_kill(

@@ -313,6 +313,18 @@ def test_a_folder_named_like_a_file_is_not_read(tmp_path: Path) -> None:
     assert collect_prompts(source=str(tmp_path / "rows"), ctx=context(tmp_path / "out")).info["found"] == 60
 
 
+def test_a_parquet_row_that_is_not_text_costs_itself_only(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array([b"one", b"\xff", None, "三".encode()], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "rows.parquet")
+    aside: list[int] = []
+    rows = list(read_rows(tmp_path / "rows.parquet", lambda source, line, why, row: aside.append(line)))
+    assert rows == [(1, {"prompt": "one"}), (3, {"prompt": None}), (4, {"prompt": "三"})]
+    assert aside == [2]
+
+
 def test_too_long_a_line_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_files, "MAX_LINE_BYTES", 50)
     file = write_lines(tmp_path / "rows.jsonl", [{"a": 1}, {"a": "x" * 500}, {"a": 2}])

@@ -89,7 +89,7 @@ def test_a_tokenizer_that_closes_every_text_does_not_close_a_prompt(tokenizer: A
         chat_template = None
         bos_token_id, eos_token_id, eos_token = None, tokenizer.eos_token_id, tokenizer.eos_token
 
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]}
+        def __call__(self, text: str, verbose: bool) -> dict[str, list[int]]:
+            return {"input_ids": [*tokenizer(text, verbose=verbose)["input_ids"], tokenizer.eos_token_id]}
 
     assert encode_prompt(Closing(), plain("天空")) == encode_prompt(tokenizer, plain("天空"))

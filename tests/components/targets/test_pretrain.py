@@ -196,6 +196,15 @@ def test_two_processes_share_a_step_and_agree_with_one(corpus: Corpus, target: T
         assert (ours[name].float() - theirs[name].float()).abs().mean() < 0.02, name
 
 
+def test_a_finished_run_called_again_changes_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    ctx = make_context(tmp_path)
+    first = pretrain_target(corpus, **TINY, num_processes=1, ctx=ctx)
+    files = {path.name: path.read_bytes() for path in ctx.out.iterdir() if path.name != "README.md"}
+    again = pretrain_target(corpus, **TINY, num_processes=1, ctx=ctx)
+    assert {path.name: path.read_bytes() for path in ctx.out.iterdir() if path.name != "README.md"} == files
+    assert again.info["held_out_loss"] == first.info["held_out_loss"]
+
+
 def test_tokens_that_do_not_divide_evenly_are_refused_in_one_line(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use a multiple of 512"):
         pretrain_target(corpus, **{**TINY, "tokens_per_step": 640}, num_processes=2, ctx=make_context(tmp_path))
