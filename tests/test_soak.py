@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pipeline import NUM_STEPS, artifacts, draftsmith, draftsmith_killed, finished_at, write_pipeline
+from tiny_pipeline import KILLED, NUM_STEPS, artifacts, draftsmith, draftsmith_killed, finished_at, write_pipeline
 
 KILLS = int(os.environ.get("DRAFTSMITH_SOAK_KILLS", "50"))
 SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
@@ -55,8 +55,11 @@ class Campaign:
             seen: dict[str, int] = {}
             killed = True
             while killed and len(self.kills) < num_kills:
-                after_s = chance.uniform(0.5, 0.6 * self.undisturbed_s)
-                killed = draftsmith_killed(home, after_s, *self.arguments)
+                after_s = chance.uniform(0.5, 0.4 * self.undisturbed_s)
+                code = draftsmith_killed(home, after_s, *self.arguments)
+                killed = code == KILLED
+                if code not in (KILLED, 0):
+                    self.faults.append(f"{home.name}: ended by itself with {code}")
                 seen = self._unrepeated(home, seen)
                 if killed:
                     self.kills.append({"home": self.num_homes, "after_s": round(after_s, 2), "finished": len(seen)})

@@ -14,6 +14,7 @@ from tiny_targets import Family, make_tiny_target
 
 DRAFTSMITH = str(Path(sys.executable).with_name("draftsmith"))
 NUM_STEPS = 15
+KILLED = -signal.SIGKILL
 
 PIPELINE = """
 pipelines:
@@ -77,8 +78,8 @@ def draftsmith(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def draftsmith_killed(home: Path, after_s: float, *arguments: str) -> bool:
-    """Start the command and SIGKILL it after so many seconds; False when it had ended by itself before."""
+def draftsmith_killed(home: Path, after_s: float, *arguments: str) -> int:
+    """Start the command and SIGKILL it after so many seconds; its exit code: KILLED, or 0 when it was done before."""
     process = subprocess.Popen(
         [DRAFTSMITH, *arguments], env=environment(home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -86,7 +87,7 @@ def draftsmith_killed(home: Path, after_s: float, *arguments: str) -> bool:
         process.wait(timeout=after_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
+    return process.wait()
 
 
 def artifacts(home: Path) -> dict[str, dict[str, Any]]:
