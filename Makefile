@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: setup demo test test-system test-engines test-gpu soak bench lint clean
 .DEFAULT_GOAL := help

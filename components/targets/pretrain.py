@@ -40,6 +40,7 @@ def pretrain_target(
     weight_decay: Annotated[float, Field(ge=0)] = 0.02,
     unlikelihood_steps: Annotated[int, Field(ge=0)] = 0,
     unlikelihood_weight: Annotated[float, Field(ge=0)] = 1.0,
+    unlikelihood_lr_scale: Rate = 0.1,
     group_repeats: dict[str, int] | None = None,
     num_processes: Annotated[int, Field(ge=1, le=64)] = 2,
     compile_layers: bool = False,
@@ -68,6 +69,7 @@ def pretrain_target(
         weight_decay: decoupled weight decay, in units of the learning rate (gains: none).
         unlikelihood_steps: steps after the decay that make loops in the model's own greedy text less likely.
         unlikelihood_weight: weight of that loss beside the usual one.
+        unlikelihood_lr_scale: learning rates at the beginning of that phase, as a fraction of their peaks.
         group_repeats: how often the documents of a source group occur in an epoch; a group not named: once.
         num_processes: data-parallel processes of one thread each, on CPUs; on CUDA always one.
         compile_layers: fuse each layer with torch.compile: a fifth faster, needs a C++ compiler on CPUs.
@@ -94,6 +96,7 @@ _PLAN_SETTINGS = (
     "weight_decay",
     "unlikelihood_steps",
     "unlikelihood_weight",
+    "unlikelihood_lr_scale",
     "num_processes",
     "compile_layers",
 )

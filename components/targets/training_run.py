@@ -118,6 +118,8 @@ class TrainingRun:
         step, last = self.steps_done, self.plan.total_steps if until is None else until
         saved_at, began = time.monotonic(), time.monotonic() - self.seconds_done
         losses: list[float] = []
+        if self.rank == 0 and step >= last:
+            self._save(step, self.seconds_done)  # LATEST may be another plan's
         while step < last:
             losses.append(self.step(step))
             step += 1
