@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-export OMP_WAIT_POLICY ?= passive
+export GOMP_SPINCOUNT ?= 3000
 
 .PHONY: setup demo test test-system test-engines test-gpu soak bench lint clean
 .DEFAULT_GOAL := help
