@@ -27,8 +27,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Threads that spin at barriers for long stand still when cores are shared: beside other work 2 threads took 12 times
-    # as long as 1. A short spin keeps what a second thread gains on a quiet machine (1.7 times) and gives up early else.
+    # Threads that spin long at barriers stand still when cores are shared: beside other work 2 threads took 12 times as
+    # long as 1. A short spin keeps what a second thread gains on a quiet machine (1.7 times) and gives up early else.
     "GOMP_SPINCOUNT": "3000",
 }
 _start_lock = threading.Lock()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, rope_tables
-from components.targets.linear import Linear, calibrate
+from components.targets.linear import Linear
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
 
@@ -29,9 +29,8 @@ class KvCache(NamedTuple):
 
 
 def linear_kernel(weight: Tensor) -> Linear:
-    """x -> x @ weight.T for a frozen weight [out, in], on the best kernel this machine has for few rows."""
-    weight = weight.contiguous()
-    return Linear(weight, packed_from=calibrate(weight))
+    """x -> x @ weight.T for a frozen weight [out, in]; `calibrate` then gives all layers of a drafter their kernels."""
+    return Linear(weight.contiguous())
 
 
 def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -82,6 +81,11 @@ class CachedBlock:
         self.gate_up = linear_kernel(frozen(mlp.gate_proj.weight, mlp.up_proj.weight))
         self.down = linear_kernel(frozen(mlp.down_proj.weight))
         self.cos = self.sin = torch.empty(0)
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The block's linear layers in the order they run."""
+        return [self.output, self.gate_up, self.down]
 
     def new_cache(self, capacity: int) -> KvCache:
         """An empty cache of `capacity` rows; also makes the rotary tables long enough."""

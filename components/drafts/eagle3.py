@@ -33,7 +33,7 @@ from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, 
 from components.drafts.losses import Normaliser, step_losses, teacher_of
 from components.drafts.masks import shift_left
 from components.drafts.sampling import Guesses
-from components.targets.linear import Linear
+from components.targets.linear import Linear, calibrate
 
 EXTRA_DEPTH = 4  # how much deeper than trained a chain may go
 
@@ -166,6 +166,7 @@ class Eagle3(AbstractDraft):
             head=linear_kernel(self.lm_head.weight.detach().to(dtype)),
             dtype=dtype,
         )
+        calibrate([self._decoder.fuse, self._decoder.hidden_part, *block.linears, self._decoder.head])
 
     def new_state(self, capacity: int) -> Eagle3State:
         """State for one sequence of at most `capacity` tokens."""

@@ -34,7 +34,7 @@ from components.drafts.losses import Normaliser, step_losses, teacher_of
 from components.drafts.masks import shift_left
 from components.drafts.mtp_everywhere import guesses_everywhere
 from components.drafts.sampling import Guesses
-from components.targets.linear import Linear
+from components.targets.linear import Linear, calibrate
 
 
 @final
@@ -90,6 +90,11 @@ class ModuleDecoder(NamedTuple):
     qkv: Linear
     block: CachedBlock
     last_norm: Tensor
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The module's linear layers in the order they run."""
+        return [self.hidden_part, self.qkv, *self.block.linears]
 
 
 class Decoder(NamedTuple):
@@ -236,7 +241,9 @@ class Mtp(AbstractDraft):
                     last_norm=module.shared_head.norm.weight.detach().to(dtype),
                 )
             )
-        self._decoder = Decoder(modules, linear_kernel(self.head_weight[self.draft_ids].to(dtype)), dtype)
+        head = linear_kernel(self.head_weight[self.draft_ids].to(dtype))
+        calibrate([*(linear for module in modules for linear in module.linears), head])
+        self._decoder = Decoder(modules, head, dtype)
 
     def new_state(self, capacity: int) -> MtpState:
         """State for one sequence of at most `capacity` tokens."""

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.targets.linear import NEVER, Linear, calibrate, describe
+from components.targets.linear import PREPACKED, Linear, calibrate, describe
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape
 from components.targets.shape import kv_bytes_per_token, rope_parameters
 
@@ -93,8 +93,6 @@ class FastTarget(AbstractTarget):
         # |x| / sqrt(H) with the norm's epsilon inside: hypot(|x|, sqrt(H eps)); the 1 / sqrt(H) is folded into weights
         self._floor = torch.tensor(math.sqrt(shape.hidden_size * self._eps), device=device)
         self._head_floor = torch.tensor(math.sqrt(self._head_dim * self._eps), device=device)
-        self._starts: dict[tuple[int, int], int] = {}
-        self._kernel_wanted = kernel
         with torch.no_grad():
             self._embedding = self._fetch(read, "model.embed_tokens.weight")
             self._norm = self._fetch(read, "model.norm.weight")
@@ -102,7 +100,7 @@ class FastTarget(AbstractTarget):
             self._head = self._linear(self._head_weight)
             self._layers = [self._read_layer(read, index) for index in range(shape.num_layers)]
         self._rotations = torch.empty(0)
-        self.kernel = describe([self._head, *(part for layer in self._layers for part in layer[:4])])
+        self._choose_kernels(kernel)
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -110,12 +108,17 @@ class FastTarget(AbstractTarget):
         return read(name).to(device=self.device, dtype=self.dtype)
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        shape = (weight.shape[0], weight.shape[1])
-        if shape not in self._starts:
-            measure = self._kernel_wanted == "auto" and self.device.type == "cpu"
-            fixed = 1 if self._kernel_wanted == "prepacked" else NEVER
-            self._starts[shape] = calibrate(weight) if measure else fixed
-        return Linear(weight.contiguous(), bias, packed_from=self._starts[shape])
+        return Linear(weight.contiguous(), bias)
+
+    def _choose_kernels(self, wanted: Literal["auto", "plain", "prepacked"]) -> None:
+        """Lay out every linear layer: as asked, or as timing says on a CPU."""
+        linears = [*(part for layer in self._layers for part in layer[:4]), self._head]
+        if wanted == "prepacked":
+            for linear in linears:
+                linear.use(PREPACKED)
+        elif wanted == "auto" and self.device.type == "cpu":
+            calibrate(linears)
+        self.kernel = describe(linears)
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:
         at = f"model.layers.{index}."

@@ -1,56 +1,118 @@
 """A linear layer that picks its kernel by the number of rows, because decoding (1 row) and verifying (k + 1) differ.
 
-Two kernels: *plain* is `F.linear` (MKL on x86: a fast matrix-vector product, then a jump of about two at the second
-row), *prepacked* is oneDNN on a weight stored in its own blocked layout (a dispatch of about 8 us, then nearly flat in
-the number of rows). Which wins depends on shape, dtype, rows and machine, so `calibrate` times both once.
-Prepacking uses private operators of PyTorch; where they are missing or refuse, everything is plain.
+Four kernels compute x W^T; they differ in the layout of the weight they read and in how they grow with the rows:
+  plain       `F.linear` on [out, in]: on x86 a matrix-vector product, then a jump of up to two at the second row;
+  transposed  on a contiguous [in, out]: the quickest for 1 to 3 rows of a small layer;
+  columns     (W x^T)^T on [out, in]: nearly flat for even numbers of rows up to 4, and one small copy to turn it back;
+  prepacked   oneDNN on its own blocked layout: a dispatch of about 8 us, then nearly flat, above all in bf16.
+Which wins depends on shape, dtype, rows and machine, so `calibrate` times them. Prepacking uses private operators of
+PyTorch; where they are missing or refuse, the other three remain.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
-NEVER: Final = 1 << 30
-"""A row count no pass reaches: `packed_from` of a layer that is always plain."""
+Kernel = Literal["plain", "transposed", "columns", "prepacked"]
+Kernels = tuple[Kernel, ...]
+"""The kernel for 1 row, 2 rows, ...; the last one serves every larger number."""
 
-PROBED_ROWS: Final = (1, 2, 3, 5, 8)
+PLAIN: Final[Kernels] = ("plain",)
+PREPACKED: Final[Kernels] = ("prepacked",)
+PROBED_ROWS: Final = 8
+WORTH_A_LAYOUT: Final = 0.97
+"""Another kernel is taken where it needs less than this share of the plain one's time."""
+TOO_SMALL: Final = 1 << 14
+"""Elements below which the kernel does not matter and nothing is timed."""
+SAMPLED_BYTES: Final = 64 << 20
+"""Weights timed at most; they are more than caches hold."""
+CACHE_BYTES: Final = 32 << 20
+"""What is read between two passes over weights that caches would hold: in decoding other weights come in between."""
 
 
 class Linear:
-    """y = x W^T + b for x [N, in] -> [N, out], from a plain weight [out, in]; no gradients.
+    """y = x W^T + b for x [N, in] -> contiguous [N, out], from a plain weight [out, in]; no gradients.
 
-    packed_from: passes of at least this many rows use the prepacked weight; 1 is always, NEVER is never.
+    kernels: see Kernels; where oneDNN cannot pack this weight, "prepacked" falls back to "plain".
     """
 
-    __slots__ = ("_pointwise", "bias", "in_features", "out_features", "packed", "packed_from", "weight_t")
+    __slots__ = (
+        "_by_rows",
+        "_pointwise",
+        "bias",
+        "in_features",
+        "kernels",
+        "out_features",
+        "packed",
+        "weight",
+        "weight_t",
+    )
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed_from: int = NEVER) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kernels: Kernels = PLAIN) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = bias
-        self.packed = pack(weight) if packed_from < NEVER else None
-        self.packed_from = packed_from if self.packed is not None else NEVER
-        self.weight_t: Tensor | None = None if self.packed_from <= 1 else weight.t()
+        self.weight: Tensor | None = weight
+        self.use(kernels)
+
+    def use(self, kernels: Kernels) -> None:
+        """Lay the weight out for these kernels and forget layouts that they do not need; a layer may be asked once."""
+        weight = self.weight
+        assert weight is not None, "the plain weight is gone: this layer's kernels have been chosen"
+        self.packed = pack(weight) if "prepacked" in kernels else None
+        if self.packed is None:
+            kernels = tuple("plain" if kernel == "prepacked" else kernel for kernel in kernels)
+        self.kernels = kernels
         self._pointwise = _operators()[1] if self.packed is not None else None
+        self.weight = weight if {"plain", "columns"} & set(kernels) else None
+        self.weight_t = weight.t().contiguous() if "transposed" in kernels else None
+        of: dict[Kernel, Callable[[Tensor], Tensor]] = {
+            "plain": self._plain,
+            "transposed": self._transposed,
+            "columns": self._columns,
+            "prepacked": self._prepacked,
+        }
+        self._by_rows = tuple(of[kernel] for kernel in (kernels[0], *kernels))  # [0]: no rows at all
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.out_features, self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] >= self.packed_from:
-            return self._pointwise(x, self.packed, self.bias, "none", [], "")  # type: ignore[misc]
-        assert self.weight_t is not None
-        if self.bias is None:
-            return torch.mm(x, self.weight_t)
-        return torch.addmm(self.bias, x, self.weight_t)
+        return self._by_rows[min(x.shape[0], len(self._by_rows) - 1)](x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + self(x), in one kernel where that is quicker."""
-        if self.bias is None and x.shape[0] < self.packed_from:
+        kernel = self.kernels[min(x.shape[0], len(self.kernels)) - 1]
+        if self.bias is None and kernel == "plain":
+            return torch.addmm(residual, x, self.weight.t())  # type: ignore[union-attr]
+        if self.bias is None and kernel == "transposed":
             return torch.addmm(residual, x, self.weight_t)  # type: ignore[arg-type]
         return residual + self(x)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        if self.bias is None:
+            return torch.mm(x, self.weight.t())
+        return torch.addmm(self.bias, x, self.weight.t())
+
+    def _transposed(self, x: Tensor) -> Tensor:
+        assert self.weight_t is not None
+        return torch.mm(x, self.weight_t) if self.bias is None else torch.addmm(self.bias, x, self.weight_t)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        y = torch.mm(self.weight, x.t()).t()
+        return y.contiguous() if self.bias is None else (self.bias + y).contiguous()
+
+    def _prepacked(self, x: Tensor) -> Tensor:
+        return self._pointwise(x, self.packed, self.bias, "none", [], "")  # type: ignore[misc]
 
 
 def pack(weight: Tensor) -> Any | None:
@@ -66,37 +128,52 @@ def pack(weight: Tensor) -> Any | None:
     return packed
 
 
-def calibrate(weight: Tensor, *, repetitions: int = 30) -> int:
-    """Time both kernels on this shape and return `packed_from`: where the prepacked kernel starts to win for good.
+def calibrate(layers: Sequence[Linear], *, repetitions: int = 5) -> None:
+    """Time every kernel on these plain layers for 1 to PROBED_ROWS rows and give each shape the quickest of each.
 
-    Probes PROBED_ROWS rows with at least four copies of the weight in turn (a layer's weight is not in the nearest
-    cache when its turn comes) and compares the quick ones. A few milliseconds for small shapes.
+    The layers are run in their order, as a decoding pass runs them, so that weights come from where they come from:
+    a kernel that wins on a weight in the nearest cache can lose on one that is streamed. Half a second for 30 MB.
     """
-    if pack(weight) is None:
-        return NEVER
-    if weight.shape[0] * weight.shape[1] > 1 << 22:
-        repetitions = 5
-    copies = [weight.clone() for _ in range(4 if weight.numel() < 1 << 22 else 1)]
-    plain = [Linear(copy) for copy in copies]
-    packed = [Linear(copy, packed_from=1) for copy in copies]
-    start = NEVER
+    chosen: dict[tuple[int, int], list[Kernel]] = {}
+    sample: list[tuple[Tensor, Tensor | None]] = []
+    taken = 0
+    for layer in layers:
+        assert layer.weight is not None
+        if layer.weight.numel() >= TOO_SMALL and (layer.shape not in chosen or taken < SAMPLED_BYTES):
+            sample.append((layer.weight, layer.bias))
+            taken += layer.weight.numel() * layer.weight.element_size()
+            chosen.setdefault(layer.shape, [])
+    if not sample:
+        return
+    names: list[Kernel] = ["plain", "transposed", "columns"]
+    if pack(sample[0][0]) is not None:
+        names.append("prepacked")
+    dtype = sample[0][0].dtype
+    evicted = torch.zeros(CACHE_BYTES // 4) if taken < CACHE_BYTES else None
     with torch.inference_mode():
-        for rows in reversed(PROBED_ROWS):
-            x = torch.ones(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
-            if _quick_seconds(packed, x, repetitions) >= _quick_seconds(plain, x, repetitions):
-                break
-            start = rows
-    return start
+        trials = {name: [Linear(weight, bias, kernels=(name,)) for weight, bias in sample] for name in names}
+        for rows in range(1, PROBED_ROWS + 1):
+            seconds = {name: _quick_seconds(trials[name], rows, dtype, repetitions, evicted) for name in names}
+            for shape, kernels in chosen.items():
+                quickest, spent = min(((name, seconds[name][shape]) for name in names), key=lambda pair: pair[1])
+                kernels.append(quickest if spent < WORTH_A_LAYOUT * seconds["plain"][shape] else "plain")
+    for layer in layers:
+        layer.use(tuple(chosen.get(layer.shape, PLAIN)))
 
 
 def describe(layers: list[Linear]) -> str:
-    """ "plain", "prepacked", or "mixed" with every shape's first packed row count: "mixed[1024x192>=2,4096x192>=1]"."""
-    starts = {(layer.out_features, layer.in_features): layer.packed_from for layer in layers}
-    if all(start >= NEVER for start in starts.values()):
-        return "plain"
-    if all(start <= 1 for start in starts.values()):
-        return "prepacked"
-    shapes = [f"{out}x{in_}>={start}" for (out, in_), start in sorted(starts.items()) if start < NEVER]
+    """ "plain", "prepacked", or every shape's kernels by their first letters: "mixed[1152x192:tttccooo]".
+
+    One letter for each of 1 to 8 rows: p plain, t transposed, c columns, o prepacked (oneDNN).
+    """
+    used = {layer.shape: layer.kernels for layer in layers}
+    names = {name for kernels in used.values() for name in kernels}
+    if len(names) == 1:
+        return str(next(iter(names)))
+    shapes = [
+        f"{out}x{in_}:{''.join(name[0] if name != 'prepacked' else 'o' for name in kernels)}"
+        for (out, in_), kernels in sorted(used.items())
+    ]
     return f"mixed[{','.join(shapes)}]"
 
 
@@ -110,14 +187,20 @@ def _operators() -> tuple[Any, Any]:
     return (reorder, pointwise) if torch.backends.mkldnn.is_available() else (None, None)
 
 
-def _quick_seconds(layers: list[Linear], x: Tensor, repetitions: int) -> float:
-    """The fastest third of the repetitions decides: a neighbour's load makes times longer, never shorter."""
-    times = []
-    for repetition in range(repetitions + 3):
-        begun = time.perf_counter()
+def _quick_seconds(
+    layers: Sequence[Linear], rows: int, dtype: torch.dtype, repetitions: int, evicted: Tensor | None
+) -> dict[tuple[int, int], float]:
+    """Shape -> seconds of one call. The quick ones decide: a neighbour's load makes times longer, never shorter."""
+    inputs = {layer.in_features: torch.ones(rows, layer.in_features, dtype=dtype) for layer in layers}
+    times: dict[tuple[int, int], list[float]] = {}
+    for repetition in range(repetitions + 1):
+        if evicted is not None:
+            evicted.sum()
         for layer in layers:
+            x = inputs[layer.in_features]
+            begun = time.perf_counter()
             layer(x)
-        if repetition >= 3:
-            times.append(time.perf_counter() - begun)
-    times.sort()
-    return times[math.ceil(len(times) / 6)]
+            spent = time.perf_counter() - begun
+            if repetition:
+                times.setdefault(layer.shape, []).append(spent)
+    return {shape: sorted(spent)[len(spent) // 4] for shape, spent in times.items()}

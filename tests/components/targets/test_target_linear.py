@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,49 +10,78 @@ import torch
 import torch.nn.functional as F
 
 from components.targets import linear
-from components.targets.linear import NEVER, Linear, calibrate, describe, pack
+from components.targets.linear import PLAIN, PREPACKED, Kernels, Linear, calibrate, describe, pack
+
+MIXES: list[Kernels] = [
+    PLAIN,
+    PREPACKED,
+    ("transposed",),
+    ("columns",),
+    ("transposed", "plain", "columns", "prepacked"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packed_from", [1, 3, NEVER])
+@pytest.mark.parametrize("kernels", MIXES)
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_all_kernels_compute_the_same_product(dtype: torch.dtype, packed_from: int, with_bias: bool) -> None:
+def test_all_kernels_compute_the_same_product(dtype: torch.dtype, kernels: Kernels, with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(80, 48, generator=generator).to(dtype)
     bias = torch.randn(80, generator=generator).to(dtype) if with_bias else None
-    layer = Linear(weight, bias, packed_from=packed_from)
+    layer = Linear(weight, bias, kernels=kernels)
     tolerance: dict[str, Any] = (
         {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     )
-    for rows in (1, 2, 3, 7):
+    for rows in (1, 2, 3, 4, 7, 12):
         x = torch.randn(rows, 48, generator=generator).to(dtype)
         residual = torch.randn(rows, 80, generator=generator).to(dtype)
         exact = F.linear(x, weight, bias)
+        assert layer(x).is_contiguous() and layer.add_to(residual, x).is_contiguous()
         assert torch.allclose(layer(x), exact, **tolerance)
         assert torch.allclose(layer.add_to(residual, x), residual + exact, **tolerance)
 
 
-def test_without_the_private_operators_everything_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_private_operators_the_others_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_operators", lambda: (None, None))
     weight = torch.randn(16, 8)
-    layer = Linear(weight, packed_from=1)
+    layer = Linear(weight, kernels=PREPACKED)
     assert pack(weight) is None
-    assert calibrate(weight) == NEVER
     assert describe([layer]) == "plain"
+    large = Linear(torch.randn(160, 128))
+    calibrate([large])
+    assert "prepacked" not in large.kernels
     assert torch.allclose(layer(torch.ones(2, 8)), weight.sum(1).expand(2, -1), atol=1e-5)
 
 
-def test_the_quicker_kernel_is_chosen_from_where_it_wins_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    if pack(torch.zeros(8, 8)) is None:
-        pytest.skip("this build of PyTorch cannot prepack")
-    for wins_from in (1, 2, 5):
+def choose(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, int], float]) -> Linear:
+    """A layer calibrated under made-up times: seconds(kernel, rows)."""
 
-        def seconds(layers: list[Linear], x: torch.Tensor, repetitions: int, wins_from: int = wins_from) -> float:
-            packed = layers[0].packed is not None
-            return 1.0 if packed == (x.shape[0] >= wins_from) else 2.0
+    def quick(layers: list[Linear], rows: int, dtype: torch.dtype, repetitions: int, evicted: Any) -> dict[Any, float]:
+        return {layer.shape: seconds(layer.kernels[0], rows) for layer in layers}
 
-        monkeypatch.setattr(linear, "_quick_seconds", seconds)
-        start = calibrate(torch.zeros(8, 8))
-        assert start == wins_from
-        expected = {1: "prepacked", 2: "mixed[8x8>=2]", 5: "mixed[8x8>=5]"}
-        assert describe([Linear(torch.zeros(8, 8), packed_from=start)]) == expected[wins_from]
+    monkeypatch.setattr(linear, "_quick_seconds", quick)
+    layer = Linear(torch.zeros(160, 128))
+    calibrate([layer])
+    return layer
+
+
+def test_the_quickest_kernel_of_each_row_count_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: Kernels = ("transposed", "transposed", "transposed", "columns", "columns", "plain", "plain", "plain")
+    layer = choose(monkeypatch, lambda kernel, rows: 1.0 if kernel == wanted[rows - 1] else 2.0)
+    assert layer.kernels == wanted
+    assert describe([layer]) == "mixed[160x128:tttccppp]"
+
+
+def test_a_gain_within_the_noise_keeps_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = choose(monkeypatch, lambda kernel, rows: 1.0 if kernel == "plain" else 0.98)
+    assert set(layer.kernels) == {"plain"}
+
+
+def test_calibration_on_the_clock_leaves_the_product_as_it_is() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(192, 256, generator=generator)
+    layer = Linear(weight)
+    calibrate([layer])
+    for rows in (1, 4, 9):
+        x = torch.randn(rows, 256, generator=generator)
+        assert torch.allclose(layer(x), F.linear(x, weight), rtol=1e-5, atol=1e-4)
