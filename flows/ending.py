@@ -36,8 +36,10 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
         places = summarise(policy.info, release.info if release is not None else None, places)
     for label, value in places.items():
         say(f"  {label:<18} {value}")
+    shown = [f"{version.name} version {version.version}" for version in outcome.registered]
     for line in outcome.notes:
-        say(f"  {line}")
+        if not any(name in line for name in shown):  # "registered as" has said it
+            say(f"  {line}")
     for line in outcome.problems:
         say(f"  {'not logged':<18} {line}")
     if policy is not None:
