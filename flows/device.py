@@ -56,17 +56,6 @@ def has_cuda() -> bool:
     return re.search(r"^cuda\b.*=\s*['\"]", text, re.MULTILINE) is not None
 
 
-def num_usable_cores() -> int:
-    """Cores this process may run on (its affinity, and the limit of its control group)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.is_file():
-        quota, _, period = limit.read_text(encoding="ascii").strip().partition(" ")
-        if quota.isdigit() and period.isdigit():
-            cores = min(cores, max(1, round(int(quota) / int(period))))
-    return cores
-
-
 @functools.cache
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that can change a result."""

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.bench.machine import describe_machine
+from components.bench.machine import describe_machine, num_usable_cores
 from components.contract import Artifact, UserError
-from flows.device import cpu_features, library_versions, num_usable_cores
+from flows.device import cpu_features, library_versions
 from flows.history import StepHistory
 from flows.plan import Plan, PlannedStep
 from flows.supervise import PRELOAD, ChildEnd, run_child

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.bench.machine import num_usable_cores
 from components.contract import UserError
-from flows.device import num_usable_cores
 from storage.artifacts import Store
 
 ROOT = Path(__file__).resolve().parents[1]

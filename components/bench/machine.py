@@ -37,7 +37,7 @@ def describe_machine(device: str = "cpu") -> Machine:
     identity = {
         "cpu_model": cpu_model,
         "cpu_features": features,
-        "num_cores": _num_cores(),
+        "num_cores": num_usable_cores(),
         # Whole GiB: kernels reserve slightly different amounts from boot to boot.
         "ram_gib": round(ram_gib),
         "device": device,
@@ -49,7 +49,7 @@ def describe_machine(device: str = "cpu") -> Machine:
     return Machine(
         machine_id=digest[:16],
         cpu_model=cpu_model,
-        num_cores=_num_cores(),
+        num_cores=num_usable_cores(),
         ram_gib=ram_gib,
         device=device,
         device_name=device_name,
@@ -58,7 +58,7 @@ def describe_machine(device: str = "cpu") -> Machine:
     )
 
 
-def _num_cores() -> int:
+def num_usable_cores() -> int:
     """Cores this process may use: its affinity, and a container's share where its control group sets one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     limit = Path("/sys/fs/cgroup/cpu.max")
