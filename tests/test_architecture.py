@@ -26,7 +26,7 @@ MAY_SEE["speedup"] = {"speedup"}
 MAY_SEE["report"] = {"report"}
 
 ONLY_IN = {
-    "prefect": {"flows/run.py", "flows/catalog.py", "flows/deploy.py", "flows/services.py"},
+    "prefect": {"flows/run.py", "flows/catalog.py", "flows/deploy.py", "flows/services.py", "flows/watch.py"},
     "mlflow": {"storage/tracking.py", "storage/registry.py", "components/publish/mlflow_model.py"},
     "duckdb": {"storage/results.py"},
 }

@@ -1,0 +1,128 @@
+"""Commands that make things: check what pipelines.yaml says, plan what would run, run it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.commands.terminal import (
+    DEFAULT_FILE,
+    Device,
+    File,
+    Force,
+    From,
+    Invocation,
+    Params,
+    Pipeline,
+    Seed,
+    To,
+    out,
+    say,
+)
+from storage.artifacts import Store
+
+if TYPE_CHECKING:
+    from flows.direct import RunOptions
+
+
+def check(file: File = DEFAULT_FILE) -> None:
+    """Is pipelines.yaml right? Every fault in one line, with its line number."""
+    from flows.sources import find_source
+    from flows.spec import load_spec
+    from flows.wiring import check_spec
+
+    store = Store()
+    wired = check_spec(load_spec(file), outside=lambda name: find_source(name, store), packages=Invocation.packages)
+    counts = ", ".join(f"{name} ({len(wiring.steps)} steps)" for name, wiring in wired.items())
+    say(f"{file.name} is right: {counts}")
+
+
+def plan(
+    pipeline: Pipeline,
+    param: Params = [],  # noqa: B006 (typer copies it)
+    from_step: From = None,
+    to_step: To = None,
+    force: Force = [],  # noqa: B006
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="As a drawing in Mermaid.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    file: File = DEFAULT_FILE,
+) -> None:
+    """What would run, what is reused, and why. Changes nothing."""
+    from flows.direct import plan_run
+    from flows.show_plan import as_mermaid, plan_as_json, print_plan
+
+    options = _run_options(file, device, seed, from_step, to_step, force)
+    made, _ = plan_run(pipeline, _typed_params(file, pipeline, param), options)
+    if as_json:
+        say(plan_as_json(made))
+    elif mermaid:
+        say(as_mermaid(made))
+    else:
+        print_plan(made, out)
+
+
+def run(
+    pipeline: Pipeline,
+    param: Params = [],  # noqa: B006
+    direct: Annotated[bool, typer.Option("--direct", help="The engine alone, without Prefect.")] = False,
+    from_step: From = None,
+    to_step: To = None,
+    force: Force = [],  # noqa: B006
+    online: Annotated[bool, typer.Option("--online", help="Steps may download from model hubs.")] = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    file: File = DEFAULT_FILE,
+) -> None:
+    """Run a pipeline; finished steps are reused. Killed, the same command goes on where it was."""
+    from dataclasses import replace
+
+    from flows.direct import plan_run, run_direct
+    from flows.display import Display
+    from flows.ending import print_ending
+
+    if online:
+        os.environ["HF_HUB_OFFLINE"] = "0"
+    options = _run_options(file, device, seed, from_step, to_step, force)
+    params = _typed_params(file, pipeline, param)
+    first_plan, _ = plan_run(pipeline, params, options)  # wrong input ends here, before anything is started
+    width = max(len(step.name) for step in first_plan.steps)
+    left = len(first_plan.steps) - first_plan.num_reused
+    say(f"{pipeline}: {len(first_plan.steps)} steps, {first_plan.num_reused} reused, {left} to run")
+    with Display(out, width) as display:
+        options = replace(options, on_event=display.on_event)
+        if direct:
+            outcome = run_direct(pipeline, params, options)
+        else:
+            from flows.run import run_with_prefect
+
+            outcome = run_with_prefect(pipeline, params, options=options)
+    print_ending(outcome, out)
+
+
+def _typed_params(file: Path, pipeline: str, given: Sequence[str]) -> dict[str, Any]:
+    from flows.params import parse_params
+    from flows.spec import load_spec, pipeline_of
+
+    return parse_params(pipeline, pipeline_of(load_spec(file), pipeline).params, given) if given else {}
+
+
+def _run_options(
+    file: Path, device: str, seed: int, from_step: str | None, to_step: str | None, force: Sequence[str]
+) -> RunOptions:
+    from flows.direct import RunOptions
+
+    return RunOptions(
+        file=file,
+        device=device,
+        seed=seed,
+        from_step=from_step,
+        to_step=to_step,
+        force=tuple(force),
+        packages=Invocation.packages,
+    )

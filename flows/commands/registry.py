@@ -1,0 +1,39 @@
+"""Commands on the model registry: promote a version, roll back, make up for what the services missed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.terminal import say
+from storage.artifacts import default_home
+
+
+def promote(
+    name: Annotated[str, typer.Argument(help="The registered model.")],
+    version: Annotated[str, typer.Argument(help="A version number, or an alias such as challenger.")],
+    why: Annotated[str, typer.Option(help="The reason; the promotion log keeps it.")],
+) -> None:
+    """Make a model version the champion; the one before becomes `previous`."""
+    from storage.registry import promote as move
+
+    say(move(default_home(), name, int(version) if version.isdigit() else version, why).note)
+
+
+def rollback(
+    name: Annotated[str, typer.Argument(help="The registered model.")],
+    why: Annotated[str, typer.Option(help="The reason; the promotion log keeps it.")],
+) -> None:
+    """Make the previous champion the champion again."""
+    from storage.registry import rollback as move
+
+    say(move(default_home(), name, why).note)
+
+
+def resync() -> None:
+    """Tell MLflow, the registry and the history what they missed while they were down."""
+    from storage.keep import resync as catch_up
+
+    done = catch_up(default_home())
+    say(", ".join(f"{count} {what}" for what, count in done.items()) + " compared: all of them are known now")

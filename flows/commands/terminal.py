@@ -1,0 +1,41 @@
+"""What every command shares: where its words go, the options that several take, and how `main` was called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flows.signature import PACKAGES
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+File = Annotated[Path, typer.Option("--file", "-f", help="The pipelines file.", show_default=True)]
+Pipeline = Annotated[str, typer.Argument(help="The pipeline's name in pipelines.yaml.")]
+Params = Annotated[list[str], typer.Option("--param", "-p", help="NAME=VALUE, typed and checked; may be repeated.")]
+From = Annotated[str | None, typer.Option("--from", help="Start here; what stands before must be in the store.")]
+To = Annotated[str | None, typer.Option("--to", help="Stop after this step.")]
+Force = Annotated[list[str], typer.Option("--force", help="Make this step and what follows anew; may be repeated.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Seed = Annotated[int, typer.Option(help="The only source of randomness.")]
+DEFAULT_FILE = Path("pipelines.yaml")
+
+
+class Invocation:
+    """What main() was called with. packages: where step addresses are looked up. debug: show tracebacks."""
+
+    packages: tuple[str, ...] = PACKAGES
+    debug: bool = False
+
+
+def say(text: str) -> None:
+    """A line of the answer, as it is."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """A line about what is wrong, to stderr."""
+    err.print(text, markup=False, style="red" if err.is_terminal else None)
