@@ -79,10 +79,14 @@ def _model_rows(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
     corpus, machine, plan = facts["corpus"], facts["trained_on"], facts["plan"]
-    repeats = ", ".join(f"{group} {times}" for group, times in facts["group_repeats"].items()) or "none"
-    unlikelihood = {}
-    if plan["unlikelihood_steps"]:
-        unlikelihood["against loops"] = f"{plan['unlikelihood_steps']} steps of sequence-level unlikelihood"
+    against_loops = []
+    if plan["repetition_weight"]:
+        against_loops.append(f"pseudo-repetition (weight {plan['repetition_weight']:g}) at every step")
+    if plan["unlikelihood_weight"]:
+        every = plan["unlikelihood_every"]
+        against_loops.append(
+            f"sequence-level unlikelihood (weight {plan['unlikelihood_weight']:g}) at one step in {every}"
+        )
     licence = str(corpus.get("licence", "unknown"))
     return {
         "corpus": f"{corpus.get('source', 'given')}, Python {corpus.get('python_version', '?')}: "
@@ -90,16 +94,22 @@ def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
         "licence of the corpus": _LICENCES.get(licence, licence),
         "held out": f"{corpus.get('held_out_documents', 0):,} files ({corpus.get('held_out_percent', '?')} % by a hash "
         "of the path), never trained on",
-        "tokens seen": f"{facts['tokens_seen']:,} ({facts['epochs']:.1f} epochs; repeats within an epoch: {repeats})",
+        "tokens seen": f"{facts['tokens_seen']:,}: {facts['epochs']:.1f} epochs ({_repeats(facts['group_repeats'])}), "
+        f"in the decay {facts['decay_epochs']:.1f} ({_repeats(plan['decay_group_repeats'])})",
         "optimiser": "Muon (matrices), AdamW (embeddings, gains); warm-up, stable, linear decay over the last "
         f"{plan['decay_steps']:,} of {plan['num_steps']:,} steps of {plan['tokens_per_step']:,} tokens",
-        **unlikelihood,
+        "against loops, in the decay": "; ".join(against_loops) or "nothing",
         "sequence length": f"{plan['sequence_length']}, in the decay {plan['decay_sequence_length']} tokens",
         "time": f"{facts['training_seconds'] / 60:.0f} minutes, processes: {machine['processes']}, {plan['dtype']}",
         "machine": f"{machine['cpu']}, {machine['device']}",
         "versions": f"Python {machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}, "
         f"tokenizers {machine['tokenizers']}",
     }
+
+
+def _repeats(group_repeats: Mapping[str, int]) -> str:
+    named = ", ".join(f"{group} x {times}" for group, times in group_repeats.items())
+    return f"of which {named}" if named else "every file once"
 
 
 def _quality_rows(facts: Mapping[str, Any]) -> dict[str, str]:

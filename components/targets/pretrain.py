@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.contract import Context, Corpus, Target, UserError
+from components.targets.training_worker import STREAM_FILES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,10 +39,12 @@ def pretrain_target(
     matrix_lr: Rate = 0.02,
     vector_lr: Rate = 3e-3,
     weight_decay: Annotated[float, Field(ge=0)] = 0.02,
-    unlikelihood_steps: Annotated[int, Field(ge=0)] = 0,
-    unlikelihood_weight: Annotated[float, Field(ge=0)] = 1.0,
-    unlikelihood_lr_scale: Rate = 0.1,
+    repetition_weight: Annotated[float, Field(ge=0)] = 0.0,
+    repetition_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    unlikelihood_weight: Annotated[float, Field(ge=0)] = 0.0,
+    unlikelihood_every: Positive = 2,
     group_repeats: dict[str, int] | None = None,
+    decay_group_repeats: dict[str, int] | None = None,
     num_processes: Annotated[int, Field(ge=1, le=64)] = 2,
     compile_layers: bool = False,
     checkpoint_minutes: Rate = 5.0,
@@ -67,20 +70,32 @@ def pretrain_target(
         matrix_lr: peak learning rate of Muon, for the matrices of the layers.
         vector_lr: peak learning rate of AdamW, for embeddings and norm gains.
         weight_decay: decoupled weight decay, in units of the learning rate (gains: none).
-        unlikelihood_steps: steps after the decay that make loops in the model's own greedy text less likely.
-        unlikelihood_weight: weight of that loss beside the usual one.
-        unlikelihood_lr_scale: learning rates at the beginning of that phase, as a fraction of their peaks.
+        repetition_weight: weight, during the decay, of a loss that makes repeated text less likely with each time.
+        repetition_ratio: how likely a repeated token should be, as a fraction of its probability one occurrence before.
+        unlikelihood_weight: weight, during the decay, of making loops in the model's own greedy text less likely.
+        unlikelihood_every: steps of the decay between two that do so; writing that text takes about a step's time.
         group_repeats: how often the documents of a source group occur in an epoch; a group not named: once.
+        decay_group_repeats: the same during the decay; null: as before it.
         num_processes: data-parallel processes of one thread each, on CPUs; on CUDA always one.
         compile_layers: fuse each layer with torch.compile: a fifth faster, needs a C++ compiler on CPUs.
         checkpoint_minutes: minutes between checkpoints.
     """
+    decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats
     given = dict(locals())
     plan = _plan({name: given[name] for name in _SHAPE_SETTINGS}, {name: given[name] for name in _PLAN_SETTINGS}, ctx)
     tokenizer = _tokenizer(corpus, plan, ctx)
-    stream = _token_stream(corpus, tokenizer, group_repeats or {}, ctx)
-    seconds = _train(plan, stream, corpus, tokenizer, checkpoint_minutes, ctx)
-    facts = {"group_repeats": group_repeats or {}, "corpus_tokens": len(stream), "training_seconds": seconds}
+    stable, decay = STREAM_FILES
+    streams = (
+        _token_stream(stable, corpus, tokenizer, group_repeats or {}, ctx),
+        _token_stream(decay, corpus, tokenizer, plan.decay_group_repeats, ctx),
+    )
+    seconds = _train(plan, streams, corpus, tokenizer, checkpoint_minutes, ctx)
+    facts = {
+        "group_repeats": group_repeats or {},
+        "corpus_tokens": len(streams[0]),
+        "decay_corpus_tokens": len(streams[1]),
+        "training_seconds": seconds,
+    }
     return _finish(plan, corpus, tokenizer, facts, ctx)
 
 
@@ -94,9 +109,11 @@ _PLAN_SETTINGS = (
     "matrix_lr",
     "vector_lr",
     "weight_decay",
-    "unlikelihood_steps",
+    "decay_group_repeats",
+    "repetition_weight",
+    "repetition_ratio",
     "unlikelihood_weight",
-    "unlikelihood_lr_scale",
+    "unlikelihood_every",
     "num_processes",
     "compile_layers",
 )
@@ -147,14 +164,16 @@ def _tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
     return Tokenizer.from_file(str(ctx.out / "tokenizer.json"))
 
 
-def _token_stream(corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, int], ctx: Context) -> np.ndarray:
+def _token_stream(
+    name: str, corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, int], ctx: Context
+) -> np.ndarray:
     import numpy as np
 
     from components.targets.token_windows import pack_documents
 
-    path = ctx.scratch / "tokens.npy"
+    path = ctx.scratch / name
     if not path.exists():
-        partial = ctx.scratch / "tokens.partial.npy"
+        partial = path.with_suffix(".partial.npy")
         np.save(partial, pack_documents(corpus.path / "train.jsonl", tokenizer, repeats))
         partial.rename(path)
     stream: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -163,7 +182,7 @@ def _token_stream(corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, in
 
 def _train(
     plan: TrainingPlan,
-    stream: np.ndarray,
+    streams: tuple[np.ndarray, np.ndarray],
     corpus: Corpus,
     tokenizer: Tokenizer,
     checkpoint_minutes: float,
@@ -181,11 +200,11 @@ def _train(
 
     def report(step: int, metrics: dict[str, float]) -> None:
         ctx.record(step, **metrics)
-        ctx.progress(step, plan.total_steps, "training")
+        ctx.progress(step, plan.num_steps, "training")
 
     with extra_processes(plan, ctx.scratch) as meeting:
         join_group(meeting, 0, plan.num_processes)
-        run = TrainingRun(plan, stream, ctx.scratch)
+        run = TrainingRun(plan, streams, ctx.scratch)
         _forget_metrics_after(run.steps_done, ctx)
         seconds = run.train(report, held_out=held_out, checkpoint_seconds=60 * checkpoint_minutes)
         leave_group(plan.num_processes)
@@ -210,14 +229,15 @@ def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Map
     _, weights = checkpoint_weights(ctx.scratch / LATEST)
     save_model(ctx.out, plan.shape, weights)
     ctx.progress(0, 1, "measuring quality")
-    tokens_seen = plan.total_steps * plan.tokens_per_step
+    tokens_seen = plan.num_steps * plan.tokens_per_step
     info = {
         **facts_of(ctx.out, where="pretrain_target", trust_remote_code=False, dtype="auto", device=ctx.device),
         **facts,
         "corpus": dict(corpus.info),
         "weight_bytes": (ctx.out / "model.safetensors").stat().st_size,
         "tokens_seen": tokens_seen,
-        "epochs": tokens_seen / facts["corpus_tokens"],
+        "epochs": plan.decay_start * plan.tokens_per_step / facts["corpus_tokens"],
+        "decay_epochs": plan.decay_steps * plan.tokens_per_step / facts["decay_corpus_tokens"],
         "plan": asdict(plan),
         "trained_on": training_machine(plan.num_processes, ctx.device),
         **measure_quality(ctx.out, plan, corpus.path / "held_out.jsonl", tokenizer),

@@ -16,9 +16,6 @@ from torch import Tensor
 from components.targets.training_plan import TrainingPlan
 
 LATEST = "latest.safetensors"
-DECAYED = "decayed.safetensors"
-"""The one at the end of the decay: from here the unlikelihood phase begins."""
-
 STABLE = "stable.safetensors"
 """The last one before the decay: from here a run can go on with another decay."""
 
@@ -51,7 +48,7 @@ def load_checkpoint(
     names: Mapping[Tensor, str],
 ) -> tuple[int, float]:
     """Restore the newest checkpoint that this plan may go on from; its (step, seconds), or (0, 0.0) without one."""
-    for path in (folder / LATEST, folder / DECAYED, folder / STABLE):
+    for path in (folder / LATEST, folder / STABLE):
         if not path.exists():
             continue
         with safe_open(path, framework="pt") as file:

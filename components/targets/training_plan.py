@@ -17,9 +17,11 @@ AFTER_STABLE = frozenset(
         "num_steps",
         "decay_steps",
         "decay_sequence_length",
-        "unlikelihood_steps",
+        "decay_group_repeats",
+        "repetition_weight",
+        "repetition_ratio",
         "unlikelihood_weight",
-        "unlikelihood_lr_scale",
+        "unlikelihood_every",
     }
 )
 """Fields that change nothing before the decay begins."""
@@ -39,9 +41,11 @@ class TrainingPlan:
     matrix_lr: float = 0.02
     vector_lr: float = 3e-3
     weight_decay: float = 0.02
-    unlikelihood_steps: int = 0
-    unlikelihood_weight: float = 1.0
-    unlikelihood_lr_scale: float = 0.1
+    decay_group_repeats: Mapping[str, int] = field(default_factory=dict)
+    repetition_weight: float = 0.0
+    repetition_ratio: float = 0.5
+    unlikelihood_weight: float = 0.0
+    unlikelihood_every: int = 2
     max_grad_norm: float = 1.0
     microbatch_tokens: int = 2048
     num_processes: int = 2
@@ -55,26 +59,27 @@ class TrainingPlan:
         """The first step of the decay phase."""
         return self.num_steps - self.decay_steps
 
-    @property
-    def total_steps(self) -> int:
-        """Steps of the language-model phases and of the unlikelihood phase after them."""
-        return self.num_steps + self.unlikelihood_steps
-
     def lr_scale(self, step: int) -> float:
-        """Learning rate at a step as a fraction of its peak: linear up, flat, linear to zero; unlikelihood likewise."""
-        if step >= self.num_steps:
-            return self.unlikelihood_lr_scale * (self.total_steps - step) / self.unlikelihood_steps
+        """Learning rate at a step as a fraction of its peak: linear up, flat, linear to zero."""
         if step >= self.decay_start:
             return (self.num_steps - step) / max(1, self.decay_steps)
         return min(1.0, (step + 1) / max(1, self.warmup_steps))
 
     def windows_at(self, step: int) -> tuple[int, int]:
-        """(tokens in a window, number of the step's first window among windows of that length)."""
+        """(tokens in a window, number of the step's first window among those of its phase)."""
         if step >= self.decay_start:
             return self.decay_sequence_length, (step - self.decay_start) * (
                 self.tokens_per_step // self.decay_sequence_length
             )
         return self.sequence_length, step * (self.tokens_per_step // self.sequence_length)
+
+    def unlikelihood_at(self, step: int) -> bool:
+        """Does the step make the model's own loops less likely?"""
+        return (
+            self.unlikelihood_weight > 0
+            and step >= self.decay_start
+            and (step - self.decay_start) % self.unlikelihood_every == 0
+        )
 
     def stable_identity(self) -> dict[str, Any]:
         """Everything that decides the weights before the decay begins."""
@@ -86,15 +91,9 @@ class TrainingPlan:
         made_by: `asdict` of the plan that made them, as read back from JSON.
         """
         other = plan_from_json(made_by)
-        if self.stable_identity() != other.stable_identity() or step > self.total_steps:
+        if self.stable_identity() != other.stable_identity() or step > self.num_steps:
             return False
-        if step <= min(self.decay_start, other.decay_start):
-            return True
-        decays_alike = all(
-            getattr(self, name) == getattr(other, name)
-            for name in ("num_steps", "decay_steps", "decay_sequence_length")
-        )
-        return self == other or (decays_alike and step <= self.num_steps)
+        return self == other or step <= min(self.decay_start, other.decay_start)
 
 
 def plan_from_json(facts: Mapping[str, Any]) -> TrainingPlan:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from components.targets.lean_llama import LeanLlama, initial_weights
 from components.targets.quality import held_out_loss
+from components.targets.repetition import WINDOW_TOKENS, made_up_loops, repetition_loss
 from components.targets.token_windows import TokenWindows
-from components.targets.training_checkpoints import DECAYED, LATEST, STABLE, load_checkpoint, save_checkpoint
+from components.targets.training_checkpoints import LATEST, STABLE, load_checkpoint, save_checkpoint
 from components.targets.training_plan import TrainingPlan
 from components.targets.unlikelihood import BATCH, PROMPT_TOKENS, GreedyWriter, unlikelihood_loss
 
@@ -69,11 +70,14 @@ def leave_group(num_processes: int) -> None:
 class TrainingRun:
     """One process's share of a run.
 
-    stream: training tokens [tokens] uint16; scratch: where checkpoints lie; rank: number of this process, from 0.
+    streams: training tokens [tokens] uint16 before the decay, and during it; scratch: where checkpoints lie; rank:
+    number of this process, from 0.
     It stands where the newest usable checkpoint leaves off: `steps_done`, after `seconds_done` of training.
     """
 
-    def __init__(self, plan: TrainingPlan, stream: np.ndarray, scratch: Path, rank: int = 0) -> None:
+    def __init__(
+        self, plan: TrainingPlan, streams: tuple[np.ndarray, np.ndarray], scratch: Path, rank: int = 0
+    ) -> None:
         self.plan, self.scratch, self.rank = plan, scratch, rank
         self.device = torch.device(plan.device)
         self.weights = {
@@ -95,10 +99,10 @@ class TrainingRun:
                 betas=(0.9, 0.95),
             ),
         }
-        self.windows = {
-            length: TokenWindows(stream, length, plan.seed)
-            for length in {plan.sequence_length, plan.decay_sequence_length, PROMPT_TOKENS}
-        }
+        stable, self.decay_stream = streams
+        self.stable_windows = TokenWindows(stable, plan.sequence_length, plan.seed)
+        self.decay_windows = TokenWindows(self.decay_stream, plan.decay_sequence_length, plan.seed)
+        self.prompt_windows = TokenWindows(self.decay_stream, PROMPT_TOKENS, plan.seed)
         self.writer: GreedyWriter | None = None
         self.steps_done, self.seconds_done = load_checkpoint(scratch, plan, self.weights, self.optimisers, self.names)
 
@@ -115,7 +119,7 @@ class TrainingRun:
         held_out: windows of each group [windows, length + 1]; a few of each are scored now and then, by process 0.
         Returns the seconds spent training, those before an interruption included.
         """
-        step, last = self.steps_done, self.plan.total_steps if until is None else until
+        step, last = self.steps_done, self.plan.num_steps if until is None else until
         saved_at, began = time.monotonic(), time.monotonic() - self.seconds_done
         losses: list[float] = []
         if self.rank == 0 and step >= last:
@@ -127,7 +131,7 @@ class TrainingRun:
                 scored = held_out if step % SCORE_EVERY == 0 or step == last else None
                 report(step, {"loss": float(np.mean(losses)), **self._metrics(step, scored, time.monotonic() - began)})
                 losses = []
-            milestone = step in (last, self.plan.decay_start, self.plan.num_steps)
+            milestone = step in (last, self.plan.decay_start)
             if self.rank == 0 and (milestone or time.monotonic() - saved_at > checkpoint_seconds):
                 self._save(step, time.monotonic() - began)
                 saved_at = time.monotonic()
@@ -161,8 +165,8 @@ class TrainingRun:
             loss.backward()
             total += loss.detach()
             count += 1
-        if step >= self.plan.num_steps:
-            self._add_unlikelihood_gradients(step, share_of_total=count)
+        if step >= self.plan.decay_start:
+            self._add_gradients_against_loops(step, share_of_total=count)
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), total.reshape(1)]) / count
         if self.plan.num_processes > 1:
@@ -174,28 +178,34 @@ class TrainingRun:
             offset += gradient.numel()
         return float(flat[-1])
 
-    def _add_unlikelihood_gradients(self, step: int, share_of_total: int) -> None:
+    def _add_gradients_against_loops(self, step: int, share_of_total: int) -> None:
         """share_of_total: what the sum of all gradients of this process is divided by afterwards."""
-        if self.writer is None:
-            self.writer = GreedyWriter(self.plan)
-        first = ((step - self.plan.num_steps) * self.plan.num_processes + self.rank) * BATCH
-        windows = self.windows[PROMPT_TOKENS].batch(first, BATCH)[:, :PROMPT_TOKENS]
-        prompts = torch.from_numpy(windows).to(self.device)
-        continuations = self.writer.write(self.weights, prompts)
-        loss = unlikelihood_loss(self.plain, prompts, continuations)
-        (loss * self.plan.unlikelihood_weight * share_of_total).backward()
+        plan = self.plan
+        if plan.repetition_weight > 0:
+            random = np.random.default_rng((plan.seed, step, self.rank))
+            loops = made_up_loops(self.decay_stream, random, min(WINDOW_TOKENS, plan.shape.max_positions))
+            loss = repetition_loss(self.plain, loops.to(self.device), plan.repetition_ratio)
+            (loss * plan.repetition_weight * share_of_total).backward()
+        if plan.unlikelihood_at(step):
+            if self.writer is None:
+                self.writer = GreedyWriter(plan)
+            first = ((step - plan.decay_start) // plan.unlikelihood_every * plan.num_processes + self.rank) * BATCH
+            prompts = torch.from_numpy(self.prompt_windows.batch(first, BATCH)[:, :PROMPT_TOKENS]).to(self.device)
+            continuations = self.writer.write(self.weights, prompts)
+            loss = unlikelihood_loss(self.plain, prompts, continuations)
+            (loss * plan.unlikelihood_weight * share_of_total).backward()
 
     def _microbatches(self, step: int) -> Iterator[Tensor]:
         length, first = self.plan.windows_at(step)
         share = self.plan.tokens_per_step // length // self.plan.num_processes
-        rows = self.windows[length].batch(first + self.rank * share, share)
+        windows = self.decay_windows if step >= self.plan.decay_start else self.stable_windows
+        rows = windows.batch(first + self.rank * share, share)
         for piece in torch.from_numpy(rows).split(max(1, self.plan.microbatch_tokens // length)):
             yield piece.to(self.device)
 
     def _save(self, step: int, seconds: float) -> None:
         names = [LATEST]
         names += [STABLE] if step <= self.plan.decay_start else []
-        names += [DECAYED] if step == self.plan.num_steps else []
         for name in names:
             path = self.scratch / name
             save_checkpoint(path, step, seconds, self.plan, self.weights, self.optimisers, self.names)

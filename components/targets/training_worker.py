@@ -1,7 +1,7 @@
 """One extra process of a data-parallel training run: `python -m components.targets.training_worker SCRATCH RANK`.
 
-Started by process 0 (the step itself), which has left `plan.json` and `tokens.npy` in the scratch folder. It ends with
-process 0: when that dies, the next gradient exchange fails here.
+Started by process 0 (the step itself), which has left `plan.json` and the token streams in the scratch folder. It ends
+with process 0: when that dies, the next gradient exchange fails here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import components
 from components.targets.training_plan import TrainingPlan, plan_from_json
 
 RENDEZVOUS = "rendezvous"
+STREAM_FILES = ("tokens.npy", "decay_tokens.npy")
+"""Training tokens before the decay and during it, in the scratch folder."""
 
 
 @contextmanager
@@ -57,8 +59,8 @@ def main(scratch: Path, meeting: Path, rank: int) -> None:
     keep_freed_memory()
     plan = plan_from_json(json.loads((scratch / "plan.json").read_text(encoding="utf-8")))
     join_group(meeting, rank, plan.num_processes)
-    stream = np.load(scratch / "tokens.npy", mmap_mode="r", allow_pickle=False)
-    TrainingRun(plan, stream, scratch, rank).train(None)
+    stable, decay = (np.load(scratch / name, mmap_mode="r", allow_pickle=False) for name in STREAM_FILES)
+    TrainingRun(plan, (stable, decay), scratch, rank).train(None)
     leave_group(plan.num_processes)
 
 

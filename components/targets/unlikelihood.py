@@ -1,4 +1,4 @@
-"""A last short phase against looping: sequence-level unlikelihood on the model's own greedy continuations.
+"""Against looping, taught on the model's own greedy continuations: sequence-level unlikelihood, in the decay.
 
 Welleck et al. 2019, arXiv:1908.04319, section 5. The model continues windows of training text greedily; tokens that
 complete an n-gram already present in that continuation are made less likely by -log(1 - p), while the usual loss on

@@ -21,6 +21,7 @@ from components.targets.hf_files import save_model
 from components.targets.lean_llama import LeanLlama, LlamaShape, initial_weights
 from components.targets.pretrain import pretrain_target
 from components.targets.quality import cut_prompts, distinct_bigram_ratio, held_out_windows, until_eos
+from components.targets.repetition import Loops, made_up_loops, repetition_loss
 from components.targets.token_windows import TokenWindows, pack_documents
 from components.targets.training_plan import TrainingPlan, plan_from_json
 from components.targets.training_run import TrainingRun
@@ -52,6 +53,8 @@ TINY: dict[str, Any] = {
     "tokens_per_step": 512,
     "sequence_length": 64,
     "decay_sequence_length": 256,
+    "repetition_weight": 1.0,
+    "unlikelihood_weight": 1.0,
 }
 
 
@@ -93,7 +96,7 @@ def weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
 
 def train(plan: TrainingPlan, stream: np.ndarray, scratch: Path, until: int | None = None) -> dict[str, torch.Tensor]:
     scratch.mkdir(exist_ok=True)
-    run = TrainingRun(plan, stream, scratch)
+    run = TrainingRun(plan, (stream, stream[::-1].copy()), scratch)
     run.train(None, until=until)
     return weights_of(run)
 
@@ -104,9 +107,9 @@ def assert_equal_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Ten
         assert torch.equal(ours[name], theirs[name]), name
 
 
-@pytest.mark.parametrize("stop", [1, 6, 9])
+@pytest.mark.parametrize("stop", [1, 6, 7])
 def test_a_stopped_run_goes_on_bit_for_bit(stop: int, stream: np.ndarray, tmp_path: Path) -> None:
-    plan = replace(PLAN, unlikelihood_steps=2)
+    plan = replace(PLAN, repetition_weight=1.0, unlikelihood_weight=1.0)
     undisturbed = train(plan, stream, tmp_path / "undisturbed")
     train(plan, stream, tmp_path / "stopped", until=stop)
     assert_equal_bits(train(plan, stream, tmp_path / "stopped"), undisturbed)
@@ -114,7 +117,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(stop: int, stream: np.ndarray, tmp_pa
 
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_moving_the_decay_while_stable_equals_a_run_planned_so(stop: int, stream: np.ndarray, tmp_path: Path) -> None:
-    other = replace(PLAN, num_steps=10, decay_steps=4)
+    other = replace(PLAN, num_steps=10, decay_steps=4, repetition_weight=1.0)
     train(PLAN, stream, tmp_path / "moved", until=stop)  # 7 is inside the first decay: it goes back to its beginning
     assert_equal_bits(train(other, stream, tmp_path / "moved"), train(other, stream, tmp_path / "fresh"))
 
@@ -131,7 +134,7 @@ def test_a_plan_survives_json() -> None:
 
 def test_training_lowers_the_loss(tmp_path: Path) -> None:
     repeating = np.tile(np.arange(40, dtype=np.uint16), 200)
-    run = TrainingRun(replace(PLAN, num_steps=30, decay_steps=10), repeating, tmp_path)
+    run = TrainingRun(replace(PLAN, num_steps=30, decay_steps=10), (repeating, repeating), tmp_path)
     losses: list[float] = []
     run.train(lambda step, metrics: losses.append(metrics["loss"]))
     assert losses[-1] < losses[0] - 1.0
@@ -162,9 +165,7 @@ def test_the_lean_forward_has_the_logits_and_gradients_of_transformers(length: i
 
 @pytest.fixture(scope="module")
 def target(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return pretrain_target(
-        corpus, **TINY, num_processes=2, unlikelihood_steps=1, ctx=make_context(tmp_path_factory.mktemp("made"))
-    )
+    return pretrain_target(corpus, **TINY, num_processes=2, ctx=make_context(tmp_path_factory.mktemp("made")))
 
 
 def test_the_saved_model_loads_in_transformers_with_the_logits_it_was_trained_to(target: Target) -> None:
@@ -185,12 +186,12 @@ def test_the_facts_and_the_card_come_from_what_was_measured(target: Target) -> N
     assert all(f"{loss:.3f} nats/token" in card for loss in info["held_out_loss"].values())
     assert f"{info['loops']['real']:.3f}" in card and f"{info['num_params']:,}" in card
     assert 0 < info["loops"]["real"] <= 1 and 0 <= info["loops"]["greedy"] <= 1
-    assert info["tokens_seen"] == 4 * TINY["tokens_per_step"]
+    assert info["tokens_seen"] == TINY["num_steps"] * TINY["tokens_per_step"]
     assert str(target.path) not in json.dumps(dict(info)) + card
 
 
 def test_two_processes_share_a_step_and_agree_with_one(corpus: Corpus, target: Target, tmp_path: Path) -> None:
-    alone = pretrain_target(corpus, **TINY, num_processes=1, unlikelihood_steps=1, ctx=make_context(tmp_path))
+    alone = pretrain_target(corpus, **TINY, num_processes=1, ctx=make_context(tmp_path))
     ours, theirs = (load_file(made.path / "model.safetensors") for made in (alone, target))
     for name in ours:
         assert (ours[name].float() - theirs[name].float()).abs().mean() < 0.02, name
@@ -272,3 +273,36 @@ def test_unlikelihood_lowers_the_probability_of_a_loop() -> None:
             if weight.grad is not None:
                 weight.sub_(0.5 * weight.grad)
     assert unlikelihood_loss(lean, prompts, loop) < before
+
+
+@given(seed=st.integers(0, 10_000), window=st.sampled_from([64, 256]))
+def test_a_made_up_loop_is_text_then_one_piece_repeated_to_the_end(seed: int, window: int) -> None:
+    stream = np.arange(3000, dtype=np.uint16)
+    loops = made_up_loops(stream, np.random.default_rng(seed), window)
+    assert loops.tokens.shape == (4, window) and loops.earlier.shape == (4, window - 1)
+    for tokens, earlier in zip(loops.tokens.tolist(), loops.earlier.tolist(), strict=True):
+        first = next(i for i, before in enumerate(earlier) if before >= 0)
+        piece = first - earlier[first]
+        assert len(set(tokens[: first + 1])) == first + 1, "text without a repetition comes first"
+        for i in range(first, window - 1):
+            assert earlier[i] == i - piece
+            assert tokens[i + 1] == tokens[earlier[i] + 1], "an earlier prediction of the same token"
+
+
+def test_the_repetition_loss_is_nought_where_probability_falls_as_asked() -> None:
+    """p of a repeated token halves at each occurrence: with ratio 0.5 there is nothing to mend, with 1.0 there is."""
+    probabilities = [0.8, 0.8, 0.4, 0.4, 0.2, 0.2]
+
+    class Falling:
+        def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+            rows = [
+                torch.tensor([p if token == target else (1 - p) / 9 for token in range(10)]).log()
+                for p, target in zip(probabilities, [3, 4, 3, 4, 3, 4], strict=True)
+            ]
+            return torch.stack(rows)[None]
+
+    loops = Loops(torch.tensor([[9, 3, 4, 3, 4, 3, 4]]), torch.tensor([[-1, -1, 0, 1, 2, 3]]))
+    falling: Any = Falling()
+    assert float(repetition_loss(falling, loops, 0.5)) == pytest.approx(0.0, abs=1e-6)
+    expected = np.mean([-np.log(1 - 0.4)] * 2 + [-np.log(1 - 0.2)] * 2)
+    assert float(repetition_loss(falling, loops, 1.0)) == pytest.approx(expected, rel=1e-5)
