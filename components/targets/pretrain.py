@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.contract import Context, Corpus, Target, UserError
-from components.targets.training_worker import STREAM_FILES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,8 +79,10 @@ def pretrain_target(
         compile_layers: fuse each layer with torch.compile: a fifth faster, needs a C++ compiler on CPUs.
         checkpoint_minutes: minutes between checkpoints.
     """
+    from components.targets.training_worker import STREAM_FILES
+
     decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats
-    given = dict(locals())
+    given: dict[str, Any] = dict(locals())
     plan = _plan({name: given[name] for name in _SHAPE_SETTINGS}, {name: given[name] for name in _PLAN_SETTINGS}, ctx)
     tokenizer = _tokenizer(corpus, plan, ctx)
     stable, decay = STREAM_FILES
