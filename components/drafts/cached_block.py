@@ -2,6 +2,8 @@
 
 At one row a small drafter is bound by the number of operations, not by arithmetic, so this path counts them: one linear
 for q, k and v, one for gate and up, one attention call, no mask for a single row, and nothing is ever moved or grown.
+As in targets/fast.py, norm weights and sqrt(H) are folded into the following linear layer, which leaves
+x / sqrt(|x|^2 + H eps), and rows of q and k are permuted so that a rotary pair lies side by side: one complex product.
 Only the last row is finished when only the last row is wanted; earlier rows need no more than their keys and values.
 
 Shapes: T rows of one sequence, A attention heads, G key/value heads, D head size, H hidden size.
@@ -9,32 +11,43 @@ Shapes: T rows of one sequence, A attention heads, G key/value heads, D head siz
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+import math
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, rope_tables
+from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, rope_frequencies
 from components.targets.linear import Linear
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
+FEW_ROWS = 16  # up to so many new rows take their mask from a table
+
+KvCache = Tensor
+"""Keys and values of one sequence, [2G, capacity, D], allocated once; row = column; keys are the first G."""
 
 
-class KvCache(NamedTuple):
-    """Keys and values of one sequence, allocated once; row = column."""
+@final
+class UnitNorm:
+    """RMSNorm without its weight and sqrt(H): x / sqrt(|x|^2 + H eps); `folded` puts both into the next linear."""
 
-    keys: Tensor  # [G, capacity, D]
-    values: Tensor  # [G, capacity, D]
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.scale = math.sqrt(size)
+        self.floor = torch.tensor(math.sqrt(size * eps), dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H] of length just below 1."""
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+
+    def folded(self, weight: Tensor, norm: RmsNorm) -> Tensor:
+        """The weight [out, H] of the linear layer that follows `norm`, to be fed with what this norm gives."""
+        return weight.detach() * (norm.weight.detach() * self.scale)
 
 
 def linear_kernel(weight: Tensor) -> Linear:
     """x -> x @ weight.T for a frozen weight [out, in]; `calibrate` then gives all layers of a drafter their kernels."""
     return Linear(weight.contiguous())
-
-
-def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 @final
@@ -60,7 +73,8 @@ class TokenTable:
         return self._rows(self.embedding.index_select(0, ids))
 
     def _rows(self, embedded: Tensor) -> Tensor:
-        return F.linear(normalise(embedded.to(self.weight.dtype), self.norm_weight, self.eps), self.weight)
+        size = (embedded.shape[-1],)
+        return F.linear(F.rms_norm(embedded.to(self.weight.dtype), size, self.norm_weight, self.eps), self.weight)
 
 
 @final
@@ -70,17 +84,17 @@ class CachedBlock:
     def __init__(
         self, shape: BlockShape, attention: AttentionProjections, post_norm: RmsNorm, mlp: SwiGlu, dtype: torch.dtype
     ) -> None:
-        def frozen(*weights: Tensor) -> Tensor:
-            return torch.cat([w.detach() for w in weights]).to(dtype)
-
+        """`qkv_weight`, [(A + 2G) * D, in] float32, is for the method: it knows what comes in."""
         self.shape, self.dtype = shape, dtype
         self.device = attention.o_proj.weight.device
-        self.qkv_weight = frozen(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
-        self.output = linear_kernel(frozen(attention.o_proj.weight))
-        self.post_norm = frozen(post_norm.weight)
-        self.gate_up = linear_kernel(frozen(mlp.gate_proj.weight, mlp.up_proj.weight))
-        self.down = linear_kernel(frozen(mlp.down_proj.weight))
-        self.cos = self.sin = torch.empty(0)
+        self.norm = UnitNorm(shape.hidden_size, shape.rms_norm_eps, dtype, self.device)
+        queries, keys = (self._paired(part.weight.detach()) for part in (attention.q_proj, attention.k_proj))
+        self.qkv_weight = torch.cat((queries, keys, attention.v_proj.weight.detach()))
+        gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+        self.output = linear_kernel(attention.o_proj.weight.detach().to(dtype))
+        self.gate_up = linear_kernel(self.norm.folded(gate_up, post_norm).to(dtype))
+        self.down = linear_kernel(mlp.down_proj.weight.detach().to(dtype))
+        self.rotations = self.masks = torch.empty(0)
 
     @property
     def linears(self) -> list[Linear]:
@@ -88,38 +102,60 @@ class CachedBlock:
         return [self.output, self.gate_up, self.down]
 
     def new_cache(self, capacity: int) -> KvCache:
-        """An empty cache of `capacity` rows; also makes the rotary tables long enough."""
-        if self.cos.shape[0] < capacity:
-            cos, sin = rope_tables(self.shape, torch.arange(capacity, device=self.device))
-            self.cos, self.sin = cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)  # [capacity, 1, D]
-        size = (self.shape.num_key_value_heads, capacity, self.shape.head_dim)
-        return KvCache(*(torch.zeros(size, dtype=self.dtype, device=self.device) for _ in range(2)))
+        """An empty cache of `capacity` rows; also makes the tables long enough."""
+        if self.rotations.shape[0] < capacity:
+            angles = torch.arange(capacity, device=self.device)[:, None] * rope_frequencies(self.shape, self.device)
+            self.rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)  # [capacity, 1, D / 2]
+            # Row i of FEW_ROWS new rows sees the columns up to its own: a window of this band, wherever they begin.
+            ahead = torch.arange(2 * capacity, device=self.device) - capacity
+            hidden = ahead > torch.arange(FEW_ROWS, device=self.device)[:, None]
+            self.masks = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
+        size = (2 * self.shape.num_key_value_heads, capacity, self.shape.head_dim)
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
 
     def run(self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
         """Write rows start.. of the cache and return the block's output for them, [T, H], or [1, H] for the last row.
 
-        qkv: [T, (A + 2G) * D], not yet rotated; residual: [T, H].
+        qkv: [T, (A + 2G) * D], not yet rotated, and not needed afterwards; residual: [T, H].
         """
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         end = start + num_rows
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
-        rotating = rows[:, : heads + kv_heads]
-        rotated = torch.addcmul(rotating * self.cos[start:end], rotating.roll(size // 2, -1), self.sin[start:end])
-        cache.keys[:, start:end] = rotated[:, heads:].transpose(0, 1)
-        cache.values[:, start:end] = rows[:, heads + kv_heads :].transpose(0, 1)
-        keys, values = cache.keys[None, :, :end], cache.values[None, :, :end]
+        self._rotate(rows.narrow(1, 0, heads + kv_heads), start)
+        cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
         if last_only or num_rows == 1:
             # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
-            queries = rotated[-1, :heads].view(1, kv_heads, shape.group, size)
-            mixed = F.scaled_dot_product_attention(queries, keys, values).reshape(1, heads * size)
+            queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
+            mixed = F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
             residual = residual[-1:]
         else:
-            last_seen = torch.arange(start, end, device=qkv.device)[:, None]
-            mask = torch.arange(end, device=qkv.device) <= last_seen
-            queries = rotated[:, :heads].transpose(0, 1)[None]
+            queries, mask = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, num_rows)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
             mixed = mixed[0].transpose(0, 1).reshape(num_rows, heads * size)
         hidden = self.output.add_to(residual, mixed)
-        gate, up = self.gate_up(normalise(hidden, self.post_norm, shape.rms_norm_eps)).chunk(2, -1)
-        return self.down.add_to(hidden, F.silu(gate) * up)
+        gate, up = self.gate_up(self.norm(hidden)).chunk(2, -1)
+        return self.down.add_to(hidden, F.silu(gate).mul_(up))
+
+    def _rotate(self, rows: Tensor, start: int) -> None:
+        """Rotate queries and keys [T, A + G, D] of columns start.. in place."""
+        exact = rows if rows.dtype == torch.float32 else rows.float()
+        pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))
+        pairs.mul_(self.rotations.narrow(0, start, rows.shape[0]))
+        if exact is not rows:
+            rows.copy_(exact)
+
+    def _mask(self, start: int, num_rows: int) -> Tensor:
+        """0 where row i, at column start + i, may look, else -inf: [T, start + T]."""
+        end = start + num_rows
+        if num_rows <= FEW_ROWS:
+            middle = self.masks.shape[1] // 2
+            return self.masks[:num_rows, middle - start : middle - start + end]
+        hidden = torch.ones(num_rows, end, dtype=torch.bool, device=self.device).triu_(start + 1)
+        return torch.zeros(num_rows, end, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
+
+    def _paired(self, weight: Tensor) -> Tensor:
+        """Rows of a projection [heads * D, in], in every head (0, D/2, 1, D/2 + 1, ...)."""
+        half = self.shape.head_dim // 2
+        return weight.view(-1, 2, half, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)

@@ -1,8 +1,8 @@
 """Exact resume: everything the next optimiser step depends on, in one safetensors file that is there or is not.
 
-Weights and AdamW's moments are tensors; the step and the best held-out result are JSON in the file's own metadata, so a
-single rename publishes all of it. The best weights so far lie beside it in a file named by their step. Batches follow
-from the seed and the step (batches.py), so no generator needs saving.
+Weights and the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own
+metadata, so a single rename publishes all of it. The best weights so far lie beside it in a file named by their step.
+Batches follow from the seed and the step (batches.py), so no generator needs saving.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from components.drafts.optimizer import Optimizer
+
 CHECKPOINT = "checkpoint.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW and of Muon
 
 
 @dataclass
@@ -30,20 +31,20 @@ class Progress:
     best_by_workload: dict[str, float] = field(default_factory=dict)
 
 
-def save_checkpoint(directory: Path, draft: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def save_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
     """Publish the state after `progress.step` steps, then drop best weights that are no longer the best."""
     tensors = {f"weight.{name}": weight.detach() for name, weight in draft.state_dict().items()}
     for name, parameter in draft.named_parameters():
-        for moment in MOMENTS:
-            if moment in optimizer.state[parameter]:
-                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+        moments = optimizer.moments(parameter)
+        assert moments.keys() <= set(MOMENTS), f"the optimiser keeps {sorted(moments)}"
+        tensors |= {f"{moment}.{name}": tensor for moment, tensor in moments.items()}
     write_tensors(directory / CHECKPOINT, tensors, {"progress": json.dumps(asdict(progress))})
     for file in directory.glob("best-*.safetensors"):
         if file != best_file(directory, progress):
             file.unlink()
 
 
-def load_checkpoint(directory: Path, draft: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> Progress:
     """Put back what `save_checkpoint` wrote; a fresh Progress when there is none."""
     file = directory / CHECKPOINT
     if not file.is_file():
@@ -55,10 +56,8 @@ def load_checkpoint(directory: Path, draft: nn.Module, optimizer: torch.optim.Op
         {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
     )
     for name, parameter in draft.named_parameters():
-        state: dict[str, Tensor] = {"step": torch.tensor(float(progress.step))}
-        for moment in MOMENTS:
-            state[moment] = tensors[f"{moment}.{name}"].to(parameter.device)
-        optimizer.state[parameter] = state
+        moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS if f"{moment}.{name}" in tensors}
+        optimizer.restore(parameter, moments, progress.step)
     return progress
 
 

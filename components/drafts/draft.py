@@ -9,7 +9,9 @@ map is exact.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -84,6 +86,10 @@ class AbstractDraft(nn.Module, ABC):
     needs_features: ClassVar[bool] = True
     num_steps: int  # drafting steps it is trained for
     max_depth: int
+    lr_scales: Mapping[str, float] = MappingProxyType({})  # parameters that learn at another rate than peak_lr, times
+
+    def fit_inputs(self, taps: Tensor) -> None:
+        """Scale an untrained drafter to the target's hidden states, seen as a sample [N, 3H]; may set lr_scales."""
 
     @classmethod
     @abstractmethod

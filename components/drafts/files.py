@@ -90,12 +90,12 @@ def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = tor
     the wrong shape.
     """
     record, tensors = read_draft(draft.path)
-    _check_target(draft.path, record, target)
+    check_target(draft.path, record, target)
     for name in VOCABULARY_TENSORS:
         if name not in tensors:
             raise UserError(f"{draft.path}/model.safetensors: no tensor '{name}'; train the drafter again")
     offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
-    draft_ids = _checked_ids(draft.path, offsets, target.shape.vocab_size)
+    draft_ids = checked_ids(draft.path, offsets, target.shape.vocab_size)
     network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
     check_tensors(draft.path, tensors, network.state_dict())
     network.load_state_dict(tensors)
@@ -118,14 +118,16 @@ def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str
         raise UserError(f"{path}/model.safetensors does not fit its draft.json: {'; '.join(said + wrong)}")
 
 
-def _check_target(path: Path, record: Mapping[str, Any], target: AbstractTarget) -> None:
+def check_target(path: Path, record: Mapping[str, Any], target: AbstractTarget) -> None:
+    """A UserError when a drafter's record names a target of another shape."""
     for name in ("hidden_size", "vocab_size", "num_layers"):
         trained, given = record["target"][name], getattr(target.shape, name)
         if trained != given:
             raise UserError(f"{path}: trained for a target of {name} {trained}, but this target has {given}")
 
 
-def _checked_ids(path: Path, offsets: Tensor, vocab_size: int) -> Tensor:
+def checked_ids(path: Path, offsets: Tensor, vocab_size: int) -> Tensor:
+    """The target ids [N] of a draft vocabulary; a UserError when d2t does not give ascending ids below vocab_size."""
     ids = ids_of(offsets)
     if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab_size or bool((ids.diff() <= 0).any()):
         raise UserError(f"{path}/model.safetensors: d2t does not give ascending target ids below {vocab_size}")

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from components.contract import Context, Draft, Features, Target, UserError
 from components.data.features import Example, FeatureRow, FeatureSet, open_features
 from components.drafts.batches import BatchOrder
+from components.drafts.continuing import Start, load_start, read_start
 from components.drafts.draft import AbstractDraft
 from components.drafts.files import method_class, save_draft
 from components.drafts.held_out import greedy_examples
 from components.drafts.training import Schedule, train
-from components.drafts.vocabulary import choose_vocabulary, coverage, default_size
+from components.drafts.vocabulary import DraftVocabulary, choose_vocabulary, coverage, default_size
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
+
+FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's inputs
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,14 @@ class DataChoice:
 def train_from_features(
     target: Target,
     features: Features,
+    start_from: Draft | None,
     method: str,
     settings: Mapping[str, Any],
     schedule: Schedule,
     choice: DataChoice,
     ctx: Context,
 ) -> Draft:
-    """Train and save a drafter; `settings` are what the method's `build` takes. See `train_draft`."""
+    """Train and save a drafter, from scratch or going on; `settings` are what the method's `build` takes."""
     torch.set_num_threads(ctx.num_threads)
     data = open_features(features)
     _check_fit(target, data)
@@ -48,17 +53,20 @@ def train_from_features(
         raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
     model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
 
-    counts = data.token_counts("train")
-    vocabulary = choose_vocabulary(counts, choice.draft_vocab_size or default_size(counts.numel()))
+    start = read_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
+    vocabulary = _vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
     covered = coverage(data.token_counts("validation"), vocabulary.ids)
     draft: AbstractDraft = method_class(method).build(model, dict(settings), vocabulary.ids.to(model.device))
+    draft.fit_inputs(torch.cat([data.load(row).taps for row in rows[:FITTED_ROWS]]).to(model.device))
+    if start is not None:
+        load_start(start, draft, settings)
     ctx.note(
         f"{method}: {sum(p.numel() for p in draft.parameters()):,} parameters; draft vocabulary"
         f" {vocabulary.ids.numel()} ({vocabulary.num_padded} padded) covers {covered:.2%} of held-out answer tokens"
     )
     order = BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, ctx.seed)
     held_out = _held_out(model, data, choice, features)
-    weights, progress = train(draft, data, order, held_out, schedule, ctx)
+    weights, progress = train(draft, data, order, held_out, schedule, ctx, going_on=start is not None)
     facts = {
         "method": method,
         "num_steps": draft.num_steps,
@@ -72,9 +80,19 @@ def train_from_features(
         "held_out_answers": len(held_out),
         "best_step": progress.best_step,
         "optimiser_steps": schedule.num_steps,
+        **(start.facts if start is not None else {}),
     }
+    if start is not None and progress.best_step == 0:
+        ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
     save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
     return Draft.made(ctx, facts)
+
+
+def _vocabulary(counts: Tensor, start: Start | None, size: int) -> DraftVocabulary:
+    """The one that the drafter to go on from has, else the most frequent tokens of counts [V]."""
+    if start is None:
+        return choose_vocabulary(counts, size or default_size(counts.numel()))
+    return DraftVocabulary(start.draft_ids, int((counts[start.draft_ids] == 0).sum()))
 
 
 def _check_fit(target: Target, data: FeatureSet) -> None:

@@ -133,11 +133,15 @@ class Rope:
 
 def rope_tables(shape: BlockShape, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sign-carrying sin of positions [...]: float32 [..., D] each."""
-    half = shape.head_dim // 2
-    exponents = torch.arange(half, dtype=torch.float32, device=positions.device) * 2 / shape.head_dim
-    angles = positions.float().unsqueeze(-1) * shape.rope_theta**-exponents
+    angles = positions.float().unsqueeze(-1) * rope_frequencies(shape, positions.device)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rope_frequencies(shape: BlockShape, device: torch.device) -> Tensor:
+    """Radians a column of every rotary pair: float32 [D / 2]."""
+    exponents = torch.arange(shape.head_dim // 2, dtype=torch.float32, device=device) * 2 / shape.head_dim
+    return shape.rope_theta**-exponents
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel, normalise
+from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows, norm_weight_of
 from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, initialise
@@ -84,12 +84,10 @@ class ModuleDecoder(NamedTuple):
     """One module's weights, laid out for decoding."""
 
     token_part: TokenTable  # the embedding half of eh_proj
-    hidden_part: Linear  # the hidden half of eh_proj
-    hidden_norm: Tensor
-    input_norm: Tensor
-    qkv: Linear
+    hidden_part: Linear  # the hidden half of eh_proj, hnorm's weight folded in
+    qkv: Linear  # input_layernorm's weight folded in
     block: CachedBlock
-    last_norm: Tensor
+    last_norm: Tensor  # shared_head.norm's weight times sqrt(H)
 
     @property
     def linears(self) -> list[Linear]:
@@ -98,7 +96,7 @@ class ModuleDecoder(NamedTuple):
 
 
 class Decoder(NamedTuple):
-    """All modules and the pruned head."""
+    """All modules and the pruned head, one for all: it is most of what they read."""
 
     modules: list[ModuleDecoder]
     head: Linear
@@ -229,16 +227,14 @@ class Mtp(AbstractDraft):
         hidden, modules = self.shape.hidden_size, []
         for module in self.mtp_modules:
             block = CachedBlock(self.shape, module.self_attn, module.post_attention_layernorm, module.mlp, dtype)
-            projection = module.eh_proj.weight.detach()
+            projection, norm = module.eh_proj.weight.detach(), block.norm
             modules.append(
                 ModuleDecoder(
                     token_part=TokenTable(self.target.embedding, module.enorm, projection[:, :hidden], dtype),
-                    hidden_part=linear_kernel(projection[:, hidden:].to(dtype)),
-                    hidden_norm=module.hnorm.weight.detach().to(dtype),
-                    input_norm=module.input_layernorm.weight.detach().to(dtype),
-                    qkv=linear_kernel(block.qkv_weight),
+                    hidden_part=linear_kernel(norm.folded(projection[:, hidden:], module.hnorm).to(dtype)),
+                    qkv=linear_kernel(norm.folded(block.qkv_weight, module.input_layernorm).to(dtype)),
                     block=block,
-                    last_norm=module.shared_head.norm.weight.detach().to(dtype),
+                    last_norm=(module.shared_head.norm.weight.detach() * norm.scale).to(dtype),
                 )
             )
         head = linear_kernel(self.head_weight[self.draft_ids].to(dtype))
@@ -282,7 +278,8 @@ class Mtp(AbstractDraft):
 
         guessed_rows: h^{j-1} of the columns that rest on guesses (at most one tensor); returns the same for h^j.
         """
-        module, eps = decoder.modules[index], self.shape.rms_norm_eps
+        module = decoder.modules[index]
+        norm = module.block.norm
         start, count = state.committed[index], state.num_columns
         hidden = torch.cat(state.waiting[index] + guessed_rows)
         unused = max(0, start + index - count)  # near the start, the first guesses lie before this module's first token
@@ -290,11 +287,11 @@ class Mtp(AbstractDraft):
         token_rows = module.token_part(tokens)
         if index == 0 and start == 0:
             token_rows[0] = 0.0  # the embedding at position 0 is zeroed, and enorm(0) = 0
-        joined = token_rows + module.hidden_part(normalise(hidden, module.hidden_norm, eps))
+        joined = token_rows + module.hidden_part(norm(hidden))
         last_module = index + 1 == len(decoder.modules)
-        qkv = module.qkv(normalise(joined, module.input_norm, eps))
-        out = module.block.run(qkv, joined, state.caches[index], start, last_only=last_module)
-        guesses.pick(decoder.head(normalise(out[-1:], module.last_norm, eps)))
+        out = module.block.run(module.qkv(norm(joined)), joined, state.caches[index], start, last_only=last_module)
+        # A greedy guess needs no last norm but its weight: a positive factor moves no argmax.
+        guesses.pick(decoder.head((out[-1:] if guesses.greedy else norm(out[-1:])) * module.last_norm))
         num_final = max(0, count - index) - start  # columns t <= n - j have their token x_{t+j}
         num_waiting = sum(rows.shape[0] for rows in state.waiting[index])
         state.waiting[index] = [hidden[num_final:num_waiting]] if num_final < num_waiting else []

@@ -38,12 +38,13 @@ class Guesses:
     def __init__(self, draft_ids: Tensor, vocab_size: int, sampling: Sampling, rng: torch.Generator) -> None:
         """draft_ids: int64 [N], the target ids that draft logits stand for."""
         self.draft_ids, self.vocab_size, self.sampling, self.rng = draft_ids, vocab_size, sampling, rng
+        self.greedy = sampling.temperature <= 0
         self.tokens: list[Tensor] = []
         self.probs: list[Tensor] = []
 
     def pick(self, logits: Tensor) -> Tensor:
-        """The next guess, int64 [1], from draft logits [1, N]."""
-        if self.sampling.temperature <= 0:
+        """The next guess, int64 [1], from draft logits [1, N]; their scale does not matter to a greedy one."""
+        if self.greedy:
             choice = logits.argmax(-1)
         else:
             probs = probabilities(logits[0], self.sampling)

@@ -14,10 +14,13 @@ Method = Literal["eagle3", "mtp"]
 def train_draft(
     target: Target,
     features: Features,
+    start_from: Draft | None = None,
     *,
     method: Method = "eagle3",
     num_steps: Annotated[int, Field(ge=1)] = 400,
+    optimizer: Literal["muon", "adamw"] = "muon",
     peak_lr: Annotated[float, Field(gt=0)] = 2e-3,
+    muon_lr_scale: Annotated[float, Field(gt=0)] = 10.0,
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.05,
     weight_decay: Annotated[float, Field(ge=0)] = 0.01,
     clip_norm: Annotated[float, Field(gt=0)] = 1.0,
@@ -41,12 +44,18 @@ def train_draft(
     Args:
         target: the model to draft for.
         features: its hidden states over its own answers, splits train and validation.
+        start_from: a drafter to go on from instead of starting over, of the same method and shape: its weights and
+            vocabulary, a new optimiser. The schedule begins again with its warm-up, so give a peak_lr well below the
+            one it was trained with (a quarter). If no step improves on it, its own weights are kept.
         method: eagle3 (one layer fed by three hidden states, any depth) or mtp (one module a depth, DeepSeek-V3's
             layout).
         num_steps: optimiser steps.
-        peak_lr: learning rate after warm-up.
+        optimizer: muon steps the matrices inside the drafter by Muon and the rest (LM head, norms) by AdamW; adamw
+            steps all by AdamW.
+        peak_lr: AdamW's learning rate after warm-up.
+        muon_lr_scale: Muon's learning rate, as a multiple of AdamW's.
         warmup_share: share of num_steps that warms up linearly; a cosine follows.
-        weight_decay: AdamW's decoupled decay of the matrices; norm weights do not decay.
+        weight_decay: decoupled decay of the matrices; norm weights do not decay.
         clip_norm: largest gradient norm.
         batch_tokens: tokens in a batch, padding included.
         max_tokens: tokens of a conversation that are used, from its start.
@@ -78,7 +87,16 @@ def train_draft(
     settings |= {"ttt_steps": ttt_steps} if method == "eagle3" else {}
     settings |= {"mtp_modules": mtp_modules, "first_hidden": first_hidden} if method == "mtp" else {}
     schedule = Schedule(
-        num_steps, peak_lr, warmup_share, weight_decay, clip_norm, eval_every, checkpoint_every, precision
+        num_steps,
+        peak_lr,
+        warmup_share,
+        weight_decay,
+        clip_norm,
+        eval_every,
+        checkpoint_every,
+        precision,
+        optimizer,
+        muon_lr_scale,
     )
     choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows)
-    return train_from_features(target, features, method, settings, schedule, choice, ctx)
+    return train_from_features(target, features, start_from, method, settings, schedule, choice, ctx)

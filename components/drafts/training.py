@@ -1,4 +1,4 @@
-"""One training loop for every drafting method: AdamW, warm-up and cosine, clipping, exact resume, held-out judgement.
+"""One training loop for every drafting method: warm-up and cosine, clipping, exact resume, held-out judgement.
 
 What a run does is decided by its settings and seed alone: batches follow from the seed, threads are pinned, and a
 checkpoint holds all that the next step depends on, so a run that was killed ends with the same bits as one that was
@@ -30,9 +30,9 @@ from components.drafts.checkpoints import (
 )
 from components.drafts.draft import AbstractDraft, StepLosses
 from components.drafts.held_out import measure
+from components.drafts.optimizer import Optimizer, OptimizerName
 
 Precision = Literal["auto", "float32", "bfloat16"]
-BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
 FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
 
 
@@ -48,6 +48,8 @@ class Schedule:
     eval_every: int
     checkpoint_every: int
     precision: Precision
+    optimizer: OptimizerName = "muon"
+    muon_lr_scale: float = 10.0
 
     def learning_rate(self, step: int) -> float:
         """Of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
@@ -76,24 +78,31 @@ def train(
     held_out: Sequence[Example],
     schedule: Schedule,
     ctx: Context,
+    *,
+    going_on: bool = False,
 ) -> tuple[dict[str, Tensor], Progress]:
-    """Train, or go on from ctx.scratch; returns the best weights and how they did."""
+    """Train, or resume from ctx.scratch; returns the best weights and how they did.
+
+    going_on: the drafter is trained already; the weights it comes with are judged first, as those of step 0.
+    """
     torch.set_num_threads(ctx.num_threads)
     device = torch.device(ctx.device)
-    optimizer = _optimizer(draft, schedule)
+    optimizer = Optimizer(draft, schedule.optimizer, schedule.weight_decay, schedule.muon_lr_scale)
     progress = load_checkpoint(ctx.scratch, draft, optimizer)
-    keep_metrics_until(ctx.out / "metrics.jsonl", progress.step)
+    keep_metrics_until(ctx.out / "metrics.jsonl", progress.step or -1)
     if progress.step:
         ctx.note(f"goes on from optimiser step {progress.step}")
     dtype = resolve_precision(schedule.precision, device)
     batches = order.from_step(progress.step)
+    if going_on and not progress.step:
+        _judge(draft, held_out, progress, ctx)
     draft.train()
     while progress.step < schedule.num_steps:
         batch = load_batch(features, next(batches), order.max_tokens, device)
         with _exact(device):
             with _autocast(device, dtype):
                 result = draft.losses(batch)
-            norm = _update(draft, optimizer, result.loss, schedule, progress.step)
+            norm = optimizer.update(result.loss, schedule.learning_rate(progress.step), schedule.clip_norm)
         progress.step += 1
         _record(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
         last = progress.step == schedule.num_steps
@@ -103,27 +112,6 @@ def train(
             save_checkpoint(ctx.scratch, draft, optimizer, progress)
         ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
     return load_best(ctx.scratch, progress), progress
-
-
-def _optimizer(draft: AbstractDraft, schedule: Schedule) -> torch.optim.AdamW:
-    """AdamW; norm weights do not decay."""
-    matrices = [p for p in draft.parameters() if p.ndim > 1]
-    vectors = [p for p in draft.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=schedule.peak_lr, betas=BETAS, foreach=True)
-
-
-def _update(
-    draft: AbstractDraft, optimizer: torch.optim.Optimizer, loss: Tensor, schedule: Schedule, step: int
-) -> float:
-    """One optimiser step; returns the gradient norm before clipping."""
-    for group in optimizer.param_groups:
-        group["lr"] = schedule.learning_rate(step)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(draft.parameters(), schedule.clip_norm)
-    optimizer.step()
-    return float(norm)
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

@@ -59,7 +59,8 @@ def test_a_killed_run_ends_with_the_same_bits(
                 raise Killed
 
         ctx.send = listen
-        train_draft(target, features, method=method, **SETTINGS, ctx=ctx)  # type: ignore[arg-type]
+        optimizer = "adamw" if dies_at == 3 else "muon"
+        train_draft(target, features, method=method, optimizer=optimizer, **SETTINGS, ctx=ctx)  # type: ignore[arg-type]
         return ctx.out
 
     undisturbed = run("undisturbed")

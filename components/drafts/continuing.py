@@ -1,0 +1,92 @@
+"""Go on from a trained drafter instead of starting over: its weights and vocabulary, a new optimiser.
+
+Weights belong to the vocabulary they were trained for, so the vocabulary stays as it is, whatever the new answers hold.
+AdamW's moments are not part of a drafter; the warm-up of the schedule rebuilds them. Nothing is loaded that does not
+fit exactly: a drafter that is half loaded and half random looks like one that drifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from components.contract import Draft, UserError
+from components.drafts.draft import AbstractDraft
+from components.drafts.files import VOCABULARY_TENSORS, check_target, checked_ids, read_draft
+from components.targets.model import AbstractTarget
+
+
+@dataclass(frozen=True)
+class Start:
+    """The drafter to go on from. draft_ids: int64 [N], ascending target ids. weights: by the names of its method."""
+
+    key: str
+    record: Mapping[str, Any]  # draft.json
+    draft_ids: Tensor
+    weights: Mapping[str, Tensor]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the new drafter's draft.json says of it."""
+        return {
+            "continued_from": self.key,
+            "optimiser_steps_before": self.record.get("optimiser_steps", 0)
+            + self.record.get("optimiser_steps_before", 0),
+        }
+
+
+def read_start(start_from: Draft, method: str, draft_vocab_size: int, target: AbstractTarget) -> Start:
+    """Read the drafter to go on from; draft_vocab_size 0 takes whatever it has.
+
+    Raises:
+        UserError: it is of another method, for a target of another shape, or has another vocabulary size.
+    """
+    record, tensors = read_draft(start_from.path)
+    said = f"start_from ({start_from.key[:12]})"
+    if record["method"] != method:
+        raise UserError(f"{said} is of method {record['method']}, not {method}; set method: {record['method']}")
+    check_target(start_from.path, record, target)
+    offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
+    ids = checked_ids(start_from.path, offsets, target.shape.vocab_size)
+    if draft_vocab_size not in (0, ids.numel()):
+        raise UserError(
+            f"{said} has a draft vocabulary of {ids.numel()}, not {draft_vocab_size}; draft_vocab_size: 0 keeps it"
+        )
+    return Start(start_from.key, record, ids, tensors)
+
+
+def load_start(start: Start, draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
+    """Put the weights into a drafter that was built with `settings`.
+
+    Raises:
+        UserError: a tensor is missing, unexpected or of another shape; the line names the settings that differ.
+    """
+    expected = draft.state_dict()
+    wrong = [
+        f"{name} is {_shape(start.weights.get(name))} there and {_shape(expected.get(name))} here"
+        for name in sorted(expected.keys() | start.weights.keys())
+        if _shape(start.weights.get(name)) != _shape(expected.get(name))
+    ]
+    if wrong:
+        old = start.record["settings"]
+        differ = [
+            f"{name}: {old.get(name)!r} there, {settings.get(name)!r} here"
+            for name in sorted({*old, *settings} - {"init_seed"})
+            if old.get(name) != settings.get(name)
+        ]
+        raise UserError(
+            f"start_from ({start.key[:12]}) has another shape: {wrong[0]}{_and_more(wrong)}; "
+            + (f"give it the settings it was made with ({', '.join(differ)})" if differ else "train without start_from")
+        )
+    draft.load_state_dict(dict(start.weights))
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else str(list(tensor.shape))
+
+
+def _and_more(wrong: list[str]) -> str:
+    return f" and {len(wrong) - 1} tensors more" if len(wrong) > 1 else ""
