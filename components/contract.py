@@ -13,14 +13,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+Shard = TypeVar("Shard")
+Result = TypeVar("Result")
+Tell = Callable[[float], None]
+"""What a shard's work may call to say how much of it is done, from 0 to 1."""
+Mapper = Callable[[Callable[[Any, Tell], Any], Sequence[Any]], Iterator[Any]]
+"""Runs function(shard, tell) for every shard somewhere, and gives the results in the order of the shards."""
 
 
 class UserError(Exception):
     """The input is wrong: one line that says where, what, and how to mend it. Never retried."""
+
+
+class NothingNew(Exception):
+    """There is nothing to do, in one line that says why: the run ends here as completed, and nothing is made of it."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,7 @@ class Context:
     seed:        the only source of randomness.
     num_threads: threads that torch may use in this process.
     send:        where events go (progress, metrics, notes); None prints nothing.
+    mapper:      who works on the shards of `map`; None is this process, one shard after the other.
     """
 
     key: str
@@ -137,6 +149,38 @@ class Context:
     seed: int = 0
     num_threads: int = 2
     send: Callable[[Mapping[str, Any]], None] | None = None
+    mapper: Mapper | None = None
+
+    def map(
+        self,
+        function: Callable[[Shard, Tell], Result],
+        shards: Sequence[Shard],
+        *,
+        what: str = "shards",
+        finished: int = 0,
+    ) -> Iterator[Result]:
+        """The results of function(shard, tell) in the order of the shards, as they come: here, or where `runs_on` says.
+
+        The same bytes wherever a shard runs, provided that the function keeps three promises: it stands at the top of
+        a module; it depends on its shard alone (plain small values: paths, ids, settings; no tensors); and it writes
+        its own file whole or not at all (components/shards.py). A step that calls this is a wide step.
+
+        what: the unit of its progress. finished: shards that an earlier attempt has left, counted in the progress.
+        """
+        total = finished + len(shards)
+        if self.mapper is not None:
+            for number, result in enumerate(self.mapper(function, shards), start=finished + 1):
+                self.progress(number, total, what)
+                yield result
+            return
+        for number, shard in enumerate(shards, start=finished):
+
+            def tell(share: float, number: int = number) -> None:
+                self.progress(number + share, total, what)
+
+            result = function(shard, tell)
+            self.progress(number + 1, total, what)
+            yield result
 
     def progress(self, done: float, total: float, what: str = "") -> None:
         """Say how far a long step is; whoever shows it works out the remaining time."""

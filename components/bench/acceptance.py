@@ -1,17 +1,27 @@
 """Step `bench.measure_acceptance`: acceptance maps of one drafter over the held-out prompts.
 
 The target answers every test prompt greedily, once; the drafter then guesses from every position of every answer
-(acceptance_map.py). Replaying a map gives the exact acceptance length of every depth, on the same prompts.
+(acceptance_map.py). Replaying a map gives the exact acceptance length of every depth, on the same prompts. A shard is
+a batch of prompts answered side by side; its rows are the same in every process.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Draft, Measurements, Prompts, Target
+from components.contract import Context, Draft, Measurements, Prompts, Target, Tell, UserError
 from components.rows import AcceptanceMap, write_rows
+from components.shards import written_whole
+
+if TYPE_CHECKING:
+    from components.bench.subjects import EncodedPrompt
+    from components.drafts.draft import AbstractDraft
 
 
 def measure_acceptance(
@@ -36,48 +46,38 @@ def measure_acceptance(
         dtype: arithmetic of target and drafter while measuring.
         batch_size: prompts that the target answers side by side.
     """
-    import torch
+    from components.bench.acceptance_map import extra_tokens
+    from components.bench.subjects import fitting_prompts
+    from components.targets.load import target_facts
 
-    from components.bench.acceptance_map import acceptance_map, extra_tokens, repeated_bigrams
-    from components.bench.subjects import encoded_prompts, greedy_answers, kept_length, open_drafter
-    from components.targets.load import open_target
-
-    torch.set_num_threads(ctx.num_threads)
-    opened = open_target(target, device=ctx.device, dtype=dtype, kernel="plain")  # the same map in every process
-    drafter = open_drafter(draft, opened)
-    k_max = min(max_depth or drafter.num_steps, drafter.max_depth)
-    length = max_new_tokens + extra_tokens(k_max)
-    asked = encoded_prompts(target, opened, prompts, "test", length, ctx)
-    answers = greedy_answers(
-        opened, [p.ids for p in asked], length, batch_size, lambda done, total: ctx.progress(done, total, "answers")
-    )
-    rows = []
-    for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
-        kept = kept_length(answer[:max_new_tokens], opened.shape.eos_token_ids)
-        found = acceptance_map(opened, drafter, prompt.ids, answer, kept, k_max)
-        rows.append(
-            AcceptanceMap(
-                target_key=target.key,
-                draft_key=draft.key,
-                method=drafter.method,
-                prompt_id=prompt.prompt_id,
-                workload=prompt.workload,
-                k_max=k_max,
-                trained_depth=drafter.num_steps,
-                num_tokens=kept,
-                accepted=found.accepted,
-                proxy_accepted=found.proxy_accepted,
-                repeated_bigrams=repeated_bigrams(answer[:kept]),
-                dtype=dtype,
-            )
+    record = _record_of(draft)
+    k_max = min(max_depth or record["num_steps"], record["max_depth"])
+    num_positions = int(target_facts(target)["shape"]["max_position_embeddings"])
+    asked = fitting_prompts(target, num_positions, prompts, "test", max_new_tokens + extra_tokens(k_max), ctx)
+    shards = [
+        MapShard(
+            file=ctx.scratch / f"maps-{number:05d}.json",
+            prompts=tuple(asked[start : start + batch_size]),
+            target=target,
+            draft=draft,
+            k_max=k_max,
+            max_new_tokens=max_new_tokens,
+            dtype=dtype,
+            device=ctx.device,
+            num_threads=ctx.num_threads,
         )
-        ctx.progress(number + 1, len(asked), "acceptance maps")
+        for number, start in enumerate(range(0, len(asked), batch_size))
+    ]
+    todo = [shard for shard in shards if not shard.file.is_file()]
+    for _ in ctx.map(map_shard, todo, what="batches of acceptance maps", finished=len(shards) - len(todo)):
+        pass
+    rows = [AcceptanceMap(**row) for shard in shards for row in json.loads(shard.file.read_text(encoding="utf-8"))]
     write_rows(ctx.out, rows)
     positions = sum(len(row.accepted) for row in rows)
     return Measurements.made(
         ctx,
         {
-            "method": drafter.method,
+            "method": record["method"],
             "draft_key": draft.key,
             "k_max": k_max,
             "num_prompts": len(rows),
@@ -86,3 +86,75 @@ def measure_acceptance(
             "repeated_bigrams": sum(row.repeated_bigrams for row in rows) / max(1, len(rows)),
         },
     )
+
+
+@dataclass(frozen=True)
+class MapShard:
+    """Everything that the maps of one batch of prompts depend on, and the file they become."""
+
+    file: Path
+    prompts: tuple[EncodedPrompt, ...]
+    target: Target
+    draft: Draft
+    k_max: int
+    max_new_tokens: int
+    dtype: Literal["float32", "bfloat16"]
+    device: str
+    num_threads: int
+
+
+def map_shard(shard: MapShard, tell: Tell) -> int:
+    """Answer and map the prompts of one shard and write its file; gives how many. Runs wherever the paths are seen."""
+    import torch
+
+    from components.bench.acceptance_map import acceptance_map, extra_tokens, repeated_bigrams
+    from components.bench.subjects import greedy_answers, kept_length
+    from components.targets.opened import opened_target
+
+    torch.set_num_threads(shard.num_threads)
+    opened = opened_target(shard.target.path, shard.device, shard.dtype)
+    drafter = _opened_drafter(shard.draft.path, shard.target.path, shard.device, shard.dtype)
+    length = shard.max_new_tokens + extra_tokens(shard.k_max)
+    count = len(shard.prompts)
+    answers = greedy_answers(opened, [prompt.ids for prompt in shard.prompts], length, count)
+    rows = []
+    for number, (prompt, answer) in enumerate(zip(shard.prompts, answers, strict=True), start=1):
+        kept = kept_length(answer[: shard.max_new_tokens], opened.shape.eos_token_ids)
+        found = acceptance_map(opened, drafter, prompt.ids, answer, kept, shard.k_max)
+        rows.append(
+            AcceptanceMap(
+                target_key=shard.target.key,
+                draft_key=shard.draft.key,
+                method=drafter.method,
+                prompt_id=prompt.prompt_id,
+                workload=prompt.workload,
+                k_max=shard.k_max,
+                trained_depth=drafter.num_steps,
+                num_tokens=kept,
+                accepted=found.accepted,
+                proxy_accepted=found.proxy_accepted,
+                repeated_bigrams=repeated_bigrams(answer[:kept]),
+                dtype=shard.dtype,
+            )
+        )
+        tell(number / count)
+    with written_whole(shard.file) as beside:
+        beside.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+    return count
+
+
+@functools.lru_cache(maxsize=1)
+def _opened_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> AbstractDraft:
+    """The drafter that stays open from shard to shard."""
+    from components.bench.subjects import open_drafter
+    from components.targets.opened import opened_target
+
+    return open_drafter(Draft(key="", path=draft), opened_target(target, device, dtype))
+
+
+def _record_of(draft: Draft) -> dict[str, Any]:
+    """draft.json, without reading any weight."""
+    file = draft.path / "draft.json"
+    if not file.is_file():
+        raise UserError(f"{draft.path}: no draft.json: not a drafter; make one with drafts.train_draft")
+    return dict(json.loads(file.read_text(encoding="utf-8")))

@@ -26,12 +26,19 @@ class EncodedPrompt:
 def encoded_prompts(
     target: Target, opened: AbstractTarget, prompts: Prompts, split: str, new_tokens: int, ctx: Context
 ) -> list[EncodedPrompt]:
+    """`fitting_prompts` for a target that is open already."""
+    return fitting_prompts(target, opened.shape.max_position_embeddings, prompts, split, new_tokens, ctx)
+
+
+def fitting_prompts(
+    target: Target, num_positions: int, prompts: Prompts, split: str, new_tokens: int, ctx: Context
+) -> list[EncodedPrompt]:
     """The prompts of a split that leave room for `new_tokens` more; the others are set aside and counted.
 
     Raises UserError when none is left.
     """
     tokenizer = open_tokenizer(target)
-    room = opened.shape.max_position_embeddings - new_tokens
+    room = num_positions - new_tokens
     found = []
     for number, prompt in enumerate(read_prompts(prompts, split), start=1):
         ids = encode_prompt(tokenizer, prompt)

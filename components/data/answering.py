@@ -1,8 +1,8 @@
 """The step that lets the target answer its own training prompts: a drafter must learn what this target says.
 
 Work is cut into shards of fixed prompts, and every row draws from a generator of its own, so a shard is the same bit
-for bit whenever it is written, after whatever kill; a shard that is there is not written again. Test prompts are not
-answered.
+for bit whenever and wherever it is written, after whatever kill; a shard that is there is not written again. Test
+prompts are not answered.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from components.contract import Context, Conversations, Prompts, Target, UserError
-from components.data.prompts import Prompt, encode_prompt, read_prompts
+from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
+from components.data.prompts import encode_prompt, read_prompts
+from components.shards import sweep
 
 if TYPE_CHECKING:
     from components.data.answers import AnswerRow, Conversation
@@ -44,14 +47,11 @@ def write_answers(
         batch_size: Prompts answered together; also the size of a shard, the unit of work that a kill may cost.
         max_prompt_tokens: Prompts of more tokens are left out and counted.
     """
-    import torch
-
-    from components.data.answers import shard_name, write_shard
-    from components.targets.load import open_target, open_tokenizer, target_facts
+    from components.data.answers import shard_name
+    from components.targets.load import open_tokenizer, target_facts
     from components.targets.threads import threads_for
 
     facts = target_facts(target)
-    torch.set_num_threads(threads_for(facts["num_params"], ctx.num_threads))
     tokenizer = open_tokenizer(target)
     limit = min(max_prompt_tokens, int(facts["shape"]["max_position_embeddings"]) - max_new_tokens)
     if limit < 1:
@@ -65,28 +65,25 @@ def write_answers(
         raise UserError(f"max_prompt_tokens: no prompt has at most {limit} tokens; raise it or collect shorter prompts")
     if num_too_long:
         ctx.note(f"{num_too_long} prompts of more than {limit} tokens left out; {len(jobs)} are answered")
-    shards = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
-    model: AbstractTarget | None = None
-    begun = time.monotonic()
-    for number, shard in enumerate(shards):
-        file = ctx.out / shard_name(number)
-        if file.is_file():
-            continue
-        if model is None:
-            # "plain": which kernel is faster is measured, and a measurement must not decide what is written here
-            model = open_target(target, device=ctx.device, kernel="plain")
-        done = number * max_new_tokens
-        total = len(shards) * max_new_tokens
-        answered = _answer(
-            model,
-            shard,
+    shards = [
+        AnswerShard(
+            file=ctx.out / shard_name(number),
+            jobs=tuple(jobs[start : start + batch_size]),
+            target=target.path,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             seed=ctx.seed,
-            on_token=lambda token, done=done, total=total: ctx.progress(done + token, total, "tokens a row"),
+            device=ctx.device,
+            num_threads=threads_for(facts["num_params"], ctx.num_threads),
         )
-        write_shard(file, answered)
-    names = [shard_name(number) for number in range(len(shards))]
+        for number, start in enumerate(range(0, len(jobs), batch_size))
+    ]
+    todo = [shard for shard in shards if not shard.file.is_file()]
+    begun = time.monotonic()
+    for _ in ctx.map(answer_shard, todo, what="shards of answers", finished=len(shards) - len(todo)):
+        pass
+    sweep(ctx.out)
+    names = [shard.file.name for shard in shards]
     manifest = {"target_key": target.key, "shards": names, "batch_size": batch_size}
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     info = _summary(ctx, names)
@@ -94,14 +91,32 @@ def write_answers(
     return Conversations.made(ctx, {"target_key": target.key, "num_prompts_too_long": num_too_long, **info})
 
 
-class _Job:
+@dataclass(frozen=True)
+class Job:
     """A prompt to answer: its tokens, and how."""
 
-    def __init__(self, prompt: Prompt, ids: list[int], sampled: bool) -> None:
-        self.prompt, self.ids, self.sampled = prompt, ids, sampled
+    prompt_id: str
+    split: str
+    workload: str
+    ids: tuple[int, ...]
+    sampled: bool
 
 
-def _jobs(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, seed: int) -> tuple[list[_Job], int]:
+@dataclass(frozen=True)
+class AnswerShard:
+    """Everything that one shard of answers depends on, and the file it becomes. target: the artifact's directory."""
+
+    file: Path
+    jobs: tuple[Job, ...]
+    target: Path
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    device: str
+    num_threads: int
+
+
+def _jobs(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, seed: int) -> tuple[list[Job], int]:
     """Every prompt to answer, by split and then by length, so that a batch pads little; and how many are too long."""
     import hashlib
 
@@ -114,14 +129,34 @@ def _jobs(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, se
                 num_too_long += 1
                 continue
             digest = hashlib.sha256(f"sampled:{seed}:{prompt.prompt_id}".encode()).digest()
-            share = int.from_bytes(digest[:8], "big") / 2**64
-            of_split.append(_Job(prompt, ids, split == "train" and share < sampled_share))
-        jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt.prompt_id)))
+            sampled = split == "train" and int.from_bytes(digest[:8], "big") / 2**64 < sampled_share
+            of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled))
+        jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
     return jobs, num_too_long
 
 
+def answer_shard(shard: AnswerShard, tell: Tell) -> int:
+    """Answer the prompts of one shard and write its file; gives how many. Runs in any process that sees the paths."""
+    import torch
+
+    from components.data.answers import write_shard
+    from components.targets.opened import opened_target
+
+    torch.set_num_threads(shard.num_threads)
+    answered = _answer(
+        opened_target(shard.target, shard.device),
+        shard.jobs,
+        max_new_tokens=shard.max_new_tokens,
+        temperature=shard.temperature,
+        seed=shard.seed,
+        on_token=lambda done: tell(done / shard.max_new_tokens),
+    )
+    write_shard(shard.file, answered)
+    return len(answered)
+
+
 def _answer(
-    model: AbstractTarget, jobs: Sequence[_Job], *, max_new_tokens: int, temperature: float, seed: int, on_token: Any
+    model: AbstractTarget, jobs: Sequence[Job], *, max_new_tokens: int, temperature: float, seed: int, on_token: Any
 ) -> list[Conversation]:
     import torch
 
@@ -133,16 +168,16 @@ def _answer(
         [job.ids for job in jobs],
         max_new_tokens=max_new_tokens,
         temperatures=[temperature if job.sampled else 0.0 for job in jobs],
-        generators=[row_generator(seed, job.prompt.prompt_id) for job in jobs],
+        generators=[row_generator(seed, job.prompt_id) for job in jobs],
         on_token=on_token,
     )
     answered = []
     for job, continuation in zip(jobs, continuations, strict=True):
         ids = torch.tensor([*job.ids, *continuation.ids])
         row = AnswerRow(
-            row_id=job.prompt.prompt_id,
-            split=job.prompt.split,
-            workload=job.prompt.workload,
+            row_id=job.prompt_id,
+            split=job.split,
+            workload=job.workload,
             temperature=temperature if job.sampled else 0.0,
             num_prompt_tokens=len(job.ids),
             num_answer_tokens=len(continuation.ids),

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from components.contract import Conversations, UserError
+from components.shards import written_whole
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def shard_name(number: int) -> str:
 
 
 def write_shard(file: Path, conversations: Sequence[Conversation]) -> None:
-    """Write a shard under a temporary name, then rename it: it is whole or absent."""
+    """Write a shard; it is whole or absent."""
     lengths = [len(conversation.ids) for conversation in conversations]
     tensors = {
         "ids": torch.cat([conversation.ids for conversation in conversations]).to(torch.int32),
@@ -59,9 +60,8 @@ def write_shard(file: Path, conversations: Sequence[Conversation]) -> None:
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
     }
     rows = json.dumps([dataclasses.asdict(conversation.row) for conversation in conversations])
-    beside = file.with_name(f".{file.name}.tmp")
-    save_file(tensors, beside, metadata={"rows": rows})
-    beside.replace(file)
+    with written_whole(file) as beside:
+        save_file(tensors, beside, metadata={"rows": rows})
 
 
 def read_shard(file: Path) -> list[Conversation]:

@@ -10,15 +10,16 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
-from components.contract import Context, Conversations, Features, Target, UserError
+from components.contract import Context, Conversations, Features, Target, Tell, UserError
+from components.shards import sweep, written_whole
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from components.data.answers import Conversation
@@ -41,42 +42,31 @@ def record_features(
         tokens_per_pass: Tokens of one forward pass at most, padding included (a longer conversation is a pass of its
             own); bounds memory.
     """
-    import torch
-
-    from components.data.answers import open_answers, read_shard, shard_name
-    from components.targets.load import open_target, target_facts
+    from components.data.answers import open_answers
+    from components.targets.load import target_facts
     from components.targets.threads import threads_for
 
     facts = target_facts(target)
-    torch.set_num_threads(threads_for(facts["num_params"], ctx.num_threads))
     shape = facts["shape"]
     names = open_answers(answers).shards
     num_tokens = int(answers.info["num_tokens"])
-    todo = [name for name in names if not (ctx.out / name).is_file()]
+    todo = [
+        FeatureShard(
+            file=ctx.out / name,
+            answers=answers.path / name,
+            target=target.path,
+            tokens_per_pass=tokens_per_pass,
+            device=ctx.device,
+            num_threads=threads_for(facts["num_params"], ctx.num_threads),
+        )
+        for name in names
+        if not (ctx.out / name).is_file()
+    ]
     _check_space(ctx, num_tokens, int(shape["hidden_size"]), share_left=len(todo) / max(1, len(names)))
-    model: AbstractTarget | None = None
-    rows: list[dict[str, Any]] = []
-    for number, name in enumerate(names):
-        assert name == shard_name(number)
-        conversations = read_shard(answers.path / name)
-        if name in todo:
-            if model is None:
-                model = open_target(target, device=ctx.device, kernel="plain")
-            _write_shard(ctx.out / name, model, conversations, tokens_per_pass)
-        for index, conversation in enumerate(conversations):
-            row = conversation.row
-            rows.append(
-                {
-                    "row_id": row.row_id,
-                    "workload": row.workload,
-                    "split": row.split,
-                    "shard": name,
-                    "index": index,
-                    "num_tokens": len(conversation.ids),
-                    "num_answer_tokens": row.num_answer_tokens,
-                }
-            )
-        ctx.progress(number + 1, len(names), "shards of features")
+    for _ in ctx.map(record_shard, todo, what="shards of features", finished=len(names) - len(todo)):
+        pass
+    sweep(ctx.out)
+    rows = [row for number, name in enumerate(names) for row in _rows(answers.path / name, number)]
     manifest = _manifest(shape, target.key, answers.key, names, rows)
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     summary = {
@@ -84,6 +74,50 @@ def record_features(
     }
     size = sum((ctx.out / name).stat().st_size for name in names)
     return Features.made(ctx, {**summary, "num_tokens": num_tokens, "bytes": size})
+
+
+@dataclass(frozen=True)
+class FeatureShard:
+    """Everything that one shard of features depends on, and the file it becomes. target: the artifact's directory."""
+
+    file: Path
+    answers: Path
+    target: Path
+    tokens_per_pass: int
+    device: str
+    num_threads: int
+
+
+def record_shard(shard: FeatureShard, tell: Tell) -> int:
+    """Write the features of one shard of answers; gives how many rows. Runs in any process that sees the paths."""
+    import torch
+
+    from components.data.answers import read_shard
+    from components.targets.opened import opened_target
+
+    torch.set_num_threads(shard.num_threads)
+    conversations = read_shard(shard.answers)
+    _write_shard(shard.file, opened_target(shard.target, shard.device), conversations, shard.tokens_per_pass, tell)
+    return len(conversations)
+
+
+def _rows(shard: Path, number: int) -> list[dict[str, Any]]:
+    """What the manifest says of each row of a shard of answers."""
+    from components.data.answers import read_shard, shard_name
+
+    assert shard.name == shard_name(number)
+    return [
+        {
+            "row_id": row.row_id,
+            "workload": row.workload,
+            "split": row.split,
+            "shard": shard.name,
+            "index": index,
+            "num_tokens": len(ids),
+            "num_answer_tokens": row.num_answer_tokens,
+        }
+        for index, (row, ids, _) in enumerate(read_shard(shard))
+    ]
 
 
 def feature_bytes(num_tokens: int, hidden_size: int) -> int:
@@ -103,14 +137,15 @@ def _check_space(ctx: Context, num_tokens: int, hidden_size: int, *, share_left:
 
 
 def _write_shard(
-    file: Path, model: AbstractTarget, conversations: Sequence[Conversation], tokens_per_pass: int
+    file: Path, model: AbstractTarget, conversations: Sequence[Conversation], tokens_per_pass: int, tell: Tell
 ) -> None:
     import torch
     from safetensors.torch import save_file
 
     taps: list[Tensor | None] = [None] * len(conversations)
     last: list[Tensor | None] = [None] * len(conversations)
-    for group in _groups([len(conversation.ids) for conversation in conversations], tokens_per_pass):
+    groups = _groups([len(conversation.ids) for conversation in conversations], tokens_per_pass)
+    for number, group in enumerate(groups, start=1):
         longest = max(len(conversations[index].ids) for index in group)
         ids = torch.zeros(len(group), longest, dtype=torch.int64)
         for place, index in enumerate(group):
@@ -122,6 +157,7 @@ def _write_shard(
             length = len(conversations[index].ids)
             taps[index] = passed.taps[place, :length].to("cpu", torch.bfloat16)
             last[index] = passed.last[place, :length].to("cpu", torch.bfloat16)
+        tell(number / len(groups))
     lengths = [len(conversation.ids) for conversation in conversations]
     tensors = {
         "ids": torch.cat([conversation.ids for conversation in conversations]).to(torch.int32),
@@ -130,9 +166,8 @@ def _write_shard(
         "last": torch.cat([part for part in last if part is not None]),
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
     }
-    beside = file.with_name(f".{file.name}.tmp")
-    save_file(tensors, beside)
-    beside.replace(file)
+    with written_whole(file) as beside:
+        save_file(tensors, beside)
 
 
 def _groups(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:

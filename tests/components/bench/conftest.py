@@ -89,7 +89,8 @@ def drafts(opened: AbstractTarget, target: Target, tmp_path_factory: pytest.Temp
         drafter = kind.build(opened, settings, torch.arange(VOCAB))
         train_briefly(drafter, opened, starts)
         folder = tmp_path_factory.mktemp(method)
-        facts = {"method": method, "num_steps": drafter.num_steps, "target_key": target.key}
+        depths = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
+        facts = {"method": method, **depths, "target_key": target.key}
         save_draft(folder, method, settings, opened, torch.arange(VOCAB), drafter.state_dict(), facts)
         made.append(Draft(key=method[0] * 64, path=folder, info=facts))
     return made

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +68,26 @@ def test_the_step_writes_one_bounded_map_a_prompt(
         assert all(0 <= a <= 6 for a in m.accepted + m.proxy_accepted)
         assert 0.0 <= m.repeated_bigrams < 1.0
     assert made.info["num_prompts"] == 5
+
+
+def test_maps_are_the_same_in_whatever_order_their_shards_are_made_and_after_a_kill(
+    target: Target, drafts: list[Draft], prompts: Prompts, context: Callable[[str], Context]
+) -> None:
+    def last_first(function: Callable[..., Any], shards: Sequence[Any]) -> Iterator[Any]:
+        return iter([function(copy.deepcopy(shard), float) for shard in reversed(shards)][::-1])
+
+    settings: dict[str, Any] = {"max_new_tokens": 16, "batch_size": 2}
+    here, there, killed = context("here"), context("there"), context("killed")
+    there.mapper = last_first
+    made = [measure_acceptance(target, drafts[1], prompts, **settings, ctx=ctx) for ctx in (here, there)]
+    assert (there.out / "acceptance_map.jsonl").read_bytes() == (here.out / "acceptance_map.jsonl").read_bytes()
+    assert made[0].info == made[1].info
+    shutil.copy(here.scratch / "maps-00001.json", killed.scratch)
+    again: list[str] = []
+    killed.mapper = lambda function, shards: (again.append(s.file.name) or function(s, float) for s in shards)
+    assert measure_acceptance(target, drafts[1], prompts, **settings, ctx=killed).info == made[0].info
+    assert again == ["maps-00000.json", "maps-00002.json"]
+    assert (killed.out / "acceptance_map.jsonl").read_bytes() == (here.out / "acceptance_map.jsonl").read_bytes()
 
 
 def test_the_trained_depth_is_the_default(

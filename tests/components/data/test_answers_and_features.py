@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import multiprocessing
 import shutil
 from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,9 @@ from tiny_targets import Family, make_tiny_target
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, record_features, write_answers
-from components.data.answering import _answer, _Job
+from components.data.answering import Job, _answer
 from components.data.answers import distinct_bigram_ratio, open_answers
 from components.data.features import open_features
-from components.data.prompts import Prompt
 from components.targets import load_target
 from components.targets.load import open_target
 
@@ -89,12 +91,12 @@ def test_the_end_of_text_token_belongs_to_the_answer_and_ends_it(target: Target,
     end = int(ids[mask][1])
     model = open_target(target, kernel="plain")
     model.shape = dataclasses.replace(model.shape, eos_token_ids=(end,))
-    job = _Job(Prompt(row.row_id, row.split, row.workload, "s", "x", None), ids[~mask].tolist(), sampled=False)
+    job = Job(row.row_id, row.split, row.workload, tuple(ids[~mask].tolist()), sampled=False)
     (again,) = _answer(model, [job], max_new_tokens=12, temperature=0.8, seed=0, on_token=None)
     first = ids[mask].tolist().index(end)
     assert again.ids[again.mask].tolist() == ids[mask][: first + 1].tolist()
     assert again.row.ended and again.row.num_answer_tokens == first + 1
-    assert again.ids[~again.mask].tolist() == job.ids
+    assert again.ids[~again.mask].tolist() == list(job.ids)
 
 
 def test_prompts_without_a_training_split_are_refused(target: Target, tmp_path: Path) -> None:
@@ -117,10 +119,11 @@ def test_answers_repeat_bit_for_bit_after_a_kill(
         (folder / "manifest.json").unlink()
         for number in lost:
             (folder / f"shard-{number:05d}.safetensors").unlink()
-        (folder / ".shard-00001.safetensors.tmp").write_bytes(b"half a shard")
+        (folder / ".shard-00001.safetensors.0123.tmp").write_bytes(b"half a shard")
         again = write_answers(target, prompts, **SETTINGS, ctx=context(folder))
         assert shards(folder) == finished
         assert again.info == answers.info
+        assert not list(folder.glob(".*"))
 
 
 def test_finished_shards_are_not_computed_again(target: Target, prompts: Prompts, answers: Conversations) -> None:
@@ -162,6 +165,32 @@ def test_features_repeat_bit_for_bit_after_a_kill(target: Target, answers: Conve
     again = record_features(target, answers, ctx=context(part))
     assert shards(part) == shards(whole.path)
     assert again.info == whole.info
+
+
+def test_another_process_in_another_order_writes_the_same_bytes(
+    target: Target, prompts: Prompts, answers: Conversations, tmp_path: Path
+) -> None:
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+
+        def elsewhere(function: Callable[..., Any], shards: Sequence[Any]) -> Iterator[Any]:
+            last_first = [pool.submit(function, shard, float) for shard in reversed(shards)]  # float: tells nobody
+            return iter([future.result() for future in reversed(last_first)])
+
+        events: list[dict[str, Any]] = []
+        ctx = context(tmp_path / "answers", events)
+        ctx.mapper = elsewhere
+        again = write_answers(target, prompts, **SETTINGS, ctx=ctx)
+        assert {file.name: file.read_bytes() for file in again.path.iterdir()} == {
+            file.name: file.read_bytes() for file in answers.path.iterdir()
+        }
+        assert again.info == answers.info
+        assert [event["done"] for event in events if event["event"] == "progress"] == [1, 2, 3]
+        here = record_features(target, answers, ctx=context(tmp_path / "here"))
+        ctx = context(tmp_path / "there")
+        ctx.mapper = elsewhere
+        there = record_features(target, answers, ctx=ctx)
+        assert shards(there.path) == shards(here.path) and len(shards(there.path)) == 3
+        assert there.info == here.info
 
 
 def test_features_say_their_size_first_and_refuse_a_full_disk(

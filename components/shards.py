@@ -1,0 +1,29 @@
+"""A shard's file is whole or absent, whoever writes it: two workers may hold the same shard after one was given up.
+
+Each writer has a temporary name of its own, renamed when the file is complete. Both would write the same bytes, so it
+does not matter who comes last. What a killed writer leaves under its temporary name is swept up when the step ends.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def written_whole(file: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `file` if the block ends well, and is gone otherwise."""
+    beside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield beside
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers of shards have left in `folder`."""
+    for beside in folder.glob(".*.tmp"):
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,204 @@
+"""Real Dask and Ray clusters of two workers: the bytes of a serial run, whatever is killed, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_pipeline
+from test_engine import gone
+from tiny_targets import make_tiny_target
+from toy_garden import COMMAND_LINE
+
+from flows.run import QUIET
+from flows.temporary_server import TemporaryServer, temporary_server
+from storage.artifacts import Store
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # on a busy machine a cluster takes minutes to come up
+BEDS = """\
+pipelines:
+  p:
+    steps:
+      only:
+        uses: toys.weed
+        runs_on: {{cluster: {cluster}, workers: 2}}
+        with: {{num_beds: {num_beds}, pause_s: {pause_s}, how: {how}}}
+"""
+TINY = """\
+pipelines:
+  tiny:
+    steps:
+      target: {{uses: targets.load_target, with: {{model: "{model}"}}}}
+      prompts:
+        uses: data.collect_prompts
+        with: {{source: python-stdlib, num_train: 32, num_validation: 8, num_test: 12, num_warm_up: 2}}
+      answers:
+        uses: data.write_answers
+        in: {{target: target, prompts: prompts}}
+        with: {{max_new_tokens: 24, batch_size: 4, sampled_share: 0.5}}
+        {runs_on}
+      features:
+        uses: data.record_features
+        in: {{target: target, answers: answers}}
+        {runs_on}
+      draft:
+        uses: drafts.train_draft
+        in: {{target: target, features: features}}
+        with: {{method: mtp, num_steps: 12, draft_vocab_size: 128}}
+      acceptance:
+        uses: bench.measure_acceptance
+        in: {{target: target, draft: draft, prompts: prompts}}
+        with: {{max_new_tokens: 16, batch_size: 3}}
+        {runs_on}
+"""
+WIDE_STEPS = {"answers", "features", "acceptance"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryServer]:
+    """One Prefect server for all commands of this file."""
+    place = tmp_path_factory.mktemp("prefect")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**QUIET, "PREFECT_HOME": str(place)}.items():
+            patch.setenv(name, value)
+        with temporary_server(place) as started:
+            started.wait()
+            yield started
+
+
+@pytest.fixture(autouse=True)
+def its_server(server: TemporaryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", server.url)
+    monkeypatch.delenv("PREFECT_HOME")  # each command has its own
+
+
+@pytest.fixture(params=["dask", "ray"])
+def cluster(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def weed(
+    cluster: str, pipelines: Callable[[str], Path], start: Callable[..., subprocess.Popen[str]]
+) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a run of the toy pipeline on the cluster."""
+
+    def run(num_beds: int, pause_s: float, how: str = "well") -> subprocess.Popen[str]:
+        text = BEDS.format(cluster=cluster, num_beds=num_beds, pause_s=pause_s, how=how)
+        return start(COMMAND_LINE, "run", "p", "-f", pipelines(text))
+
+    return run
+
+
+def beds(store: Store) -> dict[str, str]:
+    """The shards of the only artifact."""
+    (key,) = store.keys()
+    return {file.name: file.read_text() for file in sorted(store.path_of(key).glob("bed-*"))}
+
+
+def worker_of_a_bed(store: Store, process: subprocess.Popen[str]) -> int:
+    """The pid of a worker that is at it, once a bed is finished."""
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and process.poll() is None:
+        if list((store.home / "partial").glob("*/bed-*.txt")):
+            (diary,) = (store.home / "partial").glob("*.scratch/pids")
+            return int(diary.read_text().split()[-1])
+        time.sleep(0.05)
+    raise AssertionError(f"no bed was finished: {process.communicate()[0] if process.poll() is not None else 'late'}")
+
+
+def tree_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target("qwen3", tmp_path_factory.mktemp("target") / "model")
+
+
+Made = dict[str, tuple[str, object, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def made_here(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """What a serial run makes of the wide steps."""
+    return make(tmp_path_factory.mktemp("here"), model, "", "--direct")
+
+
+def make(home: Path, model: Path, runs_on: str, *options: str) -> Made:
+    """Run the tiny pipeline; (kind, info, sha256 of every file) of what its wide steps made, by key."""
+    file = home / "pipelines.yaml"
+    file.write_text(TINY.format(model=model, runs_on=runs_on))
+    done = tiny_pipeline.draftsmith(home, "run", "tiny", "-f", str(file), *options)
+    assert done.returncode == 0, done.stderr
+    artifacts = tiny_pipeline.artifacts(home).values()
+    elsewhere = {a["record"]["step"] for a in artifacts if a["record"]["runs_on"] != "here"}
+    assert elsewhere == (WIDE_STEPS if runs_on else set())
+    return {
+        a["key"]: (a["kind"], a["info"], {name: facts["sha256"] for name, facts in a["files"].items()})
+        for a in artifacts
+        if a["record"]["step"] in WIDE_STEPS
+    }
+
+
+def test_the_wide_steps_give_the_same_keys_and_bytes(cluster: str, made_here: Made, model: Path, home: Path) -> None:
+    home.mkdir()
+    assert len(made_here) == 3
+    assert sum(len(files) for _, _, files in made_here.values()) > 20
+    assert make(home, model, f"runs_on: {{cluster: {cluster}, workers: 2}}") == made_here
+
+
+def test_a_worker_killed_half_way_costs_nothing(
+    weed: Callable[..., subprocess.Popen[str]], store: Store, cluster: str
+) -> None:
+    process = weed(12, 0.5)
+    os.kill(worker_of_a_bed(store, process), signal.SIGKILL)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert beds(store) == {f"bed-{number}.txt": f"{number} of 12\n" for number in range(1, 13)}
+    assert store.record_of(store.keys()[0])["record"]["runs_on"] == f"{cluster}, 2 workers here"
+
+
+def test_a_shard_that_kills_its_workers_is_told_in_one_line_and_the_rest_is_kept(
+    weed: Callable[..., subprocess.Popen[str]], store: Store, cluster: str
+) -> None:
+    process = weed(3, 0.0, "die")
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 1, said
+    assert len([line for line in said.splitlines() if f"shard 3 of 3 on {cluster}: " in line]) == 1, said
+    assert "Traceback" not in said
+    kept = {file.name: file.stat().st_mtime_ns for file in (store.home / "partial").glob("*/bed-*")}
+    assert sorted(kept) == ["bed-1.txt", "bed-2.txt"]
+    process = weed(3, 0.0, "die")
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    (key,) = store.keys()
+    assert {name: (store.path_of(key) / name).stat().st_mtime_ns for name in kept} == kept
+
+
+def test_a_wrong_input_found_by_a_worker_costs_one_line(weed: Callable[..., subprocess.Popen[str]]) -> None:
+    process = weed(3, 0.0, "wrong")
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 2, said
+    assert "step 'only': no spade: buy one" in said.splitlines()
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["cancelled", "killed"])
+def test_no_process_of_a_cluster_outlives_its_run(
+    how: signal.Signals, weed: Callable[..., subprocess.Popen[str]], store: Store
+) -> None:
+    process = weed(200, 0.5)
+    worker = worker_of_a_bed(store, process)
+    below = tree_of(process)
+    assert worker in [child.pid for child in below]
+    process.send_signal(how)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGTERM: 130, signal.SIGKILL: -9}[how], said
+    assert [child for child in below if not gone(child.pid, within=15)] == []
