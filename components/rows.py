@@ -169,6 +169,66 @@ class DepthChoice:
 
 
 @dataclass(frozen=True)
+class PairedComparison:
+    """A challenger against the champion on the same prompts of one session; ratio > 1: the challenger is better.
+
+    quantity: decode_speed (kept tokens a second, each at its own chosen depth) or acceptance_length (tokens a round,
+    both replayed at one depth, the challenger's). lo, hi: 95 % interval of the ratio over prompts, resampled together.
+    margin: share by which the challenger may lie below. verdict: better (lo > 1), not_worse (lo >= 1 - margin), worse
+    (hi < 1 - margin), else undecided.
+    """
+
+    session_id: str
+    selection_id: str
+    target_key: str
+    challenger_key: str
+    champion_key: str
+    method: str
+    champion_method: str
+    workload: str
+    quantity: str
+    challenger_depth: int
+    champion_depth: int
+    num_prompts: int
+    challenger_value: float
+    champion_value: float
+    ratio: float
+    lo: float
+    hi: float
+    margin: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Acceptance length of one drafter on new traffic against that on the prompts it was released with.
+
+    then: the prompts of the release; now: the new ones. change: al_now - al_then in tokens a round; intervals are 95 %
+    over prompts, the two sets resampled apart, since they share none. drifted: the interval of change excludes zero.
+    """
+
+    session_id: str
+    target_key: str
+    draft_key: str
+    method: str
+    workload: str  # of the new prompts; "all" pools them
+    workload_then: str  # what it is held against: the same workload where the release had it, else "all"
+    depth_k: int
+    num_prompts_then: int
+    num_prompts_now: int
+    al_then: float
+    then_lo: float
+    then_hi: float
+    al_now: float
+    now_lo: float
+    now_hi: float
+    change: float
+    lo: float
+    hi: float
+    drifted: bool
+
+
+@dataclass(frozen=True)
 class QualityFlag:
     """A named reason to doubt a number, with its value. severity: info | warning | fault."""
 
@@ -188,6 +248,8 @@ TABLES: dict[str, type[Any]] = {
     "round": Round,
     "depth_eval": DepthEval,
     "depth_choice": DepthChoice,
+    "paired_comparison": PairedComparison,
+    "drift": Drift,
     "quality_flag": QualityFlag,
 }
 

@@ -73,7 +73,7 @@ def collect_prompts(
     found = _from_rows(source, workload, workload_field, max_rows, counts, ctx) if from_rows else _stdlib(workload)
     shortest = min_prompt_characters or (1 if from_rows else 40)
     longest = max_prompt_characters or (4000 if from_rows else 400)
-    forbidden = _questions(keep_out, max_rows, counts, ctx) if keep_out else frozenset[int]()
+    forbidden = questions_of_source(keep_out, max_rows, counts, ctx) if keep_out else frozenset[int]()
     candidates = _allowed(found, shortest, longest, forbidden, counts)
     if from_rows:
         pools = deal_rows(candidates, wanted, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
@@ -106,10 +106,11 @@ def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
     Planning never asks the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
     """
     named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
-    return {name: digest for source in named if source for name, digest in _digests(source).items()}
+    return {name: digest for source in named if source for name, digest in digests_of(source).items()}
 
 
-def _digests(source: str) -> dict[str, str]:
+def digests_of(source: str) -> dict[str, str]:
+    """The files behind a source of `collect_prompts`: name -> sha256."""
     from components.targets.file_digests import sha256_of
 
     if source == STDLIB:
@@ -135,7 +136,7 @@ def _stdlib(workload: str) -> Iterator[Prompt]:
             split = next(name for name, below in _FILE_SHARES if bucket < below)
         for function in functions_in(text):
             ask = Ask(function.head, None, function.body)
-            yield _prompt(ask, split, workload or STDLIB, entry.source)
+            yield prompt_of(ask, split, workload or STDLIB, entry.source)
 
 
 def _tables(source: str, set_aside: SetAside) -> Iterator[tuple[str, str, Iterator[tuple[int, Any]]]]:
@@ -173,7 +174,7 @@ def _from_rows(
                 set_aside(where, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
                 continue
             counts["usable"] += 1
-            yield _prompt(ask, "train", label, printable(where.rsplit("/", 1)[-1]))
+            yield prompt_of(ask, "train", label, printable(where.rsplit("/", 1)[-1]))
         if counts["usable"] == usable_before:
             if bad := counts["set_aside"] - bad_before:
                 raise UserError(
@@ -182,7 +183,7 @@ def _from_rows(
             raise UserError(f"source: {where}: there are no rows in it; remove it or fill it")
 
 
-def _questions(keep_out: str, max_rows: int, counts: Counter[str], ctx: Context) -> frozenset[int]:
+def questions_of_source(keep_out: str, max_rows: int, counts: Counter[str], ctx: Context) -> frozenset[int]:
     """What another source asks, as hashes; its malformed rows are counted with the others."""
     if keep_out == STDLIB:
         raise UserError("keep_out: python-stdlib: give a source of rows; the library is kept apart by file anyway")
@@ -212,7 +213,8 @@ def _allowed(
             yield prompt
 
 
-def _prompt(ask: Ask, split: str, workload: str, source: str) -> Prompt:
+def prompt_of(ask: Ask, split: str, workload: str, source: str) -> Prompt:
+    """A prompt for what a row asks, named by its label and content."""
     identity = ask.text if ask.text is not None else json.dumps(ask.messages, ensure_ascii=False)
     digest = hashlib.sha256(f"{workload}\0{identity}".encode()).hexdigest()
     return Prompt(digest[:16], split, workload, source, ask.text, ask.messages, ask.reference)

@@ -6,10 +6,27 @@ Numbers come from policy.json alone; the words around them stand in card.md.jinj
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from components.escapes import in_code, in_markdown
+
 ALL = "all"
+
+
+class Sound(str):
+    """Text that may stand in the card as it is; everything else is escaped."""
+
+
+def _sound(make: Callable[..., str]) -> Callable[..., Sound]:
+    return lambda value: Sound(make(value))
+
+
+def _yaml(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z][\w.-]*", text) else json.dumps(text)
 
 
 def write_card(file: Path, record: dict[str, Any], policy: dict[str, Any]) -> None:
@@ -22,9 +39,11 @@ def write_card(file: Path, record: dict[str, Any], policy: dict[str, Any]) -> No
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # Markdown, read by people; nothing here comes from outside but key names
+        autoescape=False,  # it is Markdown, and escaped as such:
+        finalize=lambda value: value if isinstance(value, Sound) else in_markdown(value),
     )
-    environment.filters.update(x=times, num=number, ci=interval, pct=percent)
+    environment.filters.update(x=_sound(times), num=_sound(number), ci=_sound(interval), pct=_sound(percent))
+    environment.filters.update(code=_sound(in_code), yaml=_sound(_yaml), verbatim=Sound)
     text = environment.get_template("card.md.jinja").render(card_facts(record, policy))
     file.write_text(text, encoding="utf-8")
 
@@ -65,6 +84,7 @@ def launch_lines(method: str, depth: int, target: str) -> list[tuple[str, str]]:
     """(engine, command) for serving at a depth; empty where no engine reads the layout or nothing should be drafted."""
     if depth == 0 or method != "eagle3":
         return []
+    target = shlex.quote(" ".join(target.split()))  # it is copied into a shell
     config = json.dumps({"method": "eagle3", "model": "./eagle3", "num_speculative_tokens": depth})
     return [
         ("vLLM", f"vllm serve {target} --speculative-config '{config}'"),

@@ -87,7 +87,7 @@ def bar_chart(
 ) -> str:
     """Grouped bars in percent. groups: (label, one share for each name or None); names: (name, colour)."""
     shares = [100 * v for _, vs in groups for v in vs if v is not None]
-    axes = Axes(range(len(groups)), min(0.0, *shares), max(1.0, *shares))
+    axes = Axes(range(len(groups)), min([0.0, *shares]), max([1.0, *shares]))
     x_values = list(range(len(groups)))
     parts = [_frame(axes, x_values, x_label, " %", [label for label, _ in groups])]
     width = (axes.x(1) - axes.x(0)) * 0.72 / len(names)

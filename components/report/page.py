@@ -16,8 +16,27 @@ from pydantic import Field
 from components.contract import Context, DepthPolicy, Measurements, Page, Release, UserError
 from components.report.charts import Point, Series, bar_chart, line_chart
 from components.report.summary import VERDICTS, summarise, verdict_in_words
-from components.report.tables import arm_table, choice_table, depth_table, flag_table, gate_table
-from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, QualityFlag, Request, read_rows
+from components.report.tables import (
+    arm_table,
+    choice_table,
+    comparison_table,
+    depth_table,
+    drift_table,
+    flag_table,
+    gate_table,
+    named,
+)
+from components.rows import (
+    AcceptanceMap,
+    CostCell,
+    DepthChoice,
+    DepthEval,
+    Drift,
+    PairedComparison,
+    QualityFlag,
+    Request,
+    read_rows,
+)
 
 ALL = "all"
 NAMES = {"eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
@@ -29,6 +48,7 @@ def write_page(
     cost: list[Measurements],
     end_to_end: Measurements,
     release: Release,
+    drift: Measurements | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
     ctx: Context,
@@ -41,6 +61,7 @@ def write_page(
         cost: step times of the drafters; counted on the page.
         end_to_end: the timed comparison; counted on the page.
         release: what was exported.
+        drift: acceptance of the champion on new traffic against that at its release.
         title: the heading of the page.
     """
     import jinja2
@@ -53,6 +74,8 @@ def write_page(
         lstrip_blocks=True,
     )
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
+    drifts = read_rows(drift.path, Drift) if drift is not None else []
+    facts["drift"] = drift_table(drifts) if drifts else None
     text = environment.get_template("page.html.jinja").render(facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
@@ -74,6 +97,8 @@ def page_facts(
     choices = read_rows(policy.path, DepthChoice)
     evals = read_rows(policy.path, DepthEval)
     flags = read_rows(policy.path, QualityFlag)
+    comparisons = read_rows(policy.path, PairedComparison)
+    roles = raw["roles"]
     if not choices or not evals:
         raise UserError(
             f"policy ({policy.key[:12]}): no depth_choice or depth_eval rows; run speedup.choose_depth again"
@@ -93,9 +118,10 @@ def page_facts(
         "reasons": raw["reasons"],
         "summary": summarise(info, release.info),
         "drafters": [drafter_facts(c, evals, raw, arms) for c in winner_first],
-        "choices": choice_table(choices, raw["winner"]),
-        "arms": arm_table(arms) if arms else None,
-        "arms_by_workload": arm_table([a for a in raw["arms"] if a["workload"] != ALL]) if raw["arms"] else None,
+        "choices": choice_table(choices, raw["winner"], roles),
+        "comparisons": comparison_table(comparisons) if comparisons else None,
+        "arms": arm_table(arms, roles) if arms else None,
+        "arms_by_workload": arm_table([a for a in raw["arms"] if a["workload"] != ALL], roles) if raw["arms"] else None,
         "gate": raw["gate"],
         "gate_table": gate_table(raw["gate"]) if raw["gate"] else None,
         "flags": flag_table(flags) if flags else None,
@@ -125,7 +151,7 @@ def drafter_facts(
     deepest = max(positions, key=lambda a: a["depth_k"])
     host = [r for r in raw["rounds"] if (r["draft_key"], r["batch_size"]) == (choice.draft_key, choice.batch_size)]
     return {
-        "name": NAMES.get(choice.method, choice.method),
+        "name": named(NAMES.get(choice.method, choice.method), choice.draft_key, raw["roles"]),
         "choice": choice,
         "won": bool(raw["winner"] and raw["winner"]["draft_key"] == choice.draft_key),
         "table": depth_table(mine, choice.depth_k),

@@ -46,6 +46,9 @@ def summarise(
     lines["predicted speedup"] = _with_interval(policy, "speedup_pred", "", "", "x")
     lines["predicted speedup"] += _gap(policy)
     lines["token-identical"] = _identity(policy)
+    if policy.get("vs_champion") is not None:
+        lines["against champion"] = _with_interval(policy, "vs_champion", "vs_champion_lo", "vs_champion_hi", "x")
+        lines["against champion"] += f": {str(policy['vs_champion_verdict']).replace('_', ' ')}"
     gate = policy.get("gate_passed")
     lines["promotion gate"] = "not checked" if gate is None else "passed" if gate else "not passed"
     if release:

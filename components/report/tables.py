@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from components.rows import DepthChoice, DepthEval, QualityFlag
+from components.escapes import in_markdown
+from components.rows import DepthChoice, DepthEval, Drift, PairedComparison, QualityFlag
 
 
 class Table(NamedTuple):
@@ -20,9 +21,10 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown; a stressed row is bold."""
-        lines = [_line(self.header), _line(["---"] * len(self.header))]
+        lines = [_line(map(in_markdown, self.header)), _line(["---"] * len(self.header))]
         for index, row in enumerate(self.rows):
-            cells = [f"**{cell}**" if cell and index == self.stressed else cell for cell in row]
+            told = [in_markdown(cell) for cell in row]
+            cells = [f"**{cell}**" if cell and index == self.stressed else cell for cell in told]
             lines.append(_line(cells))
         return "\n".join(lines) + "\n"
 
@@ -52,13 +54,20 @@ def depth_table(evals: Sequence[DepthEval], chosen: int | None = None) -> Table:
     return Table(header, rows, stressed)
 
 
-def choice_table(choices: Iterable[DepthChoice], winner: Mapping[str, Any] | None = None) -> Table:
-    """One line for each drafter and workload."""
+def named(method: str, draft_key: str, roles: Mapping[str, str]) -> str:
+    """A drafter as tables call it: its method, and its role where a challenger meets a champion."""
+    return f"{method}, {roles[draft_key]}" if draft_key in roles else method
+
+
+def choice_table(
+    choices: Iterable[DepthChoice], winner: Mapping[str, Any] | None = None, roles: Mapping[str, str] | None = None
+) -> Table:
+    """One line for each drafter and workload. roles: draft_key -> challenger | champion."""
     header = ["drafter", "workload", "depth", "predicted", "measured", "gap", "P(S > 1)", "verdict"]
     choices = list(choices)
     rows = [
         [
-            c.method,
+            named(c.method, c.draft_key, roles or {}),
             c.workload,
             str(c.depth_k),
             f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
@@ -73,7 +82,7 @@ def choice_table(choices: Iterable[DepthChoice], winner: Mapping[str, Any] | Non
     return Table(header, rows, wins[0] if wins else None)
 
 
-def arm_table(arms: Iterable[Mapping[str, Any]]) -> Table:
+def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None = None) -> Table:
     """Every measured arm of policy.json, fastest first; speedups against the best plain kernel on the same prompts."""
     header = [
         "arm",
@@ -91,7 +100,7 @@ def arm_table(arms: Iterable[Mapping[str, Any]]) -> Table:
     header += ["prompts", "compared", "ties", "differ"]
     rows = [
         [
-            a["method"],
+            named(a["method"], a["draft_key"], roles or {}),
             str(a["depth_k"]),
             a["workload"],
             a["dtype"],
@@ -126,6 +135,43 @@ def gate_table(gate: Mapping[str, Any]) -> Table:
     return Table(["check", "value", "asked", "passed"], rows)
 
 
+def comparison_table(comparisons: Iterable[PairedComparison]) -> Table:
+    """Challenger against champion on the same prompts; a ratio above 1 favours the challenger."""
+    units = {"decode_speed": "tokens/s", "acceptance_length": "tokens a round"}
+    rows = [
+        [
+            c.quantity.replace("_", " "),
+            c.workload,
+            f"{c.challenger_value:.2f} at depth {c.challenger_depth}",
+            f"{c.champion_value:.2f} at depth {c.champion_depth}",
+            units.get(c.quantity, ""),
+            f"{c.ratio:.3f} [{c.lo:.3f}, {c.hi:.3f}]",
+            str(c.num_prompts),
+            c.verdict.replace("_", " "),
+        ]
+        for c in comparisons
+    ]
+    return Table(["quantity", "workload", "challenger", "champion", "unit", "ratio", "prompts", "verdict"], rows)
+
+
+def drift_table(drifts: Iterable[Drift]) -> Table:
+    """Acceptance length of the champion on new traffic against that at its release."""
+    rows = [
+        [
+            d.workload,
+            d.workload_then,
+            str(d.depth_k),
+            f"{d.al_then:.2f}{bounds(d.then_lo, d.then_hi)}",
+            f"{d.al_now:.2f}{bounds(d.now_lo, d.now_hi)}",
+            f"{d.change:+.2f}{bounds(d.lo, d.hi)}",
+            f"{d.num_prompts_then} / {d.num_prompts_now}",
+            "drifted" if d.drifted else "not shown",
+        ]
+        for d in drifts
+    ]
+    return Table(["workload", "held against", "depth", "at release", "now", "change", "prompts", "drift"], rows)
+
+
 def flag_table(flags: Iterable[QualityFlag]) -> Table:
     """Reasons to doubt, worst first."""
     order = {"fault": 0, "warning": 1, "info": 2}
@@ -151,5 +197,5 @@ def bounds(lo: float | None, hi: float | None) -> str:
     return "" if lo is None or hi is None else f" [{lo:.2f}, {hi:.2f}]"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -162,7 +162,7 @@ def _add_batch_size(
         if first_of_draft:
             policy.acceptance += summaries
         if workload == ALL and first_of_draft:
-            policy.prompts += prompt_counts(counts, who)
+            policy.prompts += prompt_counts(counts, who, {m.prompt_id: m.workload for m in mine})
         if workload == ALL:
             policy.flags += prediction_flags(policy.selection_id, mine, evals, summaries, choice)
     plain, cycle = round_cost(table.times, rule.include_host)

@@ -1,7 +1,8 @@
 """Confirm or refuse a chosen depth with what was measured end to end, and say whether the drafter may be promoted.
 
 The verdict follows the measurement (is it faster, is the text the same?); the gate asks for more: that the prediction
-which chose the depth came true, because a depth picked by a wrong model is right by accident.
+which chose the depth came true, because a depth picked by a wrong model is right by accident. Where a challenger meets
+a champion, the challenger is judged, and the gate also asks that it is not worse (champion.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.rows import DepthChoice, QualityFlag, Request, read_rows
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
 def confirm_depth(
     policy: DepthPolicy,
     end_to_end: Measurements,
+    challenger: Draft | None = None,
+    champion: Draft | None = None,
     *,
     min_speedup: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0,
     max_prediction_gap: Annotated[float, Field(gt=0.0, le=10.0)] = 0.15,
+    min_over_lookup: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0,
+    max_loss: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.02,
     num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
     ctx: Context,
 ) -> DepthPolicy:
@@ -32,14 +37,23 @@ def confirm_depth(
     Args:
         policy: the depths that the speedup model chose.
         end_to_end: timed requests of plain and speculative decoding on the same prompts.
+        challenger: the drafter to judge; without it the best of those measured.
+        champion: the drafter that serves now, measured in the same session; the challenger must not be worse.
         min_speedup: what the lower 95 % bound of measured speedup must exceed (1.0 = plain decoding).
         max_prediction_gap: largest |predicted / measured - 1| that the gate lets through (0.15 = 15 %).
+        min_over_lookup: what measured speedup over prompt lookup must exceed (1.0 = faster than it); 0 does not ask.
+        max_loss: share of the champion's decoding speed and acceptance length by which a challenger may lie below it
+            and still count as not worse (0.02 = 2 %): the lower 95 % bound of its speed ratio must reach 1 - max_loss,
+            and no workload's acceptance may lie below that as a whole interval.
         num_draws: resamples of prompts behind each interval.
     """
+    from components.speedup.champion import challenge, champion_checks
     from components.speedup.measured import measured_arms
     from components.speedup.measured_flags import lookup_flags, measured_flags
     from components.speedup.policy import headline, read_policy, write_policy
 
+    if champion is not None and challenger is None:
+        raise UserError("champion: it is compared with a challenger; give `challenger` too")
     found = read_policy(policy.path)
     requests = read_rows(end_to_end.path, Request)
     if not requests:
@@ -52,14 +66,19 @@ def confirm_depth(
     _enter_measurements(found)
     found.flags += read_rows(end_to_end.path, QualityFlag)
     found.flags += measured_flags(found, requests, max_prediction_gap)
-    winner = _pick_winner(found)
+    if challenger is not None and champion is not None:
+        challenge(found, requests, (challenger, champion), max_loss, num_draws, ctx.seed)
+    winner = _pick_winner(found, challenger.key if challenger is not None else None)
     found.flags += lookup_flags(found, winner) if winner else []
     found.winner = (
         {"draft_key": winner.draft_key, "method": winner.method, "depth_k": winner.depth_k} if winner else None
     )
     checks = _gate(found, winner, min_speedup, max_prediction_gap)
+    checks += [_over_lookup(found, winner, min_over_lookup)] if winner else []
+    if challenger is not None and champion is not None:
+        checks += champion_checks(found, challenger)
     found.gate = {"passed": all(c.passed for c in checks), "checks": [dataclasses.asdict(c) for c in checks]}
-    found.verdict, found.reasons = _verdict(found, winner, checks)
+    found.verdict, found.reasons = _verdict(found, winner, checks, challenger.key if challenger is not None else None)
     found.choices = [_with_verdict(c, found, winner) for c in found.choices]
     write_policy(ctx.out, found)
     ctx.note(f"verdict: {found.verdict}; {'; '.join(found.reasons)}")
@@ -124,14 +143,16 @@ def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     return choice.pred_error or 0.0
 
 
-def _pick_winner(policy: Policy) -> DepthChoice | None:
+def _pick_winner(policy: Policy, only: str | None) -> DepthChoice | None:
     """The drafter whose chosen depth has the best measured lower bound, at the smallest batch size.
 
-    A drafter at fault (its output differs, its numbers are impossible) wins only if every one is.
+    only: the one drafter that may win, or None. A drafter at fault (its output differs, its numbers are impossible)
+    wins only if every one is.
     """
     from components.speedup.policy import ALL, faults_of
 
     pooled = [c for c in policy.choices if c.workload == ALL and c.depth_k > 0 and c.meas_lo is not None]
+    pooled = [c for c in pooled if only in (None, c.draft_key)]
     smallest = min((c.batch_size for c in pooled), default=1)
     pooled = [c for c in pooled if c.batch_size == smallest]
     sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
@@ -159,14 +180,31 @@ def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_ga
     ]
 
 
-def _verdict(policy: Policy, winner: DepthChoice | None, checks: list[GateCheck]) -> tuple[str, list[str]]:
-    """use | do_not_speculate | undecided | invalid, and why, in words."""
-    from components.speedup.policy import faults_of
+def _over_lookup(policy: Policy, winner: DepthChoice, least: float) -> GateCheck:
+    """How much faster than prompt lookup, which needs no training; seen in every gate, asked for only by a setting."""
+    from components.speedup.measured_flags import best_lookup
+    from components.speedup.policy import GateCheck
+
+    lookup = best_lookup(policy, winner)
+    ratio = winner.speedup_meas / lookup.speedup if lookup is not None and winner.speedup_meas is not None else None
+    if not least:
+        return GateCheck("speedup_over_lookup", True, ratio, "not asked")
+    return GateCheck("speedup_over_lookup", (ratio or 0.0) > least, ratio or 0.0, f"> {least:g}, measured beside it")
+
+
+def _verdict(
+    policy: Policy, winner: DepthChoice | None, checks: list[GateCheck], only: str | None
+) -> tuple[str, list[str]]:
+    """use | do_not_speculate | undecided | invalid, and why, in words. only: the one drafter that is judged."""
+    from components.speedup.policy import ALL, faults_of
 
     if winner is None:
-        if any(c.depth_k > 0 for c in policy.choices):
+        if any(c.depth_k > 0 and only in (None, c.draft_key) for c in policy.choices):
             return "undecided", ["the chosen depth was not measured end to end"]
         # Nothing was chosen: the prediction's own verdict and reasons stand.
+        for c in policy.choices:
+            if (c.draft_key, c.workload) == (only, ALL):
+                return c.verdict, c.reasons
         return ("do_not_speculate" if policy.verdict == "use" else policy.verdict), policy.reasons
     failed = {c.name for c in checks if not c.passed}
     measured = (

@@ -7,7 +7,7 @@ both could have come out differently.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,10 +71,12 @@ def replay_counts(maps: Sequence[AcceptanceMap], depths: Sequence[int]) -> Count
     )
 
 
-def prompt_counts(counts: Counts, who: Identity) -> list[PromptCounts]:
-    """The counts that let a later step predict for the prompts it measured."""
+def prompt_counts(counts: Counts, who: Identity, workloads: Mapping[str, str]) -> list[PromptCounts]:
+    """The counts that let a later step predict for the prompts it measured. workloads: prompt_id -> workload."""
     return [
-        PromptCounts(who.draft_key, prompt_id, row[0].tokens, counts.depths, [c.rounds for c in row])
+        PromptCounts(
+            who.draft_key, prompt_id, row[0].tokens, counts.depths, [c.rounds for c in row], workloads[prompt_id]
+        )
         for prompt_id, row in zip(counts.prompt_ids, counts.per_prompt, strict=True)
     ]
 

@@ -114,12 +114,17 @@ def _gain(best: DepthEval, chosen: DepthEval) -> float:
     return (best.speedup_meas or 0.0) / (chosen.speedup_meas or 1.0) - 1.0
 
 
-def lookup_flags(policy: Policy, winner: DepthChoice) -> list[QualityFlag]:
-    """Prompt lookup needs no training: a drafter that does not beat it is not worth its weights."""
+def best_lookup(policy: Policy, winner: DepthChoice) -> MeasuredArm | None:
+    """The fastest arm of prompt lookup on the winner's prompts; None when it was not measured."""
     lookups = [
         a for a in policy.arms if a.method == "ngram" and a.workload == ALL and a.batch_size == winner.batch_size
     ]
-    best = max(lookups, key=lambda a: a.speedup, default=None)
+    return max(lookups, key=lambda a: a.speedup, default=None)
+
+
+def lookup_flags(policy: Policy, winner: DepthChoice) -> list[QualityFlag]:
+    """Prompt lookup needs no training: a drafter that does not beat it is not worth its weights."""
+    best = best_lookup(policy, winner)
     if best is None or winner.speedup_meas is None or best.speedup <= winner.speedup_meas:
         return []
     detail = (

@@ -9,6 +9,8 @@ policy.json holds
   prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
   arms         MeasuredArm, end to end, after confirm_depth; prompt lookup is one of them
+  comparisons  PairedComparison rows, where a challenger was held against a champion
+  roles        draft_key -> "challenger" or "champion", likewise
   flags        QualityFlag rows
   winner       {"draft_key", "method", "depth_k"} or null
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
-from components.rows import DepthChoice, DepthEval, QualityFlag, write_rows
+from components.rows import DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
 
 ALL = "all"  # the workload that pools every prompt
 
@@ -56,6 +58,7 @@ class PromptCounts:
     tokens: int  # emitted by rounds
     depths: list[int]
     rounds: list[int]  # at each of the depths
+    workload: str = ""  # "" in policies that were written before it was kept
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class Policy:
     rounds: list[RoundCost]
     flags: list[QualityFlag]
     arms: list[MeasuredArm] = field(default_factory=list)
+    comparisons: list[PairedComparison] = field(default_factory=list)
+    roles: dict[str, str] = field(default_factory=dict)
     winner: dict[str, Any] | None = None
     verdict: str = "undecided"
     reasons: list[str] = field(default_factory=list)
@@ -133,10 +138,10 @@ class Policy:
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
-    """Write policy.json and depth_eval.jsonl, depth_choice.jsonl, quality_flag.jsonl."""
+    """Write policy.json and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
     text = json.dumps(asdict(policy), indent=1, allow_nan=False)
     (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
-    write_rows(directory, [*policy.evals, *policy.choices, *policy.flags])
+    write_rows(directory, [*policy.evals, *policy.choices, *policy.comparisons, *policy.flags])
 
 
 def read_policy(directory: Path) -> Policy:
@@ -154,6 +159,7 @@ def read_policy(directory: Path) -> Policy:
             "rounds": RoundCost,
             "flags": QualityFlag,
             "arms": MeasuredArm,
+            "comparisons": PairedComparison,
         }
         values: dict[str, Any] = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
         return Policy(**values)
@@ -194,6 +200,10 @@ def headline(policy: Policy) -> dict[str, Any]:
     for row in policy.evals:
         if (row.draft_key, row.workload, row.depth_k) == (best.draft_key, ALL, best.depth_k):
             facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi, "al_meas": row.al_meas}
+    for pair in policy.comparisons:
+        if (pair.quantity, pair.workload) == ("decode_speed", ALL):
+            facts |= {"vs_champion": pair.ratio, "vs_champion_lo": pair.lo, "vs_champion_hi": pair.hi}
+            facts |= {"champion_key": pair.champion_key, "vs_champion_verdict": pair.verdict}
     mine = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
     if mine:
         facts["speedup_pred_same_prompts"] = next((a.speedup_pred for a in mine if a.depth_k == best.depth_k), None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from components.contract import Target
 from components.decoding.chain import decode
 from components.targets.model import AbstractTarget
+from storage.release_facts import ROOT, copy_of_components
 
 MODEL = Path(__file__).parents[3] / "components" / "publish" / "mlflow_model.py"
 PROMPTS = ["w10 w20 w30", "w5 w6 w7 w8 w9"]
@@ -30,6 +33,7 @@ def place(export: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monkey
         python_model=str(MODEL),
         artifacts={"release": str(export().path)},
         model_config=SETTINGS,
+        code_paths=[str(copy_of_components(tmp_path / "copy", with_builtin=False))],
         pip_requirements=["torch"],
     )
     return tmp_path / "model"
@@ -56,6 +60,30 @@ def test_served_text_equals_plain_decoding(place: Path, opened: AbstractTarget) 
         assert answer["num_rounds"] + answer["num_accepted"] >= len(plain.tokens) - 1
 
 
+# Without this repository: neither the path nor the import hook by which it is installed.
+ELSEWHERE = """
+import json, sys
+from pathlib import Path
+root = Path(sys.argv[2])
+sys.path = [place for place in sys.path if place and Path(place).resolve() != root]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+import mlflow
+served = mlflow.pyfunc.load_model(sys.argv[1], model_config={"max_new_tokens": 9})
+answers = served.predict(json.loads(sys.argv[3]))
+import components
+assert not Path(components.__path__[0]).is_relative_to(root) and "storage" not in sys.modules
+print(json.dumps([answer["text"] for answer in answers]))
+"""
+
+
+def test_a_clean_process_elsewhere_answers_with_the_code_that_the_model_brings(place: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, str(place), str(ROOT), json.dumps(PROMPTS)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = load(place, max_new_tokens=9).predict(PROMPTS)
+    assert json.loads(done.stdout.splitlines()[-1]) == [answer["text"] for answer in expected]
+
+
 def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, target: Target) -> None:
     drafted = load(place, max_new_tokens=5).predict(PROMPTS)
     assert [a["num_tokens"] for a in drafted] == [5, 5]
@@ -68,6 +96,6 @@ def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, ta
 def test_the_registry_logs_the_settings_that_the_model_reads() -> None:
     """MLflow drops settings that were not logged, without a word worth reading."""
     from components.publish.mlflow_model import SETTINGS
-    from storage import registry
+    from storage import model_versions
 
-    assert registry._SERVING == SETTINGS
+    assert model_versions.SERVING == SETTINGS

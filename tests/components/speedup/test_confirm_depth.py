@@ -194,6 +194,11 @@ def test_prompt_lookup_that_wins_is_said(chosen: DepthPolicy, measurements: Rows
     rows += [make_request("ngram", 3, n, 65, (1.0 + 0.3 * (n % 5)) / 1.7) for n in range(40)]
     policy = confirm(chosen, rows, measurements, new_ctx)
     assert "slower_than_lookup" in {f.code for f in policy.flags}
+    assert policy.gate is not None and policy.gate["passed"]  # the gate shows it, and asks for it where it is told to
+    (seen,) = [c for c in policy.gate["checks"] if c["name"] == "speedup_over_lookup"]
+    assert seen["value"] == pytest.approx(1.5 / 1.7) and seen["limit"] == "not asked"
+    assert failed(confirm(chosen, rows, measurements, new_ctx, min_over_lookup=1.0)) == {"speedup_over_lookup"}
+    assert failed(confirm(chosen, requests(1.5), measurements, new_ctx, min_over_lookup=1.0)) == {"speedup_over_lookup"}
     assert policy.winner is not None and policy.winner["method"] == "eagle3"
 
 

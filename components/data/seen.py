@@ -1,0 +1,52 @@
+"""What a drafter has already been given: the watermark of nightly retraining, as content and not as a date.
+
+A Prompts artifact made from served traffic carries `seen.txt`: one content digest a line (16 hex digits, ascending) of
+every conversation that it or an artifact before it has looked at, chosen or not. The next night reads it from the
+champion's own prompts. So a killed night reads again what it had read, a refused challenger's conversations count as
+new until some champion has learned from them, files may be renamed, moved or read twice, and nothing depends on clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from components.contract import Prompts, UserError
+from components.data.choosing import content_of, hash_number, question_of
+from components.data.prompts import SPLITS, Prompt, read_prompts
+
+FILE: Final = "seen.txt"
+EVALUATION: Final = ("test", "validation", "warm_up")
+
+
+def digest_of(prompt: Prompt) -> int:
+    """What names a conversation's content: a number below 2**64; white space does not count."""
+    return hash_number(content_of(prompt))
+
+
+def read_seen(prompts: Prompts | None) -> set[int]:
+    """Digests of everything these prompts and those before them have looked at; {} for None."""
+    if prompts is None:
+        return set()
+    seen = {digest_of(prompt) for split in SPLITS for prompt in read_prompts(prompts, split)}
+    file = prompts.path / FILE
+    if file.is_file():
+        try:
+            seen.update(int(line, 16) for line in file.read_text(encoding="ascii").splitlines())
+        except ValueError as error:
+            raise UserError(f"{file}: not a list of digests ({error}); run the pipeline that made it again") from error
+    return seen
+
+
+def write_seen(directory: Path, digests: Iterable[int]) -> None:
+    """Write `seen.txt` into the directory of a Prompts artifact."""
+    lines = "".join(f"{digest:016x}\n" for digest in sorted(digests))
+    (directory / FILE).write_text(lines, encoding="ascii")
+
+
+def questions_in(prompts: Prompts | None, *splits: str) -> frozenset[int]:
+    """Hashes of what the prompts of some splits ask; {} for None."""
+    if prompts is None:
+        return frozenset()
+    return frozenset(hash_number(question_of(prompt)) for split in splits for prompt in read_prompts(prompts, split))

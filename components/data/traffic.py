@@ -1,0 +1,233 @@
+"""The step that takes the conversations that arrived since the champion was made, out of files of served traffic.
+
+New is what no drafter in the champion's line has looked at, by content (seen.py). The split follows the hash of the
+question, so a conversation stays on its side every night, and what a champion is judged on is never trained on. A night
+with too little new ends the run as NothingNew; what there was waits for the next.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Context, NothingNew, Prompts, UserError
+from components.data.choosing import choose, deal_rows, hash_number, question_of
+from components.data.collecting import digests_of, prompt_of, questions_of_source
+from components.data.prompts import Prompt
+from components.data.row_files import SUFFIXES, find_files, printable, read_rows
+from components.data.row_shapes import Ask, BadRow, read_label, read_shape
+from components.data.seen import EVALUATION, digest_of, questions_in, read_seen, write_seen
+
+_ENVELOPES: Final = ("body", "request")
+"""Where logs of servers keep what was asked: OpenAI's batch files in "body", many gateways in "request"."""
+_AS_TEXT: Final = (*_ENVELOPES, "messages", "conversations")
+"""Fields that tables often hold as JSON text."""
+
+
+def collect_traffic(
+    seen: Prompts | None = None,
+    *,
+    source: Annotated[str, Field(min_length=1)],
+    num_train: Annotated[int, Field(ge=1)] = 640,
+    num_validation: Annotated[int, Field(ge=0)] = 24,
+    num_test: Annotated[int, Field(ge=1)] = 32,
+    num_warm_up: Annotated[int, Field(ge=0)] = 2,
+    min_new: Annotated[int, Field(ge=1)] = 32,
+    evaluation_percent: Annotated[int, Field(ge=1, le=90)] = 20,
+    keep_out: str = "",
+    workload: Annotated[str, Field(min_length=1)] = "traffic",
+    workload_field: str = "",
+    min_prompt_characters: Annotated[int, Field(ge=1)] = 1,
+    max_prompt_characters: Annotated[int, Field(ge=1)] = 4000,
+    max_new: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
+
+    Args:
+        seen: the prompts of the champion's line; what they hold or have looked at is not new.
+        source: a folder, file or pattern of JSONL, JSON or Parquet files with chats or texts, or with logged requests
+            that hold them in "body" or "request". Malformed rows are set aside and counted, empty files passed over.
+        num_train: new conversations at most that the target answers for training.
+        num_validation: new conversations at most that choose a checkpoint.
+        num_test: new conversations at most for drift and benchmarks.
+        num_warm_up: new conversations at most that warm a benchmark up.
+        min_new: fewer new conversations than this are left for another night.
+        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation; keep it from night to
+            night, since it decides what may be trained on.
+        keep_out: a source of rows, such as a benchmark: what it asks is left out, and counted.
+        workload: the label that results are grouped by.
+        workload_field: a field of the rows that holds the label instead.
+        min_prompt_characters: shorter questions are left out, characters.
+        max_prompt_characters: longer questions are left out, characters.
+        max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
+    """
+    (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # of an attempt that was killed
+    wanted = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
+    counts: Counter[str] = Counter()
+    forbidden = questions_in(seen, *EVALUATION)
+    if keep_out:
+        forbidden |= questions_of_source(keep_out, max_new, counts, ctx)
+    looked_at = read_seen(seen)
+    rows = _usable(source, workload, workload_field, counts, ctx)
+    sizes = (min_prompt_characters, max_prompt_characters)
+    fresh = _fresh(rows, looked_at, sizes, forbidden, max_new, counts)
+    dealt = deal_rows(fresh, wanted, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    trained_on = questions_in(seen, "train")
+    for split in EVALUATION:
+        kept = [prompt for prompt in dealt[split] if hash_number(question_of(prompt)) not in trained_on]
+        counts["trained_on"] += len(dealt[split]) - len(kept)
+        dealt[split] = kept
+    chosen = choose(dealt, wanted, counts, ctx.seed)
+    _stop_if_too_few(chosen, counts, source, min_new)
+    with (ctx.out / "prompts.jsonl").open("w", encoding="utf-8") as file:
+        for split in wanted:
+            for prompt in chosen[split]:
+                file.write(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n")
+    write_seen(ctx.out, looked_at)
+    ctx.note(f"{counts['new']} new conversations ({_said(counts)}); {_sizes(chosen)} taken")
+    named = ("rows", "new", "seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
+    return Prompts.made(
+        ctx,
+        {
+            "source": source,
+            **{f"num_{split}": len(chosen[split]) for split in wanted},
+            **{name: counts[name] for name in named},
+            "num_seen_in_all": len(looked_at),
+            "workloads": dict(Counter(prompt.workload for split in wanted for prompt in chosen[split])),
+        },
+    )
+
+
+def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content behind `source` and `keep_out`, for the step's key: file -> sha256."""
+    from components.targets.file_digests import sha256_of
+
+    files, _ = traffic_files(str(settings["source"]))
+    digests = {str(file): sha256_of(file) for file in files}
+    if keep_out := str(settings.get("keep_out", "")):
+        digests |= digests_of(keep_out)
+    return digests
+
+
+def traffic_files(source: str) -> tuple[list[Path], int]:
+    """The files of a source that hold something, sorted, and how many are of another kind.
+
+    A folder or pattern without files is a quiet night; a folder that is not there is a UserError.
+    """
+    try:
+        path = Path(source).expanduser()
+        wild = min((source.find(sign) for sign in "*?[" if sign in source), default=-1)
+        folder = path if wild < 0 else Path(os.path.dirname(source[:wild]) or ".").expanduser()
+        if folder.is_dir():
+            found = list(path.iterdir()) if wild < 0 else [Path(name) for name in glob.glob(str(path), recursive=True)]
+        elif wild < 0 and path.name.endswith(SUFFIXES):
+            found = find_files(source) if not path.is_file() or path.stat().st_size else []
+        else:
+            raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
+        files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
+        usable = [file for file in files if file.name.endswith(SUFFIXES)]
+        return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
+        raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
+
+
+def _usable(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
+    """Every row of the source that asks something; the others are set aside and counted."""
+
+    def set_aside(where: str, line: int, why: str, row: str) -> None:
+        counts["set_aside"] += 1
+        ctx.set_aside(printable(where), line, why, row)
+
+    files, of_other_kinds = traffic_files(source)
+    if of_other_kinds:
+        ctx.note(f"{source}: {of_other_kinds} files left alone, which are none of {', '.join(SUFFIXES)}")
+    for number, file in enumerate(files):
+        for line, row in read_rows(file, set_aside):
+            counts["rows"] += 1
+            try:
+                inner = _opened(row)
+                ask = read_shape(inner)
+                label = read_label({**inner, **row}, field) if field else workload
+            except BadRow as error:
+                set_aside(str(file), line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+                continue
+            yield prompt_of(ask, "train", label, printable(file.name))
+        ctx.progress(number + 1, len(files), "files")
+
+
+def _opened(row: Any) -> Any:
+    """A logged request without its envelope, and JSON text in the fields that tables keep so as what it says."""
+    if not isinstance(row, Mapping):
+        return row
+    opened = dict(row)
+    for field in _AS_TEXT:
+        value = opened.get(field)
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            try:
+                opened[field] = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise BadRow(f"{field} is not valid JSON ({type(error).__name__})") from error
+    for field in _ENVELOPES:
+        inside = opened.get(field)
+        if isinstance(inside, Mapping) and "messages" not in opened and "prompt" not in opened:
+            return _opened(inside)
+    return opened
+
+
+def _fresh(
+    prompts: Iterator[Prompt],
+    looked_at: set[int],
+    sizes: tuple[int, int],
+    forbidden: frozenset[int],
+    max_new: int,
+    counts: Counter[str],
+) -> Iterator[Prompt]:
+    """Prompts that nobody has looked at, of a suitable length, not forbidden; they join `looked_at`."""
+    tonight: set[int] = set()
+    for prompt in prompts:
+        digest = digest_of(prompt)
+        if digest in looked_at:
+            counts["duplicates" if digest in tonight else "seen"] += 1
+            continue
+        size = Ask(prompt.text, prompt.messages, "").characters
+        if not sizes[0] <= size <= sizes[1]:
+            counts["too_short" if size < sizes[0] else "too_long"] += 1
+        elif hash_number(question_of(prompt)) in forbidden:
+            counts["kept_out"] += 1
+        else:
+            counts["new"] += 1
+            looked_at.add(digest)
+            tonight.add(digest)
+            yield prompt
+            if counts["new"] == max_new:
+                return
+
+
+def _stop_if_too_few(chosen: Mapping[str, list[Prompt]], counts: Counter[str], source: str, min_new: int) -> None:
+    """End the night when there is not enough to learn from and to judge on."""
+    new = counts["new"]
+    if not new:
+        raise NothingNew(f"{source} holds no conversation that the champion has not had ({_said(counts)})")
+    if new < min_new:
+        raise NothingNew(f"{source} holds {new} new conversations, fewer than min_new {min_new}; they wait")
+    for split in ("train", "test"):
+        if not chosen[split]:
+            raise NothingNew(f"{source}: of {new} new conversations none falls to the {split} split; they wait")
+
+
+def _said(counts: Counter[str]) -> str:
+    words = ("seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
+    found = [f"{counts[word]} {word.replace('_', ' ')}" for word in words if counts[word]]
+    return ", ".join([f"{counts['rows']} rows", *found])
+
+
+def _sizes(chosen: Mapping[str, list[Prompt]]) -> str:
+    return ", ".join(f"{len(prompts)} {split.replace('_', ' ')}" for split, prompts in chosen.items())

@@ -1,0 +1,40 @@
+"""Text of somebody else's, shown where it could be taken for markup: Markdown, Mermaid, a link.
+
+Names of models, prompts, pipelines and runs come from people and files. In SQL they are parameters, in a shell they
+are arguments of a list, in HTML Jinja escapes them; for Markdown and Mermaid, which have no such machinery, it is done
+here.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MARKUP = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is plain
+_FIRST = re.compile(r"^(?:>|[#=+-]+(?=\s|$)|\d+[.)](?=\s|$))")  # what begins a heading, a list, a quotation or a rule
+_PLAIN_IN_MERMAID = re.compile(r"[^\w .,:=+/()@?'\[\]-]", re.ASCII)
+
+
+def one_line(text: object) -> str:
+    """Text without line ends, control characters and marks that turn the direction of reading."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
+
+
+def in_markdown(text: object) -> str:
+    """Text as it stands, in a line or a table cell of GitHub's Markdown; never a link, an image, HTML or a new line."""
+    flat = one_line(text)
+    escaped = _MARKUP.sub(lambda found: "\\" + found[0], flat).replace("://", ":&#47;&#47;")
+    first = _FIRST.match(escaped)
+    if first is None or flat == "-":  # as in a table: not measured
+        return escaped
+    at = first.end() - 1 if first[0][0].isdigit() else 0
+    return f"{escaped[:at]}\\{escaped[at:]}"
+
+
+def in_code(text: object) -> str:
+    """Text inside the backticks of a code span in a table, where a bar alone can be escaped: a backtick is replaced."""
+    return one_line(text).replace("`", "'").replace("|", "\\|")
+
+
+def in_mermaid(text: object) -> str:
+    """Text inside the quotes of a Mermaid label."""
+    return _PLAIN_IN_MERMAID.sub(lambda found: f"#{ord(found[0])};", one_line(text))

@@ -1,0 +1,176 @@
+"""What the Prefect UI shows of measurements and decisions: Markdown with tables, and charts as data URIs.
+
+The UI renders GitHub's Markdown in a page of its own, so a chart brings its colours along and travels inside an image
+address: nothing is fetched from anywhere. Every number in a chart also stands in a table beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from components.contract import DepthPolicy, Measurements
+from components.report.charts import HEIGHT, WIDTH
+from components.report.page import acceptance_chart, marginal_chart, speedup_chart
+from components.report.tables import (
+    Table,
+    arm_table,
+    choice_table,
+    comparison_table,
+    depth_table,
+    drift_table,
+    flag_table,
+    gate_table,
+    named,
+)
+from components.rows import (
+    AcceptanceMap,
+    CostCell,
+    DepthChoice,
+    DepthEval,
+    Drift,
+    PairedComparison,
+    QualityFlag,
+    Request,
+    read_rows,
+)
+
+# The page's two themes (page.html.jinja), so that a chart can stand alone.
+_STYLE = """svg{--ink:#1b2330;--soft:#5b6778;--grid:#e8ecf0;--tint:#eef3fa;--pred:#2a66b5;--meas:#c65a11;--other:#4d7f3a
+;background:#fff}text{fill:var(--soft);font:12.5px system-ui,sans-serif}.legend,.axis{fill:var(--ink)}
+.grid{stroke:var(--grid)}.line{fill:none;stroke-width:2.2}.band{opacity:.16}.whisker{fill:none;stroke-width:1.6}
+.level{stroke-width:1.5;stroke-dasharray:5 4}.chosen{fill:var(--tint)}"""
+
+
+# An artifact's page is narrow, so the table of depths is shown in two parts.
+SPEED = ("depth", "AL", "predicted", "measured", "P(best)", "regret")
+COST = ("depth", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added")
+
+
+def decision_card(policy: DepthPolicy) -> str:
+    """How deep to draft, and why: the choice, every depth, charts, measured arms and the promotion gate."""
+    file = policy.path / "policy.json"
+    raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    choices, evals = read_rows(policy.path, DepthChoice), read_rows(policy.path, DepthEval)
+    arms = [arm for arm in raw.get("arms") or [] if arm["workload"] == "all"]
+    roles = raw.get("roles") or {}
+    parts = [choice_table(choices, raw.get("winner"), roles).markdown()]
+    if comparisons := read_rows(policy.path, PairedComparison):
+        parts += ["### challenger against champion\n", comparison_table(comparisons).markdown()]
+    for choice in choices:
+        if choice.workload != "all":
+            continue
+        mine = sorted(
+            (
+                e
+                for e in evals
+                if (e.draft_key, e.workload, e.batch_size) == (choice.draft_key, "all", choice.batch_size)
+            ),
+            key=lambda e: e.depth_k,
+        )
+        parts.append(f"### {named(choice.method, choice.draft_key, roles)}, batch {choice.batch_size}\n")
+        table = depth_table(mine, choice.depth_k)
+        parts += [_columns(table, SPEED).markdown(), _columns(table, COST).markdown()]
+        parts.append(picture(speedup_chart(mine, arms, choice), f"{choice.method}: speedup by depth"))
+        parts.append(picture(marginal_chart(mine), f"{choice.method}: does one more draft pay?"))
+        kept = [a for a in raw.get("acceptance") or [] if a["draft_key"] == choice.draft_key and a["workload"] == "all"]
+        if kept:
+            deepest = max(kept, key=lambda a: a["depth_k"])
+            parts.append(picture(acceptance_chart(deepest), f"{choice.method}: how often the i-th draft is kept"))
+    if arms:
+        parts += ["### measured end to end\n", arm_table(arms, roles).markdown()]
+    if raw.get("gate"):
+        parts += ["### promotion gate\n", gate_table(raw["gate"]).markdown()]
+    return "\n".join(parts)
+
+
+def measurements_card(measured: Measurements) -> str:
+    """Acceptance, cost or timed requests, whichever rows there are; "" when there are none that people read."""
+    parts = []
+    if drifts := read_rows(measured.path, Drift):
+        parts += ["### has the traffic drifted?\n", drift_table(drifts).markdown()]
+    if maps := read_rows(measured.path, AcceptanceMap):
+        parts += ["### acceptance\n", acceptance_table(maps).markdown()]
+    if cells := read_rows(measured.path, CostCell):
+        parts += ["### cost of a step\n", cost_table(cells).markdown()]
+    if requests := [r for r in read_rows(measured.path, Request) if not r.is_warmup]:
+        parts += ["### speed end to end\n", speed_table(requests).markdown()]
+    if flags := read_rows(measured.path, QualityFlag):
+        parts += ["### reasons to doubt\n", flag_table(flags).markdown()]
+    return "\n".join(parts)
+
+
+def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
+    """For each drafter and workload: how many drafts in a row are kept, over all places of all prompts.
+
+    A place's accepted length is the longest run of drafts that the target would keep there, at most k_max.
+    """
+    groups: dict[tuple[str, str], list[AcceptanceMap]] = defaultdict(list)
+    for row in maps:
+        groups[row.method, row.workload].append(row)
+        groups[row.method, "all"].append(row)
+    rows = []
+    for (method, workload), some in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] != "all", item[0])):
+        lengths = [length for row in some for length in row.accepted]
+        shares = [f"{sum(n >= i for n in lengths) / len(lengths):.0%}" for i in (1, 2, 3)] if lengths else ["-"] * 3
+        mean = f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
+        rows.append([method, workload, str(len(some)), str(len(lengths)), mean, *shares])
+    header = ["drafter", "workload", "prompts", "places", "kept in a row (mean)", ">= 1 kept", ">= 2 kept", ">= 3 kept"]
+    return Table(header, rows)
+
+
+def cost_table(cells: Sequence[CostCell]) -> Table:
+    """Median time of each phase at each depth, over the context lengths and blocks that were measured, in ms."""
+    groups: dict[tuple[str, str, int, int], list[float]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.method, cell.phase, cell.batch_size, cell.depth_k].append(cell.median_ns / 1e6)
+    rows = [
+        [method or "-", phase.replace("_", " "), str(batch), str(depth), f"{median(times):.2f}", str(len(times))]
+        for (method, phase, batch, depth), times in sorted(groups.items())
+    ]
+    return Table(["drafter", "phase", "batch", "depth", "median ms", "cells"], rows)
+
+
+def speed_table(requests: Sequence[Request]) -> Table:
+    """For each arm: tokens a second over its timed requests, and how many were token for token the same as plain."""
+    groups: dict[tuple[str, str, int, str, str], list[Request]] = defaultdict(list)
+    for r in requests:
+        groups[r.method, r.draft_key, r.depth_k, r.kernel, r.dtype].append(r)
+    several = {method for method, key, *_ in groups if any(m == method and k != key for m, k, *_ in groups)}
+    rows = []
+    for (method, draft_key, depth, kernel, dtype), some in sorted(groups.items()):
+        timed = [r for r in some if r.status != "error" and r.tokens_kept > 1 and r.decode_ns > 0]
+        seconds = sum(r.decode_ns for r in timed) / 1e9  # from the first token on, as in speedup/measured.py
+        speed = f"{sum(r.tokens_kept - 1 for r in timed) / seconds:.1f}" if timed else "-"
+        compared = [r for r in some if r.identical is not None]
+        same = f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
+        failed = sum(r.status == "error" for r in some)
+        rows.append(
+            [
+                "plain" if method == "none" else f"{method} {draft_key[:8]}" if method in several else method,
+                str(depth),
+                kernel,
+                dtype,
+                str(len(some)),
+                speed,
+                same,
+                str(failed),
+            ]
+        )
+    return Table(["arm", "depth", "kernel", "dtype", "requests", "tokens/s", "same tokens as plain", "failed"], rows)
+
+
+def _columns(table: Table, names: Sequence[str]) -> Table:
+    places = [table.header.index(name) for name in names]
+    return Table(list(names), [[row[place] for place in places] for row in table.rows], table.stressed)
+
+
+def picture(svg: str, says: str) -> str:
+    """An inline SVG of charts.py as a Markdown image that needs nothing around it. says: what it shows, for readers."""
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH * 3 // 2}" height="{HEIGHT * 3 // 2}"'
+    alone = svg.replace("<svg ", f"<svg {size} ", 1).replace(">", f"><style>{_STYLE}</style>", 1)
+    return f"![{says}](data:image/svg+xml;base64,{base64.b64encode(alone.encode()).decode()})\n"

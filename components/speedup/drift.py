@@ -1,0 +1,166 @@
+"""Step `speedup.measure_drift`: does the champion still guess today's traffic as well as what it was released with?
+
+Both sets of acceptance maps are replayed at the depth that is served. They are different prompts, so each is resampled
+by itself; when the interval of the change excludes zero, the rows and a flag say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.rows import AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
+
+if TYPE_CHECKING:
+    from components.speedup.bootstrap import Floats
+
+ALL = "all"
+
+
+def measure_drift(
+    then: Measurements,
+    now: Measurements,
+    policy: DepthPolicy | None = None,
+    *,
+    depth_k: Annotated[int, Field(ge=0, le=64)] = 0,
+    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    ctx: Context,
+) -> Measurements:
+    """Acceptance length of one drafter on new prompts against that on the prompts of its release, with intervals.
+
+    Args:
+        then: its acceptance maps on the prompts it was released with.
+        now: its acceptance maps on new traffic.
+        policy: the release's depth policy, which says at what depth it is served.
+        depth_k: the depth to compare at instead; 0 takes the policy's, or without one the deepest that was measured.
+        num_draws: resamples of prompts behind each interval.
+    """
+    old, new = (_maps(source, name) for source, name in ((then, "then"), (now, "now")))
+    if old[0].draft_key != new[0].draft_key:
+        raise UserError("then, now: two drafters; drift compares one drafter on two sets of prompts")
+    depth = min(depth_k or _served_depth(policy, old[0].draft_key) or 64, *(m.k_max for m in (*old, *new)))
+    rows = []
+    for workload in [ALL, *sorted({m.workload for m in new} - {ALL})]:
+        now_maps = [m for m in new if workload in (ALL, m.workload)]
+        then_maps = [m for m in old if m.workload == workload]
+        against = workload if then_maps else ALL
+        rows.append(_drift(then_maps or old, now_maps, (workload, against), depth, num_draws, ctx.seed, ctx.key[:16]))
+    pooled = rows[0]
+    flags = [*(_flag(row) for row in rows if row.drifted), *_few_prompts(pooled)]
+    write_rows(ctx.out, [*rows, *flags])
+    ctx.note(f"drift: {in_words(pooled)}")
+    return Measurements.made(
+        ctx,
+        {
+            "method": pooled.method,
+            "draft_key": pooled.draft_key,
+            "depth_k": depth,
+            "al_then": pooled.al_then,
+            "al_now": pooled.al_now,
+            "change": pooled.change,
+            "change_lo": pooled.lo,
+            "change_hi": pooled.hi,
+            "drifted": pooled.drifted,
+            "drift": in_words(pooled),
+            "drifted_workloads": [row.workload for row in rows if row.drifted],
+        },
+    )
+
+
+def in_words(row: Drift) -> str:
+    """One line: both acceptance lengths, the change with its interval, and what follows."""
+    said = "it has drifted" if row.drifted else "no drift shown"
+    return (
+        f"acceptance length {row.al_now:.2f} on {row.num_prompts_now} new prompts, {row.al_then:.2f} on "
+        f"{row.num_prompts_then} of its release, {row.change:+.2f} [{row.lo:+.2f}, {row.hi:+.2f}]: {said}"
+    )
+
+
+def _maps(source: Measurements, name: str) -> list[AcceptanceMap]:
+    rows = [row for row in read_rows(source.path, AcceptanceMap) if row.num_tokens >= 2]
+    if not rows:
+        raise UserError(f"{name} ({source.key[:12]}): no usable acceptance maps; wire bench.measure_acceptance")
+    return rows
+
+
+def _served_depth(policy: DepthPolicy | None, draft_key: str) -> int:
+    """The depth that a policy chose for a drafter over all workloads; 0 when there is none."""
+    from components.speedup.policy import read_policy
+
+    choices = read_policy(policy.path).choices if policy is not None else []
+    return next((c.depth_k for c in choices if (c.draft_key, c.workload) == (draft_key, ALL)), 0)
+
+
+def _drift(
+    then: Sequence[AcceptanceMap],
+    now: Sequence[AcceptanceMap],
+    workloads: tuple[str, str],
+    depth: int,
+    num_draws: int,
+    seed: int,
+    session_id: str,
+) -> Drift:
+    from components.speedup.bootstrap import interval
+
+    al_then, draws_then = _acceptance(then, depth, num_draws, [seed, 6])
+    al_now, draws_now = _acceptance(now, depth, num_draws, [seed, 7])
+    lo, hi = interval(draws_now - draws_then)
+    (then_lo, then_hi), (now_lo, now_hi) = interval(draws_then), interval(draws_now)
+    return Drift(
+        session_id=session_id,
+        target_key=now[0].target_key,
+        draft_key=now[0].draft_key,
+        method=now[0].method,
+        workload=workloads[0],
+        workload_then=workloads[1],
+        depth_k=depth,
+        num_prompts_then=len(then),
+        num_prompts_now=len(now),
+        al_then=al_then,
+        then_lo=then_lo,
+        then_hi=then_hi,
+        al_now=al_now,
+        now_lo=now_lo,
+        now_hi=now_hi,
+        change=al_now - al_then,
+        lo=lo,
+        hi=hi,
+        drifted=lo > 0.0 or hi < 0.0,
+    )
+
+
+def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> tuple[float, Floats]:
+    """Pooled acceptance length at a depth, tails included, and its draws over prompts."""
+    import numpy as np
+
+    from components.speedup.bootstrap import draw_weights, ratio_draws
+    from components.speedup.replay import count
+
+    counts = [count(m.accepted, depth, m.num_tokens) for m in sorted(maps, key=lambda m: m.prompt_id)]
+    tokens = np.array([float(c.tokens) for c in counts])
+    rounds = np.array([float(c.rounds) for c in counts])
+    weights = draw_weights(len(counts), num_draws, np.random.default_rng(seed))
+    return float(tokens.sum() / rounds.sum()), ratio_draws(weights, tokens, rounds)
+
+
+def _few_prompts(row: Drift) -> list[QualityFlag]:
+    """Intervals over a handful of prompts come out too narrow, and a change is then seen where there is none."""
+    from components.speedup.flags import MIN_PROMPTS
+
+    fewest = min(row.num_prompts_then, row.num_prompts_now)
+    if fewest >= MIN_PROMPTS:
+        return []
+    detail = f"drift over fewer than {MIN_PROMPTS} prompts on one side: its interval is too narrow"
+    return [QualityFlag(row.session_id, row.draft_key, row.method, "few_prompts", "warning", float(fewest), detail)]
+
+
+def _flag(row: Drift) -> QualityFlag:
+    against = "the same workload" if row.workload_then == row.workload else "everything"
+    detail = (
+        f"workload {row.workload}: acceptance length {row.al_now:.2f} on new traffic, {row.al_then:.2f} on {against} "
+        f"at release (change {row.lo:+.2f} to {row.hi:+.2f})"
+    )
+    return QualityFlag(row.session_id, row.draft_key, row.method, "traffic_drift", "warning", row.change, detail)
