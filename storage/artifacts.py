@@ -7,7 +7,11 @@ fails is set aside in `broken/`, never used. One lock a key keeps two processes 
 
     home/store/KEY/               files and artifact.json
     home/partial/KEY/             what an unfinished step has written; KEY.scratch/ holds its checkpoints
+    home/to_share/KEY             made here, not yet in the shared store
     home/locks/ verified/ broken/
+
+With $DRAFTSMITH_STORE (storage/remote_store.py) this is the verified cache of a store that many machines share: what is
+absent here is looked for there, and what is finished here is put there.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
+from storage.remote_store import shared_store
 
 RECORD_FILE = "artifact.json"
 _READ_BYTES = 1 << 20
@@ -48,6 +53,7 @@ class Store:
 
     def __init__(self, home: Path | str | None = None) -> None:
         self.home = Path(home).absolute() if home is not None else default_home()
+        self.remote = shared_store()
 
     def path_of(self, key: str) -> Path:
         """The directory that a finished artifact has or would have."""
@@ -68,9 +74,32 @@ class Store:
             return Finding(None, why)
         return Finding(kind(key=key, path=path, info=info), "")
 
-    def find(self, key: str) -> Artifact | None:
-        """The artifact of this key, verified; a broken one is set aside in `broken/` and counts as absent."""
+    def foresee(self, key: str) -> Finding:
+        """What `find` would find, and change nothing. Of the shared store its word is taken: files come when needed."""
         found = self.look(key)
+        content = self.remote.record(key) if found.artifact is None and self.remote is not None else None
+        if content is None:
+            return found
+        return Finding(KINDS[content["kind"]](key=key, path=self.path_of(key), info=content["info"]), "")
+
+    def bring(self, key: str) -> Finding:
+        """Verify an artifact; fetch it first when it is absent here and the shared store has it."""
+        found = self.look(key)
+        if found.why != "absent" or self.remote is None:
+            return found
+        with self.lock(key):
+            found = self.look(key)
+            if found.why != "absent":  # another process has brought it meanwhile
+                return found
+            artifact = self.fetch(key)
+            return found if artifact is None else Finding(artifact, "")
+
+    def find(self, key: str) -> Artifact | None:
+        """The artifact of this key, verified; fetched when only the shared store has it.
+
+        A broken one is set aside in `broken/` and counts as absent.
+        """
+        found = self.bring(key)
         if found.artifact is not None or found.why == "absent":
             return found.artifact
         with self.lock(key, wait=False) as held:
@@ -79,7 +108,30 @@ class Store:
             found = self.look(key)
             if found.artifact is None and found.why != "absent":
                 self.set_aside(key)
-            return found.artifact
+            return found.artifact or self.fetch(key)
+
+    def fetch(self, key: str) -> Artifact | None:
+        """Bring an artifact that is absent here from the shared store, verified. Call it holding `lock(key)`."""
+        if self.remote is None:
+            return None
+        out = self.home / "partial" / f"{key}.incoming"
+        shutil.rmtree(out, ignore_errors=True)  # of a process that died
+        content = self.remote.download(key, out)
+        if content is None:
+            shutil.rmtree(out, ignore_errors=True)
+            return None
+        for name in content["files"]:
+            _flush(out / name)
+        return self._seal(out, content, {name: _stamp(out / name) for name in content["files"]})
+
+    def share(self, key: str) -> bool:
+        """Put a finished artifact into the shared store, if there is one; True when nothing is left to do."""
+        if self.remote is None:
+            return True
+        if self.path_of(key).is_dir() and not self.remote.upload(self.path_of(key), self.record_of(key)):
+            return False
+        (self.home / "to_share" / key).unlink(missing_ok=True)
+        return True
 
     def begin(self, key: str) -> tuple[Path, Path]:
         """(out, scratch): where a step writes, and where its checkpoints go. What a crash left there is kept."""
@@ -103,19 +155,28 @@ class Store:
             files[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
             stamps[name] = _stamp(file)
         content = {"key": key, "kind": kind, "info": dict(info), "record": dict(record), "files": files}
-        _write_flushed(out / RECORD_FILE, json.dumps({**content, "finished_at": time.time()}, indent=1))
+        if self.remote is not None:  # said before it is there, so that a kill in between leaves nothing unshared
+            (self.home / "to_share").mkdir(exist_ok=True)
+            (self.home / "to_share" / key).touch()
+        made = self._seal(out, {**content, "finished_at": time.time()}, stamps)
+        shutil.rmtree(scratch, ignore_errors=True)
+        self.share(key)
+        return made
+
+    def _seal(self, out: Path, content: Mapping[str, Any], stamps: Mapping[str, list[int]]) -> Artifact:
+        """Write artifact.json last, flush, and rename `out` into the store; what was there under this key goes."""
+        _write_flushed(out / RECORD_FILE, json.dumps(content, indent=1))
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             _flush(folder)
-        path = self.path_of(key)
+        key, path = str(content["key"]), self.path_of(str(content["key"]))
         path.parent.mkdir(parents=True, exist_ok=True)
         old = self.set_aside(key) if path.exists() else None
         os.rename(out, path)
         _flush(path.parent)
         self._remember(key, stamps)
-        for leftover in (scratch, old):
-            if leftover is not None:
-                shutil.rmtree(leftover, ignore_errors=True)
-        return KINDS[kind](key=key, path=path, info=dict(info))
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+        return KINDS[content["kind"]](key=key, path=path, info=dict(content["info"]))
 
     def forget_partial(self, key: str) -> None:
         """Throw away what an unfinished step has left (used when a step is forced to start again)."""
@@ -130,23 +191,30 @@ class Store:
         return place
 
     def record_of(self, key: str) -> dict[str, Any]:
-        """artifact.json of a finished artifact: key, kind, info, record, files, finished_at."""
-        content = json.loads((self.path_of(key) / RECORD_FILE).read_text(encoding="utf-8"))
+        """artifact.json of an artifact, here or in the shared store: key, kind, info, record, files, finished_at."""
+        try:
+            content = json.loads((self.path_of(key) / RECORD_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            content = self.remote.record(key) if self.remote is not None else None
+            if content is None:
+                raise
         return dict(content)
 
     def keys(self) -> list[str]:
-        """Keys of all directories in the store, oldest first; unverified."""
+        """Keys of all directories in the store of this machine, oldest first; unverified."""
         folder = self.home / "store"
         found = [path for path in folder.iterdir() if (path / RECORD_FILE).is_file()] if folder.is_dir() else []
         return [path.name for path in sorted(found, key=lambda path: (path / RECORD_FILE).stat().st_mtime)]
 
     def resolve(self, prefix: str) -> str:
-        """The one key that starts with `prefix`.
+        """The one key that starts with `prefix`, here or else in the shared store.
 
         Raises:
             UserError: none or several do.
         """
         matches = [key for key in self.keys() if key.startswith(prefix)] if prefix else []
+        if not matches and prefix and self.remote is not None:
+            matches = [key for key in self.remote.keys() or () if key.startswith(prefix)]
         if len(matches) == 1:
             return matches[0]
         if not matches:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs from Debian what the system tests need (a browser), if it is missing. One line says why when it cannot.
+# Installs what the system tests need and is missing: from Debian a browser and PostgreSQL, from pip S3, Dask and Ray.
+# One line says why when it cannot.
 set -euo pipefail
 
 stop() {
@@ -7,22 +8,34 @@ stop() {
   exit 2
 }
 
-for browser in chromium chromium-browser google-chrome; do
-  if command -v "$browser" >/dev/null; then exit 0; fi
-done
-command -v apt-get >/dev/null || stop "no Chromium here and no apt-get to install it with: install Chromium by hand"
-as_root=(env)
-if [ "$(id -u)" -ne 0 ]; then
-  sudo -n true 2>/dev/null || stop "no Chromium here, and installing needs root: run 'apt-get install chromium' as root"
-  as_root=(sudo -n env)
-fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-echo "test-system: installing chromium from Debian (once)"
-if ! { "${as_root[@]}" apt-get update &&
-  "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
-  >"$log" 2>&1; then
-  reason=$(grep '^E: ' "$log" | tail -n 1 || true)
-  stop "apt-get could not install chromium: ${reason:-$(tail -n 1 "$log")}"
+
+packages=()
+chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
+[ -n "$chromium" ] || packages+=(chromium fonts-dejavu-core)
+initdb=$(command -v initdb || compgen -G "/usr/lib/postgresql/*/bin/initdb" || true)
+[ -n "$initdb" ] || packages+=(postgresql)
+
+if [ ${#packages[@]} -gt 0 ]; then
+  wanted="${packages[*]}"
+  command -v apt-get >/dev/null || stop "missing: $wanted, and no apt-get to install it with: install it by hand"
+  as_root=(env)
+  if [ "$(id -u)" -ne 0 ]; then
+    sudo -n true 2>/dev/null || stop "missing: $wanted, and installing needs root: run 'apt-get install $wanted' as root"
+    as_root=(sudo -n env)
+  fi
+  echo "test-system: installing $wanted from Debian (once)"
+  if ! { "${as_root[@]}" apt-get update &&
+    "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"; } \
+    >"$log" 2>&1; then
+    reason=$(grep '^E: ' "$log" | tail -n 1 || true)
+    stop "apt-get could not install $wanted: ${reason:-$(tail -n 1 "$log")}"
+  fi
 fi
-command -v chromium >/dev/null || stop "the package chromium is installed, but there is no command 'chromium'"
+
+if ! .venv/bin/python -c "import boto3, moto.server, prefect_dask, prefect_ray, psycopg2, s3fs" 2>/dev/null; then
+  echo "test-system: installing the packages for S3, PostgreSQL, Dask and Ray (once)"
+  .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[system]" >"$log" 2>&1 ||
+    stop "pip could not install them: $(tail -n 1 "$log")"
+fi
