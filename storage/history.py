@@ -260,7 +260,7 @@ def _json_rows(source: Path) -> Iterator[dict[str, Any]]:
 
 
 def _write_parquet(path: Path, rows: pa.Table) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     pq.write_table(rows, part, compression="zstd")
     os.replace(part, path)
 

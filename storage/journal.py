@@ -4,11 +4,11 @@
 what it says, so any of them can be down, deleted or rebuilt without losing anything. The file is locked while its run
 lives: a journal without an end that nobody holds is that of a killed run.
 
-    {"entry": "run", "run_id", "pipeline", "params", "how", "git_commit", "draftsmith_version", "time"}
+    {"entry": "run", "run_id", "pipeline", "params", "how", "flow_run_id", "pipeline_digest", "git_commit", ..., "time"}
     {"entry": "step", "step", "uses", "kind", "key", "status", "why", "seconds", "settings", "inputs", "path", "time"}
     {"entry": "end", "status", "reason", "time"}
 
-`home/promotions.jsonl` is one line for each move of an alias.
+`home/promotions.jsonl` is one line for each move of an alias; storage/sharing.py brings those of other machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +37,17 @@ class Journal:
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @classmethod
-    def start(cls, home: Path, pipeline: str, params: Mapping[str, Any], how: str) -> Journal:
+    def start(
+        cls,
+        home: Path,
+        pipeline: str,
+        params: Mapping[str, Any],
+        how: str,
+        *,
+        flow_run_id: str = "",
+        pipeline_digest: str = "",
+        may_promote: bool = True,
+    ) -> Journal:
         """The journal of a new run. Its id starts with the time, so that names sort by age."""
         run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
         journal = cls(home, run_id)
@@ -47,6 +57,9 @@ class Journal:
             pipeline=pipeline,
             params=dict(params),
             how=how,
+            flow_run_id=flow_run_id,
+            pipeline_digest=pipeline_digest,
+            may_promote=may_promote,
             git_commit=git_commit(),
             draftsmith_version=draftsmith_version(),
         )
@@ -111,10 +124,18 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def log_promotion(home: Path, row: PromotionRow) -> None:
     """Append one line to the promotion log."""
+    add_promotions(home, [row])
+
+
+def add_promotions(home: Path, rows: Iterable[PromotionRow]) -> None:
+    """Append the moves that the promotion log does not have yet."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "promotions.jsonl").open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        _append(file, {**dataclasses.asdict(row), "promoted_at": row.promoted_at.isoformat()})
+        known = {row.promotion_id for row in promotions(home)}
+        for row in rows:
+            if row.promotion_id not in known:
+                _append(file, json.loads(as_line(row)))
 
 
 def promotions(home: Path) -> list[PromotionRow]:
@@ -122,8 +143,19 @@ def promotions(home: Path) -> list[PromotionRow]:
     path = home / "promotions.jsonl"
     if not path.is_file():
         return []
-    rows = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    return [PromotionRow(**{**row, "promoted_at": as_time(row["promoted_at"])}) for row in rows]
+    rows = [from_line(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return sorted(rows, key=lambda row: row.promoted_at)  # moves made elsewhere arrive late
+
+
+def as_line(row: PromotionRow) -> str:
+    """A move as one line of JSON."""
+    return json.dumps({**dataclasses.asdict(row), "promoted_at": row.promoted_at.isoformat()}, default=str)
+
+
+def from_line(line: str) -> PromotionRow:
+    """The move that `as_line` has written."""
+    row = json.loads(line)
+    return PromotionRow(**{**row, "promoted_at": as_time(row["promoted_at"])})
 
 
 def _append(file: IO[str], line: Mapping[str, Any]) -> None:

@@ -20,6 +20,8 @@ from components.contract import Artifact, UserError
 from storage import journal
 from storage.artifacts import Store
 from storage.journal import Journal
+from storage.remote_store import take_problems
+from storage.sharing import catch_up, send
 from storage.tracking import Tracker, tracking_uri
 
 
@@ -47,7 +49,7 @@ class Run:
     """One run of a pipeline while it goes on.
 
     problems: what could not be logged, one line each. notes: what is worth telling (a version registered, ...).
-    registered: the registry's answer for each Release of this run.
+    registered: the registry's answer for each Release of this run. may_promote: the gate alone may move `champion`.
     """
 
     run_id: str
@@ -59,12 +61,34 @@ class Run:
     notes: list[str] = field(default_factory=list)
     registered: list[Any] = field(default_factory=list)
     mlflow_down: bool = False
+    may_promote: bool = True
+
+    def mlflow_run(self) -> tuple[str, str] | None:
+        """(experiment, run) in MLflow; None when it was not reached."""
+        found: list[tuple[str, str]] = []
+        if not self.mlflow_down and self.tracker.parent is not None:
+            _attempt(self, "mlflow", lambda: found.append(self.tracker.where()))
+        return found[0] if found else None
 
 
-def begin_run(home: Path, pipeline: str, params: Mapping[str, Any], *, how: str = "direct") -> Run:
-    """Open the journal of a new run. how: "direct" or "prefect"."""
-    opened = Journal.start(home, pipeline, params, how)
-    return Run(str(opened.entries[0]["run_id"]), pipeline, home, opened, Tracker(home))
+def begin_run(
+    home: Path,
+    pipeline: str,
+    params: Mapping[str, Any],
+    *,
+    how: str = "direct",
+    may_promote: bool = True,
+    flow_run_id: str = "",
+    pipeline_digest: str = "",
+) -> Run:
+    """Open the journal of a new run.
+
+    how: "direct" or "prefect", with Prefect's id of the flow run. may_promote: the gate alone may move `champion`.
+    pipeline_digest: Plan.digest.
+    """
+    facts = {"flow_run_id": flow_run_id, "pipeline_digest": pipeline_digest}
+    opened = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote)
+    return Run(str(opened.entries[0]["run_id"]), pipeline, home, opened, Tracker(home), may_promote=may_promote)
 
 
 def keep(
@@ -131,16 +155,22 @@ def end_run(run: Run, status: str, reason: str = "") -> None:
     _attempt(run, "history", lambda: compact(run.home))
     run.mlflow_down = False  # one more try: it may be back
     _sync(run)
+    send(run.home)
+    run.problems.extend(take_problems())
 
 
 def resync(home: Path) -> dict[str, int]:
-    """Tell MLflow, the history and the registry everything they have missed; counts what was compared.
+    """Tell the shared store, MLflow, the history and the registry everything they have missed; counts it.
 
     Safe to repeat. Whatever is still down raises, since the point of the call is to bring it up to date.
     """
     from storage import registry, results, tracking
 
     store = Store(home)
+    if store.remote is not None:
+        store.remote.try_again()
+    send(home, everything=True)
+    catch_up(home)
     keys = store.keys()
     for key in keys:
         results.remember_artifact(home, store.path_of(key))
@@ -156,6 +186,8 @@ def resync(home: Path) -> dict[str, int]:
         if store.record_of(key)["kind"] == "Release":
             registry.register(home, store.path_of(key))
             releases += 1
+    if store.remote is not None and store.remote.is_silent:
+        raise ConnectionError(take_problems()[0])
     return {"artifacts": len(keys), "runs": runs, "releases": releases}
 
 
@@ -163,7 +195,7 @@ def _register(artifact: Artifact, step: str, run: Run) -> None:
     from storage import registry
 
     source = None if run.mlflow_down or run.tracker.parent is None else run.tracker.child_run(step)
-    version = registry.register(run.home, artifact.path, source_run=source)
+    version = registry.register(run.home, artifact.path, source_run=source, may_promote=run.may_promote)
     run.registered.append(version)
     if version.note:
         run.notes.append(version.note)

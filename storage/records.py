@@ -9,6 +9,9 @@ promotions from the promotion log.
 from __future__ import annotations
 
 import dataclasses
+import json
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -97,12 +100,40 @@ class PromotionRow:
     promoted_at: datetime
     name: str
     alias: str
-    action: str  # publish | promote | rollback | external (somebody moved the alias in MLflow)
+    action: (
+        str  # publish | promote | force (the gate was overridden) | rollback | external (moved in MLflow by somebody)
+    )
     from_version: int | None
-    to_version: int
+    to_version: int | None  # None: the alias was taken away
     who: str
     why: str
     numbers: str
+
+
+def new_promotion(
+    name: str,
+    alias: str,
+    action: str,
+    from_version: int | None,
+    to_version: int | None,
+    who: str,
+    why: str,
+    numbers: Mapping[str, str],
+) -> PromotionRow:
+    """A move of an alias, now. numbers: the facts it was made on."""
+    at = now()
+    return PromotionRow(
+        promotion_id=f"{at:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:8]}",
+        promoted_at=at,
+        name=name,
+        alias=alias,
+        action=action,
+        from_version=from_version,
+        to_version=to_version,
+        who=who,
+        why=why,
+        numbers=json.dumps(dict(numbers), sort_keys=True),
+    )
 
 
 # Table name -> row type, for everything that has a Parquet file. Measured tables carry Provenance besides.

@@ -1,199 +1,217 @@
 """MLflow's model registry: a release becomes a version, aliases say which version is which, a log says who moved them.
 
-One registered model for each target and method, `<target name>-<method>`. Every version gets `candidate`; a publish
-moves `challenger` to it, and `champion` when the promotion gate has passed; `previous` is where a rollback goes.
-Aliases in MLflow are plain upserts without a history, so every move is written to the append-only promotion log. A
-version is models-from-code (components/publish/mlflow_model.py), so nothing is pickled; MLflow runs that file when it
-logs it, which happens in a child process to keep torch out of this one.
+One registered model for each target and method, `<target name>-<method>`. Every version gets `candidate`; one worth
+using `challenger`; one that the promotion gate lets through (storage/promotion_gate.py) `champion`, and `previous` is
+where a rollback goes. The pipeline, `draftsmith promote` and an approval in the UI go through the same steps: take the
+lock, finish what a kill cut short, log what was moved by hand in MLflow, re-read the champion, ask the gate, move, log.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
-import subprocess
-import sys
-import tempfile
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.contract import UserError
-from storage import journal
-from storage.records import PromotionRow, now
-from storage.release_facts import ROOT, ReleaseFacts, copy_of_components, facts_of
-from storage.tracking import KEY_TAG, mlflow_lock, open_client
+from storage import alias_moves, journal, model_versions
+from storage.alias_moves import aliases_of
+from storage.model_versions import require_model, resolve, tags_of, version_of
+from storage.promotion_gate import Decision, Limits, decide
+from storage.records import PromotionRow, new_promotion
+from storage.release_facts import ReleaseFacts, facts_of
+from storage.sharing import catch_up_promotions
+from storage.tracking import KEY_TAG, has_database, mlflow_lock, open_client
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+__all__ = ["Registered", "aliases_of", "find_release", "notice_moves", "promote", "register", "rollback", "versions_of"]
+
 ALIASES = ("candidate", "challenger", "champion", "previous")
-MODEL_CODE = ROOT / "components" / "publish" / "mlflow_model.py"
-# What whoever loads a version may set (MLflow ignores keys that were not logged); explained in the model's code.
-_SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
-_REQUIREMENTS = ("torch", "transformers", "safetensors", "tokenizers", "mlflow")
+PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
+_ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # of the gate, when a version was last asked about
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A version of a registered model. is_new: it was not there before. note: one line to show."""
+    """A version of a registered model.
+
+    is_new: it was not there before. note: one line to show. waits: the gate has passed it and only an approval is
+    missing. decision: what the gate said; None when it was not asked.
+    """
 
     name: str
     version: int
     is_new: bool
     aliases: tuple[str, ...]
     note: str
+    waits: bool = False
+    decision: Decision | None = None
 
 
-def register(home: Path, release: Path, *, source_run: str | None = None, code: Path | None = None) -> Registered:
+def register(
+    home: Path, release: Path, *, source_run: str | None = None, code: Path | None = None, may_promote: bool = True
+) -> Registered:
     """Make a Release a model version, once: the same release key never registers twice.
 
     release: the artifact's directory. source_run: the MLflow run it is logged under; None starts one.
-    code: the model file, MODEL_CODE unless given.
+    code: the model file, MODEL_CODE unless given. may_promote: False leaves `champion` alone even if the gate passes;
+    so does the journal of a run whose pipeline wants an approval.
     """
     facts = facts_of(release)
-    client = open_client(home)
-    with mlflow_lock(home, "registry"):
-        found = _version_of(client, facts.name, facts.release_key)
+    may_promote = may_promote and facts.may_promote
+    with _registry(home) as client:
+        found = version_of(client, facts.name, facts.release_key)
         is_new = found is None
         if found is None:
-            found = _log_version(home, release, facts, source_run, code or MODEL_CODE)
-        moves = {"candidate": "publish"}
-        if facts.worth_using:
-            moves["challenger"] = "publish"
-        if facts.worth_using and facts.gate_passed:
-            moves["champion"] = "promote"
-        # A version that was there before keeps its aliases: people may have moved them since. But the moves of a
-        # publication that died half way are in no log, and are made now.
-        logged = {(row.alias, row.to_version) for row in journal.promotions(home) if row.name == facts.name}
-        for alias, action in moves.items():
-            if is_new or (alias, found) not in logged:
-                why = "published" if alias != "champion" else "the promotion gate passed"
-                _move(home, client, facts.name, alias, found, action, why, facts.tags)
-    aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == found)
+            found = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
+        published = PUBLISHED in _add_tags(client, facts, found)
+        decision = None if published else _publish(home, client, facts, found, may_promote)
+        aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == found)
     said = f"{facts.name} version {found}" + (f" ({', '.join(aliases)})" if aliases else "")
-    return Registered(
-        facts.name, found, is_new, aliases, f"registered {said}" if is_new else f"already registered: {said}"
-    )
+    note = f"registered {said}" if is_new else f"already registered: {said}"
+    if decision is not None and not decision.passed:
+        note += f"; not promoted: {decision.why_not()}"
+    waits = decision is not None and decision.passed and not may_promote
+    return Registered(facts.name, found, is_new, aliases, note, waits, decision)
 
 
-def promote(home: Path, name: str, version: int | str, why: str) -> Registered:
-    """Make a version the champion by hand; the one before becomes `previous`.
+def promote(
+    home: Path,
+    name: str,
+    version: int | str = "challenger",
+    why: str = "",
+    *,
+    force: bool = False,
+    limits: Limits | None = None,
+) -> Registered:
+    """Make a version the champion if the gate lets it; the one before becomes `previous`.
 
-    version: a number, or an alias such as "challenger".
+    version: a number, or an alias. why: what the log keeps beside the gate's own reason. force: override the gate.
 
     Raises:
-        UserError: there is no such model or version, or no reason is given.
+        UserError: there is no such model or version, the gate refuses, or it is overridden without a reason.
     """
-    client = open_client(home)
-    with mlflow_lock(home, "registry"):
-        number = _resolve(client, name, version)
-        if not why.strip():
-            raise UserError(f"promote {name}: say why (--why), the promotion log keeps it")
-        tags = dict(client.get_model_version(name, str(number)).tags)
-        if aliases_of(client, name).get("champion") == number == _last_logged(home, name, "champion"):
+    if force and not why.strip():
+        raise UserError(f"promote {name} --force: say why (--why), the promotion log keeps it")
+    with _registry(home) as client:
+        number = resolve(client, name, version)
+        if aliases_of(client, name).get("champion") == number:
             return Registered(name, number, False, ("champion",), f"{name} version {number} is the champion already")
-        _move(home, client, name, "champion", number, "promote", why, tags)
-    return Registered(name, number, False, ("champion",), f"{name} version {number} is now champion")
+        decision = _decide(home, client, name, number, limits)
+        if not decision.passed and not force:
+            raise UserError(
+                f"promote {name} version {number}: the gate refuses: {decision.why_not()}; --force --why overrides it"
+            )
+        forced = f"{why}; the gate refused: {decision.why_not()}" if not decision.passed else ""
+        reason = forced or "; ".join(part for part in (why.strip(), decision.why()) if part)
+        _move(home, client, name, "champion", number, "force" if forced else "promote", reason, decision)
+    return Registered(name, number, False, ("champion",), f"{name} version {number} is now champion", decision=decision)
 
 
 def rollback(home: Path, name: str, why: str) -> Registered:
-    """Make the previous champion the champion again; the present one becomes `previous`.
+    """Make the previous champion the champion again; the present one becomes `previous`. The gate is not asked.
 
     Raises:
         UserError: there is no such model, no previous champion, or no reason is given.
     """
-    client = open_client(home)
-    with mlflow_lock(home, "registry"):
-        _require_model(client, name)
-        if not why.strip():
-            raise UserError(f"rollback {name}: say why (--why), the promotion log keeps it")
+    if not why.strip():
+        raise UserError(f"rollback {name}: say why (--why), the promotion log keeps it")
+    with _registry(home) as client:
+        require_model(client, name)
         number = aliases_of(client, name).get("previous")
         if number is None:
             raise UserError(f"rollback {name}: no version has the alias 'previous', there was one champion only")
-        tags = dict(client.get_model_version(name, str(number)).tags)
-        _move(home, client, name, "champion", number, "rollback", why, tags)
+        _move(home, client, name, "champion", number, "rollback", why)
     return Registered(name, number, False, ("champion",), f"{name} is back at version {number}")
 
 
-def aliases_of(client: MlflowClient, name: str) -> dict[str, int]:
-    """alias -> version number of a registered model."""
-    return {alias: int(number) for alias, number in client.get_registered_model(name).aliases.items()}
+def notice_moves(home: Path) -> list[PromotionRow]:
+    """Log the aliases that somebody has moved in MLflow itself; returns the new entries of the promotion log."""
+    if not journal.promotions(home) or not has_database(home):
+        return []
+    with mlflow_lock(home, "registry"):
+        return _catch_up(home, open_client(home))
 
 
-def _version_of(client: MlflowClient, name: str, release_key: str) -> int | None:
-    """The version that was registered from this release, if it was."""
-    found = client.search_model_versions(f"name = '{name}' AND tags.`{KEY_TAG}` = '{release_key}'")
-    return min((int(version.version) for version in found), default=None)
+def find_release(home: Path, name: str, which: str) -> str:
+    """The key of the Release behind a version. which: its number, or an alias such as "champion".
 
-
-def _log_version(home: Path, release: Path, facts: ReleaseFacts, source_run: str | None, code: Path) -> int:
-    """Log and register a version in a child process; its memory is returned and torch stays out of this one."""
-    request = {
-        "home": str(home),
-        "release": str(release),
-        "name": facts.name,
-        "tags": facts.tags,
-        "source_run": source_run,
-        "code": str(code),
-        "with_builtin": facts.target == "builtin",
-    }
-    paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    done = subprocess.run(
-        [sys.executable, "-m", "storage.registry"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["the child process said nothing"])[-1])
-    return int(done.stdout.strip().splitlines()[-1])
-
-
-def _log_version_here(request: Mapping[str, Any]) -> int:
-    """Runs in the child process."""
-    home = Path(request["home"])
+    Raises:
+        UserError: there is no such model, version or alias, or the version was not made by Draftsmith.
+    """
+    if not has_database(home):
+        raise UserError(f"there is no registered model '{name}' (known: none yet)")
     client = open_client(home)
-    import mlflow
-    import mlflow.pyfunc
-    from mlflow.exceptions import MlflowException
+    number = resolve(client, name, which)
+    key = tags_of(client, name, number).get(KEY_TAG)
+    if key is None:
+        raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
+    return key
 
-    mlflow.set_tracking_uri(client.tracking_uri)
-    mlflow.set_registry_uri(client.tracking_uri)
-    name = request["name"]
-    run = request["source_run"]
-    if run is None:
-        experiment = client.get_experiment_by_name("releases")
-        place = (home / "mlflow" / "artifacts" / "releases").absolute().as_uri()
-        identity = experiment.experiment_id if experiment else client.create_experiment("releases", place)
-        run = client.create_run(identity, tags=request["tags"], run_name=name).info.run_id
-        client.set_terminated(run)
-    with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run):
-        model = mlflow.pyfunc.log_model(
-            name="release",
-            python_model=request["code"],
-            artifacts={"release": request["release"]},
-            model_config=_SERVING,
-            code_paths=[str(copy_of_components(Path(scratch), request["with_builtin"]))],
-            pip_requirements=[f"{package}=={installed_version(package).split('+')[0]}" for package in _REQUIREMENTS],
-        )
-    try:
-        client.create_registered_model(
-            name, description="A drafter for speculative decoding; see the tags of each version."
-        )
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    made = client.create_model_version(
-        name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
-    )
-    return int(made.version)
+
+def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:
+    """(number, aliases, tags) of every version of a model, oldest first."""
+    client = open_client(home)
+    require_model(client, name)
+    aliases = aliases_of(client, name)
+    numbers = alias_moves.version_numbers(client, name)
+    return [(n, sorted(a for a, at in aliases.items() if at == n), tags_of(client, name, n)) for n in sorted(numbers)]
+
+
+@contextmanager
+def _registry(home: Path) -> Iterator[MlflowClient]:
+    """Hold the registry, with nothing unfinished or unnoticed in it."""
+    client = open_client(home)
+    with mlflow_lock(home, "registry"):
+        _catch_up(home, client)
+        yield client
+
+
+def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
+    catch_up_promotions(home)
+    alias_moves.finish_interrupted(home, client)
+    return alias_moves.outside_moves(home, client)
+
+
+def _publish(home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, may_promote: bool) -> Decision | None:
+    """Give a version its aliases. What a killed publication has done is in the log and not done again."""
+    done = {(row.alias, row.to_version) for row in journal.promotions(home) if row.name == facts.name}
+    for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
+        if (alias, version) not in done:
+            _move(home, client, facts.name, alias, version, "publish", "published")
+    decision = _decide(home, client, facts.name, version) if facts.worth_using else None
+    if decision is None:
+        model_versions.describe(client, facts.name, version, None)
+    elif decision.passed and may_promote and ("champion", version) not in done:
+        _move(home, client, facts.name, "champion", version, "promote", decision.why(), decision)
+    client.set_model_version_tag(facts.name, str(version), PUBLISHED, "yes")
+    return decision
+
+
+def _decide(home: Path, client: MlflowClient, name: str, version: int, limits: Limits | None = None) -> Decision:
+    """Ask the gate about a version, and write its answer on the version."""
+    champion = aliases_of(client, name).get("champion")
+    against = champion if champion != version else None
+    other = tags_of(client, name, against) if against is not None else None
+    decision = decide(home, tags_of(client, name, version), other, against, limits)
+    said = "passed" if decision.passed else decision.why_not()
+    for tag, value in zip(_ANSWERS, (str(against or ""), said, decision.as_json()), strict=True):
+        client.set_model_version_tag(name, str(version), tag, value)
+    model_versions.describe(client, name, version, decision)
+    return decision
+
+
+def _add_tags(client: MlflowClient, facts: ReleaseFacts, version: int) -> Mapping[str, str]:
+    """Give a version the facts that it lacks; returns those it had."""
+    there = tags_of(client, facts.name, version)
+    for tag in facts.tags.keys() - there.keys():
+        client.set_model_version_tag(facts.name, str(version), tag, facts.tags[tag])
+    return there
 
 
 def _move(
@@ -204,67 +222,14 @@ def _move(
     version: int,
     action: str,
     why: str,
-    numbers: Mapping[str, str],
+    decision: Decision | None = None,
 ) -> None:
-    """Move the alias, see that it moved, write the promotion log. `previous` follows `champion`.
-
-    The log comes last: a move that died before it is made again by whoever comes next, and logged then.
-    """
+    """Move an alias and log it with the version's facts and what the gate said of this move, if it was asked."""
+    numbers = {tag: value for tag, value in tags_of(client, name, version).items() if tag not in _ANSWERS}
+    if decision is not None:
+        numbers["gate.comparison"] = decision.as_json()
     before = aliases_of(client, name).get(alias)
-    if alias == "champion" and before is not None and before != version:
-        client.set_registered_model_alias(name, "previous", str(before))
-    client.set_registered_model_alias(name, alias, str(version))
-    assert aliases_of(client, name).get(alias) == version, f"{name}@{alias} was moved by somebody else meanwhile"
-    if before == version:  # the move that died
-        before = _last_logged(home, name, alias)
-    row = PromotionRow(
-        promotion_id=f"{now():%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:8]}",
-        promoted_at=now(),
-        name=name,
-        alias=alias,
-        action=action,
-        from_version=before,
-        to_version=version,
-        who=_who(),
-        why=why,
-        numbers=json.dumps(dict(numbers), sort_keys=True),
-    )
-    journal.log_promotion(home, row)
-    from storage.results import remember_promotion
-
-    remember_promotion(home, row)
-
-
-def _last_logged(home: Path, name: str, alias: str) -> int | None:
-    """Where the promotion log says an alias is."""
-    moves = [row.to_version for row in journal.promotions(home) if (row.name, row.alias) == (name, alias)]
-    return moves[-1] if moves else None
-
-
-def _resolve(client: MlflowClient, name: str, version: int | str) -> int:
-    from mlflow.exceptions import MlflowException
-
-    _require_model(client, name)
-    if str(version) in ALIASES:
-        number = aliases_of(client, name).get(str(version))
-        if number is None:
-            raise UserError(f"{name}: no version has the alias '{version}'")
-        return number
-    known = sorted(int(found.version) for found in client.search_model_versions(f"name = '{name}'"))
-    try:
-        return int(client.get_model_version(name, str(int(version))).version)
-    except (ValueError, MlflowException) as error:
-        raise UserError(f"{name}: there is no version {version} (there are {', '.join(map(str, known))})") from error
-
-
-def _require_model(client: MlflowClient, name: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.get_registered_model(name)
-    except MlflowException as error:
-        known = ", ".join(model.name for model in client.search_registered_models()) or "none yet"
-        raise UserError(f"there is no registered model '{name}' (known: {known})") from error
+    alias_moves.move(home, client, new_promotion(name, alias, action, before, version, _who(), why, numbers))
 
 
 def _who() -> str:
@@ -272,8 +237,3 @@ def _who() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without a user entry
         return f"uid {os.getuid()}"
-
-
-if __name__ == "__main__":
-    result = _log_version_here(json.load(sys.stdin))
-    sys.stdout.write(f"{result}\n")

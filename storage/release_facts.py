@@ -1,19 +1,27 @@
-"""What the registry needs to know of a release, and the copy of our code that goes with its model."""
+"""The facts of a release that its registered version carries as tags: what it is, what it did, where it comes from.
+
+Everything is read from files of the store and the journal of the run that made it, so that a version registered late
+(`resync`) bears the same tags as one registered at once. The lineage is followed as far as the store still holds it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from storage.artifacts import RECORD_FILE
+from storage import journal
+from storage.artifacts import RECORD_FILE, Store
 from storage.records import git_commit
 from storage.tracking import KEY_TAG
 
 ROOT = Path(__file__).resolve().parents[1]
-_FACTS = (
+_FROM_INFO = (
     "target",
     "target_key",
     "draft_key",
@@ -21,6 +29,8 @@ _FACTS = (
     "depth_k",
     "verdict",
     "al",
+    "al_lo",
+    "al_hi",
     "al_meas",
     "speedup_pred",
     "speedup_meas",
@@ -32,43 +42,127 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class ReleaseFacts:
-    """What the registry needs to know of a Release; read from artifact.json."""
+    """What the registry needs to know of a Release. may_promote: False where its pipeline wants an approval."""
 
     release_key: str
     name: str
     target: str
     worth_using: bool  # the verdict is not "do not speculate"
     gate_passed: bool
+    may_promote: bool
     tags: dict[str, str]
 
 
 def facts_of(release: Path) -> ReleaseFacts:
-    """What artifact.json says of a release; publish/export.py puts these facts into its info."""
+    """What is known of the release in this directory of a store; publish/export.py puts the numbers into its info."""
+    home = release.parents[1]
     content = json.loads((release / RECORD_FILE).read_text(encoding="utf-8"))
     info, record = content["info"], content["record"]
     tags = {
         KEY_TAG: content["key"],
-        "draftsmith.pipeline": str(record.get("pipeline", "")),
-        "draftsmith.git_commit": str(record.get("git_commit") or git_commit() or ""),
+        "draftsmith.pipeline": record.get("pipeline"),
+        "draftsmith.git_commit": record.get("git_commit") or git_commit(),
         "gate.status": "passed" if info["gate_passed"] else "failed",
         "gate.checks": json.dumps(info["gate_checks"]),
     }
-    tags |= {f"draftsmith.{name}": str(info[name]) for name in _FACTS if info.get(name) is not None}
-    name = _model_name(str(info["target"]), str(info["method"]))
+    tags |= {f"draftsmith.{name}": info.get(name) for name in _FROM_INFO}
+    tags |= _from_files(release, content) | _from_lineage(Store(home), content) | _from_run(home, record)
     return ReleaseFacts(
         release_key=content["key"],
-        name=name,
+        name=_model_name(str(info["target"]), str(info["method"])),
         target=str(info["target"]),
         worth_using=info["verdict"] in ("use", "undecided"),
         gate_passed=bool(info["gate_passed"]),
-        tags=tags,
+        may_promote=bool(_run_of(home, record).get("may_promote", True)),
+        tags={name: str(value) for name, value in tags.items() if value not in (None, "")},
     )
+
+
+def _from_files(release: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Size and digests of what is published; the depth for each workload."""
+    files: Mapping[str, Any] = content["files"]
+    weights = files.get("draftsmith/model.safetensors")
+    tags = {"draftsmith.sha256": _digest(files)}
+    if weights is not None:
+        tags |= {"draftsmith.drafter_bytes": weights["size"], "draftsmith.drafter_sha256": weights["sha256"]}
+    if (release / "draftsmith" / "serve.json").is_file():
+        serve = json.loads((release / "draftsmith" / "serve.json").read_text(encoding="utf-8"))
+        tags["draftsmith.depth_by_workload"] = json.dumps(serve.get("depth_by_workload", {}), sort_keys=True)
+    return tags
+
+
+def _from_lineage(store: Store, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Depth policy, revision of the target, digest of the training data, and the machine that was measured on."""
+    inputs: Mapping[str, Any] = content["record"].get("inputs", {})
+    tags: dict[str, Any] = {"draftsmith.depth_policy": inputs.get("policy")}
+    target = store.path_of(str(content["info"]["target_key"])) / "target.json"
+    if target.is_file():
+        found = json.loads(target.read_text(encoding="utf-8"))
+        _, _, pinned = str(found.get("model", "")).partition("@")
+        tags["draftsmith.target_revision"] = (f"{pinned} " if pinned else "") + f"sha256:{_digest(found['files'])}"
+    data = [one for one in _ancestors(store, str(content["info"]["draft_key"])) if one["kind"] == "Conversations"]
+    if data:
+        tags["draftsmith.data"] = ", ".join(sorted(one["key"] for one in data))
+        tags["draftsmith.data_digest"] = f"sha256:{_digest({one['key']: {'sha256': _tensors(one)} for one in data})}"
+    measured = _record(store, str(inputs.get("end_to_end", "")))
+    machine = measured["record"].get("machine") if measured else None
+    if machine:
+        tags["draftsmith.machine"] = machine.get("machine_id")
+        tags["draftsmith.machine_name"] = machine.get("device_name") or machine.get("cpu_model")
+    return tags
+
+
+def _from_run(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The run that made the release: its id, the Prefect flow run behind it, the pipeline as it was written."""
+    start = _run_of(home, record)
+    return {
+        "draftsmith.run_id": record.get("run_id"),
+        "draftsmith.flow_run_id": start.get("flow_run_id"),
+        "draftsmith.pipeline_digest": start.get("pipeline_digest"),
+    }
+
+
+def _run_of(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The first entry of the journal of the run that made an artifact; {} where there is none."""
+    file = home / "runs" / f"{record.get('run_id')}.jsonl"
+    return (journal.first(journal.read(file), "run") or {}) if file.is_file() else {}
+
+
+def _ancestors(store: Store, key: str) -> Iterator[dict[str, Any]]:
+    """The records of an artifact and of everything it was made from, as far as the store has them."""
+    waiting, seen = [key], set[str]()
+    while waiting:
+        one = waiting.pop()
+        found = _record(store, one) if one not in seen else None
+        seen.add(one)
+        if found is not None:
+            yield found
+            for value in found["record"].get("inputs", {}).values():
+                waiting += value if isinstance(value, list) else [value]
+
+
+def _record(store: Store, key: str) -> dict[str, Any] | None:
+    try:
+        return store.record_of(key) if key else None
+    except FileNotFoundError:
+        return None
+
+
+def _tensors(content: Mapping[str, Any]) -> str:
+    """The digest of an artifact's tensors alone: logs of the making are no part of the data."""
+    return _digest({name: facts for name, facts in content["files"].items() if name.endswith(".safetensors")})
+
+
+def _digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """One sha256 for many files, by name and content."""
+    lines = "".join(f"{facts['sha256']}  {name}\n" for name, facts in sorted(files.items()))
+    return hashlib.sha256(lines.encode("utf-8")).hexdigest()
 
 
 def _model_name(target: str, method: str) -> str:
     """`<target name>-<method>`; a target in a folder is named by the folder, one from a hub by its id."""
     name = Path(target).name if Path(target).is_absolute() or target.startswith(".") else target
-    return re.sub(r"[^\w.-]+", "-", f"{name}-{method}").strip("-")
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{method}").strip("-.")
 
 
 def copy_of_components(scratch: Path, with_builtin: bool) -> Path:

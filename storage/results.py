@@ -1,9 +1,10 @@
 """Questions about every benchmark ever run, in SQL: DuckDB over the Parquet files of the history.
 
 Each question opens an in-memory database, makes the views of views.sql over the files that are there now, and is then
-locked: one SELECT, no files outside the history, no extensions, no settings. Nothing holds a lock on disk, so any
-number of processes may ask while others write. What goes into the history is read from artifact.json, the journals and
-the promotion log alone, so `rebuild` makes again exactly what the runs made.
+locked: one SELECT or EXPLAIN, no extensions, no settings, and no files at all, since Arrow reads the history for it (a
+COPY inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Nothing holds a
+lock on disk, so any number of processes may ask while others write. What goes into the history is read from
+artifact.json, the journals and the promotion log alone, so `rebuild` makes again exactly what the runs made.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+from pyarrow.dataset import dataset
 
 from components.contract import UserError
 from storage import journal
@@ -25,7 +28,7 @@ from storage.history import (
     files_of,
     history_dir,
     is_known,
-    plain_type,
+    schema_of,
     seed,
     write_measured,
     write_record,
@@ -37,37 +40,31 @@ from storage.records import (
     RunRow,
     StepRow,
     as_time,
-    columns_of,
     draftsmith_version,
 )
+from storage.sharing import catch_up
 
 __all__ = ["compact", "query", "rebuild", "remember_artifact", "remember_promotion", "remember_run", "view_names"]
 
 _VIEWS = Path(__file__).with_name("views.sql")
-_SQL_TYPES: dict[Any, str] = {
-    str: "VARCHAR",
-    int: "BIGINT",
-    float: "DOUBLE",
-    bool: "BOOLEAN",
-    list[int]: "BIGINT[]",
-    list[str]: "VARCHAR[]",
-    list[float]: "DOUBLE[]",
-}
 
 
-def query(sql: str, home: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
+def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
     """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
+
+    parameters: values of the $names in it; nothing is ever pasted into SQL.
 
     Raises:
         UserError: the SQL is wrong, is not one SELECT, or reaches outside the history; the error names the views.
     """
+    catch_up(home)
     with _connect(home) as connection:
         try:
             statements = connection.extract_statements(sql)
             allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
             if len(statements) != 1 or statements[0].type not in allowed:
                 raise UserError(f"query: one SELECT, please: it reads and never writes. Views: {_names(connection)}")
-            cursor = connection.execute(statements[0])
+            cursor = connection.execute(statements[0], dict(parameters or {}) or None)
             columns = [str(column[0]) for column in cursor.description or []]
             return columns, cursor.fetchall()  # all of it: a result that is still streaming blocks the next question
         except duckdb.Error as error:
@@ -197,23 +194,20 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
 def _connect(home: Path) -> duckdb.DuckDBPyConnection:
     """An in-memory database with every view, locked."""
     seed(home)
-    connection = duckdb.connect(
-        ":memory:", config={"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-    )
+    config = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "python_enable_replacements": False,  # a table is never one of our variables
+        "temp_directory": "",
+    }
+    connection = duckdb.connect(":memory:", config=config)
     for table in all_tables():
-        columns = ", ".join(f'"{name}"::{_sql_type(hint)} AS "{name}"' for name, hint in columns_of(table).items())
-        files = ", ".join("'" + file.replace("'", "''") + "'" for file in files_of(home, table))
-        connection.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM read_parquet([{files}], union_by_name=true)")
+        columns = pa.schema([field.with_nullable(True) for field in schema_of(table)])  # absent from older files
+        connection.register(table, dataset(files_of(home, table), schema=columns, format="parquet"))
     connection.execute(_VIEWS.read_text(encoding="utf-8")).fetchall()
-    directory = str(history_dir(home).absolute()).replace("'", "''")
-    connection.execute(f"SET allowed_directories=['{directory}/']")
     for setting in ("enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")
     return connection
-
-
-def _sql_type(hint: Any) -> str:
-    return _SQL_TYPES.get(plain_type(hint)[0], "TIMESTAMP")
 
 
 def _names(connection: duckdb.DuckDBPyConnection) -> str:

@@ -51,20 +51,34 @@ def ensure_database(home: Path) -> str:
     """
     _quiet()
     uri = tracking_uri(home)
-    if uri != f"sqlite:///{(home / 'mlflow' / 'mlflow.db').absolute()}":
+    if not _is_own(home):
         return uri
     from mlflow.version import VERSION
 
     ready = home / "mlflow" / f"ready-{VERSION}"
     with mlflow_lock(home, "create"):
         if not (ready.is_file() and (home / "mlflow" / "mlflow.db").is_file()):
-            import mlflow.db
-
-            logging.getLogger("mlflow").setLevel(logging.WARNING)
-            assert mlflow.db.upgrade.callback is not None
-            mlflow.db.upgrade.callback(uri)  # what `mlflow db upgrade URI` runs
+            upgrade_database(uri)
             ready.touch()
     return uri
+
+
+def upgrade_database(uri: str) -> None:
+    """Make an MLflow database, or bring its schema up to date. Call it holding a lock: two at once destroy it."""
+    import mlflow.db
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    assert mlflow.db.upgrade.callback is not None
+    mlflow.db.upgrade.callback(uri)  # what `mlflow db upgrade URI` runs; its argument would show the password
+
+
+def has_database(home: Path) -> bool:
+    """Whether there is anything to ask: a server that was named, or the database of this home. Makes nothing."""
+    return not _is_own(home) or (home / "mlflow" / "mlflow.db").is_file()
+
+
+def _is_own(home: Path) -> bool:
+    return tracking_uri(home) == f"sqlite:///{(home / 'mlflow' / 'mlflow.db').absolute()}"
 
 
 def open_client(home: Path) -> MlflowClient:
@@ -102,6 +116,11 @@ class Tracker:
         if end is not None:
             self._finish(self._client, parent, start, steps, end)
         return parent
+
+    def where(self) -> tuple[str, str]:
+        """(experiment, run) of this pipeline run in MLflow, for a link."""
+        assert self._client is not None and self.parent is not None, "sync first"
+        return str(self._client.get_run(self.parent).info.experiment_id), self.parent
 
     def child_run(self, step: str) -> str | None:
         """The MLflow run of an executed step."""
@@ -147,8 +166,8 @@ class Tracker:
     def _children(self, parent: str, step: str | None = None) -> list[Any]:
         assert self._client is not None
         experiment = self._client.get_run(parent).info.experiment_id
-        where = f"tags.`mlflow.parentRunId` = '{parent}'" + (f" AND tags.`{STEP_TAG}` = '{step}'" if step else "")
-        return list(self._client.search_runs([experiment], where, max_results=1000))
+        found = self._client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent}'", max_results=1000)
+        return [run for run in found if step is None or run.data.tags[STEP_TAG] == step]  # a name may have a quote
 
     def _log_step(self, client: MlflowClient, start: Mapping[str, Any], parent: str, step: Mapping[str, Any]) -> None:
         for half in self._children(parent, step["step"]):  # of a run that died while logging it

@@ -94,6 +94,14 @@ GROUP BY GROUPING SETS (
   (artifact_key, session_id, target_key, draft_key, method, depth_k, batch_size, temperature, dtype, kernel, num_threads, workload),
   (artifact_key, session_id, target_key, draft_key, method, depth_k, batch_size, temperature, dtype, kernel, num_threads));
 
+-- What one arm did with one prompt, repetitions summed: what comparisons are paired on. tokens: kept after the first, in decode_ns.
+CREATE VIEW v_arm_prompt AS
+SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, method, depth_k, batch_size, temperature, dtype, kernel,
+       num_threads, workload, prompt_id, count(*) AS requests, sum(tokens_kept - 1)::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
+       sum(num_rounds)::BIGINT AS rounds, count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
+       count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
+FROM request WHERE NOT is_warmup AND status <> 'error' AND tokens_kept > 1 AND decode_ns > 0 GROUP BY ALL;
+
 -- Each arm against the best plain decoding of the same session: the plain arm with the highest tok_s_decode over all workloads,
 -- same dtype, threads, batch and temperature. A ratio of throughputs; intervals over prompts stand in v_depth and v_choice.
 CREATE VIEW v_speedup AS

@@ -9,41 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paired_runs import NAME, light_versions, release
 
-from components.contract import Artifact, UserError
-from storage import journal, registry
-from storage.artifacts import Store
+from components.contract import UserError
+from storage import journal, model_versions, registry
 from storage.keep import begin_run, end_run, keep
-from storage.registry import aliases_of, promote, register, rollback
-from storage.results import query, rebuild
+from storage.registry import promote, register, rollback
 from storage.tracking import open_client
 
 MODEL_FILE = Path(__file__).with_name("model_file.py")
-NAME = "builtin-eagle3"
 
 
 @pytest.fixture(autouse=True)
 def toy_model(with_mlflow, monkeypatch):
-    monkeypatch.setattr(registry, "_REQUIREMENTS", ("mlflow",))
-
-
-def release(make: Any, key: str, *, passed: bool = True, verdict: str = "use", target: str = "builtin") -> Artifact:
-    info = {
-        "target": target,
-        "target_key": "t",
-        "draft_key": "d",
-        "method": "eagle3",
-        "depth_k": 4,
-        "verdict": verdict,
-        "al": 2.5,
-        "speedup_meas": 1.7,
-        "meas_lo": 1.6,
-        "meas_hi": 1.8,
-        "gate_passed": passed,
-        "gate_checks": [{"name": "speedup", "passed": passed, "value": 1.7, "limit": 1.5}],
-    }
-    files = {"release.json": {"al": 2.5}, "eagle3.txt": "weights"}
-    return make(key, kind="Release", step="release", files=files, info=info)
+    monkeypatch.setattr(model_versions, "REQUIREMENTS", ("mlflow",))
 
 
 def add(home: Path, make: Any, key: str, **changes: Any) -> registry.Registered:
@@ -78,33 +57,8 @@ def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its
     assert {"eagle3.txt", "release.json"} <= {path.name for path in files}
 
 
-def test_a_failed_gate_leaves_the_champion_and_every_promotion_and_rollback_is_logged_for_good(home, make):
-    add(home, make, "k1")
-    add(home, make, "k2", passed=False)
-    assert aliases_of(open_client(home), NAME) == {"candidate": 2, "challenger": 2, "champion": 1}
-    before = (home / "promotions.jsonl").read_bytes()
-    promote(home, NAME, "challenger", "it is better on our own prompts")
-    assert aliases_of(open_client(home), NAME) == {"candidate": 2, "challenger": 2, "champion": 2, "previous": 1}
-    promote(home, NAME, 2, "again")
-    rollback(home, NAME, "it was not")
-    assert aliases_of(open_client(home), NAME) == {"candidate": 2, "challenger": 2, "champion": 1, "previous": 2}
-    assert (home / "promotions.jsonl").read_bytes().startswith(before)
-    rows = query(
-        "SELECT action, from_version, to_version, why, numbers ->> 'draftsmith.al' FROM promotions"
-        " WHERE alias = 'champion'",
-        home,
-    )[1]
-    assert rows == [
-        ("promote", None, 1, "the promotion gate passed", "2.5"),
-        ("promote", 1, 2, "it is better on our own prompts", "2.5"),
-        ("rollback", 2, 1, "it was not", "2.5"),
-    ]
-    everything = query("SELECT * FROM promotions", home)
-    rebuild(home, Store(home))
-    assert query("SELECT * FROM promotions", home) == everything
-
-
 def test_a_publication_that_died_before_its_log_is_completed(home, make, monkeypatch):
+    light_versions(monkeypatch)
     with monkeypatch.context() as dying:
         dying.setattr(journal, "log_promotion", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
         with pytest.raises(OSError, match="disk is full"):
@@ -114,21 +68,22 @@ def test_a_publication_that_died_before_its_log_is_completed(home, make, monkeyp
     assert sorted(row.alias for row in journal.promotions(home)) == ["candidate", "challenger", "champion"]
 
 
-def test_a_drafter_not_worth_using_is_a_candidate_only_and_wrong_names_cost_one_line(home, make):
+def test_a_drafter_not_worth_using_is_a_candidate_only_and_wrong_names_cost_one_line(home, make, monkeypatch):
+    light_versions(monkeypatch)
     with pytest.raises(UserError, match="there is no registered model 'nosuch' \\(known: none yet\\)"):
         promote(home, "nosuch", 1, "why")
     made = add(home, make, "k2", verdict="do_not_speculate", target="org/Some-Model")
     assert (made.name, made.aliases) == ("org-Some-Model-eagle3", ("candidate",))
-    with pytest.raises(UserError, match="there is no version 7 \\(there are 1\\)"):
+    with pytest.raises(UserError, match="there is no version 7 \\(the newest is 1\\)"):
         promote(home, made.name, 7, "why")
     with pytest.raises(UserError, match="no version has the alias 'previous'"):
         rollback(home, made.name, "why")
     with pytest.raises(UserError, match="say why"):
-        promote(home, made.name, 1, " ")
+        promote(home, made.name, 1, " ", force=True)
 
 
 def test_keep_registers_a_release_under_its_child_run_and_says_so(home, make, step, monkeypatch):
-    monkeypatch.setattr(registry, "MODEL_CODE", MODEL_FILE)
+    monkeypatch.setattr(model_versions, "MODEL_CODE", MODEL_FILE)
     artifact = release(make, "k1")
     for expected in (True, False):
         run = begin_run(home, "toy", {})

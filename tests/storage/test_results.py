@@ -322,6 +322,19 @@ def test_a_line_that_is_not_json_is_named_by_its_number(home, make):
         "SELECT 1; SELECT 2",
         "SET enable_external_access = true",
         "ATTACH 'x.db'",
+        "EXPORT DATABASE '{home}/history/x'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{home}/history/x.csv'",
+        "WITH a AS (COPY (SELECT 1) TO '{home}/history/x.csv') SELECT 1",
+        "WITH a AS (INSERT INTO run SELECT * FROM run RETURNING *) SELECT * FROM a",
+        "SELECT * FROM enable_logging(storage='file', storage_path='{home}/history/logs')",
+        "SELECT * FROM query('COPY (SELECT 1) TO ''{home}/history/x.csv''')",
+        "SELECT * FROM read_duckdb('{home}/history/x.db')",
+        "SELECT * FROM sql",
+        "SELECT getenv('HOME')",
+        "LOAD httpfs",
+        "PRAGMA database_list",
+        "CALL checkpoint()",
+        "PREPARE p AS SELECT 1",
         "INSTALL httpfs",
         "",
         "SELECT * FROM read_text('/etc/hostname')",
@@ -336,6 +349,15 @@ def test_a_question_reads_and_stays_inside_the_history(home, tmp_path, sql):
     with pytest.raises(UserError) as refused:
         query(sql.format(home=home), home)
     assert "\n" not in str(refused.value) and "v_speedup" in str(refused.value)
+    assert not [path for path in home.rglob("*") if path.is_file() and path.suffix != ".parquet"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SHOW TABLES", "DESCRIBE run", "SUMMARIZE run", "VALUES (1)", "WITH a AS (FROM runs) FROM a", "EXPLAIN FROM runs"],
+)
+def test_whatever_reads_is_a_question(home, sql):
+    assert query(sql, home)[0]
 
 
 def test_wrong_sql_costs_one_line_that_names_what_there_is(home):

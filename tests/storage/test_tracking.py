@@ -116,30 +116,6 @@ def test_a_killed_run_is_closed_and_a_step_half_logged_is_logged_again(with_mlfl
     assert query("SELECT status FROM runs", home)[1] == [("killed",)]
 
 
-FIRST_USE = """
-import sys, time
-from pathlib import Path
-from storage.tracking import open_client
-home = Path(sys.argv[1])
-client = open_client(home)
-run = client.create_run("0", run_name=sys.argv[2])
-client.set_terminated(run.info.run_id)
-"""
-
-
-def test_concurrent_first_use_leaves_a_working_database(home):
-    home.mkdir()
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", FIRST_USE, str(home), str(i)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        for i in range(3)
-    ]
-    said = [racer.communicate()[1] for racer in racers]
-    assert [racer.returncode for racer in racers] == [0] * 3, said
-    assert len(open_client(home).search_runs(["0"])) == 3
-
-
 def test_a_journal_is_whole_after_each_entry_and_held_while_its_run_lives(home):
     opened = Journal.start(home, "toy", {"a": Path("x")}, "direct")
     opened.add("step", step="s")

@@ -1,0 +1,122 @@
+"""Moves of a registered model's aliases that survive a kill, and those that somebody else has made.
+
+MLflow's aliases are plain upserts without a history. A move here is written down before it is made (`moving.json`),
+made, verified, appended to the promotion log, and then forgotten; whoever comes next finishes what a kill cut short,
+under the same name, so it is in the log once. What MLflow says besides the log was moved by hand: it is logged as such.
+Everything here is done under the registry's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage import journal
+from storage.artifacts import replace_file
+from storage.records import PromotionRow, new_promotion
+from storage.sharing import send_promotion
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+GONE = "RESOURCE_DOES_NOT_EXIST"
+
+
+def move(home: Path, client: MlflowClient, row: PromotionRow) -> None:
+    """Move an alias, see that it moved, log it. `previous` follows `champion`."""
+    assert row.to_version is not None, "an alias is moved to a version"
+    home.mkdir(parents=True, exist_ok=True)
+    replace_file(_unfinished(home), journal.as_line(row))
+    _make(home, client, row)
+
+
+def finish_interrupted(home: Path, client: MlflowClient) -> None:
+    """Finish the move that a kill cut short, unless somebody has moved the alias or deleted the version since."""
+    try:
+        row = journal.from_line(_unfinished(home).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    there = aliases_of(client, row.name).get(row.alias)
+    if there in (row.from_version, row.to_version) and row.to_version in version_numbers(client, row.name):
+        _make(home, client, row)
+    else:
+        _unfinished(home).unlink()
+
+
+def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
+    """Log every alias that is not where the promotion log says; returns the new entries."""
+    rows = journal.promotions(home)
+    found = []
+    for name in dict.fromkeys(row.name for row in rows):
+        logged, there = replayed(row for row in rows if row.name == name), aliases_of(client, name)
+        for alias in sorted(logged.keys() | there.keys()):
+            before, after = logged.get(alias), there.get(alias)
+            if before != after:
+                numbers = client.get_model_version(name, str(after)).tags if after is not None else {}
+                why = "moved in MLflow, not by Draftsmith" if after is not None else "deleted in MLflow"
+                found.append(new_promotion(name, alias, "external", before, after, "not known", why, numbers))
+    for row in found:
+        _log(home, row)
+    return found
+
+
+def replayed(rows: Iterable[PromotionRow]) -> dict[str, int]:
+    """alias -> version of one model, as its log says."""
+    aliases: dict[str, int] = {}
+    for row in rows:
+        if moves_previous(row):
+            assert row.from_version is not None
+            aliases["previous"] = row.from_version
+        if row.to_version is None:
+            aliases.pop(row.alias, None)
+        else:
+            aliases[row.alias] = row.to_version
+    return aliases
+
+
+def moves_previous(row: PromotionRow) -> bool:
+    """Whether `previous` is set to where `champion` was; a move made in MLflow leaves it alone."""
+    return row.alias == "champion" and row.action != "external" and row.from_version not in (None, row.to_version)
+
+
+def aliases_of(client: MlflowClient, name: str) -> dict[str, int]:
+    """alias -> version number of a registered model; nothing when there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return {alias: int(number) for alias, number in client.get_registered_model(name).aliases.items()}
+    except MlflowException as error:
+        if error.error_code != GONE:
+            raise
+        return {}
+
+
+def _make(home: Path, client: MlflowClient, row: PromotionRow) -> None:
+    """Safe to repeat from any point: the log takes an entry once."""
+    if moves_previous(row):
+        client.set_registered_model_alias(row.name, "previous", str(row.from_version))
+    client.set_registered_model_alias(row.name, row.alias, str(row.to_version))
+    there = aliases_of(client, row.name).get(row.alias)
+    assert there == row.to_version, f"{row.name}@{row.alias} was moved to version {there} by somebody else meanwhile"
+    _log(home, row)
+    _unfinished(home).unlink()
+
+
+def _log(home: Path, row: PromotionRow) -> None:
+    from storage.results import remember_promotion
+
+    journal.log_promotion(home, row)
+    send_promotion(row)
+    remember_promotion(home, row)
+
+
+def _unfinished(home: Path) -> Path:
+    return home / "mlflow" / "moving.json"
+
+
+def version_numbers(client: MlflowClient, name: str) -> set[int]:
+    """The versions of a model; a name with a quote is none of ours."""
+    if "'" in name:
+        return set()
+    return {int(found.version) for found in client.search_model_versions(f"name = '{name}'")}

@@ -1,0 +1,205 @@
+"""Moves of aliases: gated the same way by everybody, logged for good, whole after a kill, noticed when made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paired_runs import NAME, add, light_versions, release, timed
+
+from components.contract import UserError
+from flows.cli import main
+from storage import alias_moves, journal
+from storage.artifacts import Store
+from storage.keep import begin_run, resync
+from storage.registry import aliases_of, find_release, notice_moves, promote, rollback
+from storage.results import query, rebuild, remember_artifact
+from storage.tracking import open_client
+
+
+@pytest.fixture(autouse=True)
+def two_versions(home: Path, make: Any, with_mlflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 is champion; version 2 was measured beside it and is slower."""
+    light_versions(monkeypatch)
+    slower = [("d1", 4, 5.0, 22), ("d2", 4, 6.0, 25), ("d3", 4, 4.0, 22)]
+    remember_artifact(home, make("run", rows=timed(slower), machine={"machine_id": "m1"}).path)
+    add(home, make, "k1", "d1")
+    add(home, make, "k2", "d2")
+
+
+def aliases(home: Path) -> dict[str, int]:
+    return aliases_of(open_client(home), NAME)
+
+
+def champion_moves(home: Path) -> list[tuple[Any, ...]]:
+    rows = [row for row in journal.promotions(home) if row.alias == "champion"]
+    return [(row.action, row.from_version, row.to_version) for row in rows]
+
+
+def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_move(home: Path, make: Any) -> None:
+    assert aliases(home) == {"candidate": 2, "challenger": 2, "champion": 1}
+    version = open_client(home).get_model_version(NAME, "2")
+    assert version.tags["gate.against"] == "1" and "speed_against_champion is 0.83" in version.tags["gate.answer"]
+    assert "speed_against_champion" in version.description and "measured speedup" in version.description
+    with pytest.raises(UserError, match=r"gate refuses: speed_against_champion is 0.83.*--force --why overrides it"):
+        promote(home, NAME)
+    with pytest.raises(UserError, match="say why"):
+        promote(home, NAME, 2, force=True)
+    before = (home / "promotions.jsonl").read_bytes()
+    promote(home, NAME, 2, "our own prompts say so", force=True)
+    assert aliases(home) == {"candidate": 2, "challenger": 2, "champion": 2, "previous": 1}
+    assert "already" in promote(home, NAME, "champion").note
+    rollback(home, NAME, "they did not")
+    made = add(home, make, "k3", "d3")  # faster than the champion: promoted by the gate alone
+    assert made.decision is not None and made.decision.passed and "champion" in made.aliases
+    assert aliases(home) == {"candidate": 3, "challenger": 3, "champion": 3, "previous": 1}
+    assert (home / "promotions.jsonl").read_bytes().startswith(before)
+    rows = query(
+        "SELECT action, from_version, to_version, why, numbers ->> 'draftsmith.draft_key',"
+        " len(from_json(numbers ->> 'gate.comparison', '[\"JSON\"]')) FROM promotions WHERE alias = 'champion'",
+        home,
+    )[1]
+    assert [row[:3] + row[4:] for row in rows] == [
+        ("promote", None, 1, "d1", 1),
+        ("force", 1, 2, "d2", 8),
+        ("rollback", 2, 1, "d1", None),
+        ("promote", 1, 3, "d3", 8),
+    ]
+    assert rows[1][3].startswith("our own prompts say so; the gate refused: speed") and rows[2][3] == "they did not"
+    assert "speed_against_champion is 1.25" in rows[3][3]
+    everything = query("SELECT * FROM promotions", home)
+    rebuild(home, Store(home))
+    assert query("SELECT * FROM promotions", home) == everything
+
+
+def test_with_an_approval_to_come_the_gate_is_asked_but_nothing_moves_not_even_later(home: Path, make: Any) -> None:
+    made = add(home, make, "k3", "d3", may_promote=False)
+    assert made.waits and aliases(home)["champion"] == 1
+    resync(home)  # compares every release again
+    assert aliases(home)["champion"] == 1
+    run = begin_run(home, "toy", {}, may_promote=False, flow_run_id="flow-1", pipeline_digest="digest-1")
+    release(make, "k4", "d3", run_id=run.run_id)
+    run.journal.close()
+    resync(home)  # registers what was missed while MLflow was down; the approval is still to come
+    assert aliases(home) == {"candidate": 4, "challenger": 4, "champion": 1}
+    told = open_client(home).get_model_version(NAME, "4").tags
+    assert (told["draftsmith.flow_run_id"], told["draftsmith.pipeline_digest"]) == ("flow-1", "digest-1")
+    promote(home, NAME, made.version, "approved by Ada")
+    assert aliases(home)["champion"] == 3 and "approved by Ada; the promotion gate" in journal.promotions(home)[-1].why
+
+
+def test_an_alias_moved_by_hand_is_logged_once_as_such_and_is_where_the_next_move_starts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert notice_moves(home) == []
+    client = open_client(home)
+    client.set_registered_model_alias(NAME, "champion", "2")
+    client.set_registered_model_alias(NAME, "canary", "1")
+    client.delete_registered_model_alias(NAME, "candidate")
+    rows = notice_moves(home)
+    assert [(row.alias, row.action, row.from_version, row.to_version) for row in rows] == [
+        ("canary", "external", None, 1),
+        ("candidate", "external", 2, None),
+        ("champion", "external", 1, 2),
+    ]
+    assert json.loads(rows[2].numbers)["draftsmith.draft_key"] == "d2"
+    assert notice_moves(home) == [] and "previous" not in aliases(home)
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(home))
+    assert main(["show", NAME]) == 0
+    assert "moved in MLflow, not by Draftsmith" in capfd.readouterr().out
+    client.set_registered_model_alias(NAME, "champion", "1")
+    promote(home, NAME, 2, "again", force=True)  # notices first
+    assert champion_moves(home)[1:] == [("external", 1, 2), ("external", 2, 1), ("force", 1, 2)]
+    found = query(
+        "SELECT action, alias, to_version FROM promotions WHERE alias = 'candidate' ORDER BY promoted_at", home
+    )
+    assert found[1][-1] == ("external", "candidate", None)
+
+
+def test_a_deleted_version_or_model_is_noticed_too(home: Path) -> None:
+    client = open_client(home)
+    client.delete_model_version(NAME, "2")
+    assert {(row.alias, row.to_version) for row in notice_moves(home)} == {("candidate", None), ("challenger", None)}
+    client.delete_registered_model(NAME)
+    assert [(row.alias, row.to_version) for row in notice_moves(home)] == [("champion", None)]
+    with pytest.raises(UserError, match="no registered model 'builtin-eagle3' \\(known: none yet\\)"):
+        promote(home, NAME, 1)
+
+
+KILLED_AT = ["intent", "previous", "champion", "log", "forget"]
+
+
+@pytest.mark.parametrize("moment", KILLED_AT)
+def test_a_move_killed_at_any_moment_is_whole_afterwards_and_in_the_log_once(home: Path, moment: str) -> None:
+    promote(home, NAME, 2, "first", force=True)
+    killed(home, moment, lambda: rollback(home, NAME, "killed"))
+    notice_moves(home)  # any command of the registry begins with it
+    done = moment != "intent"
+    assert aliases(home) == {
+        "candidate": 2,
+        "challenger": 2,
+        "champion": 1 if done else 2,
+        "previous": 2 if done else 1,
+    }
+    assert champion_moves(home)[2:] == [("rollback", 2, 1)] * done
+    assert not {row.action for row in journal.promotions(home)} & {"external"}
+    assert notice_moves(home) == []
+    assert not (home / "mlflow" / "moving.json").exists()
+
+
+def killed(home: Path, moment: str, action: Callable[[], object]) -> None:
+    """Do it in a child process that is killed with SIGKILL just before it does what `moment` names."""
+    child = os.fork()
+    if child == 0:
+        die_before(moment)
+        action()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "the child was not killed"
+
+
+def die_before(moment: str) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def deadly(function: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+        def wrapped(*given: Any, **named: Any) -> Any:
+            if when(*given):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*given, **named)
+
+        return wrapped
+
+    set_alias = MlflowClient.set_registered_model_alias
+    if moment in ("previous", "champion"):
+        MlflowClient.set_registered_model_alias = deadly(set_alias, lambda _, name, alias, version: alias == moment)
+    elif moment == "log":
+        journal.log_promotion = deadly(journal.log_promotion, lambda *_: True)
+    elif moment == "forget":
+        alias_moves.Path.unlink = deadly(Path.unlink, lambda path, *_: path.name == "moving.json")
+    else:
+        alias_moves.replace_file = deadly(alias_moves.replace_file, lambda path, *_: path.name == "moving.json")
+
+
+def test_after_a_kill_a_move_by_somebody_else_is_respected(home: Path) -> None:
+    killed(home, "champion", lambda: promote(home, NAME, 2, "killed", force=True))
+    client = open_client(home)
+    other = client.create_model_version(NAME, "somewhere").version
+    client.set_registered_model_alias(NAME, "champion", other)
+    notice_moves(home)
+    assert aliases(home)["champion"] == int(other)
+    assert champion_moves(home)[1:] == [("external", 1, int(other))]
+
+
+def test_a_release_is_found_by_alias_and_version(home: Path) -> None:
+    assert (find_release(home, NAME, "champion"), find_release(home, NAME, "2")) == ("k1", "k2")
+    for which, says in [("nosuch", "no version has the alias 'nosuch' \\(candidate: 2, challenger: 2, champion: 1\\)")]:
+        with pytest.raises(UserError, match=says):
+            find_release(home, NAME, which)
+    open_client(home).create_model_version(NAME, "somewhere")
+    with pytest.raises(UserError, match="it was not registered by Draftsmith"):
+        find_release(home, NAME, "3")

@@ -1,0 +1,123 @@
+"""The promotion gate: paired prompts of one machine decide, in SQL; a challenger is let through on evidence only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paired_runs import timed
+
+from storage.promotion_gate import Check, Decision, decide
+from storage.results import query, remember_artifact
+
+OLD, NEW = ("old", 3, 6.0, 25), ("new", 4, 5.0, 22)
+Ask = Callable[..., Decision]
+
+
+def tags(draft: str, depth: int, **more: str) -> dict[str, str]:
+    return {
+        "draftsmith.draft_key": draft,
+        "draftsmith.depth_k": str(depth),
+        "draftsmith.drafter_bytes": "1000",
+        "gate.status": "passed",
+        "gate.checks": "[]",
+        **more,
+    }
+
+
+@pytest.fixture
+def ask(home: Path, make: Any) -> Ask:
+    """ask(run, run, ...): runs are lists of rows; the answer for `new` at depth 4 against `old` at depth 3."""
+
+    def decided(*runs: list[Any], machines: tuple[str, ...] = (), new: dict[str, str] | None = None) -> Decision:
+        for number, rows in enumerate(runs):
+            machine = {"machine_id": machines[number] if machines else "m1"}
+            remember_artifact(home, make(f"run{number}", rows=rows, machine=machine).path)
+        return decide(home, new or tags("new", 4), tags("old", 3), 1)
+
+    return decided
+
+
+def check(decision: Decision, name: str) -> Check:
+    return next(check for check in decision.checks if check.name == name)
+
+
+def failed(decision: Decision) -> set[str]:
+    return {check.name for check in decision.checks if not check.passed}
+
+
+def test_a_faster_challenger_measured_beside_the_champion_passes(ask: Ask) -> None:
+    decision = ask(timed([OLD, NEW, ("old", 1, 8.0, 40), ("new", 1, 8.0, 40)]))
+    speed = check(decision, "speed_against_champion")
+    assert decision.passed and speed.value == pytest.approx(1.2, rel=0.02)
+    assert speed.lo is not None and speed.hi is not None and 1.1 < speed.lo < speed.value < speed.hi < 1.3
+    assert "both in one run" in check(decision, "prompts_measured_for_both").asked
+    assert {"acceptance[all]", "acceptance[code]", "acceptance[chat]"} < {check.name for check in decision.checks}
+    assert decision.why().startswith("the promotion gate passed against version 1: speed_against_champion is 1.2")
+
+
+def test_the_gate_does_not_ask_to_be_faster_only_not_to_be_slower(ask: Ask) -> None:
+    assert ask(timed([OLD, ("new", 4, 6.0, 25)])).passed
+
+
+def test_a_slower_challenger_is_refused_with_the_numbers(ask: Ask) -> None:
+    decision = ask(timed([OLD, ("new", 4, 6.5, 25)]))
+    assert failed(decision) == {"speed_against_champion"}
+    assert "speed_against_champion is 0.92" in decision.why_not() and "asked >= 0.98 with 95 %" in decision.why_not()
+
+
+def test_two_runs_on_one_machine_are_compared_through_plain_decoding(ask: Ask) -> None:
+    slow_day = timed([NEW], session="b")
+    for row in slow_day:  # everything took twice as long, plain decoding too
+        object.__setattr__(row, "decode_ns", 2 * row.decode_ns)
+    decision = ask(timed([OLD], session="a"), slow_day)
+    assert decision.passed and check(decision, "speed_against_champion").value == pytest.approx(1.2, rel=0.02)
+    assert "each in its own run" in check(decision, "prompts_measured_for_both").asked
+
+
+@pytest.mark.parametrize(
+    ("runs", "machines"),
+    [
+        ([timed([OLD], session="a"), timed([NEW], session="b")], ("m1", "m2")),
+        ([timed([OLD], session="a"), timed([NEW], session="b", target_key="another")], ()),
+        ([timed([OLD, NEW], num_prompts=5)], ()),
+        ([timed([OLD])], ()),
+    ],
+    ids=["two machines", "two targets", "few prompts", "never measured"],
+)
+def test_without_evidence_of_one_machine_nothing_is_promoted(ask: Ask, runs: Any, machines: Any) -> None:
+    assert "prompts_measured_for_both" in failed(ask(*runs, machines=machines))
+
+
+def test_one_run_beside_the_champion_is_worth_more_than_a_newer_one_alone(ask: Ask) -> None:
+    decision = ask(timed([OLD, NEW], session="a"), timed([("new", 4, 9.0, 22)], session="b"))
+    assert decision.passed and check(decision, "speed_against_champion").value == pytest.approx(1.2, rel=0.02)
+
+
+def test_other_text_worse_acceptance_and_fat_weights_are_refused_by_name(ask: Ask) -> None:
+    worse = [("new", 3, 5.0, 30), ("new", 4, 5.0, 30)]  # 2.4 -> 2 tokens a round, at the champion's depth
+    decision = ask(timed([OLD, *worse], identical=False), new=tags("new", 4, **{"draftsmith.drafter_bytes": "1600"}))
+    assert failed(decision) == {
+        "identical_output",
+        "acceptance[all]",
+        "acceptance[chat]",
+        "acceptance[code]",
+        "size",
+    }
+    assert "at depth 3" in check(decision, "acceptance[all]").asked
+
+
+def test_without_a_champion_the_releases_own_gate_decides(home: Path) -> None:
+    assert decide(home, tags("new", 4), None, None).passed
+    checks = json.dumps([{"name": "prediction_gap", "passed": False}, {"name": "no_faults", "passed": True}])
+    refused = decide(home, tags("new", 4, **{"gate.status": "failed", "gate.checks": checks}), None, None)
+    assert not refused.passed and "(prediction_gap)" in refused.why_not()
+
+
+def test_the_answer_is_the_same_every_time(ask: Ask, home: Path) -> None:
+    first = ask(timed([OLD, NEW]))
+    assert decide(home, tags("new", 4), tags("old", 3), 1) == first
+    assert query("SELECT sum(divergences), sum(compared) FROM v_arm_prompt", home)[1] == [(0, 24)]
