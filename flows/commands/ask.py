@@ -12,13 +12,17 @@ from storage.artifacts import Store, default_home
 
 
 def show(
-    key: Annotated[str, typer.Argument(help="A key, or the beginning of one.")],
+    key: Annotated[str, typer.Argument(help="A key, or the beginning of one; or the name of a registered model.")],
     as_json: Annotated[bool, typer.Option("--json", help="artifact.json as it is.")] = False,
 ) -> None:
-    """One artifact: what it is, what it was made from, where it lies."""
+    """One artifact: what it is, what it was made from, where it lies. Or a registered model: who moved which alias."""
     from flows.show_artifact import print_artifact
+    from flows.show_model import is_model, print_model
 
     store = Store()
+    if is_model(store.home, key):
+        print_model(store.home, key, out)
+        return
     found = store.resolve(key)
     if as_json:
         say(json.dumps(store.record_of(found), indent=1))

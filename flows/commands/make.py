@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 def check(file: File = DEFAULT_FILE) -> None:
     """Is pipelines.yaml right? Every fault in one line, with its line number."""
-    from flows.sources import find_source
+    from flows.sources import kind_of_source
     from flows.spec import load_spec
     from flows.wiring import check_spec
 
     store = Store()
-    wired = check_spec(load_spec(file), outside=lambda name: find_source(name, store), packages=Invocation.packages)
+    wired = check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=Invocation.packages)
     counts = ", ".join(f"{name} ({len(wiring.steps)} steps)" for name, wiring in wired.items())
     say(f"{file.name} is right: {counts}")
 

@@ -12,13 +12,14 @@ from storage.artifacts import default_home
 
 def promote(
     name: Annotated[str, typer.Argument(help="The registered model.")],
-    version: Annotated[str, typer.Argument(help="A version number, or an alias such as challenger.")],
-    why: Annotated[str, typer.Option(help="The reason; the promotion log keeps it.")],
+    version: Annotated[str, typer.Option(help="A version number, or an alias.")] = "challenger",
+    why: Annotated[str, typer.Option(help="The reason, which the promotion log keeps.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Override the promotion gate; needs --why.")] = False,
 ) -> None:
-    """Make a model version the champion; the one before becomes `previous`."""
+    """Make a model version the champion if the promotion gate lets it; the one before becomes `previous`."""
     from storage.registry import promote as move
 
-    say(move(default_home(), name, int(version) if version.isdigit() else version, why).note)
+    say(move(default_home(), name, version, why, force=force).note)
 
 
 def rollback(

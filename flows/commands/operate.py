@@ -1,0 +1,169 @@
+"""Commands that run the servers: one command brings all of them up, one ends them, two tell how they are."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.contract import UserError
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, out, say
+from storage.artifacts import default_home
+
+if TYPE_CHECKING:
+    from flows.service_parts import Settings
+
+PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Where Prefect's server and pages answer.")]
+MlflowPort = Annotated[int, typer.Option(min=1, max=65535, help="Where MLflow's server and pages answer.")]
+
+
+def up(
+    file: File = DEFAULT_FILE,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all is healthy.")] = False,
+    prefect_port: PrefectPort = 4200,
+    mlflow_port: MlflowPort = 5000,
+) -> None:
+    """Start Prefect, MLflow and a worker, deploy every pipeline, and keep them running (until Ctrl-C, or `down`)."""
+    from flows.service_address import is_held, pid_file, running
+    from flows.service_control import attached, require_file, start
+    from flows.service_doctor import check_versions
+    from flows.service_parts import Settings, check_ports
+    from flows.services import end_leftovers
+
+    home = default_home()
+    require_file(file)
+    if (services := running(home)) is not None:
+        say(f"already up, as process {services.pid}; draftsmith deploy tells it of changes, draftsmith down ends it")
+        _show_links()
+        return
+    if is_held(pid_file(home)):
+        raise UserError(f"another draftsmith up is just starting on {home}, or stopping: look again in a moment")
+    settings = Settings(home, file, prefect_port, mlflow_port)
+    check_versions()
+    end_leftovers(home)  # of a supervisor that was killed: they would hold the ports
+    check_ports(settings)
+    supervisor = start(settings, detach=detach)
+    try:
+        with attached(supervisor, keep=detach):
+            deployed = _bring_up(settings, supervisor)
+            if not detach:
+                say("Ctrl-C stops everything")
+                complain(f"the supervisor ended with {supervisor.wait()}, see {settings.logs}/supervisor.log")
+                raise typer.Exit(1)
+    except KeyboardInterrupt:
+        say("stopped")
+        raise typer.Exit(130 if detach else 0) from None
+    raise typer.Exit(0 if deployed else 1)
+
+
+def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
+    """Wait for every part, deploy, tell where everything is; whether the pipelines were deployed."""
+    from flows.service_address import running
+    from flows.service_control import StartFailed, deploy, wait_until_healthy
+
+    began = time.monotonic()
+    try:
+        wait_until_healthy(settings, supervisor, lambda part: say(f"  {part} is healthy"))
+        services = running(settings.home)
+        if services is None:
+            raise StartFailed(f"the supervisor ended, see {settings.logs}/supervisor.log")
+    except StartFailed as error:
+        complain(f"draftsmith up: {error}")
+        raise typer.Exit(1) from None
+    say(f"up after {time.monotonic() - began:.0f} s")
+    deployed = deploy(settings, services) == 0
+    if not deployed:
+        complain(f"the servers run, but {settings.file} was not deployed; mend it, then: draftsmith deploy")
+    _show_links()
+    return deployed
+
+
+def down() -> None:
+    """Stop everything that `up` has started; runs that were going on say Crashed and go on when they are retried."""
+    from flows.service_control import stop
+
+    say("stopped" if stop(default_home()) else "nothing was running")
+
+
+def status() -> None:
+    """What runs, how it is, how much memory it takes, where its pages are. Exit code 1 when something is not well."""
+    from flows.service_address import running
+    from flows.service_api import PrefectApi, worker_is_online
+    from flows.service_control import memory_mib, states
+
+    home = default_home()
+    services = running(home)
+    if services is None:
+        say(f"not running on {home}; start with: draftsmith up")
+        raise typer.Exit(1)
+    well = True
+    api = PrefectApi(services.prefect_api_url, services.auth_string)
+    for part in states(home):
+        how = "healthy" if part.healthy else "starting" if part.pid else "waiting to start again"
+        again = f", restarted {part.restarts} times, last: {part.last_end}" if part.restarts else ""
+        say(f"  {part.name:<10} {how} (process {part.pid or '-'}){again}")
+        well &= part.healthy
+    online = well and worker_is_online(api, services.work_pool)
+    say(f"  {'worker':<10} {'takes runs from pool ' + services.work_pool if online else 'does not take runs yet'}")
+    say(f"  {'memory':<10} {memory_mib(home):.0f} MiB in all")
+    _show_links()
+    raise typer.Exit(0 if well and online else 1)
+
+
+def doctor() -> None:
+    """Look for what breaks the servers: versions, ports, disk, databases, what a killed one left. Exit code 1 if so."""
+    from flows.service_doctor import examine
+
+    worst = 0
+    for finding in examine(default_home()):
+        mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[finding.verdict]
+        out.print(f"  {mark} {finding.what}", markup=False, soft_wrap=True)
+        if finding.remedy:
+            out.print(f"         {finding.remedy}", markup=False, soft_wrap=True)
+        worst = max(worst, finding.verdict == "bad")
+    raise typer.Exit(worst)
+
+
+def deploy(
+    file: File = DEFAULT_FILE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, change nothing.")] = False,
+) -> None:
+    """Tell the server of every pipeline, schedule and trigger: create, update, prune; what is paused stays paused."""
+    from flows.run import prepare
+    from flows.sources import kind_of_source
+    from flows.spec import load_spec
+    from flows.wiring import check_spec
+    from storage.artifacts import Store
+
+    store = Store()
+    check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=Invocation.packages)
+    if not prepare(store.home):
+        raise UserError(
+            "deploy: no Prefect server runs; start one with `draftsmith up`, or name one in $PREFECT_API_URL"
+        )
+    from flows.deploy import apply_changes, plan_changes
+
+    changes = plan_changes(file, store.home, Invocation.packages)
+    for change in changes:
+        say(f"  {change}")
+    to_do = sum(change.apply is not None for change in changes)
+    if dry_run or not to_do:
+        say(f"{to_do} changes to make; nothing was changed" if to_do else "the server is as the file says")
+        return
+    say(f"{apply_changes(changes)} changes made")
+
+
+def _show_links() -> None:
+    from flows.service_address import auth_file, running
+    from flows.service_control import links
+
+    home = default_home()
+    services = running(home)
+    if services is None:
+        return
+    for what, where in links(services, home):
+        say(f"  {what:<16} {where}")
+    if services.auth_string:
+        say(f"  {'password':<16} Prefect's page asks for it once: cat {auth_file(home)}")

@@ -1,0 +1,115 @@
+"""Where the servers of `draftsmith up` answer, for everybody who wants to talk to them.
+
+The supervisor writes `home/services.json` and holds a lock on `home/services.pid` for as long as it lives, so a file
+that a killed supervisor has left behind is never believed. The password stands alone in `home/prefect/auth`, which only
+its owner may read. Neither Prefect nor MLflow is imported here: every command may ask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+WORK_POOL = "draftsmith"
+HEARTBEAT_S = 30  # between two signs of life of a flow run; Prefect takes no less
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+
+@dataclass(frozen=True)
+class Services:
+    """The servers of one home while they run."""
+
+    prefect_api_url: str
+    prefect_ui_url: str
+    mlflow_url: str
+    auth_string: str  # "name:password" for Prefect's server; "" for none
+    work_pool: str
+    pid: int  # of the supervisor
+    tracking_uri: str = ""  # what runs must log to when MLflow does not stand on the home's own database
+
+
+def running(home: Path) -> Services | None:
+    """The servers that `draftsmith up` runs on this home; None when it does not run."""
+    if not is_held(pid_file(home)):
+        return None
+    try:
+        found = json.loads(address_file(home).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None  # it is just starting, or just leaving
+    return Services(**found, auth_string=read_auth_string(home))
+
+
+def client_environment(services: Services) -> dict[str, str]:
+    """What a process must find in its environment to talk to these servers."""
+    found = {
+        "PREFECT_API_URL": services.prefect_api_url,
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+    }
+    if services.auth_string:
+        found["PREFECT_API_AUTH_STRING"] = services.auth_string
+    if services.tracking_uri:
+        found["MLFLOW_TRACKING_URI"] = services.tracking_uri
+    return found
+
+
+def write_address(home: Path, services: Services) -> None:
+    """Tell everybody where they are, all at once: a reader sees the whole file or none."""
+    told = {name: value for name, value in dataclasses.asdict(services).items() if name != "auth_string"}
+    write_privately(address_file(home), json.dumps(told, indent=2) + "\n")
+
+
+def address_file(home: Path) -> Path:
+    """The addresses, as JSON; no secret in it."""
+    return home / "services.json"
+
+
+def pid_file(home: Path) -> Path:
+    """The supervisor's process id; locked while it lives, so that two never run on one home."""
+    return home / "services.pid"
+
+
+def auth_file(home: Path) -> Path:
+    """The password of Prefect's server, "name:password"; mode 0600, kept from one `up` to the next."""
+    return home / "prefect" / "auth"
+
+
+def read_auth_string(home: Path) -> str:
+    """The password of this home's Prefect server; "" when there is none."""
+    try:
+        return auth_file(home).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def write_privately(file: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+    partial.replace(file)
+
+
+def is_held(lock: Path) -> bool:
+    """Somebody alive holds this lock."""
+    try:
+        with lock.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True

@@ -1,0 +1,202 @@
+"""Start, watch and stop the supervisor of a home from outside: what `up`, `down` and `status` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from components.contract import UserError
+from flows.service_address import Services, client_environment, is_held, pid_file, running
+from flows.service_api import ApiError, fetch
+from flows.service_parts import Settings
+from flows.services import end_leftovers, marked, open_log, state_file
+
+HEALTHY_WITHIN_S = 300.0  # 20-50 s as a rule; a first start on a busy machine also migrates two databases
+STOPS_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class PartState:
+    """A part as the supervisor last saw it."""
+
+    name: str
+    pid: int | None
+    healthy: bool
+    restarts: int
+    last_end: str
+
+
+class StartFailed(Exception):
+    """The parts did not become healthy; says which one and where its log is."""
+
+
+def start(settings: Settings, *, detach: bool) -> subprocess.Popen[bytes]:
+    """Start the supervisor; attached, it ends with this process, however that ends."""
+    command = [sys.executable, "-m", "flows.services", str(settings.home), str(settings.file.absolute())]
+    command += [str(settings.prefect_port), str(settings.mlflow_port)]
+    if not detach:
+        command = [sys.executable, "-m", "flows.service_child", str(os.getpid()), *command]
+    state_file(settings.home).unlink(missing_ok=True)
+    with open_log(settings.logs / "supervisor.log") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def wait_until_healthy(settings: Settings, supervisor: subprocess.Popen[bytes], tell: Callable[[str], None]) -> None:
+    """Return when every part is healthy; `tell` hears of each as it comes.
+
+    Raises:
+        StartFailed: a part keeps dying, or the time is over.
+    """
+    deadline = time.monotonic() + HEALTHY_WITHIN_S
+    known: set[str] = set()
+    while True:
+        parts = states(settings.home)
+        for part in parts:
+            if part.healthy and part.name not in known:
+                known.add(part.name)
+                tell(part.name)
+        if parts and all(part.healthy for part in parts):
+            return
+        broken = next((part for part in parts if part.restarts >= 3), None)
+        if supervisor.poll() is not None:
+            raise StartFailed(f"the supervisor ended with {supervisor.returncode}, see {settings.logs}/supervisor.log")
+        if broken is not None:
+            raise StartFailed(f"{broken.name} keeps dying ({broken.last_end}), see {settings.logs / broken.name}.log")
+        if time.monotonic() > deadline:
+            late = ", ".join(part.name for part in parts if not part.healthy) or "nothing"
+            raise StartFailed(f"after {HEALTHY_WITHIN_S:.0f} s still not healthy: {late}; logs are in {settings.logs}")
+        time.sleep(0.2)
+
+
+def states(home: Path) -> list[PartState]:
+    """Every part of a running supervisor; nothing when none runs."""
+    if not is_held(pid_file(home)):
+        return []
+    try:
+        told: dict[str, Any] = json.loads(state_file(home).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    fields = ("pid", "healthy", "restarts", "last_end")
+    return [PartState(name, **{one: facts[one] for one in fields}) for name, facts in told.items()]
+
+
+def stop(home: Path) -> bool:
+    """Stop the supervisor of a home and all below it; False when there was nothing to stop.
+
+    Raises:
+        RuntimeError: it did not stop in time, not even when it was killed.
+    """
+    file = pid_file(home)
+    if not is_held(file):
+        return bool(end_leftovers(home))  # of a supervisor that was killed
+    pid = int(file.read_text(encoding="utf-8"))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not _let_go(file, STOPS_WITHIN_S):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        end_leftovers(home)
+        if not _let_go(file, 5.0):
+            raise RuntimeError(f"process {pid} holds {file} and does not end")
+    return True
+
+
+def _let_go(lock: Path, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while is_held(lock):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def deploy(settings: Settings, services: Services) -> int:
+    """`draftsmith deploy` in a process of its own, whose Prefect client is gone again after it; its exit code."""
+    if find_spec("flows.deploy") is None:
+        return 0
+    environment = os.environ | client_environment(services) | {"DRAFTSMITH_HOME": str(settings.home)}
+    command = [sys.executable, "-m", "flows.cli", "deploy", "--file", str(settings.file)]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def links(services: Services, home: Path) -> list[tuple[str, str]]:
+    """(what, where): each opens on the page that one wants, not on a welcome."""
+    found = [
+        ("pipelines, runs", f"{services.prefect_ui_url}/v2/deployments"),
+        ("models, numbers", f"{services.mlflow_url}/#/experiments/{_experiment(services.mlflow_url)}/runs"),
+    ]
+    return [*found, ("newest report", newest_report(home))]
+
+
+def newest_report(home: Path) -> str:
+    """The page that a pipeline has written last; before the first one, how to make it."""
+    pages = sorted((home / "store").glob("*/index.html"), key=lambda page: page.stat().st_mtime)
+    return pages[-1].as_uri() if pages else "none yet: draftsmith run quickstart"
+
+
+def _experiment(mlflow_url: str) -> str:
+    """The experiment that was used last; MLflow's own first one while there is no other."""
+    query = "max_results=1&order_by=last_update_time%20DESC"
+    try:
+        answer = fetch(f"{mlflow_url}/api/2.0/mlflow/experiments/search?{query}")
+    except ApiError:
+        return "0"
+    found = (answer or {}).get("experiments") or [{"experiment_id": "0"}]
+    return str(found[0]["experiment_id"])
+
+
+def memory_mib(home: Path) -> float:
+    """What all processes below the supervisor take, itself included, MiB: shared pages are counted once (PSS)."""
+    services = running(home)
+    tree = marked(home) + ([psutil.Process(services.pid)] if services is not None else [])
+    return sum(_pss(process.pid) for process in tree) / 1024
+
+
+def _pss(pid: int) -> int:
+    """KiB; 0 for a process that is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
+@contextlib.contextmanager
+def attached(supervisor: subprocess.Popen[bytes], keep: bool) -> Iterator[None]:
+    """Stop the supervisor when this block is left; with `keep`, only when it is left by a failure."""
+    try:
+        yield
+    except BaseException:
+        keep = False
+        raise
+    finally:
+        if not keep:
+            _end(supervisor)
+
+
+def _end(supervisor: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        supervisor.terminate()
+    try:
+        supervisor.wait(STOPS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        supervisor.wait()
+
+
+def require_file(file: Path) -> None:
+    """The pipelines file is there. Raises UserError."""
+    if not file.is_file():
+        raise UserError(f"{file}: no such pipelines file; name another with --file")

@@ -1,0 +1,255 @@
+"""`draftsmith doctor`: what breaks the servers without a word, looked for before it costs a night.
+
+Versions that Prefect allows and cannot run with, a disk that fills, databases from another version, ports and processes
+of a killed supervisor; and with a running server, that every schedule has really got its next run. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.version import Version
+
+from components.contract import UserError
+from flows.service_address import Services, auth_file, pid_file, running
+from flows.service_api import ApiError, PrefectApi, fetch, worker_is_online
+from flows.service_parts import Settings, check_ports
+from flows.services import marked
+
+BREAKS_SERVER = {
+    "fastapi": ("0.151", "turns null into an error and breaks deploying; from 0.155 Prefect's server does not start"),
+    "sqlalchemy": ("2.1", "Prefect's scheduler fails without a word: no scheduled run is ever made"),
+}
+LITTLE_DISK, NO_DISK = 5 << 30, 1 << 30
+SCHEDULED_WITHIN_S = 90.0  # the scheduler looks every 60 s, at what was just changed every 5 s
+SCRIPTS = {"prefect": "server/database/_migrations/versions/sqlite", "mlflow": "store/db_migrations/versions"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    verdict: Literal["ok", "note", "bad"]
+    what: str
+    remedy: str = ""
+
+
+def check_versions() -> None:
+    """Nothing installed breaks the servers. Raises UserError."""
+    for finding in _versions():
+        if finding.verdict == "bad":
+            raise UserError(f"{finding.what}; {finding.remedy}")
+
+
+def examine(home: Path) -> Iterator[Finding]:
+    """Everything worth a look on this home, one finding each."""
+    yield from _versions()
+    yield _torch()
+    yield _disk(home)
+    yield from _databases(home)
+    yield _password(home)
+    services = running(home)
+    yield from _leftovers(home, services)
+    if services is None:
+        yield _ports(home)
+    else:
+        yield from _servers(services)
+
+
+def _versions() -> Iterator[Finding]:
+    for name, (too_new, why) in BREAKS_SERVER.items():
+        version = importlib.metadata.version(name)
+        if Version(version) >= Version(too_new):
+            yield Finding("bad", f"{name} {version}: {why}", f'pip install "{name}<{too_new}"')
+        else:
+            yield Finding("ok", f"{name} {version}")
+    for name in ("prefect", "mlflow", "duckdb"):
+        yield Finding("ok", f"{name} {importlib.metadata.version(name)}")
+
+
+def _torch() -> Finding:
+    version = importlib.metadata.version("torch")
+    cuda = (
+        any(dist.name.lower().startswith("nvidia-") for dist in importlib.metadata.distributions()) or "+cu" in version
+    )
+    gpu = Path("/dev/nvidia0").exists()
+    if gpu and not cuda:
+        return Finding(
+            "note", f"torch {version} is built for CPUs, but there is a GPU", "make clean, then TORCH_INDEX=any make"
+        )
+    if cuda and not gpu:
+        return Finding("note", f"torch {version} is built for CUDA, but there is no GPU: gigabytes that nothing uses")
+    return Finding("ok", f"torch {version}, built for {'CUDA' if cuda else 'CPUs'}, as this machine needs it")
+
+
+def _disk(home: Path) -> Finding:
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    what = f"{free / (1 << 30):.1f} GiB free at {home}"
+    if free < LITTLE_DISK:
+        return Finding("bad" if free < NO_DISK else "note", what, "features and checkpoints take gigabytes: free some")
+    return Finding("ok", what)
+
+
+def _databases(home: Path) -> Iterator[Finding]:
+    for name, file in (("prefect", home / "prefect" / "prefect.db"), ("mlflow", home / "mlflow" / "mlflow.db")):
+        if not file.is_file():
+            yield Finding("ok", f"{name}'s database: not made yet")
+            continue
+        try:
+            yield _database(name, file)
+        except sqlite3.Error as error:
+            aside = f"set {file} aside; draftsmith resync tells a new one everything the journals know"
+            yield Finding("bad", f"{name}'s database cannot be read: {error}", aside)
+
+
+def _database(name: str, file: Path) -> Finding:
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as database:
+        at = {str(row[0]) for row in database.execute("SELECT version_num FROM alembic_version")}
+        half = [
+            row[0]
+            for row in database.execute(
+                "SELECT name FROM sqlite_master WHERE name LIKE '\\_alembic\\_tmp%' ESCAPE '\\'"
+            )
+        ]
+    known, newest = _revisions(name)
+    if half:
+        return Finding(
+            "bad", f"{name}'s database was left in the middle of a migration: {half[0]}", f"set {file} aside"
+        )
+    if not at <= known:
+        version = importlib.metadata.version(name)
+        return Finding(
+            "bad",
+            f"{name}'s database was made by a newer version than {version}",
+            f"upgrade {name}, or set {file} aside",
+        )
+    if at != newest:
+        return Finding("note", f"{name}'s database is from an older version", "the next draftsmith up upgrades it")
+    return Finding("ok", f"{name}'s database is up to date")
+
+
+def _revisions(package: str) -> tuple[set[str], set[str]]:
+    """Every migration that the installed version knows, and the last of them, read without importing the package."""
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None, f"{package} is installed"
+    known: set[str] = set()
+    before: set[str] = set()
+    for script in (Path(spec.origin).parent / SCRIPTS[package]).glob("*.py"):
+        text = script.read_text(encoding="utf-8")
+        for field, found in (("revision", known), ("down_revision", before)):
+            if (line := re.search(rf"^{field}\b[^=\n]*=(.*)$", text, re.MULTILINE)) is not None:
+                found.update(re.findall(r"[\"'](\w+)[\"']", line.group(1)))
+    return known, known - before
+
+
+def _password(home: Path) -> Finding:
+    file = auth_file(home)
+    if not file.exists():
+        return Finding("ok", "no password yet: draftsmith up makes one")
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        return Finding("bad", f"{file} can be read by others (mode {mode:o})", f"chmod 600 {file}")
+    return Finding("ok", "only you can read Prefect's password")
+
+
+def _leftovers(home: Path, services: Services | None) -> Iterator[Finding]:
+    if services is None:
+        left = marked(home)
+        if left:
+            pids = ", ".join(str(process.pid) for process in left)
+            yield Finding("bad", f"left over from a supervisor that was killed: processes {pids}", "draftsmith down")
+        file = pid_file(home)
+        if file.is_file() and file.read_text(encoding="utf-8").strip():
+            yield Finding("note", f"{file} is of a supervisor that was killed", "harmless: draftsmith up replaces it")
+    else:
+        yield Finding("ok", f"up, supervised by process {services.pid}")
+
+
+def _ports(home: Path) -> Finding:
+    try:
+        check_ports(Settings(home, Path("pipelines.yaml")))
+    except UserError as error:
+        return Finding("note", str(error))
+    return Finding("ok", "the usual ports are free")
+
+
+def _servers(services: Services) -> Iterator[Finding]:
+    api = PrefectApi(services.prefect_api_url, services.auth_string)
+    try:
+        yield Finding("ok", f"Prefect's server answers: version {api.get('/admin/version')}")
+        if worker_is_online(api, services.work_pool):
+            yield Finding("ok", f"a worker takes runs from pool {services.work_pool}")
+        else:
+            yield Finding("bad", f"no worker takes runs from pool {services.work_pool}", "see logs/services/worker.log")
+        yield _refuses_strangers(services)
+        yield from _schedules(api)
+    except ApiError as error:
+        yield Finding("bad", f"Prefect's server does not do its work: {error}", "see logs/services/prefect.log")
+    try:
+        yield Finding("ok", f"MLflow's server answers: version {fetch(services.mlflow_url + '/version')}")
+    except ApiError as error:
+        yield Finding("bad", f"MLflow's server does not answer: {error}", "see logs/services/mlflow.log")
+
+
+def _refuses_strangers(services: Services) -> Finding:
+    url = services.prefect_api_url
+    stranger, nameless = _status(f"{url}/health", {"Host": "stranger.example"}), _status(f"{url}/admin/version", {})
+    if stranger in (400, 403) and nameless == 401:
+        return Finding("ok", "Prefect's server refuses foreign hosts, and visitors without the password")
+    return Finding("bad", f"Prefect's server lets strangers in (foreign host: {stranger}, no password: {nameless})")
+
+
+def _status(url: str, headers: dict[str, str]) -> int:
+    try:
+        fetch(url, headers=headers)
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+def _schedules(api: PrefectApi) -> Iterator[Finding]:
+    """Every active schedule has its next run: with some versions the scheduler fails and nothing says so."""
+    waiting = {
+        str(one["id"]): one
+        for one in api.post("/deployments/filter", {"limit": 200})
+        if not one["paused"] and any(schedule["active"] for schedule in one["schedules"])
+    }
+    if not waiting:
+        yield Finding("note", "no deployed pipeline has an active schedule: the scheduler was not tried")
+    deadline = time.monotonic() + SCHEDULED_WITHIN_S
+    while waiting:
+        for deployment_id, deployment in list(waiting.items()):
+            if (moment := _next_run(api, deployment_id)) is not None:
+                yield Finding("ok", f"{deployment['name']}: next run at {moment:%Y-%m-%d %H:%M %Z}")
+                del waiting[deployment_id]
+        if waiting and time.monotonic() > deadline:
+            for deployment in waiting.values():
+                yield Finding(
+                    "bad", f"{deployment['name']}: has a schedule and no scheduled run", "see logs/services/prefect.log"
+                )
+            return
+        if waiting:
+            time.sleep(1.0)
+
+
+def _next_run(api: PrefectApi, deployment_id: str) -> datetime | None:
+    wanted: dict[str, Any] = {
+        "flow_runs": {"deployment_id": {"any_": [deployment_id]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
+        "sort": "EXPECTED_START_TIME_ASC",
+        "limit": 1,
+    }
+    found = api.post("/flow_runs/filter", wanted)
+    return datetime.fromisoformat(found[0]["expected_start_time"]) if found else None

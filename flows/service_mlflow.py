@@ -1,0 +1,50 @@
+"""MLFLOW: its server in one process, its database made first: `python -m flows.service_mlflow HOME PORT`.
+
+`mlflow server` would start a second process that only waits for the first (190 MB and one more slow import), and its
+database must be seen to before it opens it: concurrent first use destroys a fresh one. So this does what that command
+does, without the extra process: prepare the database under its lock, then serve MLflow's own app on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from flows.service_address import LOOPBACK
+
+
+def main() -> None:
+    """Prepare the database, then be the server until SIGTERM."""
+    home, port = Path(sys.argv[1]), int(sys.argv[2])
+    database = os.environ["MLFLOW_BACKEND_STORE_URI"]
+    if database.startswith("sqlite:"):  # any other has been seen to by flows/service_databases.py
+        from storage.tracking import ensure_database
+
+        ensure_database(home)
+
+    import uvicorn
+    from mlflow.environment_variables import _MLFLOW_SGI_NAME
+    from mlflow.server import constants
+    from mlflow.server.handlers import initialize_backend_stores
+
+    os.environ |= {
+        _MLFLOW_SGI_NAME.name: "uvicorn",
+        constants.BACKEND_STORE_URI_ENV_VAR: database,
+        constants.REGISTRY_STORE_URI_ENV_VAR: database,
+        constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: os.environ["MLFLOW_ARTIFACTS_DESTINATION"],
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+    }
+    initialize_backend_stores(database, database, "mlflow-artifacts:/")
+    uvicorn.run(
+        "mlflow.server.fastapi_app:app",
+        host=LOOPBACK,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=3,
+    )
+
+
+if __name__ == "__main__":
+    main()

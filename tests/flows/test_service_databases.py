@@ -1,0 +1,77 @@
+"""Which database a server gets, and that its password is shown nowhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from components.contract import UserError
+from flows.service_databases import SERVERS, VARIABLES, database_url, on_database, shown
+
+PREFECT, MLFLOW = (server.variable for server in SERVERS.values())
+COMMAND = ("/usr/bin/python", "-m", "server")
+
+
+def test_without_a_database_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert on_database("prefect", COMMAND, {"A": "1"}) == (COMMAND, {"A": "1"})
+
+
+def test_a_server_gets_its_own_url_and_no_other_in_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFECT, "postgresql+asyncpg://ada:one@db/prefect")
+    monkeypatch.setenv(MLFLOW, "postgresql://ada:two@db/mlflow")
+    for name, password, other in (("prefect", "one", "two"), ("mlflow", "two", "one")):
+        command, environment = on_database(name, COMMAND, {**os.environ, SERVERS[name].given_as: "sqlite:///x"})
+        assert command[-3:] == COMMAND and "flows.service_databases" in command
+        assert not any(password in word for word in command)
+        assert [key for key, value in environment.items() if f":{password}@" in value] == [SERVERS[name].given_as]
+        assert not any(f":{other}@" in value for value in environment.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("prefect", "postgresql://ada:hidden@db/prefect"),  # a driver that Prefect cannot use
+        ("mlflow", "postgresql+asyncpg://ada:hidden@db/mlflow"),
+        ("mlflow", "mysql://ada:hidden@db/mlflow"),
+        ("prefect", "postgresql+asyncpg://ada:hidden@db"),
+        ("prefect", "postgresql+asyncpg:///prefect?password=hidden"),
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_password(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVERS[name].variable, url)
+    with pytest.raises(UserError, match=SERVERS[name].variable) as caught:
+        database_url(name)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://ada:p%40ss@db:5432/x?ssl=require", "postgresql://ada:***@db:5432/x?ssl=require"),
+        ("postgresql://ada@db/x", "postgresql://ada@db/x"),
+        ("postgresql://ada:a@b:c@db/x", "postgresql://ada:***@db/x"),
+        ("postgresql://db/x?user=ada&password=hidden", "postgresql://db/x?user=ada&password=***"),
+        ("sqlite:///home/mlflow.db", "sqlite:///home/mlflow.db"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, said: str) -> None:
+    assert shown(url) == said
+
+
+def test_a_database_that_is_down_ends_in_one_line_before_the_server_starts() -> None:
+    pytest.importorskip("asyncpg")
+    url = "postgresql+asyncpg://ada:hidden@127.0.0.1:9/prefect"  # nobody listens there
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.service_databases", "prefect", sys.executable, "-c", "print('started')"],
+        env={**os.environ, SERVERS["prefect"].given_as: url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and "cannot be used" in done.stderr and "hidden" not in done.stderr

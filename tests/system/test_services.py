@@ -1,0 +1,171 @@
+"""`draftsmith up` on real servers: healthy, small, closed to strangers, and keeping no secret it was given."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from served_home import ENDED, REAL, ServedHome, free_port, served_home
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
+
+from flows.service_api import PrefectApi
+from flows.service_control import memory_mib
+from flows.services import marked
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHome]:
+    with served_home(tmp_path_factory.mktemp("services")) as place:
+        yield place
+
+
+def answer(url: str, method: str = "GET", body: object = None, **headers: str) -> int:
+    """The status of a plain request with these headers (an underscore stands for a dash)."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **named}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as found:
+            return int(found.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_status_and_doctor_find_everything_well(place: ServedHome) -> None:
+    status = place.draftsmith("status")
+    assert status.returncode == 0, status.stdout + status.stderr
+    assert "takes runs from pool draftsmith" in status.stdout
+    doctor = place.draftsmith("doctor")
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    assert "corpus: next run at" in doctor.stdout, "a cron deployment must get its SCHEDULED run"
+    assert "BAD" not in doctor.stdout
+    for name in ("prefect", "mlflow"):
+        assert f"{name}'s database is up to date" in doctor.stdout
+
+
+def test_all_of_it_takes_less_than_a_gigabyte(place: ServedHome) -> None:
+    assert 200 < memory_mib(place.home) < 1000
+
+
+def test_a_second_up_says_where_the_first_is_and_another_home_needs_another_port(place: ServedHome) -> None:
+    again = place.up()
+    assert again.returncode == 0
+    assert f"already up, as process {place.services.pid}" in again.stdout
+    elsewhere = ServedHome(place.home.parent / "elsewhere", place.file, place.ports, "")
+    refused = elsewhere.up()
+    assert refused.returncode == 2
+    assert f"port {place.ports[0]}" in refused.stderr and "--prefect-port" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_nothing_listens_beyond_loopback(place: ServedHome) -> None:
+    listening = [
+        connection
+        for process in [*marked(place.home), psutil.Process(place.services.pid)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {connection.laddr.port for connection in listening} >= set(place.ports)
+    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+
+
+def test_strangers_are_refused(place: ServedHome) -> None:
+    url, auth = place.services.prefect_api_url, place.services.auth_string
+    basic = "Basic " + base64.b64encode(auth.encode()).decode()
+    listing = f"{url}/flow_runs/filter"
+    assert answer(f"{url}/health", Host="stranger.example") == 400
+    assert answer(f"{url}/health", Host=f"localhost:{place.ports[0]}") == 200
+    assert answer(listing, "POST", {}) in (401, 403)
+    assert answer(f"{url}/admin/version") == 401
+    assert answer(f"{url}/admin/version", Authorization="Basic " + base64.b64encode(b"draftsmith:x").decode()) == 401
+    assert answer(f"{url}/admin/version", Authorization=basic) == 200
+    assert answer(listing, "POST", {}, Authorization=basic) == 403, "a change needs the token against forged requests"
+    api = PrefectApi(url, auth)
+    assert api.post("/flow_runs/filter", {}) is not None
+    token = {"Prefect_Csrf_Client": api._client, "Prefect_Csrf_Token": api._token, "Authorization": basic}
+    assert answer(listing, "POST", {}, **token) == 200
+    assert answer(listing, "POST", {}, Origin="http://stranger.example", **token) == 403
+    assert answer(listing, "POST", {}, Origin=place.services.prefect_ui_url, **token) == 200
+    assert answer(f"{place.services.mlflow_url}/", Host="stranger.example") == 403
+    search = f"{place.services.mlflow_url}/api/2.0/mlflow/experiments/search"
+    assert answer(search, "POST", {"max_results": 1}, Origin="http://stranger.example") == 403
+    assert answer(search, "POST", {"max_results": 1}) == 200
+
+
+def test_a_foreign_page_opens_no_web_socket(place: ServedHome) -> None:
+    url = place.services.prefect_api_url.replace("http:", "ws:") + "/events/out"
+    protocol = [Subprotocol("prefect")]
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(url, origin=Origin("http://stranger.example"), subprotocols=protocol, proxy=None)
+    with connect(url, origin=Origin(place.services.prefect_ui_url), subprotocols=protocol, proxy=None) as socket:
+        socket.send(json.dumps({"type": "auth", "token": "wrong"}))
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=20)
+
+
+def test_the_browser_is_told_of_no_foreign_origin(place: ServedHome) -> None:
+    request = urllib.request.Request(
+        f"{place.services.prefect_api_url}/health", headers={"Origin": "http://evil.example"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as found:
+        assert found.headers.get("Access-Control-Allow-Origin") is None
+
+
+def test_no_secret_is_kept_anywhere_but_in_its_file(place: ServedHome) -> None:
+    """Neither the password nor a token from the environment in logs, databases, journals, MLflow or artifacts."""
+    run = place.trigger("corpus", {})
+    ended = place.until(run, *ENDED)
+    assert ended["state"]["type"] == "COMPLETED", ended["state"]
+    for database in (place.home / "prefect" / "prefect.db", place.home / "mlflow" / "mlflow.db"):
+        with sqlite3.connect(database) as open_database:
+            open_database.execute("PRAGMA wal_checkpoint(FULL)")
+    password = place.services.auth_string.partition(":")[2]
+    encoded = base64.b64encode(place.services.auth_string.encode()).decode()
+    found = {
+        f"{file.relative_to(place.home)}: {secret[:4]}..."
+        for file in place.home.rglob("*")
+        if file.is_file()
+        for secret in (password, encoded, place.secret)
+        if secret.encode() in file.read_bytes()
+    }
+    assert found == {f"prefect/auth: {password[:4]}..."}
+    for process in [*marked(place.home), psutil.Process(place.services.pid)]:
+        assert password not in " ".join(process.cmdline())
+
+
+def test_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(REAL, encoding="utf-8")
+    fresh = ServedHome(tmp_path / "home", file, (free_port(), free_port()), "")
+    assert fresh.up().returncode == 0
+    below = marked(fresh.home)
+    assert len(below) >= 4
+    os.kill(fresh.services.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(below, timeout=40)
+    assert not alive, [process.cmdline() for process in alive]
+    status = fresh.draftsmith("status")
+    assert status.returncode == 1 and "not running" in status.stdout
+    with fresh.up_in_the_foreground() as shown:
+        for line in shown.stdout or ():
+            if line.startswith("Ctrl-C stops everything"):
+                break
+        assert len(marked(fresh.home)) >= 4
+        shown.send_signal(signal.SIGINT)
+        rest, _ = shown.communicate(timeout=120)
+    assert shown.returncode == 0 and rest.strip() == "stopped"
+    assert marked(fresh.home) == []
+    down = fresh.draftsmith("down")
+    assert down.returncode == 0 and "nothing was running" in down.stdout
