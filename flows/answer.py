@@ -13,12 +13,12 @@ from rich.text import Text
 
 
 def cell(value: Any) -> str:
-    """A value as a person reads it: numbers to six digits, NULL as nothing."""
+    """A value as a person reads it: numbers to six digits, NULL as nothing, no command to the terminal."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return str(value)
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in str(value))
 
 
 def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

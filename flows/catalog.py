@@ -11,25 +11,21 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from flows.direct import RunOptions
 from flows.params import ParamSpec
+from flows.signature import named_packages
 from flows.spec import PipelineSpec, load_spec
 
 if TYPE_CHECKING:
     from prefect import Flow
 
 ROOT = Path(__file__).resolve().parents[1]
-FORM: dict[str, tuple[Any, Any, str]] = {
-    "from_step": (str | None, None, "Start at this step; what stands before it must be in the store."),
-    "to_step": (str | None, None, "Stop after this step."),
-    "force": (list[str], [], "Steps to run again although nothing has changed."),
-}
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -48,45 +44,66 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"{pipelines_file()} has no pipeline '{name}' (known: {known})")
     from flows.run import catalog_flow
 
-    made = globals()[name] = catalog_flow(name, RunOptions(file=pipelines_file()))
+    made = globals()[name] = catalog_flow(name, RunOptions(file=pipelines_file(), packages=named_packages()))
     return made
 
 
 def compile_flow(pipeline: PipelineSpec, name: str, body: Callable[[Mapping[str, Any]], Any]) -> Flow[..., Any]:
     """A Prefect flow whose parameters are those of the pipeline, and whose body is `body`.
 
-    Constraints travel in the annotations; descriptions reach Prefect's form through the docstring only.
+    Constraints travel in the annotations; descriptions reach Prefect's form through the docstring only. Prefect's own
+    check of the values is off: the form and the server refuse a wrong one, and what reaches the flow all the same is
+    refused by flows/params.py in one line, where Prefect would print a page.
     """
     from prefect import Flow
 
     def run(**given: Any) -> Any:
         return body(given)
 
+    fields = form_of(pipeline)
     parameters = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=param.default, annotation=annotation_of(param))
-        for key, param in pipeline.params.items()
-    ]
-    parameters += [
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for key, (annotation, default, _) in FORM.items()
+        for key, (annotation, default, _) in fields.items()
     ]
     run.__name__ = run.__qualname__ = name
     run.__module__ = "flows.catalog"
-    run.__doc__ = _docstring(pipeline)
+    lines = [f"    {key}: {' '.join(about.split()) or key}" for key, (_, _, about) in fields.items()]
+    run.__doc__ = "\n".join([pipeline.about or "A pipeline.", "", "Args:", *lines, ""])
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return Flow(run, name=name, description=pipeline.about or None, version=version_of(pipeline), persist_result=False)
+    return Flow(
+        run,
+        name=name,
+        description=pipeline.about or None,
+        version=version_of(pipeline),
+        persist_result=False,
+        validate_parameters=False,
+    )
+
+
+def form_of(pipeline: PipelineSpec) -> dict[str, tuple[Any, Any, str]]:
+    """The fields of a run's form: name -> (type, default, description). The pipeline's own come first."""
+    steps = _one_of(list(pipeline.steps))
+    return {
+        **{key: (annotation_of(param), param.default, param.about) for key, param in pipeline.params.items()},
+        "from_step": (steps | None, None, "Start at this step; what stands before it must be in the store."),
+        "to_step": (steps | None, None, "Stop after this step."),
+        "force": (list[steps], [], "Steps to run again although nothing has changed."),  # type: ignore[valid-type]
+        "dry_run": (bool, False, "Show what would run, and why, and run nothing."),
+    }
 
 
 def annotation_of(param: ParamSpec) -> Any:
     """The type that stands for a parameter: Literal becomes a select, bounds are enforced by the form."""
     if param.choices is not None and param.type != "list":
-        return Literal[tuple(param.choices)]
+        return _one_of(param.choices)
     if param.type == "list":
-        items = Literal[tuple(param.choices)] if param.choices is not None else Any
+        items = _one_of(param.choices) if param.choices is not None else _items_of(param.default)
         return Annotated[list[items], Field(min_length=_whole(param.min), max_length=_whole(param.max))]  # type: ignore[valid-type]
     plain = _TYPES[param.type]
-    return Annotated[plain, Field(ge=param.min, le=param.max)] if param.type in ("int", "float") else plain
+    if param.type == "int":  # so that a message says 50, not 50.0
+        return Annotated[plain, Field(ge=_tidy(param.min), le=_tidy(param.max))]
+    return Annotated[plain, Field(ge=param.min, le=param.max)] if param.type == "float" else plain
 
 
 def version_of(pipeline: PipelineSpec) -> str:
@@ -95,13 +112,21 @@ def version_of(pipeline: PipelineSpec) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _docstring(pipeline: PipelineSpec) -> str:
-    args = {key: param.about for key, param in pipeline.params.items()} | {
-        key: about for key, (_, _, about) in FORM.items()
-    }
-    lines = [f"    {key}: {' '.join(about.split()) or key}" for key, about in args.items()]
-    return "\n".join([pipeline.about or "A pipeline.", "", "Args:", *lines, ""])
+def _one_of(choices: Sequence[Any]) -> Any:
+    """A select. pydantic writes a single choice as a constant, which Prefect's form does not know."""
+    select: Any = Literal[tuple(choices)]
+    return select if len(choices) > 1 else Annotated[select, WithJsonSchema({"enum": list(choices)})]
+
+
+def _items_of(default: Sequence[Any]) -> Any:
+    """The type of a list's items as its default shows it, so that the form has the right input for each."""
+    types = {type(item) for item in default}
+    return types.pop() if len(types) == 1 and types <= {str, int, float, bool} else Any
 
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _tidy(value: float | None) -> float | None:
+    return int(value) if value is not None and value == int(value) else value

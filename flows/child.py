@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from components.contract import KINDS, Artifact, Context, Machine, UserError
+from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
 
 GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
 PR_SET_PDEATHSIG = 1
@@ -118,7 +118,7 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
 
 
 def _run(order: Mapping[str, Any], send: Any) -> int:
-    """Run the step and send its end: {"end": "made" | "user_error" | "failed", ...}. Returns the exit code."""
+    """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
     from flows.signature import resolve
 
     try:
@@ -134,6 +134,10 @@ def _run(order: Mapping[str, Any], send: Any) -> int:
             num_threads=int(order["num_threads"]),
             send=send,
         )
+        if order.get("cluster"):
+            from flows.wide import cluster_mapper
+
+            context.mapper = cluster_mapper(order["cluster"], order["cluster"]["step"], context.scratch)
         if step.wants_ctx:
             arguments["ctx"] = context
         if step.measures:
@@ -143,6 +147,9 @@ def _run(order: Mapping[str, Any], send: Any) -> int:
         assert made.path == context.out, f"{step.address} must return {step.kind.__name__}.made(ctx, ...)"
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         send({"end": "made", "kind": step.kind.__name__, "info": dict(made.info), "peak_rss_mib": round(peak, 1)})
+        return 0
+    except NothingNew as nothing:
+        send({"end": "nothing_new", "message": str(nothing)})
         return 0
     except UserError as error:
         send({"end": "user_error", "message": str(error)})

@@ -18,10 +18,11 @@ from typing import Annotated, Any
 import typer
 
 from components.contract import UserError
-from flows.commands import ask, make, registry
+from flows.commands import ask, make, operate, registry
 from flows.commands.terminal import Invocation, complain, say
-from flows.signature import PACKAGES
+from flows.signature import named_packages
 from storage.artifacts import default_home
+from storage.remote_store import take_problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -44,20 +45,27 @@ for _command in (
     registry.promote,
     registry.rollback,
     registry.resync,
+    operate.up,
+    operate.down,
+    operate.status,
+    operate.doctor,
+    operate.deploy,
 ):
     app.command()(_command)
 
 
-def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] = PACKAGES) -> int:
-    """Entry point of `draftsmith`; `packages` are where step addresses are looked up."""
+def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | None = None) -> int:
+    """Entry point of `draftsmith`; `packages` are where step addresses are looked up, by default `named_packages()`."""
     from typer.exceptions import Abort, Exit, TyperException
 
-    Invocation.packages, Invocation.debug = packages, False
+    Invocation.packages, Invocation.debug = packages or named_packages(), False
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminated) if in_main_thread else None
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         code = app(args=given, prog_name="draftsmith", standalone_mode=False)
+        for line in take_problems():
+            complain(line)
         if code == 130:  # typer has turned the interrupt into its exit code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

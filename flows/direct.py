@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.contract import Artifact, UserError
+from components.contract import Artifact, NothingNew, UserError
 from flows.engine import Engine, OnEvent, StepFailed
 from flows.plan import Plan, PlannedStep, make_plan
 from flows.signature import PACKAGES
@@ -37,7 +37,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run has made. problems: what could not be logged; notes: what is worth telling; one line each."""
+    """What a run has made. problems: what could not be logged; notes: what is worth telling; one line each.
+
+    mlflow_run: (experiment, run) in MLflow; None when it was down. registered: the registry's answer for each Release.
+    nothing_new: why a step ended the run early with nothing to do, in one line; "" when every step was made or reused.
+    """
 
     plan: Plan
     artifacts: dict[str, Artifact]
@@ -46,6 +50,8 @@ class RunOutcome:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     registered: tuple[Any, ...] = ()
+    mlflow_run: tuple[str, str] | None = None
+    nothing_new: str = ""
 
 
 def plan_run(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> tuple[Plan, Store]:
@@ -89,14 +95,28 @@ def execute(
     on_event: OnEvent | None = None,
     *,
     how: str,
+    flow_run_id: str = "",
     drive: Callable[[Engine], dict[str, Artifact]] = Engine.run,
 ) -> RunOutcome:
-    """Run a plan and keep what it makes. how: "direct" or "prefect", for the record. drive: what runs the steps."""
+    """Run a plan and keep what it makes.
+
+    how: "direct" or "prefect", for the record, with Prefect's id of the flow run. drive: what runs the steps.
+    """
     from storage.keep import begin_run, end_run, keep, keep_failure
 
     started = time.monotonic()
-    run = begin_run(store.home, plan.pipeline, plan.params, how=how)
+    run = begin_run(
+        store.home,
+        plan.pipeline,
+        plan.params,
+        how=how,
+        may_promote=plan.approval_minutes is None,
+        flow_run_id=flow_run_id,
+        pipeline_digest=plan.digest,
+    )
     begun: dict[str, PlannedStep] = {}
+    artifacts: dict[str, Artifact] = {}
+    made_new: list[str] = []
 
     def watched(step: PlannedStep, event: Mapping[str, Any]) -> None:
         if event["event"] == "start":
@@ -107,25 +127,36 @@ def execute(
     def kept(step: PlannedStep, artifact: Artifact, record: dict[str, Any], seconds: float, reused: bool) -> None:
         del seconds  # of a reused step it says nothing; the record has those of the making
         begun.pop(step.name, None)
+        artifacts[step.name] = artifact
+        made_new.extend([step.name] * (not reused))
         keep(artifact, step.kind, step, record, run, reused=reused)
 
+    nothing_new = ""
     try:
-        artifacts = drive(Engine(store, plan, watched, kept, run_id=run.run_id))
-    except KeyboardInterrupt:  # whoever interrupts does not want to wait for MLflow; the next run makes up for it
-        run.journal.add("end", status="killed", reason="interrupted")
-        run.journal.close()
-        raise
-    except BaseException as error:
+        drive(Engine(store, plan, watched, kept, run_id=run.run_id))
+    except NothingNew as nothing:
+        nothing_new = str(nothing)
+    except Exception as error:
         why = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
         for step in begun.values():
             keep_failure(step, why, None, run)
         end_run(run, "failed", why)
         raise
-    end_run(run, "completed")
-    return outcome_of(plan, artifacts, run, time.monotonic() - started)
+    except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel: nobody waits for MLflow now, the next
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
+        run.journal.add("end", status="killed", reason=why)  # run makes up for it
+        run.journal.close()
+        raise
+    if not nothing_new and not made_new:
+        end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
+    else:
+        end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "")
+    return outcome_of(plan, artifacts, run, time.monotonic() - started, nothing_new)
 
 
-def outcome_of(plan: Plan, artifacts: dict[str, Artifact], run: Run, seconds: float) -> RunOutcome:
+def outcome_of(
+    plan: Plan, artifacts: dict[str, Artifact], run: Run, seconds: float, nothing_new: str = ""
+) -> RunOutcome:
     """A finished run as the command line tells about it."""
     return RunOutcome(
         plan=plan,
@@ -135,4 +166,6 @@ def outcome_of(plan: Plan, artifacts: dict[str, Artifact], run: Run, seconds: fl
         problems=tuple(run.problems),
         notes=tuple(run.notes),
         registered=tuple(run.registered),
+        mlflow_run=run.mlflow_run(),
+        nothing_new=nothing_new,
     )

@@ -60,6 +60,8 @@ class Display:
             self._end(step, "reused")
         elif kind == "done":
             self._end(step, f"done in {duration(float(event['seconds']))}")
+        elif kind == "nothing_new":
+            self._end(step, f"nothing new: {event['message']}")
         elif kind == "failed":
             self._end(step, "failed")
         elif kind == "retry":

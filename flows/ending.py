@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from components.contract import Artifact, DepthPolicy, Page, Release
+from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
 from flows.direct import RunOutcome
 from flows.display import duration
 
@@ -23,13 +23,23 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
     plan = outcome.plan
+    if outcome.nothing_new:
+        say(f"{plan.pipeline}: nothing new, ended after {duration(outcome.seconds)}: {outcome.nothing_new}")
+        for line in outcome.problems:
+            say(f"  {'not logged':<18} {line}")
+        return
     say(f"{plan.pipeline}: done in {duration(outcome.seconds)}, {plan.num_reused} of {len(plan.steps)} steps reused")
+    if plan.num_reused == len(plan.steps):
+        say("  nothing new: same inputs, same results; --force runs a step again")
     policy, release, page = (_last(outcome, DepthPolicy), _last(outcome, Release), _last(outcome, Page))
     places = {"report": str(page.path / "index.html")} if page is not None else {}
     for version in outcome.registered:
         places["registered as"] = (
             f"{version.name} version {version.version} ({', '.join(version.aliases) or 'no alias'})"
         )
+    for made in outcome.artifacts.values():
+        if isinstance(made, Measurements) and "drift" in made.info:
+            places["drift"] = str(made.info["drift"])
     if policy is not None:
         from components.report.summary import summarise
 

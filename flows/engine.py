@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from components.bench.machine import describe_machine, num_usable_cores
-from components.contract import Artifact, UserError
+from components.contract import Artifact, NothingNew, UserError
 from flows.device import cpu_features, library_versions
 from flows.history import StepHistory
 from flows.plan import Plan, PlannedStep
+from flows.runs_on import HERE
 from flows.supervise import PRELOAD, ChildEnd, run_child
 from storage.artifacts import Store
+from storage.remote_store import take_problems
 
 Event = Mapping[str, Any]
 OnEvent = Callable[[PlannedStep, Event], None]
@@ -42,7 +44,7 @@ class Engine:
     """Runs the steps of one plan.
 
     on_event(step, event): events of the step itself (progress, metrics, note, set_aside) and of its life:
-        {"event": "start" | "waiting" | "retry" | "reused" | "done" | "failed", ...}.
+        {"event": "start" | "waiting" | "retry" | "reused" | "done" | "nothing_new" | "failed", ...}.
     on_finished(step, artifact, record, seconds, reused): called once for each step, whether it was made or reused;
         `record` is what artifact.json says of how it came to be.
     """
@@ -64,11 +66,13 @@ class Engine:
         self.num_threads = num_threads or num_usable_cores()
         self.run_id, self.preload = run_id, preload
         self.history = StepHistory(store.home, plan.pipeline)
+        self.connection: Callable[[], dict[str, Any]] | None = None  # how a child reaches the run around this engine
 
     def run(self) -> dict[str, Artifact]:
         """Run every step of the plan in order; returns the artifact of each, by step name.
 
         Raises:
+            NothingNew: a step found nothing to do; the steps after it are not run.
             UserError: the input of a step was wrong.
             StepFailed: a step failed after its retries.
         """
@@ -107,9 +111,12 @@ class Engine:
         if found.artifact is None and found.why != "absent":
             place = self.store.set_aside(step.key)
             self.on_event(step, {"event": "note", "message": f"{found.why}; the broken artifact is in {place}"})
-        if found.artifact is not None:
+        artifact = found.artifact or self.store.fetch(step.key)
+        for line in take_problems():
+            self.on_event(step, {"event": "note", "message": line})
+        if artifact is not None:
             self.store.forget_partial(step.key)  # left by a kill between the last rename and the end
-        return found.artifact
+        return artifact
 
     def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, dict[str, Any]]:
         if step.forced:
@@ -123,7 +130,13 @@ class Engine:
             if end.how == "made":
                 record = self._record(step, end, started_at, attempt)
                 artifact = self.store.finish(step.key, end.kind, end.info, record)
+                for line in take_problems():
+                    self.on_event(step, {"event": "note", "message": line})
                 return artifact, record
+            if end.how == "nothing_new":
+                self.store.forget_partial(step.key)
+                self.on_event(step, {"event": "nothing_new", "message": end.message})
+                raise NothingNew(end.message)
             if end.how == "user_error":
                 self.on_event(step, {"event": "failed", "message": end.message})
                 raise UserError("\n".join(f"step '{step.name}': {line}" for line in end.message.splitlines() or [""]))
@@ -151,6 +164,7 @@ class Engine:
             "machine": dataclasses.asdict(self.plan.machine or describe_machine(step.device)),
             "log": str(log),
             "lock": str(self.store.home / "locks" / f"{step.key}.worker"),
+            "cluster": self._cluster(step),
         }
         return run_child(
             order,
@@ -158,6 +172,15 @@ class Engine:
             timeout_s=step.timeout_minutes * 60 if step.timeout_minutes is not None else None,
             preload=self.preload,
         )
+
+    def _cluster(self, step: PlannedStep) -> dict[str, Any] | None:
+        """What the child needs to put its shards on a cluster; None where it works on them itself."""
+        if step.runs_on.cluster is None:
+            return None
+        if self.connection is None:
+            self.on_event(step, {"event": "note", "message": f"without Prefect here, not on {step.runs_on.cluster}"})
+            return None
+        return {"step": step.name, **dataclasses.asdict(step.runs_on), **self.connection()}
 
     def _record(self, step: PlannedStep, end: ChildEnd, started_at: float, attempt: int) -> dict[str, Any]:
         """How the artifact came to be; kept in artifact.json."""
@@ -179,6 +202,7 @@ class Engine:
             "peak_rss_mib": end.peak_rss_mib,
             "machine": dataclasses.asdict(machine),
             "versions": library_versions(),
+            "runs_on": str(step.runs_on if self.connection is not None else HERE),
             "cpu_features": list(cpu_features()),
             "parts": step.parts,
         }

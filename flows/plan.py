@@ -18,7 +18,8 @@ from flows.device import resolve_device
 from flows.history import StepHistory
 from flows.params import resolve_params
 from flows.problems import Problems, did_you_mean, one_line
-from flows.sources import find_source
+from flows.runs_on import HERE, RunsOn
+from flows.sources import Sources, words_of
 from flows.spec import Spec, pipeline_of
 from flows.wiring import PACKAGES, WiredStep, Wiring, wire
 from storage.artifacts import Store
@@ -37,6 +38,7 @@ class PlannedStep:
     inputs:   parameter -> name(s) of the steps, or outside references ("store:KEY"), that fill it.
     key:      names the artifact. reused: it is in the store, whole. reason: why it runs, or why not.
     measures: it runs alone on its machine, and its key depends on the machine.
+    runs_on:  here, or the cluster that carries its shards; not part of the key, since the bytes are the same.
     parts:    what went into the key (see fingerprint.Parts), for `draftsmith plan` to compare next time.
     """
 
@@ -55,6 +57,7 @@ class PlannedStep:
     device: str = "cpu"
     line: int = 0
     forced: bool = False
+    runs_on: RunsOn = HERE
     parts: dict[str, Any] = field(default_factory=dict)
 
     def input_names(self) -> list[str]:
@@ -67,6 +70,7 @@ class Plan:
     """All steps in an order in which they can run.
 
     sources: outside references used as inputs, already found. skipped: (step, why) that `if:` or --from/--to left out.
+    approval_minutes: how long a person has to say yes before `champion` moves; None: the promotion gate decides alone.
     """
 
     pipeline: str
@@ -79,10 +83,17 @@ class Plan:
     seed: int = 0
     file: str = "pipelines.yaml"
     packages: tuple[str, ...] = PACKAGES
+    approval_minutes: float | None = None
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""
         return next(step for step in self.steps if step.name == name)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the pipeline as it was written, parameters filled in: it tells two versions of a pipeline apart."""
+        written = [[step.name, step.uses, step.settings, step.inputs] for step in self.steps]
+        return fingerprint.key_of({"pipeline": self.pipeline, "params": self.params, "steps": written})
 
     @property
     def num_reused(self) -> int:
@@ -109,21 +120,16 @@ def make_plan(
     Raises:
         UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
     """
-    values = resolve_params(pipeline, pipeline_of(spec, pipeline).params, params or {})
+    declared = pipeline_of(spec, pipeline)
+    values = resolve_params(pipeline, declared.params, params or {})
     device = resolve_device(device)
     machine = machine or describe_machine(device)
-    sources: dict[str, Artifact] = {}
-
-    def outside(reference: str) -> Artifact:
-        if reference not in sources:
-            sources[reference] = find_source(reference, store)
-        return sources[reference]
-
-    wiring = wire(spec, pipeline, values, device=device, outside=outside, packages=packages)
+    sources = Sources(store)
+    wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
     forced = _with_followers(wiring, _select(wiring, force, "--force"))
     chosen, left_out = _chosen(wiring, from_step, to_step)
     facts = {"seed": seed, "device": device, "machine": machine, "packages": packages}
-    parts = _parts_of_all(wiring, {name: artifact.key for name, artifact in sources.items()}, spec.name, facts)
+    parts = _parts_of_all(wiring, sources.found, spec.name, facts)
     history = StepHistory(store.home, pipeline)
     planned = {
         step.name: _planned(step, parts[step.name], store, history, forced, seed=seed, device=device)
@@ -134,23 +140,25 @@ def make_plan(
         pipeline=pipeline,
         params=values,
         steps=tuple(step for name, step in planned.items() if name in chosen),
-        sources=sources,
+        sources=sources.found,
         skipped=wiring.skipped + tuple((name, left_out) for name in planned if name not in chosen),
         machine=machine,
         device=device,
         seed=seed,
         file=spec.name,
         packages=packages,
+        approval_minutes=declared.approval.within_minutes if declared.approval is not None else None,
     )
 
 
 def _parts_of_all(
-    wiring: Wiring, keys: dict[str, str], file: str, facts: Mapping[str, Any]
+    wiring: Wiring, sources: Mapping[str, Artifact], file: str, facts: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """What enters the key of every step, inputs before what uses them; `keys` are those of outside references."""
+    """What enters the key of every step, inputs before what uses them."""
     problems = Problems(file)
     parts: dict[str, dict[str, Any]] = {}
-    words: dict[str, frozenset[str]] = {}
+    keys = {name: artifact.key for name, artifact in sources.items()}
+    words = {name: words_of(artifact) for name, artifact in sources.items()}
     for step in wiring.steps:
         words[step.name] = step.words().union(*(words.get(name, frozenset()) for name in step.input_names()))
         try:
@@ -174,7 +182,7 @@ def _planned(
     device: str,
 ) -> PlannedStep:
     key = fingerprint.key_of(parts)
-    found = store.look(key)
+    found = store.foresee(key)
     reused = found.artifact is not None and step.name not in forced
     return PlannedStep(
         name=step.name,
@@ -192,6 +200,7 @@ def _planned(
         device=device,
         line=step.line,
         forced=step.name in forced,
+        runs_on=step.runs_on,
         parts=parts,
     )
 

@@ -31,7 +31,9 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     say("kind", content["kind"])
     say("key", key)
     say("path", store.path_of(key))
-    say("state", "whole" if found.artifact is not None else f"BROKEN: {found.why}")
+    elsewhere = found.why == "absent"  # its record came from the shared store
+    state = "in the shared store, not on this machine" if elsewhere else f"BROKEN: {found.why}"
+    say("state", "whole" if found.artifact is not None else state)
     say("made by", f"{record.get('uses', '?')} as step {record.get('step', '?')} of {record.get('pipeline', '?')}")
     when = datetime.fromtimestamp(content["finished_at"], UTC).isoformat(" ", "seconds")
     say("when", f"{when}, in {duration(float(record.get('seconds', 0.0)))}, peak {record.get('peak_rss_mib', 0):g} MiB")

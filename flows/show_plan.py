@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from components.escapes import in_mermaid
 from flows.plan import Plan
 
 
@@ -19,10 +20,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     table.add_column("makes", no_wrap=True)
     table.add_column("key", no_wrap=True)
     table.add_column("why")
+    elsewhere = any(step.runs_on.cluster for step in plan.steps)
+    if elsewhere:
+        table.add_column("runs on", no_wrap=True)
     for step in plan.steps:
         style = "dim" if step.reused else ""
         why = Text(step.reason, style=style if step.reused else "yellow")
-        table.add_row(Text(step.name, style=style), Text(step.kind, style=style), Text(step.key[:12], style=style), why)
+        cells = [Text(cell, style=style) for cell in (step.name, step.kind, step.key[:12])]
+        table.add_row(*cells, why, *[Text(str(step.runs_on), style=style)] * elsewhere)
     for name, why_not in plan.skipped:
         table.add_row(Text(name, style="dim"), "", "", Text(f"left out: {why_not}", style="dim"))
     console.print(table)
@@ -34,10 +39,10 @@ def as_mermaid(plan: Plan) -> str:
     """The plan as a Mermaid flowchart; what would run is drawn with a thick border."""
     ids = {name: f"n{number}" for number, name in enumerate([*plan.sources, *(step.name for step in plan.steps)])}
     lines = ["flowchart LR"]
-    lines += [f'  {ids[name]}[("{name}")]' for name in plan.sources]
+    lines += [f'  {ids[name]}[("{in_mermaid(name)}")]' for name in plan.sources]
     for step in plan.steps:
-        why = "reused" if step.reused else step.reason.replace('"', "'")
-        lines.append(f'  {ids[step.name]}["{step.name}<br/><small>{step.kind}: {why}</small>"]')
+        why = "reused" if step.reused else in_mermaid(step.reason)
+        lines.append(f'  {ids[step.name]}["{in_mermaid(step.name)}<br/><small>{step.kind}: {why}</small>"]')
         if not step.reused:
             lines.append(f"  style {ids[step.name]} stroke-width:3px")
     for step in plan.steps:

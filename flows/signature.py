@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -25,6 +26,12 @@ from flows.problems import did_you_mean, one_line, show
 
 PACKAGES: tuple[str, ...] = ("components",)
 INJECTED = ("ctx", "machine")
+
+
+def named_packages() -> tuple[str, ...]:
+    """Where step addresses are looked up: $DRAFTSMITH_PACKAGES (comma-separated), else Draftsmith's own components."""
+    named = os.environ.get("DRAFTSMITH_PACKAGES", "")
+    return tuple(filter(None, (name.strip() for name in named.split(",")))) or PACKAGES
 
 
 @dataclass(frozen=True)

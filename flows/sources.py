@@ -1,22 +1,31 @@
-"""Inputs from outside a pipeline: an artifact of this store by its key, or a directory that holds one.
+"""Inputs from outside a pipeline: a version of a registered model, an artifact of this store, a directory with one.
 
-    store:KEY     an artifact in the store, by its key or the start of it
-    path:DIR      a directory with an `artifact.json`, for example one copied from another machine
+    registry:NAME@ALIAS     a released version, by alias (champion) or by number; where a step wants not the Release
+    registry:NAME@VERSION   but a Draft, Target, DepthPolicy or the data behind it, the one in that release's lineage
+    store:KEY               an artifact in the store, by its key or the start of it
+    path:DIR                a directory with an `artifact.json`, for example one copied from another machine
 
-`registry:` and `query:` belong to the vocabulary and are refused until they work.
+An input enters the plan by the key of what was found, so a moved alias makes anew what follows. `check` reads the form
+only: it asks no service, and a pipeline may name a champion that is still to be made.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
 from flows.problems import did_you_mean
 from storage.artifacts import RECORD_FILE, Store, sha256_of
 
-SCHEMES = ("store", "path")
-NOT_YET = ("registry", "query")
+SCHEMES = ("registry", "store", "path")
+OFFERED = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conversations", "Prompts")
+_VERSION = re.compile(r"registry:(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
+_NAMED = re.compile(_VERSION.pattern + r" \((?P<kind>\w+)\)")
 
 
 def is_outside(reference: str) -> bool:
@@ -27,28 +36,143 @@ def is_outside(reference: str) -> bool:
 def reference_error(reference: str) -> str:
     """What is wrong with the form of an outside reference, or ''."""
     scheme, _, rest = reference.partition(":")
-    if scheme in NOT_YET:
-        return f"'{scheme}:' inputs are not available yet: use store:KEY or path:DIR"
+    if scheme == "query":
+        return "'query:' is no input: an answer changes with the history, a key must not; give the artifact: store:KEY"
     if scheme not in SCHEMES:
         return f"'{reference}' is neither a step nor an outside input{did_you_mean(scheme, SCHEMES)}"
-    return "" if rest.strip() else f"'{reference}' names nothing after the colon"
+    if not rest.strip():
+        return f"'{reference}' names nothing after the colon"
+    if scheme == "registry" and not _VERSION.fullmatch(reference):
+        return f"'{reference}': write registry:NAME@champion, or registry:NAME@3 for a version"
+    return ""
 
 
-def find_source(reference: str, store: Store) -> Artifact:
-    """The artifact that an outside reference names, verified.
+def source_name(reference: str, wanted: type[Artifact]) -> str:
+    """What a plan calls an outside input: the reference, and of a registered version which part of it is taken."""
+    return f"{reference} ({wanted.__name__})" if reference.startswith("registry:") else reference
+
+
+def source_misfit(reference: str, wanted: type[Artifact]) -> str:
+    """Why a registered version can never give a step what it wants, or ''."""
+    if not reference.startswith("registry:") or wanted.__name__ in OFFERED:
+        return ""
+    return f"wants {wanted.__name__}, but '{reference}' gives a {', '.join(OFFERED[:-1])} or {OFFERED[-1]}"
+
+
+def kind_of_source(name: str, store: Store) -> str:
+    """The kind that an outside input (as `source_name` has it) is; a registered version is not looked up.
 
     Raises:
-        UserError: it is missing, broken, or the reference is malformed.
+        UserError: it is missing, broken, or malformed.
     """
+    named = _NAMED.fullmatch(name)
+    return named["kind"] if named else type(_find(name, store)).__name__
+
+
+@dataclass
+class Sources:
+    """Finds the outside inputs of one plan, each alias once, so that the whole plan sees the same champion.
+
+    found: name (see source_name) -> artifact, verified.
+    """
+
+    store: Store
+    found: dict[str, Artifact] = field(default_factory=dict)
+    _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release
+
+    def kind_of(self, name: str) -> str:
+        """Find an outside input; its kind.
+
+        Raises:
+            UserError: it is missing, broken, or malformed; there is no such model, alias or version.
+        """
+        if name not in self.found:
+            named = _NAMED.fullmatch(name)
+            self.found[name] = self._of_version(named) if named else _find(name, self.store)
+        return type(self.found[name]).__name__
+
+    def _of_version(self, named: re.Match[str]) -> Artifact:
+        from storage.registry import find_release
+
+        said = f"registry:{named['name']}@{named['which']}"
+        if said not in self._releases:
+            try:
+                self._releases[said] = find_release(self.store.home, named["name"], named["which"])
+            except UserError as error:
+                hint = "run the pipeline that releases it first, such as `draftsmith run quickstart`"
+                raise UserError(f"{said}: {error}; {hint}") from error
+        release = self._releases[said]
+        key = _in_lineage(self.store, release, named["kind"], said)
+        found = self.store.bring(key)
+        if found.artifact is None:
+            gone = "is not in the store any more" if found.why == "absent" else f"is broken ({found.why})"
+            raise UserError(f"'{said}': its {named['kind']} {key[:12]} {gone}; {_how_to_remake(self.store, release)}")
+        return found.artifact
+
+
+def words_of(artifact: Artifact) -> frozenset[str]:
+    """The texts among an artifact's facts, for example its method: they choose code, as the settings of a step do."""
+    return frozenset(value for value in artifact.info.values() if isinstance(value, str))
+
+
+def _find(reference: str, store: Store) -> Artifact:
+    """The artifact that `store:` or `path:` names, verified."""
     if why := reference_error(reference):
         raise UserError(why)
     scheme, _, rest = reference.partition(":")
     if scheme == "path":
         return _from_directory(Path(rest.strip()))
-    found = store.look(store.resolve(rest.strip()))
+    found = store.bring(store.resolve(rest.strip()))
     if found.artifact is None:
         raise UserError(f"'{reference}' is broken: {found.why}")
     return found.artifact
+
+
+def _in_lineage(store: Store, release: str, kind: str, said: str) -> str:
+    """The key of the one artifact of this kind behind a release; data is looked for behind the drafter itself."""
+    content = _record(store, release)
+    if content is None:
+        raise UserError(f"'{said}': its Release {release[:12]} is not in the store any more")
+    if kind == "Release":
+        return release
+    if kind == "Draft":
+        return str(content["info"]["draft_key"])
+    direct = content["record"].get("inputs", {})
+    level = [str(content["info"]["draft_key"])] if kind not in ("Target", "DepthPolicy") else list(_keys(direct))
+    seen: set[str] = set()
+    while level:
+        records = {key: _record(store, key) for key in level}
+        matching = sorted(key for key, one in records.items() if one is not None and one["kind"] == kind)
+        if len(matching) > 1:
+            raise UserError(
+                f"'{said}' was made from {len(matching)} {kind}: name one of them, store:{matching[0][:12]}"
+            )
+        if matching:
+            return matching[0]
+        seen.update(level)
+        further = {key for one in records.values() if one is not None for key in _keys(one["record"].get("inputs", {}))}
+        level = sorted(further - seen)
+    raise UserError(
+        f"'{said}': the {kind} it was made from is not in the store any more; {_how_to_remake(store, release)}"
+    )
+
+
+def _record(store: Store, key: str) -> dict[str, Any] | None:
+    try:
+        return store.record_of(key)
+    except FileNotFoundError:
+        return None
+
+
+def _keys(inputs: Mapping[str, Any]) -> Iterator[str]:
+    for value in inputs.values():
+        yield from value if isinstance(value, list) else [value]
+
+
+def _how_to_remake(store: Store, release: str) -> str:
+    content = _record(store, release)
+    pipeline = str(content["record"].get("pipeline", "")) if content else ""
+    return f"`draftsmith run {pipeline}` makes it again" if pipeline else "make it again"
 
 
 def _from_directory(path: Path) -> Artifact:

@@ -7,19 +7,26 @@ fit their functions is the next question, answered in wiring.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from components.contract import UserError
-from flows.params import ParamSpec, declaration_error, value_error
+from flows.params import ParamSpec, declaration_error
 from flows.problems import Problems, did_you_mean, show
-from flows.spec_checks import cycle_of, schedule_problems, step_problems
+from flows.runs_on import RunsOn, WrongPlace, of_pipeline, of_step
+from flows.spec_checks import (
+    cycle_of,
+    param_name_error,
+    schedule_problems,
+    step_problems,
+    trigger_problems,
+    value_problems,
+)
 from flows.yaml_lines import Lines, Place, read_yaml
-
-NOT_YET = ("triggers", "overlap", "approval", "runs_on")
 
 
 class _Strict(BaseModel):
@@ -33,6 +40,27 @@ class ScheduleSpec(_Strict):
     cron: str
     timezone: str = "UTC"
     params: dict[str, Any] = {}
+
+
+class TriggerSpec(_Strict):
+    """What else starts a pipeline: exactly one of `after`, `file`, `registry`; params: values other than the defaults.
+
+    after:    another pipeline of this file; it fires when a whole run of that one has completed.
+    file:     a path or a glob pattern; it fires when a matching file is new or has changed.
+    registry: a registered model; it fires when its `alias` is moved, by whom ever.
+    """
+
+    after: str | None = None
+    file: str | None = None
+    registry: str | None = None
+    alias: str = "champion"
+    params: dict[str, Any] = {}
+
+
+class ApprovalSpec(_Strict):
+    """A person must say yes in Prefect's UI before `champion` moves; silence for `within_minutes` is a no."""
+
+    within_minutes: float = Field(default=720.0, gt=0, le=44_640)
 
 
 class StepSpec(_Strict):
@@ -49,16 +77,27 @@ class StepSpec(_Strict):
 
 
 class PipelineSpec(_Strict):
-    """One pipeline. triggers, overlap, approval and runs_on are words of the vocabulary that are refused for now."""
+    """One pipeline.
+
+    overlap:  what a second run does while one goes on: wait, or skip (end as cancelled); None: they run side by side.
+    approval: `true`, or {within_minutes: N}; None: the promotion gate decides alone.
+    runs_on:  the Prefect work pool that takes its runs; None: the one of `draftsmith up`.
+    """
 
     about: str = ""
     params: dict[str, ParamSpec] = {}
     schedules: list[ScheduleSpec] = []
-    triggers: Any = None
-    overlap: Any = None
-    approval: Any = None
+    triggers: list[TriggerSpec] = []
+    overlap: Literal["wait", "skip"] | None = None
+    approval: ApprovalSpec | None = None
     runs_on: Any = None
     steps: dict[str, StepSpec] = Field(min_length=1)
+
+    @field_validator("approval", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: Any) -> Any:
+        """`approval: true` is an approval with its defaults."""
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
 class _File(_Strict):
@@ -97,6 +136,7 @@ def load_spec(file: Path) -> Spec:
         raise
     for name, pipeline in parsed.pipelines.items():
         _check_pipeline(name, pipeline, lines, problems)
+        _check_starts(name, parsed.pipelines, lines, problems)
     problems.stop()
     return Spec(file=file, pipelines=parsed.pipelines, lines=lines)
 
@@ -115,37 +155,19 @@ def pipeline_of(spec: Spec, name: str) -> PipelineSpec:
 def _check_pipeline(name: str, pipeline: PipelineSpec, lines: Lines, problems: Problems) -> None:
     place = ("pipelines", name)
     _check_name(name, r"[a-z][a-z0-9_-]*", "pipeline", lines.at(*place), problems)
-    for word in NOT_YET:
-        if word in pipeline.model_fields_set:
-            problems.add(lines.at(*place, word), f"'{word}' is not available yet: leave it out")
     for param, declared in pipeline.params.items():
         line = lines.at(*place, "params", param)
         _check_name(param, r"[a-z][a-z0-9_]*", "parameter", line, problems)
+        if why := param_name_error(param):
+            problems.add(line, f"parameter name '{param}': {why}")
         if why := declaration_error(declared):
             problems.add(line, f"parameter '{param}': {why}")
-    slugs: set[str] = set()
-    for index, schedule in enumerate(pipeline.schedules):
-        at: Place = (*place, "schedules", index)
-        for part, why in schedule_problems(schedule.cron, schedule.timezone):
-            problems.add(lines.at(*at, part), f"schedule '{schedule.slug}': {why}")
-        if schedule.slug in slugs:
-            problems.add(lines.at(*at, "slug"), f"schedule '{schedule.slug}' is given twice")
-        slugs.add(schedule.slug)
-        for param, value in schedule.params.items():
-            line = lines.at(*at, "params", param)
-            if param not in pipeline.params:
-                problems.add(
-                    line,
-                    f"schedule '{schedule.slug}': unknown parameter '{param}'{did_you_mean(param, pipeline.params)}",
-                )
-            elif why := value_error(pipeline.params[param], value):
-                problems.add(line, f"schedule '{schedule.slug}': parameter '{param}' {why}")
+    _check_place(of_pipeline, pipeline.runs_on, (*place, "runs_on"), "", lines, problems)
     graph: dict[str, list[str]] = {}
     for step, declared_step in pipeline.steps.items():
-        at = (*place, "steps", step)
+        at: Place = (*place, "steps", step)
         _check_name(step, r"[a-z][a-z0-9_]*", "step", lines.at(*at), problems)
-        if "runs_on" in declared_step.model_fields_set:
-            problems.add(lines.at(*at, "runs_on"), f"step '{step}': 'runs_on' is not available yet: leave it out")
+        _check_place(of_step, declared_step.runs_on, (*at, "runs_on"), f"step '{step}': ", lines, problems)
         for inner, what in step_problems(step, declared_step, pipeline.params, pipeline.steps):
             problems.add(lines.at(*place, "steps", step, *inner), f"step '{step}': {what}")
         graph[step] = [
@@ -158,6 +180,43 @@ def _check_pipeline(name: str, pipeline: PipelineSpec, lines: Lines, problems: P
         problems.add(lines.at(*place, "steps", circle[0], "in"), f"steps wait for each other: {' -> '.join(circle)}")
 
 
+def _check_place(
+    read: Callable[[Any], RunsOn], given: Any, place: Place, what: str, lines: Lines, problems: Problems
+) -> None:
+    """`runs_on:` of a pipeline or a step."""
+    try:
+        read(given)
+    except WrongPlace as error:
+        problems.add(lines.at(*place, *error.place), f"{what}{error}")
+
+
+def _check_starts(name: str, pipelines: dict[str, PipelineSpec], lines: Lines, problems: Problems) -> None:
+    """What starts a pipeline by itself: schedules and triggers."""
+    place, pipeline = ("pipelines", name), pipelines[name]
+    slugs: set[str] = set()
+    for index, schedule in enumerate(pipeline.schedules):
+        at: Place = (*place, "schedules", index)
+        for part, why in schedule_problems(schedule.cron, schedule.timezone):
+            problems.add(lines.at(*at, part), f"schedule '{schedule.slug}': {why}")
+        if schedule.slug in slugs:
+            problems.add(lines.at(*at, "slug"), f"schedule '{schedule.slug}' is given twice")
+        slugs.add(schedule.slug)
+        for param, why in value_problems(pipeline.params, schedule.params):
+            problems.add(lines.at(*at, "params", param), f"schedule '{schedule.slug}': {why}")
+    for index, trigger in enumerate(pipeline.triggers):
+        at = (*place, "triggers", index)
+        for part, why in trigger_problems(name, trigger, pipelines):
+            problems.add(lines.at(*at, part), f"trigger number {index + 1}: {why}")
+        for param, why in value_problems(pipeline.params, trigger.params):
+            problems.add(lines.at(*at, "params", param), f"trigger number {index + 1}: {why}")
+    circle = cycle_of(
+        {other: [t.after for t in spec.triggers if t.after and t.after != other] for other, spec in pipelines.items()}
+    )
+    if circle and circle[0] == name:
+        line = lines.at(*place, "triggers")
+        problems.add(line, f"pipelines would start each other for ever: {' -> '.join(reversed(circle))}")
+
+
 def _check_name(name: str, pattern: str, what: str, line: int, problems: Problems) -> None:
     if not re.fullmatch(pattern, name):
         extra = " or -" if "_-" in pattern else ""
@@ -167,8 +226,15 @@ def _check_name(name: str, pattern: str, what: str, line: int, problems: Problem
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     """Which model the mapping at this place must fit: pipelines/NAME/steps/NAME is a StepSpec."""
     if len(place) >= 4:
-        inner: dict[str, type[BaseModel]] = {"params": ParamSpec, "schedules": ScheduleSpec, "steps": StepSpec}
+        inner: dict[str, type[BaseModel]] = {
+            "params": ParamSpec,
+            "schedules": ScheduleSpec,
+            "triggers": TriggerSpec,
+            "steps": StepSpec,
+        }
         return inner.get(str(place[2]), PipelineSpec)
+    if len(place) == 3 and place[2] == "approval":
+        return ApprovalSpec
     return PipelineSpec if len(place) >= 2 else _File
 
 
@@ -189,6 +255,8 @@ def _say(fault: Any, lines: Lines) -> tuple[int, str]:
     if kind == "too_short":
         return line, f"{where}'{name}' is empty"
     wanted = _WANTED.get(kind)
+    if place[2:] == ("approval",):
+        wanted = "true, false or {within_minutes: N}"
     if kind == "literal_error":
         choices = str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
         said = did_you_mean(given, choices)
@@ -216,7 +284,7 @@ _WANTED = {
 
 def _where(place: tuple[str | int, ...]) -> str:
     """Which thing around the last key is meant: "step 'draft': "."""
-    kinds = {"steps": "step", "params": "parameter", "schedules": "schedule"}
+    kinds = {"steps": "step", "params": "parameter", "schedules": "schedule", "triggers": "trigger"}
     if len(place) >= 5 and place[2] in kinds:
         what = place[3] if isinstance(place[3], str) else f"number {place[3] + 1}"
         return f"{kinds[str(place[2])]} {show(what) if isinstance(place[3], str) else what}: "

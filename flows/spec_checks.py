@@ -1,21 +1,24 @@
-"""Checks of single words of pipelines.yaml: inserts, `if:`, `matrix:`, references, cron and timezone, cycles."""
+"""Checks of single words of pipelines.yaml: inserts, `if:`, `matrix:`, references, schedules, triggers, cycles."""
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flows.inserts import NAME, inserts_in
-from flows.params import ParamSpec
+from flows.params import ParamSpec, value_error
 from flows.problems import did_you_mean, show
 from flows.sources import is_outside, reference_error
 
 if TYPE_CHECKING:
-    from flows.spec import StepSpec
+    from flows.spec import StepSpec, TriggerSpec
 
 Place = tuple[str | int, ...]
+# What else stands in a run's form (flows/catalog.py), and words that Prefect drops from every flow.
+FORM_WORDS = ("from_step", "to_step", "force", "dry_run", "return_state", "wait_for", "self", "cls")
 CONDITION = re.compile(r"^(?:not\s+)?(?:machine\.cuda|params\.([A-Za-z_][A-Za-z0-9_]*))$")
 
 
@@ -50,10 +53,11 @@ def _matrix_problems(step: StepSpec) -> Iterator[tuple[Place, str]]:
             yield ("matrix", axis), f"matrix '{axis}': each value must be a word, a number, true or false"
         elif len({str(value) for value in values}) < len(values):
             yield ("matrix", axis), f"matrix '{axis}' names a value twice"
-        elif any(re.search(r"[\[\],/\\]|^\.*$", str(value)) for value in values):
+        elif any(re.search(r"[\[\],/\\\x00-\x1f\x7f]|^\.*$|.{101}", str(value)) for value in values):
             yield (
                 ("matrix", axis),
-                f"matrix '{axis}': no brackets, commas or slashes in a value, since it names the step",
+                f"matrix '{axis}': no brackets, commas, slashes or control characters in a value, "
+                "and at most 100 characters, since it names the step",
             )
 
 
@@ -85,6 +89,42 @@ def _reference_error(reference: Any, step: str, steps: Mapping[str, Any]) -> str
         others = [name for name in steps if name != step]
         return f"unknown step {show(reference)}{did_you_mean(base, others)}"
     return ""
+
+
+def param_name_error(name: str) -> str:
+    """Why a parameter cannot have this name, or ''."""
+    if name in FORM_WORDS:
+        return "every run has a field of that name already, choose another"
+    return "Python keeps this word for itself, choose another" if keyword.iskeyword(name) else ""
+
+
+def value_problems(params: Mapping[str, ParamSpec], given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(parameter, what is wrong) for the values that a schedule or a trigger gives."""
+    for name, value in given.items():
+        if name not in params:
+            yield name, f"unknown parameter '{name}'{did_you_mean(name, params)}"
+        elif why := value_error(params[name], value):
+            yield name, f"parameter '{name}' {why}"
+
+
+def trigger_problems(pipeline: str, trigger: TriggerSpec, pipelines: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key of the trigger, what is wrong)."""
+    given = [word for word in ("after", "file", "registry") if getattr(trigger, word) is not None]
+    if len(given) != 1:
+        yield "", f"give exactly one of after, file, registry, not {' and '.join(given) or 'none of them'}"
+        return
+    if trigger.after is not None and trigger.after == pipeline:
+        yield "after", "a pipeline cannot start after itself"
+    elif trigger.after is not None and trigger.after not in pipelines:
+        yield "after", f"no pipeline '{trigger.after}'{did_you_mean(trigger.after, pipelines)}"
+    if trigger.file is not None and not trigger.file.strip():
+        yield "file", "'file' names no file"
+    if trigger.registry is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", trigger.registry):
+        yield "registry", f"{show(trigger.registry)} is not the name of a registered model"
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", trigger.alias):
+        yield "alias", f"{show(trigger.alias)} is not an alias such as champion"
+    elif trigger.registry is None and "alias" in trigger.model_fields_set:
+        yield "alias", "'alias' belongs to a registry trigger"
 
 
 def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:

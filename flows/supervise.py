@@ -36,7 +36,7 @@ _start_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child ended: "made", "user_error" or "failed" (also: timed out, killed)."""
+    """How a child ended: "made", "nothing_new", "user_error" or "failed" (also: timed out, killed)."""
 
     how: str
     message: str = ""

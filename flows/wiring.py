@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.contract import Artifact, UserError
+from components.contract import UserError
 from flows.inserts import fill
 from flows.problems import Problems, did_you_mean, one_line
+from flows.runs_on import HERE, RunsOn, misplaced, of_step
 from flows.signature import PACKAGES, Slot, StepFunction, resolve
-from flows.sources import is_outside
+from flows.sources import is_outside, reference_error, source_misfit, source_name
 from flows.spec import PipelineSpec, Spec, StepSpec, pipeline_of
 
-Outside = Callable[[str], Artifact]
+Outside = Callable[[str], str]  # the name of an outside input (flows/sources.py) -> its kind
 Axis = tuple[str, str]  # (step that has the matrix, name of the axis)
 Coords = dict[Axis, Any]
 
@@ -39,6 +40,7 @@ class WiredStep:
     inputs: dict[str, str | list[str]]
     retries: int = 0
     timeout_minutes: float | None = None
+    runs_on: RunsOn = HERE
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
@@ -110,6 +112,7 @@ class _Wirer:
         self.made: dict[str, list[WiredStep]] = {}  # base -> its expanded steps; absent when it could not be wired
         self.kinds: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
+        self.told: set[str] = set()  # what is wrong with outside inputs, once each
 
     def run(self) -> Wiring:
         order = _ordered(self.pipeline.steps)
@@ -128,6 +131,8 @@ class _Wirer:
             self._note(base, one_line(error), "uses")
             return
         self.kinds[base] = function.kind.__name__
+        if why := misplaced(of_step(step.runs_on), function.function, function.measures):
+            self._note(base, why, "runs_on")
         inputs = self._matched_inputs(base, step, function)
         if not self.everything and step.condition is not None and not self._holds(step.condition):
             self.skipped[base] = f"if: {step.condition}"
@@ -170,17 +175,26 @@ class _Wirer:
                 fits = False
             for reference in references:
                 if why := self._misfit(parameter, slot, str(reference)):
-                    self._note(base, why, "in", parameter)
+                    if why not in self.told:  # a whole pipeline may name one champion that is not there
+                        self._note(base, why, "in", parameter)
+                    if is_outside(str(reference)):
+                        self.told.add(why)
                     fits = False
                 elif str(reference).split("[")[0] in self.pipeline.steps and reference.split("[")[0] not in self.kinds:
                     fits = False  # its own problem is already noted
-            matched[parameter] = [str(reference) for reference in references]
+            matched[parameter] = [
+                source_name(str(name), slot.kind) if is_outside(str(name)) else str(name) for name in references
+            ]
         return matched if fits else None
 
     def _misfit(self, parameter: str, slot: Slot, reference: str) -> str:
         if is_outside(reference):
+            if why := reference_error(reference):
+                return why
+            if why := source_misfit(reference, slot.kind):
+                return f"'{parameter}' {why}"
             try:
-                kind = type(self.outside(reference)).__name__
+                kind = self.outside(source_name(reference, slot.kind))
             except UserError as error:
                 return one_line(error)
             base = reference
@@ -245,6 +259,7 @@ class _Wirer:
                     inputs={slot: wired[slot] for slot in function.slots if slot in wired},
                     retries=step.retries,
                     timeout_minutes=step.timeout_minutes,
+                    runs_on=of_step(step.runs_on),
                 )
 
     def _options(self, reference: str) -> list[tuple[str, Coords]]:

@@ -86,7 +86,11 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
     if len(content) > MAX_BYTES:
         raise UserError(f"{file}: is larger than {MAX_BYTES} bytes")
     _refuse_bombs(text, problems)
-    node = _PlainLoader(text).get_single_node()
+    try:
+        node = _PlainLoader(text).get_single_node()
+    except yaml.YAMLError as error:  # an alias to nowhere
+        problems.add(*_syntax_error(text, error))
+        problems.stop()
     if node is None:
         problems.add(1, "the file is empty")
         problems.stop()

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prefect_server import prefect_server
 from toy_garden import GARDEN, PACKAGES, ROOT
 
 from flows.cli import main
@@ -33,6 +34,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home directory that the command line uses too."""
     monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API address of a Prefect server of our own, which also shows that the pinned versions can serve."""
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+        yield url
 
 
 @pytest.fixture

@@ -6,21 +6,18 @@ Prefect reads its settings when it is imported, so every run here is a process o
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import psutil
 import pytest
+from prefect_server import environment
 from pydantic import TypeAdapter, ValidationError
 
 from flows.catalog import annotation_of, version_of
@@ -39,6 +36,11 @@ pipelines:
       soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}
       plant: {uses: toys.grow, in: {corpus: soil}, matrix: {method: [fern, moss]}, with: {method: "${matrix.method}"}}
       depth: {uses: decisions.decide}
+  quiet:
+    steps:
+      good: {uses: toys.plant}
+      found: {uses: toys.gather, with: {folder: FOLDER}}
+      draft: {uses: toys.grow, in: {corpus: found}}
   fails:
     steps:
       good: {uses: toys.plant}
@@ -54,41 +56,11 @@ pipelines:
 """
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "DRAFTSMITH_"))
-    }
-    return {**kept, "DRAFTSMITH_HOME": str(home), "DO_NOT_TRACK": "true", **more}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The API address of a Prefect server of our own, which also shows that the pinned versions can serve."""
-    place = tmp_path_factory.mktemp("prefect")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    quiet = {"PREFECT_HOME": str(place), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (place / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, env=environment(place, **quiet), stdout=log, stderr=log, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}/api"
-    for _ in range(360):
-        if answers(url):
-            break
-        assert process.poll() is None, (place / "log").read_text()
-        time.sleep(0.5)
-    yield url
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(timeout=60)
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run")
-    (place / "pipelines.yaml").write_text(PIPELINES)
+    (place / "quiet").mkdir()
+    (place / "pipelines.yaml").write_text(PIPELINES.replace("FOLDER", str(place / "quiet")))
     (place / "catalog.yaml").write_text(CATALOG)
     return place / "home"
 
@@ -125,7 +97,9 @@ def test_a_run_is_a_flow_with_a_task_for_each_step_and_says_what_it_reused(serve
     )
     shown = {row["key"]: row["data"] for row in ask(server, "artifacts")}
     assert (
-        "```mermaid" in shown["plan-toys"] and "1.54" in shown["depth-depth"] and "min speedup" in shown["depth-depth"]
+        "```mermaid" in shown["plan-toys"]
+        and "1.54" in shown["decision-depth"]
+        and "min speedup" in shown["decision-depth"]
     )
     assert shown["progress-depth"] == 100.0
 
@@ -144,6 +118,15 @@ def test_a_wrong_input_ends_failed_with_its_one_line_and_is_not_retried(server, 
         ("good", "COMPLETED", 1),
         ("bad", "FAILED", 1),
     ]
+
+
+def test_a_night_without_news_ends_completed_and_says_so(server, home):
+    assert "['good'] []" in run(home, "quiet", PREFECT_API_URL=server)
+    line = f"nothing new: {home.parent}/quiet is empty"
+    (flow,) = (row for row in ask(server, "flow_runs") if row["state"]["message"] == line)
+    assert (flow["state"]["type"], flow["state"]["name"]) == ("COMPLETED", "NothingNew")
+    tasks = [row for row in ask(server, "task_runs") if row["flow_run_id"] == flow["id"]]
+    assert [(row["name"], row["state"]["name"]) for row in tasks] == [("good", "Completed"), ("found", "NothingNew")]
 
 
 def test_catalog_flows_load_by_three_spellings_deploy_list_and_run(server, home):

@@ -49,12 +49,30 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "4: step 'only': 'retries' must be at least 0, not -1"]),
     "a step that is a word": (HEAD + "      only: toys.plant\n", ["4: pipeline 'p': 'only' must be a mapping, not 'toys.plant'"]),
     "a step name": (HEAD + "      Only: {uses: toys.plant}\n", ["4: step name 'Only': use a-z, 0-9, _, and begin with a letter"]),
-    "not yet on a step": (HEAD + "      only: {uses: toys.plant, runs_on: gpu}\n", [
-        "4: step 'only': 'runs_on' is not available yet: leave it out"]),
-    "not yet on a pipeline": ("pipelines:\n  p:\n    overlap: skip\n    triggers: []\n    approval: true\n    steps:\n" + STEP, [
-        "3: 'overlap' is not available yet: leave it out",
-        "4: 'triggers' is not available yet: leave it out",
-        "5: 'approval' is not available yet: leave it out"]),
+    "overlap": ("pipelines:\n  p:\n    overlap: waits\n    steps:\n" + STEP, [
+        "3: pipeline 'p': 'overlap' must be one of wait, skip, not 'waits' (did you mean 'wait'?)"]),
+    "approval": ("pipelines:\n  p:\n    approval: perhaps\n    steps:\n" + STEP, [
+        "3: pipeline 'p': 'approval' must be true, false or {within_minutes: N}, not 'perhaps'"]),
+    "approval in no time": ("pipelines:\n  p:\n    approval: {within_minutes: 0, who: ann}\n    steps:\n" + STEP, [
+        "3: pipeline 'p': 'within_minutes' must be more than 0, not 0",
+        "3: pipeline 'p': unknown key 'who'"]),
+    "triggers": ("pipelines:\n  p:\n    triggers:\n      - {after: q}\n      - {after: p}\n      - {file: a, registry: m}\n"
+                 "      - {registry: a b}\n      - {file: x, alias: champion}\n      - {file: y, params: {n: 1}}\n    steps:\n" + STEP, [
+        "4: trigger number 1: no pipeline 'q' (known: p)",
+        "5: trigger number 2: a pipeline cannot start after itself",
+        "6: trigger number 3: give exactly one of after, file, registry, not file and registry",
+        "7: trigger number 4: 'a b' is not the name of a registered model",
+        "8: trigger number 5: 'alias' belongs to a registry trigger",
+        "9: trigger number 6: unknown parameter 'n'"]),
+    "a trigger of no kind": ("pipelines:\n  p:\n    triggers: [{fil: x}]\n    steps:\n" + STEP, [
+        "3: trigger number 1: unknown key 'fil' (did you mean 'file'?)"]),
+    "pipelines in a circle": ("pipelines:\n  p:\n    triggers: [{after: q}]\n    steps:\n" + STEP
+                              + "  q:\n    triggers: [{after: p}]\n    steps:\n" + STEP, [
+        "3: pipelines would start each other for ever: p -> q -> p"]),
+    "a name that every form has": ("pipelines:\n  p:\n    params:\n      force: {type: bool, default: true}\n      class: {type: int, default: 1}\n"
+                                   "    steps:\n" + STEP, [
+        "4: parameter name 'force': every run has a field of that name already, choose another",
+        "5: parameter name 'class': Python keeps this word for itself, choose another"]),
     # parameters and schedules
     "a default out of range": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: 0, min: 1}\n    steps:\n" + STEP, [
         "4: parameter 'n': the default must be at least 1, not 0"]),
@@ -113,8 +131,14 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "17: step 'page': toys.judge_all takes no input 'judgd' (did you mean 'judged'?)"]),
     "a list where one is wanted": (GARDEN.replace("in: {draft: draft}", "in: {draft: [draft]}"), [
         "16: step 'timed': 'draft' takes one Draft, not a list"]),
-    "an outside input not yet there": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'registry:x@champion'}}\n", [
-        "4: step 'only': 'registry:' inputs are not available yet: use store:KEY or path:DIR"]),
+    "a registered version of no use": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'registry:x@champion'}}\n", [
+        "4: step 'only': 'corpus' wants Corpus, but 'registry:x@champion' gives a "
+        "Release, Draft, Target, DepthPolicy, Features, Conversations or Prompts"]),
+    "a registered model without a version": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'registry:x'}}\n", [
+        "4: step 'only': 'registry:x': write registry:NAME@champion, or registry:NAME@3 for a version"]),
+    "a query as an input": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'query:v_speed'}}\n", [
+        "4: step 'only': 'query:' is no input: an answer changes with the history, a key must not; "
+        "give the artifact: store:KEY"]),
     "an absent artifact": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'path:nowhere'}}\n", [
         "4: step 'only': 'path:nowhere' has no artifact.json: it is not the directory of an artifact"]),
     # all at once

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from toy_garden import GARDEN, PACKAGES
 
 from components.contract import UserError
-from flows.sources import find_source
+from flows.sources import kind_of_source
 from flows.spec import load_spec
 from flows.wiring import check_spec
 from storage.artifacts import Store
@@ -37,7 +37,7 @@ def test_no_text_gives_a_traceback(text: str, tmp_path_factory) -> None:  # type
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     store = Store(folder / "no-home")
     try:
-        check_spec(load_spec(file), outside=lambda name: find_source(name, store), packages=PACKAGES)
+        check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=PACKAGES)
     except UserError as error:
         for line in str(error).splitlines():
             assert line.startswith(("pipelines.yaml:", str(file))), line

@@ -1,5 +1,6 @@
-"""A room of one step."""
+"""A room of toy steps that decide and publish."""
 
 from decisionbox.decisions.decide import decide
+from decisionbox.decisions.publish import release
 
-__all__ = ["decide"]
+__all__ = ["decide", "release"]

@@ -1,0 +1,321 @@
+"""PREFECT: deployments, schedules and triggers as a diff: create, update, prune, and keep what a person has paused.
+
+Each pipeline is one deployment of the same name; schedules go by slug, triggers are automations. What stands on the
+server is read first and compared field by field, so a second `deploy` changes nothing. Prefect's own re-apply would
+wake what somebody has paused in the UI and leave removed schedules running, so single changes are sent instead.
+A deployment belongs to the file that made it (DRAFTSMITH_PIPELINES in its job variables): files may share a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.bench.machine import num_usable_cores
+from components.contract import UserError
+from flows.catalog import compile_flow, version_of
+from flows.problems import did_you_mean
+from flows.run_screen import machine_limit
+from flows.service_address import WORK_POOL
+from flows.signature import PACKAGES
+from flows.spec import PipelineSpec, ScheduleSpec, Spec, load_spec
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import DeploymentSchedule
+    from prefect.client.schemas.responses import DeploymentResponse
+
+ROOT = Path(__file__).resolve().parents[1]
+TAG = "draftsmith"
+COLLISION = {"wait": "ENQUEUE", "skip": "CANCEL_NEW"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the plan.
+
+    action: "create", "update", "prune", or "keep" for what somebody has set by hand and nothing touches.
+    kind:   "pipeline", "schedule", "trigger", "pool" or "limit". name: "quickstart", "quickstart/nightly".
+    why:    what differs, in words. apply: makes the change.
+    """
+
+    action: str
+    kind: str
+    name: str
+    why: str = ""
+    apply: Callable[[SyncPrefectClient], object] | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.action:<6}  {self.kind:<8}  {self.name}" + (f"  ({self.why})" if self.why else "")
+
+
+def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -> list[Change]:
+    """What `deploy` would change on the server at $PREFECT_API_URL (flows/run.py: prepare). Changes nothing.
+
+    Raises:
+        UserError: the file is wrong, or names a work pool that is not there.
+    """
+    from prefect.client.orchestration import get_client
+
+    from flows.deploy_triggers import trigger_changes
+
+    spec = load_spec(file)
+    with get_client(sync_client=True) as client:
+        pools = {pool.name: pool.concurrency_limit for pool in client.read_work_pools()}
+        found = _deployments(client, file, spec)
+        changes = list(_shared_changes(client, pools))
+        for name, pipeline in spec.pipelines.items():
+            pool = str(pipeline.runs_on or WORK_POOL)
+            if pool not in {*pools, WORK_POOL}:
+                known = did_you_mean(pool, sorted({*pools, WORK_POOL}))
+                raise UserError(f"{file}: pipeline '{name}': the server has no work pool '{pool}'{known}")
+            wanted = _wanted(name, pipeline, file, home, pool, packages)
+            changes += _deployment_changes(name, wanted, found.get(name))
+            changes += _schedule_changes(name, pipeline.schedules, found.get(name))
+        changes += [
+            Change("prune", "pipeline", name, "no longer in the file", _delete(deployment.id))
+            for name, deployment in found.items()
+            if name not in spec.pipelines
+        ]
+        changes += trigger_changes(client, file, spec)
+    return changes
+
+
+def apply_changes(changes: list[Change]) -> int:
+    """Make these changes, in their order; returns how many there were.
+
+    Raises:
+        UserError: the server refuses one.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    done = 0
+    with get_client(sync_client=True) as client:
+        for change in changes:
+            if change.apply is None:
+                continue
+            try:
+                change.apply(client)
+            except PrefectHTTPStatusError as error:
+                said = " ".join(error.response.text.split())[:300]
+                raise UserError(f"{change}: the Prefect server refuses it: {said}") from error
+            done += 1
+    return done
+
+
+def deployment_id(client: SyncPrefectClient, name: str) -> Any:
+    """The id of a pipeline's deployment, which `create` has made just before."""
+    return client.read_deployment_by_name(f"{name}/{name}").id
+
+
+def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str, DeploymentResponse]:
+    """The deployments that this file has made, by name. What a file that is gone has left behind may be taken over.
+
+    Raises:
+        UserError: a pipeline of this file has the name of another file's deployment.
+    """
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+
+    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+    found: dict[str, DeploymentResponse] = {}
+    offset = 0
+    while some := client.read_deployments(deployment_filter=ours, limit=200, offset=offset):
+        offset += len(some)
+        for deployment in some:
+            maker = Path(deployment.job_variables.get("env", {}).get("DRAFTSMITH_PIPELINES", ""))
+            if maker == file.resolve() or (deployment.name in spec.pipelines and not maker.is_file()):
+                found[deployment.name] = deployment
+            elif deployment.name in spec.pipelines:
+                what = f"the server has one of that name from {maker}"
+                raise UserError(f"{file.name}: pipeline '{deployment.name}': {what}; name it otherwise")
+    return found
+
+
+def runs_at_once() -> int:
+    """How many runs the worker of this machine starts side by side; twenty at once lock Prefect's SQLite database."""
+    return max(4, 2 * num_usable_cores())
+
+
+def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, int | None]) -> Iterator[Change]:
+    """The work pool that every pipeline goes to unless it names another, and the limit that shows a measuring step."""
+    at_once = f"{runs_at_once()} runs at once"
+    if WORK_POOL not in pools:
+        yield Change("create", "pool", WORK_POOL, at_once, _create_pool)
+    elif pools[WORK_POOL] is None:  # a worker that comes first makes the pool without a limit
+        yield Change("update", "pool", WORK_POOL, at_once, _limit_pool)
+    limit = machine_limit()
+    if limit not in {known.name for known in client.read_global_concurrency_limits(limit=200, offset=0)}:
+        yield Change(
+            "create",
+            "limit",
+            limit,
+            "shows which step measures alone",
+            lambda client: client.upsert_global_concurrency_limit_by_name(limit, 1),
+        )
+
+
+def _create_pool(client: SyncPrefectClient) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    with contextlib.suppress(ObjectAlreadyExists):  # a worker that starts makes it too
+        pool = WorkPoolCreate(
+            name=WORK_POOL, type="process", base_job_template=template, concurrency_limit=runs_at_once()
+        )
+    client.create_work_pool(pool)
+
+
+def _limit_pool(client: SyncPrefectClient) -> None:
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    client.update_work_pool(WORK_POOL, WorkPoolUpdate(concurrency_limit=runs_at_once()))
+
+
+def _wanted(
+    name: str, pipeline: PipelineSpec, file: Path, home: Path, pool: str, packages: tuple[str, ...]
+) -> dict[str, Any]:
+    """Every field of a deployment that the file decides, as the API writes it.
+
+    The run starts in the file's folder, so relative paths mean the same as on the command line; nothing is copied.
+    """
+    from prefect.utilities.callables import parameter_schema
+
+    flow = compile_flow(pipeline, name, lambda given: None)
+    schema = parameter_schema(flow.fn).model_dump(mode="json", exclude_unset=True)
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    env = {
+        "DRAFTSMITH_PIPELINES": str(file.resolve()),
+        "DRAFTSMITH_HOME": str(home.resolve()),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONSAFEPATH": "1",  # Prefect runs scripts from a folder with a storage.py, which would hide our storage/
+    }
+    if packages != PACKAGES:
+        env["DRAFTSMITH_PACKAGES"] = ",".join(packages)
+    return {
+        "entrypoint": f"flows.catalog:{name}",
+        "version": version_of(pipeline),
+        "description": pipeline.about,
+        "tags": [TAG],
+        "work_pool_name": pool,
+        # a run that writes into its worker's pipe dies with the worker; what it logs is in the UI anyway
+        "job_variables": {"env": env, "stream_output": False},
+        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(file.resolve().parent)}}],
+        "parameters": {},  # defaults come from the file when the run starts, as on the command line
+        # The server refuses what the schema refuses; unknown parameters too, which Prefect would let through.
+        "parameter_openapi_schema": {**schema, "additionalProperties": False},
+        "enforce_parameter_schema": True,
+        "concurrency_limit": 1 if pipeline.overlap else None,
+        "concurrency_options": {"collision_strategy": COLLISION[pipeline.overlap]} if pipeline.overlap else None,
+    }
+
+
+def _deployment_changes(name: str, wanted: Mapping[str, Any], found: DeploymentResponse | None) -> Iterator[Change]:
+    if found is None:
+
+        def create(client: SyncPrefectClient) -> None:
+            from prefect.client.schemas.objects import ConcurrencyOptions
+
+            options = wanted["concurrency_options"]
+            fields = {**wanted, "concurrency_options": ConcurrencyOptions(**options) if options else None}
+            client.create_deployment(flow_id=client.create_flow_from_name(name), name=name, **fields)
+
+        yield Change("create", "pipeline", name, str(wanted["description"]), create)
+        return
+    differs = {key: value for key, value in wanted.items() if value != _standing(found, key)}
+    if found.paused:
+        yield Change("keep", "pipeline", name, "paused by hand, stays paused")
+    if differs:
+
+        def update(client: SyncPrefectClient) -> None:
+            from prefect.client.schemas.actions import DeploymentUpdate
+
+            fields = dict(differs)
+            if "concurrency_options" in fields or "concurrency_limit" in fields:  # the server wants both together
+                fields |= {key: wanted[key] for key in ("concurrency_options", "concurrency_limit")}
+            client.update_deployment(found.id, DeploymentUpdate(**fields))
+
+        yield Change("update", "pipeline", name, ", ".join(_WORDS.get(key, key) for key in differs), update)
+
+
+_WORDS = {
+    "parameter_openapi_schema": "its form",
+    "concurrency_limit": "overlap",
+    "concurrency_options": "what a second run does",
+    "work_pool_name": "its work pool",
+    "job_variables": "its environment",
+    "pull_steps": "where it runs",
+    "description": "what it is about",
+}
+
+
+def _standing(found: DeploymentResponse, key: str) -> Any:
+    """A field of the deployment on the server, written as `_wanted` writes it."""
+    if key == "concurrency_limit":
+        return found.global_concurrency_limit.limit if found.global_concurrency_limit is not None else None
+    if key == "concurrency_options":
+        options = found.concurrency_options
+        return {"collision_strategy": options.collision_strategy.value} if options is not None else None
+    return (found.description or "") if key == "description" else getattr(found, key)
+
+
+def _delete(identity: Any) -> Callable[[SyncPrefectClient], object]:
+    return lambda client: client.delete_deployment(identity)
+
+
+def _schedule_changes(pipeline: str, wanted: list[ScheduleSpec], found: DeploymentResponse | None) -> Iterator[Change]:
+    """Schedules by slug. `active` is sent only with a new one, so a pause made in the UI stays."""
+    standing = {schedule.slug: schedule for schedule in found.schedules} if found is not None else {}
+    for schedule in wanted:
+        name, there = f"{pipeline}/{schedule.slug}", standing.pop(schedule.slug, None)
+        said = f"{schedule.cron} {schedule.timezone}"
+        if there is None:
+            yield Change("create", "schedule", name, said, _create_schedule(pipeline, schedule))
+            continue
+        if not there.active:
+            yield Change("keep", "schedule", name, "paused by hand, stays paused")
+        if _says(there) != (schedule.cron, schedule.timezone, schedule.params):
+            yield Change("update", "schedule", name, said, _update_schedule(there, schedule))
+    for slug, there in standing.items():
+        if slug is None:
+            yield Change("keep", "schedule", f"{pipeline}/-", "added by hand in the UI")
+        else:
+            yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(there))
+
+
+def _says(schedule: DeploymentSchedule) -> tuple[Any, Any, dict[str, Any]]:
+    return getattr(schedule.schedule, "cron", None), getattr(schedule.schedule, "timezone", None), schedule.parameters
+
+
+def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
+    def create(client: SyncPrefectClient) -> None:
+        from prefect.client.schemas.actions import DeploymentScheduleCreate
+        from prefect.client.schemas.schedules import CronSchedule
+
+        when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        made = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
+        client.create_deployment_schedules(deployment_id(client, pipeline), [made])
+
+    return create
+
+
+def _update_schedule(there: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
+    def update(client: SyncPrefectClient) -> None:
+        from prefect.client.schemas.schedules import CronSchedule
+
+        when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        assert there.deployment_id is not None
+        client.update_deployment_schedule(there.deployment_id, there.id, schedule=when, parameters=schedule.params)
+
+    return update
+
+
+def _delete_schedule(there: DeploymentSchedule) -> Callable[[SyncPrefectClient], object]:
+    assert there.deployment_id is not None
+    return lambda client: client.delete_deployment_schedule(there.deployment_id, there.id)

@@ -1,0 +1,213 @@
+"""PREFECT: tells the server about new files and moved registry aliases, which are what `triggers:` wait for.
+
+    python -m flows.watch
+
+One loop, one child of `draftsmith up`. A file counts once it has stopped growing: the same size and time at two looks
+in a row. What has been told is written down after the server has taken it, so an event is told again rather than lost;
+its id is made from what it says, so that the server knows the second one for the same. What is there at the first look
+at a pattern is not news. Aliases moved by hand in MLflow are noticed, logged and told like any other move.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components.contract import UserError
+from flows.spec import load_spec
+from storage import journal
+from storage.artifacts import default_home, replace_file
+
+SECONDS_BETWEEN_LOOKS = 5.0
+FILE_EVENT = "draftsmith.file.new"
+MOVE_EVENT = "draftsmith.registry.moved"
+MOST_PATHS_TOLD = 100
+
+Stamp = list[int]  # [size in bytes, time of the last change in ns]
+
+
+def pattern_of(file: Path, given: str) -> str:
+    """The pattern of a file trigger, made absolute; a relative one starts at the folder of the pipelines file."""
+    return given if os.path.isabs(given) else os.path.join(glob.escape(str(file.resolve().parent)), given)
+
+
+def file_resource(pattern: str) -> str:
+    """The resource that events about files of this (absolute) pattern name."""
+    return f"draftsmith.files.{hashlib.sha256(pattern.encode()).hexdigest()[:16]}"
+
+
+def move_resource(name: str, alias: str) -> str:
+    """The resource that events about this alias name."""
+    return f"draftsmith.registry.{name}.{alias}"
+
+
+class Watcher:
+    """Looks again and again. `state` is what has been told, kept in home/watch.json."""
+
+    def __init__(self, file: Path, home: Path) -> None:
+        self.file, self.home, self.place = file, home, home / "watch.json"
+        self.seen_before: dict[str, dict[str, Stamp]] = {}  # by pattern, at the last look
+        try:
+            self.state: dict[str, Any] = json.loads(self.place.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            self.state = {}
+
+    def look(self) -> list[dict[str, Any]]:
+        """Events that are due. They are due again at the next look unless `told` is called."""
+        return [*self._new_files(), *self._moves()]
+
+    def told(self, events: list[dict[str, Any]]) -> None:
+        """These events have reached the server."""
+        for event in events:
+            if event["event"] == FILE_EVENT:
+                self.state["files"][event["payload"]["pattern"]] |= event["told"]
+            else:
+                self.state["moves"].append(event["payload"]["promotion_id"])
+        self._save()
+
+    def _patterns(self) -> set[str]:
+        """The patterns of all file triggers."""
+        spec = load_spec(self.file)
+        return {
+            pattern_of(self.file, trigger.file)
+            for pipeline in spec.pipelines.values()
+            for trigger in pipeline.triggers
+            if trigger.file is not None
+        }
+
+    def _new_files(self) -> Iterator[dict[str, Any]]:
+        known = self.state.setdefault("files", {})
+        wanted = self._patterns()
+        for pattern in sorted(wanted):
+            there = _stamps(pattern)
+            if pattern not in known:  # the first look: what is there is no news
+                known[pattern] = there
+                self._save()
+                continue
+            before = self.seen_before.get(pattern, {})
+            self.seen_before[pattern] = there
+            new = {path: stamp for path, stamp in there.items() if known[pattern].get(path) != stamp}
+            still = {path: stamp for path, stamp in new.items() if before.get(path) == stamp}
+            if still:
+                paths = sorted(still)
+                payload = {"pattern": pattern, "paths": paths[:MOST_PATHS_TOLD], "num_files": len(paths)}
+                yield _event(FILE_EVENT, file_resource(pattern), pattern, payload, sorted(still.items())) | {
+                    "told": still
+                }
+        for gone in set(known) - wanted:
+            del known[gone]
+
+    def _moves(self) -> Iterator[dict[str, Any]]:
+        from storage.registry import notice_moves
+
+        first = "moves" not in self.state
+        if _has_registry(self.home):
+            notice_moves(self.home)
+        rows = journal.promotions(self.home)
+        if first:
+            self.state["moves"] = [row.promotion_id for row in rows]
+            self._save()
+            return
+        for row in rows:
+            if row.promotion_id not in self.state["moves"]:
+                payload = {
+                    "promotion_id": row.promotion_id,
+                    "name": row.name,
+                    "alias": row.alias,
+                    "from_version": row.from_version,
+                    "to_version": row.to_version,
+                    "action": row.action,
+                    "who": row.who,
+                }
+                what = f"{row.name}@{row.alias}"
+                yield _event(MOVE_EVENT, move_resource(row.name, row.alias), what, payload, row.promotion_id)
+
+    def _save(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        replace_file(self.place, json.dumps(self.state))
+
+
+def send(events: list[dict[str, Any]]) -> None:
+    """Tell Prefect's server; returns when it has taken them all. Raises what its client raises when it is down."""
+    from prefect.client.orchestration import get_client
+
+    told = [{name: value for name, value in event.items() if name != "told"} for event in events]
+    with get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=told).raise_for_status()
+
+
+def watch(file: Path, home: Path, stop: threading.Event) -> None:
+    """Look until told to stop. A fault is one line, and no more until another one comes or it is over."""
+    watcher, last = Watcher(file, home), ""
+    while not stop.wait(SECONDS_BETWEEN_LOOKS):
+        try:
+            if events := watcher.look():
+                send(events)
+                watcher.told(events)
+            fault = ""
+        except UserError as error:
+            fault = str(error)
+        except Exception as error:  # the server or MLflow is away; the supervisor brings it back, we look again
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if fault != last:
+            sys.stderr.write(f"watch: {fault or 'goes on'}\n")
+            sys.stderr.flush()
+            last = fault
+
+
+def _stamps(pattern: str) -> dict[str, Stamp]:
+    """Files that match, with size and time."""
+    found: dict[str, Stamp] = {}
+    for path in glob.iglob(pattern, recursive=True):
+        try:
+            facts = os.stat(path)
+        except FileNotFoundError:
+            continue  # gone since it was listed
+        if os.path.isfile(path):
+            found[path] = [facts.st_size, facts.st_mtime_ns]
+    return found
+
+
+def _event(event: str, resource: str, name: str, payload: dict[str, Any], unique: Any) -> dict[str, Any]:
+    """An event as Prefect's API takes it. unique: what makes it this event and no other."""
+    return {
+        "event": event,
+        "occurred": datetime.now(UTC).isoformat(),
+        "resource": {"prefect.resource.id": resource, "prefect.resource.name": name},
+        "related": [],
+        "payload": payload,
+        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{event} {resource} {json.dumps(unique)}")),
+    }
+
+
+def _has_registry(home: Path) -> bool:
+    from storage.tracking import has_database
+
+    return has_database(home)
+
+
+def main() -> None:
+    """Watch the file of $DRAFTSMITH_PIPELINES on this home until a signal comes."""
+    from flows.catalog import pipelines_file
+    from flows.run import prepare
+
+    stop = threading.Event()
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda *_: stop.set())
+    home = default_home()
+    prepare(home)
+    watch(pipelines_file(), home, stop)
+
+
+if __name__ == "__main__":
+    main()

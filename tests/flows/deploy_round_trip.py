@@ -1,0 +1,100 @@
+"""Deploys a file again and again while people and the file change things: deploy_round_trip.py FILE HOME."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from components.contract import UserError  # noqa: E402
+from flows.run import prepare  # noqa: E402
+
+FIRST = """
+pipelines:
+  toys:
+    about: Toys that grow.
+    params:
+      num_rows: {type: int, default: 10, min: 1, max: 50, about: Rows to plant.}
+      source: {type: enum, default: seed, choices: [seed, cutting]}
+    schedules:
+      - {slug: nightly, cron: "0 2 * * *", params: {num_rows: 20}}
+      - {slug: weekly, cron: "0 3 * * 0", timezone: Europe/Berlin}
+    overlap: wait
+    steps: {soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}}
+  follower:
+    triggers: [{after: toys}, {file: "in/*.txt"}]
+    steps: {soil: {uses: toys.plant}}
+  leaver:
+    schedules: [{slug: daily, cron: "0 1 * * *"}]
+    steps: {soil: {uses: toys.plant}}
+"""
+
+
+def second(text: str) -> str:
+    """One schedule and one pipeline gone, one schedule and one form changed, a trigger moved."""
+    text = text.split("  leaver:")[0].replace("max: 50", "max: 60").replace("0 2 * * *", "30 2 * * *")
+    text = text.replace('      - {slug: weekly, cron: "0 3 * * 0", timezone: Europe/Berlin}\n', "")
+    return text.replace("overlap: wait", "overlap: skip").replace('{file: "in/*.txt"}', "{registry: builtin-mtp}")
+
+
+def main(file: Path, home: Path) -> dict[str, Any]:
+    """What every deploy says, and what the server has in the end."""
+    file.write_text(FIRST)
+    prepare(home)
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    from flows.deploy import apply_changes, plan_changes
+
+    said: dict[str, Any] = {}
+
+    def deploy(step: str) -> None:
+        changes = plan_changes(file, home, packages=("toybox",))
+        said[step] = sorted(f"{change.action} {change.kind} {change.name}" for change in changes)
+        apply_changes(changes)
+
+    def refused(parameters: dict[str, Any]) -> str:
+        try:
+            client.create_flow_run_from_deployment(toys.id, parameters=parameters)
+        except PrefectHTTPStatusError as error:
+            return str(error.response.json()["detail"])
+        return "taken"
+
+    with get_client(sync_client=True) as client:
+        deploy("first")
+        deploy("again")
+        toys = client.read_deployment_by_name("toys/toys")
+        said["refused"] = [refused(given) for given in ({"num_rows": 51}, {"num_row": 5}, {"from_step": "sol"})]
+        client.pause_deployment(toys.id)
+        nightly = next(schedule for schedule in toys.schedules if schedule.slug == "nightly")
+        client.update_deployment_schedule(toys.id, nightly.id, active=False)
+        deploy("paused")
+        file.write_text(second(FIRST))
+        deploy("changed")
+        deploy("settled")
+        toys = client.read_deployment_by_name("toys/toys")
+        said["toys"] = {
+            "paused": toys.paused,
+            "schedules": [[s.slug, s.schedule.cron, s.active, s.parameters] for s in toys.schedules],
+            "maximum": toys.parameter_openapi_schema["properties"]["num_rows"]["maximum"],
+            "described": toys.parameter_openapi_schema["properties"]["num_rows"]["description"],
+            "strategy": toys.concurrency_options.collision_strategy.value,
+        }
+        other = file.with_name("other.yaml")
+        other.write_text("pipelines: {alone: {steps: {soil: {uses: toys.plant}}}}")
+        apply_changes(plan_changes(other, home, packages=("toybox",)))
+        deploy("beside another file")
+        said["there"] = sorted(d.name for d in client.read_deployments() if "draftsmith" in d.tags)
+        other.write_text("pipelines: {toys: {steps: {soil: {uses: toys.plant}}}}")
+        try:
+            plan_changes(other, home, packages=("toybox",))
+        except UserError as error:
+            said["clash"] = str(error)
+        said["triggers"] = sorted(a.name for a in client.read_automations())
+    return said
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))) + "\n")

@@ -1,0 +1,49 @@
+"""A Prefect server of our own for the tests that need one, and an environment without anybody else's settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows.temporary_server import answers
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """This process's environment for a home of its own."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "DRAFTSMITH_"))
+    }
+    return {**kept, "DRAFTSMITH_HOME": str(home), "DO_NOT_TRACK": "true", **more}
+
+
+@contextmanager
+def prefect_server(place: Path) -> Iterator[str]:
+    """The API address of a server on a free port; its database and log lie in `place`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    quiet = {"PREFECT_HOME": str(place), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    quiet |= {"PREFECT_SERVER_DATABASE_TIMEOUT": "60"}  # a busy machine holds SQLite's lock for more than ten seconds
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (place / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment(place, **quiet), stdout=log, stderr=log, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        for _ in range(360):
+            if answers(url):
+                break
+            assert process.poll() is None, (place / "log").read_text()
+            time.sleep(0.5)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=60)

@@ -1,0 +1,119 @@
+"""A Prefect server, a worker and the watcher on a home of their own, with toy pipelines deployed, for a test module."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TOYS = ROOT / "tests" / "flows"
+sys.path.append(str(TOYS))
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+class Stand:
+    """What a test needs to know of it: the API, the pages, the folder of the pipelines file, the home."""
+
+    def __init__(self, api: str, folder: Path, env: dict[str, str]) -> None:
+        self.api, self.pages, self.folder, self.env = api, api.removesuffix("/api"), folder, env
+        self.file, self.home = folder / "pipelines.yaml", folder / "home"
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """One question to the API. "Busy" (503: SQLite is locked) is asked again, as Prefect's own client does."""
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.api + path, data, headers, method=method)
+        for attempt in range(30):
+            try:
+                with urllib.request.urlopen(request) as answer:
+                    text = answer.read()
+                return json.loads(text) if text else None
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or attempt == 29:
+                    raise
+                time.sleep(1)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def deploy(self) -> str:
+        """`draftsmith deploy`; what it says."""
+        command = [sys.executable, "-m", "flows.cli", "deploy", "--file", str(self.file)]
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def deployment(self, name: str) -> str:
+        """The id of a pipeline's deployment."""
+        return str(self.ask("GET", f"/deployments/name/{name}/{name}")["id"])
+
+    def start(self, name: str, **parameters: Any) -> str:
+        """Start a run as the UI does; its id."""
+        path = f"/deployments/{self.deployment(name)}/create_flow_run"
+        return str(self.ask("POST", path, {"parameters": parameters})["id"])
+
+    def run(self, identity: str) -> dict[str, Any]:
+        """A flow run as it is now."""
+        return dict(self.ask("GET", f"/flow_runs/{identity}"))
+
+    def runs_of(self, name: str) -> list[dict[str, Any]]:
+        """All flow runs of a pipeline, oldest first."""
+        return list(self.ask("POST", "/flow_runs/filter", {"flows": {"name": {"any_": [name]}}, "sort": "ID_DESC"}))[
+            ::-1
+        ]
+
+    def wait(self, identity: str, *types: str, timeout_s: float = 300.0) -> dict[str, Any]:
+        """The run once its state has one of these types (by default: it has ended)."""
+        deadline = time.monotonic() + timeout_s
+        while (run := self.run(identity))["state"]["type"] not in (types or ENDED):
+            assert time.monotonic() < deadline, f"{run['name']} is {run['state']['name']} after {timeout_s:g} s"
+            time.sleep(0.3)
+        return run
+
+
+@contextmanager
+def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
+    """Everything up and deployed; all of it ends with the block."""
+    from prefect_server import environment, prefect_server
+
+    (folder / "pipelines.yaml").write_text(pipelines)
+    (folder / "tmp").mkdir()  # the lock of the machine lies there: do not wait for measurements of others
+    with prefect_server(folder / "server") as api:
+        env = environment(
+            folder / "home",
+            PREFECT_API_URL=api,
+            PREFECT_HOME=str(folder / "prefect"),
+            PYTHONPATH=os.pathsep.join([str(ROOT), str(TOYS)]),
+            DRAFTSMITH_PACKAGES="toybox,decisionbox",
+            DRAFTSMITH_PIPELINES=str(folder / "pipelines.yaml"),
+            TMPDIR=str(folder / "tmp"),
+        )
+        stand = Stand(api, folder, env)
+        stand.deploy()
+        commands = {
+            "worker": ("-m", "prefect", "worker", "start", "--pool", "draftsmith", "--type", "process"),
+            "watch": ("-m", "flows.watch"),
+        }
+        parts = []
+        try:
+            for name, command in commands.items():
+                with (folder / f"{name}.log").open("w") as log:
+                    parts.append(
+                        subprocess.Popen(
+                            [sys.executable, *command], env=env, stdout=log, stderr=log, start_new_session=True
+                        )
+                    )
+            yield stand
+        finally:
+            for part in parts:
+                os.killpg(part.pid, signal.SIGTERM)
+            for part in parts:
+                part.wait(timeout=60)

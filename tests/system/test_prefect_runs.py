@@ -1,0 +1,204 @@
+"""Runs on a real Prefect server and worker: from the form, by the clock, after others, twenty at once, cancelled."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+from browser import Browser
+from prefect_stand import Stand, prefect_stand
+
+pytestmark = pytest.mark.system
+PIPELINES = """
+pipelines:
+  toys:
+    about: Toys that grow.
+    params:
+      num_rows: {type: int, default: 10, min: 1, max: 50, about: Rows to plant.}
+      source: {type: enum, default: seed, choices: [seed, cutting], about: Where plants come from.}
+      fast: {type: bool, default: false, about: Skip the slow part.}
+      words: {type: list, default: [a, b], about: Some words.}
+    steps:
+      soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}", source: "${params.source}"}}
+      plant: {uses: toys.grow, in: {corpus: soil}, matrix: {method: [fern, moss]}, with: {method: "${matrix.method}"}}
+      timed: {uses: toys.measure, in: {draft: plant}}
+      depth: {uses: decisions.decide}
+  many:
+    steps:
+      soil: {uses: toys.plant}
+      plant: {uses: toys.grow, in: {corpus: soil}, with: {num_steps: 5}}
+  follower:
+    params: {num_rows: {type: int, default: 3}}
+    triggers: [{after: many, params: {num_rows: 7}}, {file: "in/*.txt", params: {num_rows: 8}}]
+    overlap: wait
+    steps: {soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}}
+  endless:
+    overlap: skip
+    steps: {page: {uses: toys.hang}}
+  late:
+    steps: {page: {uses: toys.hang, timeout_minutes: 0.05}}
+  asks:
+    approval: {within_minutes: 5}
+    steps: {release: {uses: decisions.release, with: {speedup: 1.7}}}
+  asks_nobody:
+    approval: {within_minutes: 0.1}
+    steps: {release: {uses: decisions.release, with: {speedup: 1.9}}}
+"""
+CLOCK = """
+  clock:
+    params: {{num_rows: {{type: int, default: 3}}}}
+    schedules: [{{slug: soon, cron: "{minute} {hour} * * *", params: {{num_rows: 9}}}}]
+    steps: {{soil: {{uses: toys.plant, with: {{num_rows: "${{params.num_rows}}"}}}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    folder = tmp_path_factory.mktemp("stand")
+    (folder / "in").mkdir()
+    with prefect_stand(folder, PIPELINES) as it:
+        yield it
+
+
+def below(stand: Stand) -> list[psutil.Process]:
+    """Processes of steps of this stand that are alive: they know its home from their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("DRAFTSMITH_HOME") == str(stand.home)
+            if mine and process.status() != psutil.STATUS_ZOMBIE and "time.sleep(600)" in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def test_a_run_from_the_form_refuses_a_wrong_number_then_runs_and_shows_what_it_made(
+    stand: Stand, tmp_path: Path
+) -> None:
+    with Browser(tmp_path / "browser", height=1500) as page:
+        page.open(f"{stand.pages}/v2/deployments/deployment/{stand.deployment('toys')}/run")
+        for described in ("Rows to plant.", "Where plants come from.", "Skip the slow part.", "Some words."):
+            page.wait_for_text(described)
+        page.fill("input[type=number]", "99")
+        page.click("button", "Submit")
+        page.wait_for("document.querySelector('input[type=number]').validity.rangeOverflow")
+        page.screenshot(tmp_path / "1-refused.png")
+        assert stand.runs_of("toys") == [], "nothing was started"
+        page.fill("input[type=number]", "7")
+        page.screenshot(tmp_path / "2-filled.png")
+        page.click("button", "Submit")
+        page.wait_for("!location.pathname.endsWith('/run')")
+        (run,) = stand.runs_of("toys")
+        assert run["parameters"]["num_rows"] == 7
+        page.open(f"{stand.pages}/v2/runs/flow-run/{run['id']}")
+        page.wait_for_text("Completed", timeout_s=300)
+        page.wait_for_text("6 Task runs")
+        page.screenshot(tmp_path / "3-finished.png")
+        shown = stand.ask("POST", "/artifacts/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+        keys = {artifact["key"]: artifact["id"] for artifact in shown if artifact["key"]}
+        assert {"plan-toys", "decision-depth"} <= set(keys)
+        page.open(f"{stand.pages}/v2/artifacts/artifact/{keys['plan-toys']}")
+        page.wait_for("document.querySelector('svg[id^=mermaid], .mermaid svg, svg[aria-roledescription]')")
+        page.screenshot(tmp_path / "4-plan.png")
+        page.open(f"{stand.pages}/v2/artifacts/artifact/{keys['decision-depth']}")
+        page.wait_for("document.querySelectorAll('img[src^=\"data:image/svg\"]').length >= 2")
+        page.wait_for("[...document.querySelectorAll('img[src^=\"data:image/svg\"]')].every(i => i.naturalWidth > 100)")
+        page.screenshot(tmp_path / "5-decision.png")
+    again = stand.wait(stand.start("toys", num_rows=7))
+    assert again["state"]["message"] == "6 steps, 6 of them reused"
+    names = {
+        task["name"] for task in stand.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [again["id"]]}}})
+    }
+    assert "plant[fern] (reused)" in names
+
+
+def test_a_dry_run_runs_nothing_and_says_what_it_would(stand: Stand) -> None:
+    run = stand.wait(stand.start("toys", num_rows=11, dry_run=True))
+    assert run["state"]["name"] == "Planned" and run["state"]["message"].endswith("to run")
+    tasks = stand.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
+    assert tasks == []
+
+
+def test_a_schedule_one_minute_ahead_fires_by_itself(stand: Stand) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=75)
+    stand.file.write_text(PIPELINES + CLOCK.format(minute=due.minute, hour=due.hour))
+    assert "create  schedule  clock/soon" in stand.deploy()
+    deadline = time.monotonic() + 300
+    while not (ended := [run for run in stand.runs_of("clock") if run["state"]["type"] == "COMPLETED"]):
+        assert time.monotonic() < deadline, [run["state"]["name"] for run in stand.runs_of("clock")]
+        time.sleep(1)
+    assert ended[0]["parameters"] == {"num_rows": 9}
+    assert datetime.fromisoformat(ended[0]["expected_start_time"]).minute == due.minute
+
+
+def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
+    runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(20)]]
+    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}
+    made = [path for path in (stand.home / "artifacts").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
+    assert len(made) == 1, "one of them made it, nineteen reused it"
+    deadline = time.monotonic() + 300
+    while not any(run["parameters"] == {"num_rows": 7} for run in stand.runs_of("follower")):
+        assert time.monotonic() < deadline, "nothing came after"
+        time.sleep(1)
+
+
+def test_a_new_file_starts_a_run(stand: Stand) -> None:
+    (stand.folder / "in" / "traffic.txt").write_text("a conversation")
+    deadline = time.monotonic() + 120
+    while not (mine := [run for run in stand.runs_of("follower") if run["parameters"] == {"num_rows": 8}]):
+        assert time.monotonic() < deadline, (stand.folder / "watch.log").read_text()
+        time.sleep(1)
+    assert len(mine) == 1
+
+
+def test_a_second_run_is_skipped_and_a_cancel_ends_every_process_within_15_seconds(stand: Stand) -> None:
+    first = stand.start("endless")
+    deadline = time.monotonic() + 200
+    while not below(stand):
+        assert time.monotonic() < deadline, stand.run(first)["state"]
+        time.sleep(0.2)
+    assert stand.wait(stand.start("endless"))["state"]["type"] == "CANCELLED", "overlap: skip"
+    assert stand.run(first)["state"]["type"] == "RUNNING"
+    began = time.monotonic()
+    stand.ask("POST", f"/flow_runs/{first}/set_state", {"state": {"type": "CANCELLING"}})
+    while below(stand):
+        assert time.monotonic() - began < 15, "processes of a cancelled run are still there"
+        time.sleep(0.1)
+    assert stand.wait(first)["state"]["type"] == "CANCELLED"
+
+
+def test_a_deadline_ends_every_process_and_the_run_says_so(stand: Stand) -> None:
+    run = stand.wait(stand.start("late"))
+    assert run["state"]["type"] == "FAILED"
+    assert "step 'page' failed: stopped after 3 s, its timeout_minutes" in run["state"]["message"]
+    assert below(stand) == []
+
+
+def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: Stand, tmp_path: Path) -> None:
+    silent = stand.wait(stand.start("asks_nobody"))
+    assert silent["state"]["name"] == "Completed"
+    assert "was not promoted: nobody answered within 0.1 minutes" in silent["state"]["message"]
+    asked = stand.wait(stand.start("asks"), "PAUSED")
+    with Browser(tmp_path / "browser", height=1500) as page:
+        page.open(f"{stand.pages}/v2/runs/flow-run/{asked['id']}")
+        page.wait_for_text("Paused")
+        page.click("button", "Resume")
+        page.wait_for_text("Promote builtin-eagle3 version 2?")
+        page.screenshot(tmp_path / "1-asked.png")
+        page.click("[role=dialog] button[role=switch]")
+        page.screenshot(tmp_path / "2-answered.png")
+        page.click("[role=dialog] button[type=submit], [role=dialog] button", "Submit")
+        page.wait_for_text("Completed", timeout_s=120)
+        page.screenshot(tmp_path / "3-promoted.png")
+    done = stand.wait(asked["id"])
+    assert done["state"]["message"].endswith("builtin-eagle3 version 2 is now champion")
+    log = (stand.home / "promotions.jsonl").read_text().splitlines()
+    assert '"alias": "champion"' in log[-1] and "approved in the Prefect UI" in log[-1]
+    assert os.path.exists(stand.home / "promotions.jsonl")

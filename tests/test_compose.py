@@ -1,0 +1,120 @@
+"""deploy/compose.yaml: pinned images, loopback ports, health checks, no secret in the file, no name that nobody reads.
+
+Docker itself is not needed, except for the last test, which asks it to read the file where it is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "deploy"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SECRETS = re.findall(r"^(\w+)=", (FOLDER / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+# Of programs that are not in our environment: the images of PostgreSQL and MinIO, libraries of an extra, the C library.
+OF_OTHERS = {
+    *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD", "MC_HOST_team"),
+    *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "TMPDIR", "DO_NOT_TRACK"),
+}
+
+
+def one_shot(service: dict[str, Any]) -> bool:
+    return service.get("restart") == "no"
+
+
+def variables() -> dict[str, str]:
+    return {name: str(value) for service in SERVICES.values() for name, value in service["environment"].items()}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_pinned_watched_and_local(name: str) -> None:
+    service = SERVICES[name]
+    image, _, tag = service["image"].partition(":")
+    assert image and re.search(r"\d", tag) and tag != "latest", service["image"]
+    assert one_shot(service) or service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), service["ports"]
+    for other, how in service.get("depends_on", {}).items():
+        wanted = "service_completed_successfully" if one_shot(SERVICES[other]) else "service_healthy"
+        assert how["condition"] == wanted, f"{name} after {other}"
+    for volume in service.get("volumes", []):
+        source = volume.split(":")[0]
+        assert source in COMPOSE["volumes"] or (FOLDER / source).is_file(), volume
+
+
+def test_our_images_are_built_from_pinned_versions() -> None:
+    lines = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"^FROM python:3\.\d+\.\d+-slim-\w+$", lines, re.MULTILINE)
+    assert "-c constraints.txt" in lines and "\nUSER draftsmith\n" in lines
+    copied = {name for line in re.findall(r"^COPY (.*) \S+$", lines, re.MULTILINE) for name in line.split()}
+    assert all((ROOT / name).exists() for name in copied)
+    assert {"flows", "components", "storage", "pipelines.yaml", "constraints.txt"} <= copied
+
+
+def test_secrets_come_from_the_environment_file_and_are_required() -> None:
+    text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
+    used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
+    assert {name for name, _ in used} == set(SECRETS)
+    assert all(rest.startswith(":?") for _, rest in used), "an empty password must stop compose"
+    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{name}=$", example, re.MULTILINE) for name in SECRETS), "the example holds no value"
+    for name, value in variables().items():
+        if re.search(r"PASSWORD|SECRET|AUTH_STRING|CONNECTION_URL|STORE_URI", name):
+            assert "${" in value, f"{name} is written out"
+    ignored = subprocess.run(["git", "check-ignore", "-q", "deploy/.env"], cwd=ROOT, check=False).returncode
+    assert ignored in (0, 128), "deploy/.env must be ignored by git"
+
+
+def test_every_variable_is_read_by_somebody() -> None:
+    from prefect.settings import Settings
+    from prefect.settings.legacy import _get_valid_setting_names
+
+    of_prefect = _get_valid_setting_names(Settings)
+    ours = "".join(
+        path.read_text(encoding="utf-8") for room in ("flows", "storage") for path in (ROOT / room).glob("*.py")
+    )
+    found = find_spec("mlflow")  # its import takes seconds
+    assert found is not None and found.origin is not None
+    package = Path(found.origin).parent
+    sources = (
+        package / "environment_variables.py",
+        package / "cli" / "__init__.py",
+        package / "telemetry" / "utils.py",
+    )
+    of_mlflow = "".join(path.read_text(encoding="utf-8") for path in sources)
+    for name in variables():
+        if name.startswith("DRAFTSMITH_"):
+            assert f'"{name}"' in ours, name
+        elif name.startswith("PREFECT_"):
+            assert name in of_prefect, name
+        elif name.startswith("MLFLOW_"):
+            assert f'"{name}"' in of_mlflow, name
+        else:
+            assert name in OF_OTHERS, name
+
+
+def test_our_modules_and_commands_are_there() -> None:
+    words = [word for service in SERVICES.values() for word in service.get("command", [])]
+    modules = [word.split(":")[0] for word in words if word.startswith("flows.")]
+    assert "flows.service_databases" in modules and "flows.prefect_app" in modules
+    assert all((ROOT / (module.replace(".", "/") + ".py")).is_file() for module in modules)
+
+
+@pytest.mark.skipif(
+    shutil.which("docker") is None
+    or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode != 0,
+    reason="no docker compose here",
+)
+def test_docker_compose_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("".join(f"{name}=x\n" for name in SECRETS), encoding="utf-8")
+    command = ["docker", "compose", "--env-file", str(tmp_path / "env"), "-f", str(FOLDER / "compose.yaml"), "config"]
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
