@@ -68,7 +68,8 @@ def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
     shown = release.key if release is not None else policy.key
     return [
         'draftsmith generate "def add(a, b):"',
-        'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth ORDER BY ALL"',
+        'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
+        "WHERE workload = 'all' ORDER BY ALL\"",
         f"draftsmith show {shown[:12]}",
     ]
 

@@ -135,7 +135,7 @@ def run_as_tasks(
     from prefect.runtime import flow_run
     from prefect.states import Completed, Failed
 
-    screen = Screen(plan, store)
+    screen = Screen(plan, store, watched=somebody_may_answer)
     screen.show_plan()
 
     def told(step: PlannedStep, event: Mapping[str, Any]) -> None:

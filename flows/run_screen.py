@@ -37,8 +37,9 @@ def machine_limit() -> str:
 class Screen:
     """What a run shows. Use its methods from the flow run's own thread, inside the run."""
 
-    def __init__(self, plan: Plan, store: Store) -> None:
-        self.plan, self.store = plan, store
+    def __init__(self, plan: Plan, store: Store, watched: bool = True) -> None:
+        """watched: somebody can look while it runs; a server that lives as long as the run shows only what stays."""
+        self.plan, self.store, self.watched = plan, store, watched
         self.reused: set[str] = set()
         self._progress: dict[str, UUID] = {}
         self._updated: dict[str, float] = {}
@@ -52,7 +53,7 @@ class Screen:
             self._try(lambda: self._show_progress(step, event))
         elif kind == "reused":
             self.reused.add(step.name)
-        elif kind == "start" and step.measures:
+        elif kind == "start" and step.measures and self.watched:
             self._try(self._take_slot)
         elif kind == "start":
             self.leave_machine()

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +123,6 @@ def _let_go(lock: Path, within_s: float) -> bool:
 
 def deploy(settings: Settings, services: Services) -> int:
     """`draftsmith deploy` in a process of its own, whose Prefect client is gone again after it; its exit code."""
-    if find_spec("flows.deploy") is None:
-        return 0
     environment = os.environ | client_environment(services) | {"DRAFTSMITH_HOME": str(settings.home)}
     command = [sys.executable, "-m", "flows.cli", "deploy", "--file", str(settings.file)]
     return subprocess.run(command, env=environment, check=False).returncode

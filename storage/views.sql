@@ -155,13 +155,14 @@ FROM depth_choice
 QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size
                            ORDER BY (speedup_meas IS NOT NULL) DESC, created_at DESC, artifact_key) = 1;
 
--- The newest choice for each pipeline, target, method and workload, on each machine.
+-- The newest choices for each pipeline, target, method and workload, on each machine: a night has two, of challenger and champion.
 CREATE VIEW v_latest AS
 SELECT pipeline, method, workload, depth_k, verdict, speedup_meas, meas_lo, meas_hi, speedup_pred, pred_error, reasons, target_key,
        draft_key, batch_size, machine_id, selection_id, artifact_key, created_at
 FROM v_choice
-QUALIFY row_number() OVER (PARTITION BY pipeline, target_key, method, workload, batch_size, machine_id
-                           ORDER BY created_at DESC, (speedup_meas IS NOT NULL) DESC, artifact_key) = 1;
+QUALIFY selection_id = first_value(selection_id) OVER (
+  PARTITION BY pipeline, target_key, method, workload, batch_size, machine_id
+  ORDER BY created_at DESC, (speedup_meas IS NOT NULL) DESC, artifact_key);
 
 -- Reasons to doubt a number, newest first.
 CREATE VIEW v_flags AS
