@@ -89,7 +89,7 @@ def test_a_whole_night_decides_and_reports(nights: tuple[Path, Run]) -> None:
     assert pairs["acceptance_length", "all"]["champion_key"] == champion["champion"]
     checks = {check["name"]: check for check in policy["gate"]["checks"]}
     assert checks["speed_against_champion"]["value"] == pairs["decode_speed", "all"]["lo"]
-    assert {"identical_output", "differs_from_champion"} <= checks.keys()
+    assert {"depth_chosen_and_measured", "differs_from_champion"} <= checks.keys()
     assert info(night, "release")["draft_key"] == night.artifacts["draft"].key
     found = query("SELECT challenger_key, champion_key, lo FROM paired_comparison WHERE quantity = 'decode_speed'",
                   file.parent / "home")[1]  # fmt: skip

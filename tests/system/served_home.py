@@ -152,6 +152,13 @@ class ServedHome:
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.2)
 
+    def until_restarted(self, name: str, restarts: int, within_s: float = 120) -> None:
+        """Return when the supervisor has started a part more often than that: it notices a death within seconds."""
+        deadline = time.monotonic() + within_s
+        while self.part(name).restarts <= restarts:
+            assert time.monotonic() < deadline, f"{name} was not started again\n{self.log()}"
+            time.sleep(0.2)
+
     def processes_of(self, run_id: str, within_s: float = 30) -> list[int]:
         """Every process of a run that is still there after this time; returns at once when there is none."""
         deadline = time.monotonic() + within_s

@@ -75,8 +75,8 @@ def trial(place: ServedHome, victim: str, after_s: float, steps: int) -> dict[st
         place.retry(run)
         ended = place.until(run, "COMPLETED", "FAILED")
     assert ended["state"]["type"] == "COMPLETED", ended["state"]
+    place.until_restarted(victim, restarts)
     place.until_healthy()
-    assert place.part(victim).restarts > restarts, "the supervisor has started it again"
     assert place.processes_of(run) == []
     found = grown(place.home, steps)
     assert len(found) == 2, "both drafts are in the store, once"
@@ -116,7 +116,7 @@ def test_a_run_killed_with_its_worker_is_marked_and_its_retry_goes_on(place: Ser
     place.retry(run)
     assert place.until(run, "COMPLETED", "FAILED")["state"]["type"] == "COMPLETED"
     first, second = statuses(place.home, run)
-    finished = {step for step, status in first.items() if status == "completed"}
+    finished = {step for step, status in first.items() if status in ("completed", "reused")}
     assert finished and all(second[step] == "reused" for step in finished)
     assert len(second) == NUM_STEPS
 

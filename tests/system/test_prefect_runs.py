@@ -141,7 +141,7 @@ def test_a_schedule_one_minute_ahead_fires_by_itself(stand: Stand) -> None:
 def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
     runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(20)]]
     assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}
-    made = [path for path in (stand.home / "artifacts").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
+    made = [path for path in (stand.home / "store").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
     assert len(made) == 1, "one of them made it, nineteen reused it"
     deadline = time.monotonic() + 300
     while not any(run["parameters"] == {"num_rows": 7} for run in stand.runs_of("follower")):
