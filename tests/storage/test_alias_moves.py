@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +207,54 @@ def test_a_release_is_found_by_alias_and_version(home: Path) -> None:
     open_client(home).create_model_version(NAME, "somewhere")
     with pytest.raises(UserError, match="it was not registered by Draftsmith"):
         find_release(home, NAME, "3")
+
+
+PENCIL = 'button[data-component-id*="modelversiontablealiasescell"]'
+
+
+@contextlib.contextmanager
+def mlflow_page(home: Path) -> Iterator[str]:
+    """MLflow's own server on the home's database, as `draftsmith up` starts it; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    uri = f"sqlite:///{(home / 'mlflow' / 'mlflow.db').absolute()}"
+    env = {
+        **os.environ,
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_ARTIFACTS_DESTINATION": str(home / "mlflow/artifacts"),
+    }
+    env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-m", "flows.service_child", str(os.getpid())]
+    command += [sys.executable, "-m", "flows.service_mlflow", str(home), str(port)]
+    process = subprocess.Popen(command, env=env)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.mark.system
+def test_an_alias_moved_in_the_page_of_mlflow_is_told_by_draftsmith(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from browser import Browser
+
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(home))
+    with mlflow_page(home) as url, Browser(tmp_path / "browser", height=1200) as page:
+        page.open_when_up(f"{url}/#/models/{NAME}")
+        page.wait_for(f"document.querySelectorAll('{PENCIL}').length == 2")
+        page.click(PENCIL)  # of version 2: the newest stands first
+        page.wait_for_text("Add/Edit alias for model version 2")
+        page.fill("[role=dialog] input[role=combobox]", "champion")
+        page.press("Enter")
+        page.screenshot(tmp_path / "1-champion.png")
+        page.click("[role=dialog] button", "Save aliases")
+        page.wait_for("!document.querySelector('[role=dialog]')")
+        page.screenshot(tmp_path / "2-saved.png")
+    assert aliases(home)["champion"] == 2
+    assert main(["show", NAME]) == 0
+    told = capsys.readouterr().out
+    assert "external" in told, "the log says that nobody asked the gate"
+    assert champion_moves(home)[-1] == ("external", 1, 2)

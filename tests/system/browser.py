@@ -89,6 +89,22 @@ class Browser:
         self.send("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
 
+    def open_when_up(self, url: str, timeout_s: float = 120.0) -> None:
+        """Go to a page of a server that is still starting."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.open(url)
+            if not self.ask("location.href").startswith("chrome-error:"):
+                return
+            assert time.monotonic() < deadline, f"{url} does not answer after {timeout_s:g} s"
+            time.sleep(0.5)
+
+    def press(self, key: str) -> None:
+        """Press and release a key that has a name: "Enter"."""
+        code = {"Enter": 13}[key]
+        for kind in ("rawKeyDown", "char", "keyUp"):
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text="\r")
+
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
         done = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
