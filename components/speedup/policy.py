@@ -179,6 +179,7 @@ def headline(policy: Policy) -> dict[str, Any]:
         "reasons": policy.reasons,
         "num_flags": len(policy.flags),
         "gate_passed": policy.gate["passed"] if policy.gate else None,
+        "gate_failed": [check["name"] for check in policy.gate["checks"] if not check["passed"]] if policy.gate else [],
         "depth_k": 0,
     }
     pooled = [c for c in policy.choices if c.workload == ALL]

@@ -76,7 +76,8 @@ def test_summary_of_a_confirmed_policy(study: dict[str, Any]) -> None:
         == lines["measured speedup"]
     )
     assert lines["token-identical"].startswith("yes (")
-    assert lines["promotion gate"] in ("passed", "not passed")
+    refused = summarise({**info, "gate_passed": False, "gate_failed": ["no_faults", "differs_from_champion"]})
+    assert refused["promotion gate"] == "not passed: no_faults, differs_from_champion"
     assert list(lines)[-1] == "report"
 
 
