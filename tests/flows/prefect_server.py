@@ -48,5 +48,14 @@ def prefect_server(place: Path) -> Iterator[str]:
             time.sleep(0.5)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process and its group; the one that does not listen is killed: what a test asks is asserted before."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
         process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -82,7 +81,7 @@ class Stand:
 @contextmanager
 def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
     """Everything up and deployed; all of it ends with the block."""
-    from prefect_server import environment, prefect_server
+    from prefect_server import end, environment, prefect_server
 
     (folder / "pipelines.yaml").write_text(pipelines)
     (folder / "tmp").mkdir()  # the lock of the machine lies there: do not wait for measurements of others
@@ -114,6 +113,4 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
             yield stand
         finally:
             for part in parts:
-                os.killpg(part.pid, signal.SIGTERM)
-            for part in parts:
-                part.wait(timeout=60)
+                end(part)
