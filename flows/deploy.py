@@ -8,7 +8,6 @@ A deployment belongs to the file that made it (DRAFTSMITH_PIPELINES in its job v
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -165,11 +164,11 @@ def _create_pool(client: SyncPrefectClient) -> None:
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
-    with contextlib.suppress(ObjectAlreadyExists):  # a worker that starts makes it too
-        pool = WorkPoolCreate(
-            name=WORK_POOL, type="process", base_job_template=template, concurrency_limit=runs_at_once()
-        )
-    client.create_work_pool(pool)
+    pool = WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template, concurrency_limit=runs_at_once())
+    try:
+        client.create_work_pool(pool)
+    except ObjectAlreadyExists:  # a worker that started since makes it too, without a limit
+        _limit_pool(client)
 
 
 def _limit_pool(client: SyncPrefectClient) -> None:

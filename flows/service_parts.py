@@ -114,8 +114,7 @@ def parts_of(settings: Settings) -> list[Part]:
         parts.append(_mlflow(settings))
     command = (sys.executable, *worker)
     parts.append(Part("worker", command, client, worker_name=worker_name, after=("prefect",), stop_s=20.0))
-    if find_spec("flows.watch") is not None:
-        parts.append(Part("watch", (sys.executable, "-m", "flows.watch"), client, after=("prefect",)))
+    parts.append(Part("watch", (sys.executable, "-m", "flows.watch"), client, after=("prefect",)))
     return parts
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Registered", "aliases_of", "find_release", "notice_moves", "promote", "register", "rollback", "versions_of"]
 
-ALIASES = ("candidate", "challenger", "champion", "previous")
 PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
 _ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # of the gate, when a version was last asked about
 
