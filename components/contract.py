@@ -151,6 +151,10 @@ class Context:
     send: Callable[[Mapping[str, Any]], None] | None = None
     mapper: Mapper | None = None
 
+    def __post_init__(self) -> None:
+        """An attempt begins: it reads its input anew, so what a killed one had set aside would be counted twice."""
+        (self.out / "set_aside.jsonl").unlink(missing_ok=True)
+
     def map(
         self,
         function: Callable[[Shard, Tell], Result],

@@ -66,7 +66,6 @@ def collect_prompts(
         max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
         max_rows: Rows looked at, at most, in the order of the files; a hub data set may hold billions.
     """
-    (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # of an attempt that was killed
     wanted = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
     from_rows = source != STDLIB

@@ -38,7 +38,6 @@ def collect_corpus(
         with_tests: whether to take the library's own test suites too (two thirds of all text).
         min_characters: documents with fewer characters are left out.
     """
-    (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # of an attempt that was killed
     held_out: list[dict[str, str]] = []
     train: list[dict[str, str]] = []
     seen: set[str] = set()

@@ -69,7 +69,6 @@ def collect_traffic(
         max_prompt_characters: longer questions are left out, characters.
         max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
     """
-    (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # of an attempt that was killed
     wanted = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
     forbidden = questions_in(seen, *EVALUATION)
