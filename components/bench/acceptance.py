@@ -11,11 +11,11 @@ import functools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Draft, Measurements, Prompts, Target, Tell, UserError
+from components.contract import Context, Draft, Measurements, Prompts, Target, Tell
 from components.rows import AcceptanceMap, write_rows
 from components.shards import written_whole
 
@@ -48,9 +48,10 @@ def measure_acceptance(
     """
     from components.bench.acceptance_map import extra_tokens
     from components.bench.subjects import fitting_prompts
+    from components.drafts.files import read_record
     from components.targets.load import target_facts
 
-    record = _record_of(draft)
+    record = read_record(draft.path)
     k_max = min(max_depth or record["num_steps"], record["max_depth"])
     num_positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     asked = fitting_prompts(target, num_positions, prompts, "test", max_new_tokens + extra_tokens(k_max), ctx)
@@ -150,11 +151,3 @@ def _opened_drafter(draft: Path, target: Path, device: str, dtype: Literal["floa
     from components.targets.opened import opened_target
 
     return open_drafter(Draft(key="", path=draft), opened_target(target, device, dtype))
-
-
-def _record_of(draft: Draft) -> dict[str, Any]:
-    """draft.json, without reading any weight."""
-    file = draft.path / "draft.json"
-    if not file.is_file():
-        raise UserError(f"{draft.path}: no draft.json: not a drafter; make one with drafts.train_draft")
-    return dict(json.loads(file.read_text(encoding="utf-8")))

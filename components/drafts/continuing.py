@@ -1,8 +1,8 @@
 """Go on from a trained drafter instead of starting over: its weights and vocabulary, a new optimiser.
 
 Weights belong to the vocabulary they were trained for, so the vocabulary stays as it is, whatever the new answers hold.
-AdamW's moments are not part of a drafter; the warm-up of the schedule rebuilds them. Nothing is loaded that does not
-fit exactly: a drafter that is half loaded and half random looks like one that drifted.
+The optimiser's moments are not part of a drafter; the warm-up of the schedule rebuilds them. Nothing is loaded that
+does not fit exactly: a drafter that is half loaded and half random looks like one that drifted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from components.contract import Draft, UserError
 from components.drafts.draft import AbstractDraft
-from components.drafts.files import VOCABULARY_TENSORS, check_target, checked_ids, read_draft
+from components.drafts.files import check_target, read_draft, take_vocabulary
 from components.targets.model import AbstractTarget
 
 
@@ -49,8 +49,7 @@ def read_start(start_from: Draft, method: str, draft_vocab_size: int, target: Ab
     if record["method"] != method:
         raise UserError(f"{said} is of method {record['method']}, not {method}; set method: {record['method']}")
     check_target(start_from.path, record, target)
-    offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
-    ids = checked_ids(start_from.path, offsets, target.shape.vocab_size)
+    ids = take_vocabulary(start_from.path, tensors, target.shape.vocab_size)
     if draft_vocab_size not in (0, ids.numel()):
         raise UserError(
             f"{said} has a draft vocabulary of {ids.numel()}, not {draft_vocab_size}; draft_vocab_size: 0 keeps it"

@@ -72,15 +72,20 @@ def save_draft(
     (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """draft.json and the tensors of a drafter, without a target; raises UserError when it is not one."""
+def read_record(directory: Path) -> dict[str, Any]:
+    """draft.json of a drafter, without reading any weight; raises UserError when it is not one."""
     for name in ("draft.json", "model.safetensors"):
         if not (directory / name).is_file():
             raise UserError(f"{directory}: no {name}: not a drafter; make one with drafts.train_draft")
-    record = json.loads((directory / "draft.json").read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads((directory / "draft.json").read_text(encoding="utf-8"))
     if record.get("format") != FORMAT:
         raise UserError(f"{directory}/draft.json: format {record.get('format')} where {FORMAT} is read; train it again")
-    return record, load_file(directory / "model.safetensors")
+    return record
+
+
+def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """draft.json and the tensors of a drafter, without a target; raises UserError when it is not one."""
+    return read_record(directory), load_file(directory / "model.safetensors")
 
 
 def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = torch.float32) -> Proposer:
@@ -91,11 +96,7 @@ def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = tor
     """
     record, tensors = read_draft(draft.path)
     check_target(draft.path, record, target)
-    for name in VOCABULARY_TENSORS:
-        if name not in tensors:
-            raise UserError(f"{draft.path}/model.safetensors: no tensor '{name}'; train the drafter again")
-    offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
-    draft_ids = checked_ids(draft.path, offsets, target.shape.vocab_size)
+    draft_ids = take_vocabulary(draft.path, tensors, target.shape.vocab_size)
     network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
     check_tensors(draft.path, tensors, network.state_dict())
     network.load_state_dict(tensors)
@@ -126,8 +127,15 @@ def check_target(path: Path, record: Mapping[str, Any], target: AbstractTarget) 
             raise UserError(f"{path}: trained for a target of {name} {trained}, but this target has {given}")
 
 
-def checked_ids(path: Path, offsets: Tensor, vocab_size: int) -> Tensor:
-    """The target ids [N] of a draft vocabulary; a UserError when d2t does not give ascending ids below vocab_size."""
+def take_vocabulary(path: Path, tensors: dict[str, Tensor], vocab_size: int) -> Tensor:
+    """Take d2t and t2d out of a drafter's tensors: the target ids int64 [N] of its draft vocabulary.
+
+    Raises UserError when one is not there or d2t does not give ascending ids below vocab_size.
+    """
+    for name in VOCABULARY_TENSORS:
+        if name not in tensors:
+            raise UserError(f"{path}/model.safetensors: no tensor '{name}'; train the drafter again")
+    offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
     ids = ids_of(offsets)
     if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab_size or bool((ids.diff() <= 0).any()):
         raise UserError(f"{path}/model.safetensors: d2t does not give ascending target ids below {vocab_size}")

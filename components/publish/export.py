@@ -150,15 +150,12 @@ def _export(draft: Draft, shape: TargetShape, folder: Path) -> dict[str, Any]:
     """One drafter in its format; nothing is written unless the check passes."""
     import importlib
 
-    from safetensors.torch import load_file
-
+    from components.drafts.files import read_draft
     from components.publish.exact_check import write_checkpoint
 
     module, function = FORMATS[folder.name.split("-")[0]].split(":")
-    record = json.loads((draft.path / "draft.json").read_text(encoding="utf-8"))
-    laid_out = getattr(importlib.import_module(module), function)(
-        load_file(draft.path / "model.safetensors"), shape, record
-    )
+    record, tensors = read_draft(draft.path)
+    laid_out = getattr(importlib.import_module(module), function)(tensors, shape, record)
     write_checkpoint(folder, laid_out)
     return {
         "draft_key": draft.key,
