@@ -36,6 +36,7 @@ LOCAL_RAY: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what keeps Ray on loopback, on Linux too; else it listens everywhere
     "RAY_AUTH_MODE": "token",
 }
+ASKS_FOR_TOKEN: Final = "; one that asks for a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
 _one_at_a_time = threading.Lock()  # a worker of somebody's cluster may have threads; torch has one number of threads
 
 
@@ -144,7 +145,9 @@ def _cluster(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
         try:
             runner = stack.enter_context(start(order, scratch))
         except Exception as error:
-            raise ClusterFailed(f"no {order['cluster']} cluster on {where}: {one_line(error, 200)}") from error
+            hint = ASKS_FOR_TOKEN if order["cluster"] == "ray" and order["address"] else ""
+            said = f"no {order['cluster']} cluster on {where}: {one_line(error, 200)}{hint}"
+            raise ClusterFailed(said) from error
         yield runner
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -14,7 +19,7 @@ import pytest
 import tiny_pipeline
 from test_engine import gone
 from tiny_targets import make_tiny_target
-from toy_garden import COMMAND_LINE
+from toy_garden import COMMAND_LINE, ROOT
 
 from flows.run import QUIET
 from flows.temporary_server import TemporaryServer, temporary_server
@@ -96,6 +101,61 @@ def weed(
     return run
 
 
+@pytest.fixture
+def address(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A cluster of two workers that somebody else has started, as its documentation says."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(place) for place in (ROOT, ROOT / "tests" / "flows")))
+    bin_folder = Path(sys.executable).parent
+    port, client_port = free_port(), free_port()
+    if cluster == "dask":
+        scheme, client_port = "tcp", port
+        scheduler = ("dask", "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+        options = ("--nworkers", "2", "--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path / "dask"))
+        commands = [scheduler, ("dask", "worker", f"tcp://127.0.0.1:{port}", *options)]
+    else:
+        scheme = "ray"
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        head = ("ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port))
+        head += ("--ray-client-server-port", str(client_port), "--min-worker-port", "10002")
+        head += ("--max-worker-port", "10101", "--include-dashboard", "false", "--num-cpus", "2")
+        commands = [(*head, "--object-store-memory", str(128 << 20))]
+    with ExitStack() as stack:
+        if cluster == "ray":  # a socket's path may hold 107 characters
+            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
+            commands = [(*commands[0], "--temp-dir", place)]
+        for program, *arguments in commands:
+            started = subprocess.Popen([bin_folder / program, *arguments], stdout=subprocess.DEVNULL, cwd=ROOT)
+            stack.callback(end_tree, started)
+        until_it_listens(client_port)
+        yield f"{scheme}://127.0.0.1:{client_port}"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def until_it_listens(port: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"nothing listens on {port}")
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    below = psutil.Process(process.pid).children(recursive=True)
+    for one in (*below, process):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(30)
+
+
 def beds(store: Store) -> dict[str, str]:
     """The shards of the only artifact."""
     (key,) = store.keys()
@@ -152,6 +212,25 @@ def test_the_wide_steps_give_the_same_keys_and_bytes(cluster: str, made_here: Ma
     assert len(made_here) == 3
     assert sum(len(files) for _, _, files in made_here.values()) > 20
     assert make(home, model, f"runs_on: {{cluster: {cluster}, workers: 2}}") == made_here
+
+
+def test_a_cluster_that_is_there_carries_the_shards_and_stays(
+    address: str,
+    cluster: str,
+    pipelines: Callable[[str], Path],
+    start: Callable[..., subprocess.Popen[str]],
+    store: Store,
+) -> None:
+    here = f"runs_on: {{cluster: {cluster}, workers: 2}}"
+    text = BEDS.format(cluster=cluster, num_beds=5, pause_s=0.0, how="well")
+    assert here in text
+    text = text.replace(here, f'runs_on: {{cluster: {cluster}, address: "{address}"}}')
+    process = start(COMMAND_LINE, "run", "p", "-f", pipelines(text))
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert beds(store) == {f"bed-{number}.txt": f"{number} of 5\n" for number in range(1, 6)}
+    assert store.record_of(store.keys()[0])["record"]["runs_on"] == f"{cluster}, {address}"
+    until_it_listens(int(address.rsplit(":", 1)[1]))
 
 
 def test_a_worker_killed_half_way_costs_nothing(
