@@ -16,7 +16,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TOYS = ROOT / "tests" / "flows"
-sys.path.append(str(TOYS))
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 

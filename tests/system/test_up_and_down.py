@@ -14,7 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from browser import Browser
 from served_home import ENDED, REAL, ServedHome, free_port, served_home
+from toy_garden import GARDEN
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
@@ -24,6 +26,11 @@ from flows.service_control import memory_mib
 from flows.services import marked
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+LINKS = {  # what `status` calls them: a piece of the address, and what the page must show
+    "pipelines, runs": ("/deployments", "garden"),
+    "models, numbers": ("/experiments/", "garden"),
+    "newest report": ("index.html", "fern"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +151,23 @@ def test_no_secret_is_kept_anywhere_but_in_its_file(place: ServedHome) -> None:
     assert found == {f"prefect/auth: {password[:4]}..."}
     for process in [*marked(place.home), psutil.Process(place.services.pid)]:
         assert password not in " ".join(process.cmdline())
+
+
+def test_the_three_links_open_on_what_one_wants(place: ServedHome, tmp_path: Path) -> None:
+    place.deploy_toys(GARDEN)
+    place.until(place.trigger("garden", {"steps": 2}), "COMPLETED")
+    said = place.draftsmith("status").stdout
+    links = {what: line.split(what, 1)[1].strip() for line in said.splitlines() for what in LINKS if what in line}
+    assert list(links) == list(LINKS), said
+    with Browser(tmp_path / "browser") as page:
+        for what, (where, seen) in LINKS.items():
+            assert where in links[what]
+            page.open(links[what])
+            if what == "pipelines, runs":
+                page.fill("input", (place.home / "prefect" / "auth").read_text(encoding="utf-8").strip())
+                page.click("button", "Login")
+            page.wait_for_text(seen)
+            page.screenshot(tmp_path / f"{what.replace(' ', '-')}.png")
 
 
 def test_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_path: Path) -> None:
