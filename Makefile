@@ -11,6 +11,7 @@ help:
 	@echo "make demo         set up, then build, measure, publish and promote a drafter (minutes, CPU only)"
 	@echo "make test         set up, then the tests that need nothing but Python"
 	@echo "make test-system  the tests in a real browser; installs Chromium from Debian when it is missing"
+	@echo "make test-engines the tests that serve with a real vLLM; builds it once for CPUs (about 3.5 GB)"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         formatting, lint and type checks"
 	@echo "make soak         long campaigns (fifty kills); records in benchmarks/results/"
@@ -37,8 +38,8 @@ test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu -rs
 
 test-engines: $(READY)
-	@if grep -rqE "pytest\.mark\.engines" tests --include="*.py"; then $(BIN)/python -m pytest -m engines -rs; \
-	else echo "test-engines: no test drives a serving engine yet, nothing to run"; fi
+	@$(BIN)/python tests/engines/install_vllm.py
+	$(BIN)/python -m pytest -m engines -rs
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

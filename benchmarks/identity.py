@@ -28,7 +28,7 @@ from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import AbstractDraft
+from components.drafts.draft import Drafter
 from components.speedup.replay import replay
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
@@ -86,7 +86,7 @@ def plain_answers(opened: AbstractTarget, asked: list[EncodedPrompt], tokens: in
 
 
 def check_drafter(
-    opened: AbstractTarget, drafter: AbstractDraft, key: str, answers: list[Answer], tokens: int, noise: float
+    opened: AbstractTarget, drafter: Drafter, key: str, answers: list[Answer], tokens: int, noise: float
 ) -> list[Tally]:
     """Every prompt at every depth up to the trained one."""
     session, judge = Session(opened), Session(opened)

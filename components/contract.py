@@ -62,7 +62,7 @@ class Target(Artifact):
 
 
 class Prompts(Artifact):
-    """`prompts.jsonl`: {"prompt_id", "split", "workload", "source", "prompt", "reference"} or "messages" for chats."""
+    """`prompts.jsonl`: {"prompt_id", "split", "workload", "language", "source", "prompt" | "messages", "reference"}."""
 
 
 class Conversations(Artifact):

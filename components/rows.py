@@ -22,6 +22,8 @@ class AcceptanceMap:
     accepted[i]: how many of k_max drafts made after output token i would be kept; output token 0 comes from prefill.
     proxy_accepted[i]: the same with teacher-forced drafting inputs (the training metric), to show how far it flatters.
     repeated_bigrams: share of the answer's bigrams that occurred before in it; repetition flatters acceptance.
+    tree_budget: None for a chain. For a tree, the guesses verified in one pass; accepted[i] is then the length of the
+        path kept, and replaying it at k_max (its depth) gives the tree's acceptance length.
     """
 
     target_key: str
@@ -36,6 +38,7 @@ class AcceptanceMap:
     proxy_accepted: list[int]
     repeated_bigrams: float
     dtype: str
+    tree_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,11 @@ class CostCell:
     """The median time of one block of repetitions of one phase.
 
     phase: target_step (1 row), verify (depth_k + 1 rows), draft (all depth_k proposals of a round, feature intake
-    included), host (the rest of a round: sampling, verification, bookkeeping), control (target_step at both ends).
+    included), host (the rest of a round: sampling, verification, bookkeeping), control (target_step at both ends);
+    and once a generation, apart from decoding: prefill (the pass over the prompt, kv_len rows) and draft_prefill (the
+    drafter takes the prompt in and makes its first proposal: what a generation pays before its second round).
+    batch_size: sequences decoded side by side; a time is that of the whole batch. kv_len: mean tokens in the cache.
+    tree_budget: None for a chain; for a tree, the guesses verified in one pass (num_rows is that plus 1).
     """
 
     target_key: str
@@ -61,11 +68,18 @@ class CostCell:
     dtype: str
     kernel: str
     num_threads: int
+    tree_budget: int | None = None
+    load_average: float | None = None  # of the machine, one minute, when the block ended
+    clock_mhz: float | None = None  # of the processor that computes (a GPU's multiprocessors), when the block ended
 
 
 @dataclass(frozen=True)
 class Request:
-    """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns."""
+    """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns.
+
+    A drafter's method and key with depth_k 0: it is loaded and takes in every token, but drafts nothing, as an engine
+    does with a request that asks for no speculation.
+    """
 
     session_id: str
     request_id: str
@@ -97,6 +111,14 @@ class Request:
     kernel: str
     num_threads: int
     temperature: float
+    tree_budget: int | None = None  # guesses of a tree verified in one pass; None for a chain
+    batch_id: str | None = None  # requests decoded side by side share it; None where batch_size is 1
+    engine: str | None = None  # a server or program that decoded it ("vllm"); None: Draftsmith's own loop
+    engine_version: str | None = None
+    concurrency: int | None = None  # requests in flight at most while it ran; batch_size says the same for a server
+    first_chunk_tokens: int | None = None  # tokens that came at once at ttft_ns, where the engine tells; else None
+    e2e_ns: int | None = None  # from sending to the end of the answer, as the client saw it
+    error: str | None = None  # why status is "error", in one line
 
 
 @dataclass(frozen=True)
@@ -141,11 +163,18 @@ class DepthEval:
     speedup_meas: float | None
     meas_lo: float | None
     meas_hi: float | None
+    tree_budget: int | None = None  # guesses verified in one pass of a tree of this depth; None for a chain
 
 
 @dataclass(frozen=True)
 class DepthChoice:
-    """The depth to serve with, and the verdict: use | do_not_speculate | undecided | invalid."""
+    """The depth to serve with, and the verdict: use | do_not_speculate | undecided | invalid.
+
+    workload: "all" pools every prompt, "mixture" weighs workloads by the shares that were stated.
+    kv_len: the context length that the cost is of, in tokens; None: the mean over all that were measured.
+    loss: share of predicted speed that one depth for all workloads loses against each at its own; on a workload's own
+        row what that workload loses. The one depth is the mixture's, without a stated mixture that of "all".
+    """
 
     selection_id: str
     target_key: str
@@ -166,6 +195,8 @@ class DepthChoice:
     pred_error: float | None  # speedup_pred / speedup_meas - 1
     verdict: str
     reasons: list[str]
+    kv_len: int | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +272,34 @@ class QualityFlag:
     detail: str
 
 
+@dataclass(frozen=True)
+class EngineAcceptance:
+    """What an engine counted about its own speculation over one group of requests: counters after minus before.
+
+    Server-wide: requests by others meanwhile are in it. num_rounds: verification rounds that drafted anything.
+    accepted_per_position[i]: rounds that accepted draft i + 1 (unconditional; the denominator is num_rounds).
+    drafted_per_position[i]: rounds that drafted that far, where the engine tells; else None.
+    source: where it was read: prometheus | responses | program.
+    """
+
+    session_id: str
+    target_key: str
+    draft_key: str
+    method: str
+    depth_k: int
+    workload: str
+    concurrency: int
+    engine: str
+    engine_version: str
+    source: str
+    num_requests: int
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    accepted_per_position: list[int]
+    drafted_per_position: list[int] | None
+
+
 TABLES: dict[str, type[Any]] = {
     "acceptance_map": AcceptanceMap,
     "cost_cell": CostCell,
@@ -251,6 +310,7 @@ TABLES: dict[str, type[Any]] = {
     "paired_comparison": PairedComparison,
     "drift": Drift,
     "quality_flag": QualityFlag,
+    "engine_acceptance": EngineAcceptance,
 }
 
 Row = TypeVar("Row")

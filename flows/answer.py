@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +21,30 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in str(value))
+
+
+class Format(StrEnum):
+    """For people, for spreadsheets, for programs."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """An answer in the wanted format."""
+    if format_ is Format.csv:
+        print_csv(columns, rows)
+    elif format_ is Format.json:
+        print_json(columns, rows)
+    else:
+        print_answer(out, columns, rows)
+
+
+def print_json(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A list of objects, one a row; NULL is null, times are ISO texts."""
+    json.dump([dict(zip(columns, row, strict=True)) for row in rows], sys.stdout, indent=1, default=str)
+    sys.stdout.write("\n")
 
 
 def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

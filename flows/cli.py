@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from components.contract import UserError
-from flows.commands import ask, make, operate, registry
+from flows.commands import ask, choose, make, measured, operate, registry
 from flows.commands.terminal import Invocation, complain, say
 from flows.signature import named_packages
 from storage.artifacts import default_home
@@ -41,7 +41,11 @@ for _command in (
     make.run,
     ask.show,
     ask.query,
+    ask.compact,
+    measured.compare,
+    measured.trend,
     ask.generate,
+    choose.choose_depth,
     registry.promote,
     registry.rollback,
     registry.resync,

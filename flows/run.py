@@ -19,6 +19,7 @@ from components.contract import Artifact, NothingNew, UserError
 from flows.direct import RunOptions, RunOutcome, execute, plan_run
 from flows.engine import Engine, OnEvent, StepFailed
 from flows.plan import Plan, PlannedStep
+from flows.problems import one_line
 from flows.run_approval import ask, unasked
 from flows.run_screen import Screen
 from flows.service_address import QUIET, client_environment, running
@@ -210,10 +211,12 @@ def _drive(engine: Engine, screen: Screen) -> dict[str, Artifact]:
             persist_result=False,
             retries=0,
         )
-        as_task(return_state=True)
+        ended = as_task(return_state=True)
         if failure:
             raise failure[0]
-        assert step.name in artifacts, f"{step.name}: its task ended without running it"
+        if step.name not in artifacts:  # of Prefect's own doing: its server did not answer, or said no
+            said = f"Prefect did not let it run ({ended.name}: {one_line(ended.message)}); the same command goes on"
+            raise StepFailed(step.name, said, engine.log_of(step))
     return {step.name: artifacts[step.name] for step in engine.plan.steps}
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
 from components.escapes import in_markdown
-from components.report.cards import decision_card, measurements_card
+from components.report.cards import decision_card, measurements_card, page_card
 from components.report.tables import Table
 from flows.direct import RunOutcome
 from flows.plan import Plan, PlannedStep
@@ -115,9 +115,8 @@ class Screen:
         """A browser opens no file from a page that a server sent, so the place is given to copy."""
         file = page.path / "index.html"
         said = in_markdown(str(page.info.get("verdict", "")).replace("_", " "))
-        return (
-            f"{said}\n\nOpen it in a browser:\n\n```\n{file.as_uri()}\n```\n\nor `draftsmith show {page.key[:12]}`.\n"
-        )
+        place = f"Open it in a browser:\n\n```\n{file.as_uri()}\n```\n\nor `draftsmith show {page.key[:12]}`.\n"
+        return "\n\n".join(part for part in (said, page_card(page), place) if part)
 
     def _take_slot(self) -> None:
         """Show that this machine is being measured on. The guard is the engine's OS lock; this only makes it seen."""

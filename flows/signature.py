@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -68,7 +69,10 @@ class StepFunction:
             parsed = self.adapter.validate_json(json.dumps({**self.defaults, **given}), strict=True)
         except ValidationError as error:
             return {}, [_setting_fault(fault, self.setting_names) for fault in error.errors(include_url=False)]
-        return dict(self.adapter.dump_python(parsed, mode="json")), []
+        resolved = dict(self.adapter.dump_python(parsed, mode="json"))
+        # What no type can say, a setting that only goes with another, the step itself says: `<step>_settings`.
+        further = getattr(sys.modules[self.module], f"{self.name}_settings", None)
+        return further(resolved) if further is not None else (resolved, [])
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Resolved settings as the values that the function takes (a Path, a tuple ...)."""

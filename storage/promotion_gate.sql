@@ -5,12 +5,13 @@
 -- Intervals and confidences come from resampling prompts, both sides together; the draws are the same every time.
 -- Parameters: challenger, challenger_depth, challenger_bytes; champion, ...; same_target, min_prompts, num_draws, max_slowdown,
 -- max_acceptance_loss, max_growth, confidence.
-WITH served AS (
+WITH chain_prompt AS (SELECT * FROM v_arm_prompt WHERE tree_budget IS NULL),  -- trees are not yet served
+served AS (
   SELECT CASE WHEN draft_key = $challenger AND depth_k = $challenger_depth THEN 'challenger' ELSE 'champion' END AS side, *
-  FROM v_arm_prompt
+  FROM chain_prompt
   WHERE temperature = 0 AND ((draft_key = $challenger AND depth_k = $challenger_depth) OR (draft_key = $champion AND depth_k = $champion_depth))
   UNION ALL  -- the same drafter at the same depth is compared with itself
-  SELECT 'champion', * FROM v_arm_prompt
+  SELECT 'champion', * FROM chain_prompt
   WHERE temperature = 0 AND draft_key = $champion AND depth_k = $champion_depth AND $champion = $challenger AND $champion_depth = $challenger_depth),
 run AS (SELECT DISTINCT side, artifact_key, machine_id, created_at, target_key, dtype, batch_size FROM served),
 pair AS (
@@ -24,7 +25,7 @@ plain AS (  -- the best plain decoding of each run, as v_speedup takes it
   QUALIFY row_number() OVER (PARTITION BY artifact_key, dtype, batch_size ORDER BY tok_s_decode DESC NULLS LAST, kernel) = 1),
 plain_prompt AS (
   SELECT v.artifact_key, v.prompt_id, v.dtype, v.batch_size, v.tokens, v.decode_ns
-  FROM v_arm_prompt v JOIN plain USING (artifact_key, dtype, batch_size, kernel) WHERE v.method = 'none' AND v.temperature = 0),
+  FROM chain_prompt v JOIN plain USING (artifact_key, dtype, batch_size, kernel) WHERE v.method = 'none' AND v.temperature = 0),
 -- Speed: tokens over time of both sides, over those of plain decoding, prompt by prompt.
 speed AS (
   SELECT a.prompt_id, a.tokens AS a_tokens, a.decode_ns AS a_ns, p.tokens AS ap_tokens, p.decode_ns AS ap_ns,
@@ -48,19 +49,19 @@ speed_check AS (
 -- Acceptance: tokens kept a round, at the deepest depth that both were run at (their own depth where it is the same).
 common AS (
   SELECT max(depth_k) AS depth_k FROM (
-    SELECT v.depth_k FROM v_arm_prompt v, pair WHERE v.artifact_key = a_run AND v.draft_key = $challenger AND v.temperature = 0
+    SELECT v.depth_k FROM chain_prompt v, pair WHERE v.artifact_key = a_run AND v.draft_key = $challenger AND v.temperature = 0
     INTERSECT
-    SELECT v.depth_k FROM v_arm_prompt v, pair WHERE v.artifact_key = b_run AND v.draft_key = $champion AND v.temperature = 0)
+    SELECT v.depth_k FROM chain_prompt v, pair WHERE v.artifact_key = b_run AND v.draft_key = $champion AND v.temperature = 0)
   WHERE depth_k <= least($challenger_depth, $champion_depth)),
 kept AS (
   SELECT w.workload, a.prompt_id, a.tokens AS a_tokens, a.rounds AS a_rounds, b.tokens AS b_tokens, b.rounds AS b_rounds,
          row_number() OVER (PARTITION BY w.workload ORDER BY a.prompt_id) - 1 AS i, count(*) OVER (PARTITION BY w.workload) AS n
   FROM pair, common
-  JOIN v_arm_prompt a ON (a.artifact_key, a.dtype, a.batch_size, a.draft_key, a.depth_k, a.temperature)
+  JOIN chain_prompt a ON (a.artifact_key, a.dtype, a.batch_size, a.draft_key, a.depth_k, a.temperature)
                        = (a_run, pair.dtype, pair.batch_size, $challenger, common.depth_k, 0)
-  JOIN v_arm_prompt b ON (b.artifact_key, b.dtype, b.batch_size, b.draft_key, b.depth_k, b.temperature, b.prompt_id)
+  JOIN chain_prompt b ON (b.artifact_key, b.dtype, b.batch_size, b.draft_key, b.depth_k, b.temperature, b.prompt_id)
                        = (b_run, pair.dtype, pair.batch_size, $champion, common.depth_k, 0, a.prompt_id)
-  JOIN (SELECT DISTINCT unnest(['all', workload]) AS workload, workload AS member FROM v_arm_prompt) w ON w.member = a.workload
+  JOIN (SELECT DISTINCT unnest(['all', workload]) AS workload, workload AS member FROM chain_prompt) w ON w.member = a.workload
   WHERE a.rounds > 0 AND b.rounds > 0),
 kept_drawn AS (
   SELECT kept.workload, d, (sum(a_tokens) / sum(a_rounds)) / (sum(b_tokens) / sum(b_rounds)) AS ratio

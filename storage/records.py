@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from components.rows import TABLES
 
@@ -143,12 +143,15 @@ MEASURED: dict[str, type[Any]] = TABLES
 
 def columns_of(table: str) -> dict[str, Any]:
     """Column name -> Python type of a table, provenance included; the order is the order in Parquet."""
-    from typing import get_type_hints
-
     row_type = RECORDS.get(table) or MEASURED[table]
-    hints = get_type_hints(row_type)
-    columns = {field.name: hints[field.name] for field in dataclasses.fields(row_type)}
-    return columns if table in RECORDS else columns | get_type_hints(Provenance)
+    if row_type not in _known_columns:  # reading type hints takes a millisecond, and every question asks for all tables
+        hints = get_type_hints(row_type)
+        _known_columns[row_type] = {field.name: hints[field.name] for field in dataclasses.fields(row_type)}
+    columns = _known_columns[row_type]
+    return dict(columns) if table in RECORDS else columns | get_type_hints(Provenance)
+
+
+_known_columns: dict[type[Any], dict[str, Any]] = {}
 
 
 def now() -> datetime:

@@ -2,37 +2,28 @@
 
 Each question opens an in-memory database, makes the views of views.sql over the files that are there now, and is then
 locked: one SELECT or EXPLAIN, no extensions, no settings, and no files at all, since Arrow reads the history for it (a
-COPY inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Nothing holds a
-lock on disk, so any number of processes may ask while others write. What goes into the history is read from
-artifact.json, the journals and the promotion log alone, so `rebuild` makes again exactly what the runs made.
+COPY inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Any number of
+processes may ask while others write: the one lock held only puts off the deletion of merged files. What goes into the
+history is read from artifact.json, the journals and the promotion log alone, so `rebuild` makes again exactly what the
+runs made.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 from pyarrow.dataset import dataset
 
 from components.contract import UserError
 from storage import journal
 from storage.artifacts import RECORD_FILE, Store
-from storage.history import (
-    all_tables,
-    compact,
-    files_of,
-    history_dir,
-    is_known,
-    schema_of,
-    seed,
-    write_measured,
-    write_record,
-)
+from storage.history import compact, files_of, history_dir, is_known, seed, write_measured, write_record
 from storage.records import (
     ArtifactRow,
     PromotionRow,
@@ -42,14 +33,29 @@ from storage.records import (
     as_time,
     draftsmith_version,
 )
+from storage.schema import all_tables, reading_schema
+from storage.segments import reading
 from storage.sharing import catch_up
 
-__all__ = ["compact", "query", "rebuild", "remember_artifact", "remember_promotion", "remember_run", "view_names"]
+__all__ = [
+    "compact",
+    "open_history",
+    "query",
+    "rebuild",
+    "remember_artifact",
+    "remember_promotion",
+    "remember_run",
+    "view_names",
+]
 
 _VIEWS = Path(__file__).with_name("views.sql")
 
 
-def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
+Answer = tuple[list[str], list[tuple[Any, ...]]]
+Ask = Callable[[str, Mapping[str, Any]], Answer]
+
+
+def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None) -> Answer:
     """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
 
     parameters: values of the $names in it; nothing is ever pasted into SQL.
@@ -57,23 +63,36 @@ def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None) -> 
     Raises:
         UserError: the SQL is wrong, is not one SELECT, or reaches outside the history; the error names the views.
     """
+    with open_history(home) as ask:
+        return ask(sql, parameters or {})
+
+
+@contextmanager
+def open_history(home: Path) -> Iterator[Ask]:
+    """Several questions over one state of the history: ask(sql, parameters) answers as `query` does."""
     catch_up(home)
-    with _connect(home) as connection:
-        try:
-            statements = connection.extract_statements(sql)
-            allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
-            if len(statements) != 1 or statements[0].type not in allowed:
-                raise UserError(f"query: one SELECT, please: it reads and never writes. Views: {_names(connection)}")
-            cursor = connection.execute(statements[0], dict(parameters or {}) or None)
-            columns = [str(column[0]) for column in cursor.description or []]
-            return columns, cursor.fetchall()  # all of it: a result that is still streaming blocks the next question
-        except duckdb.Error as error:
-            raise UserError(f"query: {_one_line(error)}. Views: {_names(connection)}") from error
+    with reading(history_dir(home)), _connect(home) as connection:
+
+        def ask(sql: str, parameters: Mapping[str, Any]) -> Answer:
+            try:
+                statements = connection.extract_statements(sql)
+                allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+                if len(statements) != 1 or statements[0].type not in allowed:
+                    raise UserError(
+                        f"query: one SELECT, please: it reads and never writes. Views: {_names(connection)}"
+                    )
+                cursor = connection.execute(statements[0], dict(parameters) or None)
+                columns = [str(column[0]) for column in cursor.description or []]
+                return columns, cursor.fetchall()  # all: a result that is still streaming blocks the next question
+            except duckdb.Error as error:
+                raise UserError(f"query: {_one_line(error)}. Views: {_names(connection)}") from error
+
+        yield ask
 
 
 def view_names(home: Path) -> list[str]:
     """The views and tables that a question may name."""
-    with _connect(home) as connection:
+    with reading(history_dir(home)), _connect(home) as connection:
         return _names(connection).split(", ")
 
 
@@ -202,8 +221,7 @@ def _connect(home: Path) -> duckdb.DuckDBPyConnection:
     }
     connection = duckdb.connect(":memory:", config=config)
     for table in all_tables():
-        columns = pa.schema([field.with_nullable(True) for field in schema_of(table)])  # absent from older files
-        connection.register(table, dataset(files_of(home, table), schema=columns, format="parquet"))
+        connection.register(table, dataset(files_of(home, table), schema=reading_schema(table), format="parquet"))
     connection.execute(_VIEWS.read_text(encoding="utf-8")).fetchall()
     for setting in ("enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 RUN_TAG, STEP_TAG, KEY_TAG, DONE_TAG = "draftsmith.run_id", "draftsmith.step", "draftsmith.key", "draftsmith.logged"
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
-_SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt")
+_SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt", ".svg", ".csv")
+_PICTURES = ("charts", "tables")  # folders of a Page whose files are shown beside it
 _SMALL_BYTES = 4 << 20
 
 
@@ -189,9 +190,9 @@ class Tracker:
         _log(client, child, params=step["settings"], metrics=_metrics(directory, step))
         _log_lineage(client, child, step["inputs"])
         if directory is not None:
-            for file in sorted(directory.iterdir()) if directory.is_dir() else []:
-                if file.suffix in _SMALL_FILES and file.stat().st_size <= _SMALL_BYTES:
-                    client.log_artifact(child, str(file))
+            _log_small_files(client, child, directory, "")
+            for folder in _PICTURES if step["kind"] == "Page" else ():
+                _log_small_files(client, child, directory / folder, folder)
         client.set_tag(child, DONE_TAG, "yes")
         client.set_terminated(child, "FINISHED" if step["status"] == "completed" else "FAILED", _ms(step["time"]))
 
@@ -207,6 +208,9 @@ class Tracker:
         if run.info.status != "RUNNING":
             return
         client.log_dict(parent, {"run": dict(start), "steps": steps, "end": dict(end)}, "run.json")
+        for step in steps:
+            if step["kind"] == "Page" and step["path"]:
+                _log_small_files(client, parent, self.home / step["path"], f"report/{step['step']}")
         reused = [step["step"] for step in steps if step["status"] == "reused"]
         executed = [step["step"] for step in steps if step["status"] != "reused"]
         tags = {"draftsmith.reused": ", ".join(reused), "draftsmith.executed": ", ".join(executed)}
@@ -263,6 +267,13 @@ def _metrics(directory: Path | None, step: Mapping[str, Any]) -> list[Any]:
             if name != "step" and _is_number(value):
                 found.append(Metric(_name(name), float(value), at, int(row["step"])))
     return found
+
+
+def _log_small_files(client: MlflowClient, run: str, directory: Path, place: str) -> None:
+    """The files of a folder that people look at. place: the folder in MLflow, "" for the top."""
+    for file in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if file.suffix in _SMALL_FILES and file.stat().st_size <= _SMALL_BYTES:
+            client.log_artifact(run, str(file), place or None)
 
 
 def _log_lineage(client: MlflowClient, run: str, inputs: Mapping[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.contract import Context, Measurements, Release
-from components.rows import QualityFlag, write_rows
+from components.contract import Context, DepthPolicy, Draft, Measurements, Release
+from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
 
 # The simulated measurements of the speedup tests serve here too; each test folder is a search path of its own.
@@ -47,3 +49,62 @@ def make_report_study(root: Path) -> dict[str, Any]:
         "policy": policy,
         "release": release,
     }
+
+
+def make_methods_study(root: Path, methods: int) -> tuple[list[Draft], DepthPolicy]:
+    """Drafters of many methods with trees, as `compare_methods` takes them; rows like those of the real study."""
+    names = [
+        "eagle3",
+        "mtp",
+        "p-eagle",
+        "hass",
+        "eagle1",
+        "medusa",
+        "mtp-parallel",
+        "draft-model",
+        "lookahead",
+        "ngram",
+    ]
+    study = make_report_study(root)
+    raw = json.loads((study["policy"].path / "policy.json").read_text())
+    evals = [e for e in read_rows(study["policy"].path, DepthEval) if e.method == "eagle3" and e.workload == "all"]
+    choice = next(
+        c for c in read_rows(study["policy"].path, DepthChoice) if c.method == "eagle3" and c.workload == "all"
+    )
+    rows: list[Any] = []
+    drafts = []
+    for i, method in enumerate(names[:methods]):
+        key, slower = f"{i}" * 64, 1.0 - 0.04 * i
+        new = {"draft_key": key, "method": method}
+        for e in evals:
+            al = 1.0 + (e.al - 1.0) * slower
+            rows.append(
+                replace(e, **new, al=al, cost_ratio=e.cost_ratio * (1 + 0.02 * i), speedup_pred=e.speedup_pred * slower)
+            )
+        tree = next(e for e in evals if e.depth_k == 3)
+        rows.append(
+            replace(
+                tree, **new, al=tree.al * slower * 1.1, tree_budget=12, speedup_pred=tree.speedup_pred * slower * 0.9
+            )
+        )
+        rows.append(
+            replace(
+                choice,
+                **new,
+                speedup_pred=choice.speedup_pred * slower,
+                speedup_meas=(choice.speedup_meas or 1.0) * slower,
+            )
+        )
+        folder = root / f"draft-{method}"
+        folder.mkdir()
+        trained = method not in ("lookahead", "ngram")
+        (folder / "draft.json").write_text(
+            json.dumps({"method": method, "num_parameters": 1_000_000 * (i + 1) if trained else 0})
+        )
+        (folder / "artifact.json").write_text(json.dumps({"record": {"seconds": 90.0 + i}}))
+        drafts.append(Draft(key=key, path=folder, info={"method": method}))
+    folder = root / "methods-policy"
+    folder.mkdir()
+    (folder / "policy.json").write_text(json.dumps({**raw, "winner": {"draft_key": "0" * 64}}))
+    write_rows(folder, rows)
+    return drafts, DepthPolicy(key="q" * 64, path=folder, info=study["policy"].info)

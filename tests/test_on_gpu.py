@@ -16,15 +16,20 @@ from tiny_pipeline import artifacts, draftsmith, rows, write_pipeline
 from tiny_targets import Family, make_tiny_target
 from torch import Tensor
 
-from components.bench.clock import clock_for
+from components.bench.clock import clock_for, stopwatch_for
 from components.bench.identity import compare
 from components.bench.machine import describe_machine
+from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts.draft import AbstractDraft, Columns, Sampling
 from components.drafts.files import method_class
+from components.drafts.graphed_chain import GraphedChain
 from components.drafts.ngram import Ngram
+from components.drafts.one_block import OneBlockDraft
+from components.targets.fast import FastTarget
 from components.targets.generate import continue_batch, row_generator
+from components.targets.graphed import GraphedTarget
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 from components.targets.row_noise import row_count_noise
@@ -192,6 +197,37 @@ def test_speculative_output_is_that_of_plain_decoding(pair: tuple[AbstractTarget
                 for _ in range(2)
             ]
             assert sampled[0] == sampled[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_recorded_passes_and_proposals_say_the_same(folders: dict[Family, Path], family: Family) -> None:
+    """CUDA graphs of one row, of a verification and of a whole proposal, alone and in a batch that shrinks."""
+    target = open_target(folders[family], dtype="float32", device=DEVICE)
+    drafter = drafter_on(target, "eagle3")
+    assert isinstance(target, FastTarget) and isinstance(drafter, OneBlockDraft)
+    graphed, chain, prompts = GraphedTarget(target), GraphedChain(drafter), some_ids(3, 12, seed=4).tolist()
+    noise = row_count_noise(target, prompts, row_counts=(2, 4), prefix=4)
+    for _ in range(2):  # the second time on memory that graphs are bound to
+        for depth in (0, 1, 3):
+            runs = decode_batch(graphed, chain, prompts, max_new_tokens=32, depth=depth, ignore_eos=True)  # type: ignore[arg-type]
+            for prompt, run in zip(prompts, runs, strict=True):
+                plain = decode(target, None, prompt, max_new_tokens=32, ignore_eos=True)
+                alone = decode(graphed, chain, prompt, max_new_tokens=32, depth=depth, ignore_eos=True)  # type: ignore[arg-type]
+                for one in (run, alone):
+                    verdict = compare(target, Session(target), prompt, one.tokens, plain.tokens, noise)
+                    assert verdict.identical or verdict.tie, verdict
+
+
+def test_a_stopwatch_of_events_orders_moments_and_counts_the_work_between() -> None:
+    device = torch.device(DEVICE)
+    watch, clock, a = stopwatch_for(device), clock_for(device), torch.randn(1024, 1024, device=device)
+    begun, moments = clock(), [watch.mark()]
+    for _ in range(3):
+        a = (a @ a).clamp(-1, 1)
+        moments.append(watch.mark())
+    spent = clock() - begun
+    read = watch.read(moments)
+    assert read == sorted(read) and 0 < read[-1] - read[0] <= spent
 
 
 def test_the_clock_waits_for_the_device() -> None:

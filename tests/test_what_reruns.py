@@ -51,7 +51,7 @@ def changed(folder: Path, file: str, old: str, new: str) -> set[str]:
 
 
 def test_a_comment_reruns_nothing(copy: Path) -> None:
-    edit = "class Eagle3(AbstractDraft):"
+    edit = "class Eagle3("
     assert changed(copy, "components/drafts/eagle3.py", edit, "# a remark\n" + edit) == set()
 
 
@@ -65,3 +65,18 @@ def test_the_loss_of_eagle3_reruns_its_drafter_and_what_follows(copy: Path) -> N
 def test_the_speedup_model_reruns_the_choice_and_no_training(copy: Path) -> None:
     steps = changed(copy, "components/speedup/choose.py", "    policy = ", "    assert cost\n    policy = ")
     assert steps == {"depth", "end_to_end", "verdict", "release", "report"}
+
+
+def test_a_new_setting_of_one_method_reruns_its_drafter_alone(copy: Path) -> None:
+    edit = "    mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3\n"
+    steps = changed(copy, "components/drafts/settings.py", edit, edit + "    new: int = 0\n")
+    follows = {"depth", "end_to_end", "verdict", "release", "report"}
+    assert steps == {"draft[mtp]", "acceptance[mtp]", "step_cost[mtp]", *follows}
+
+
+def test_a_method_that_no_step_names_reruns_nothing(copy: Path) -> None:
+    for file, edit in (
+        ("components/drafts/medusa.py", "        self._decoder = None\n"),
+        ("components/decoding/lookahead.py", "        state.advance(picks, accepted)\n"),
+    ):
+        assert changed(copy, file, edit, edit + "        assert True\n") == set(), file

@@ -25,7 +25,7 @@ pipelines:
       draft:
         uses: drafts.train_draft
         in: {{target: target, features: features}}
-        with: {{method: mtp, num_steps: 30, draft_vocab_size: 128, mtp_modules: 2}}
+        with: {{method: mtp, num_steps: 30, draft_vocab_size: 128, settings: {{mtp: {{mtp_modules: 2}}}}}}
 """
 STEPS = """
   {name}:
@@ -62,7 +62,13 @@ STEPS = """
       draft:
         uses: drafts.train_draft
         in: {{target: "{target}", features: features, start_from: "{champion}"}}
-        with: {{method: mtp, num_steps: 10, peak_lr: 5.0e-4, draft_vocab_size: 128, mtp_modules: 2, eval_every: 2}}
+        with:
+          method: mtp
+          num_steps: 10
+          peak_lr: 5.0e-4
+          draft_vocab_size: 128
+          settings: {{mtp: {{mtp_modules: 2}}}}
+          eval_every: 2
 """
 DECISION = """
       acceptance:
@@ -76,11 +82,11 @@ DECISION = """
       cost:
         uses: bench.measure_step_cost
         in: {{target: "{target}", draft: draft, prompts: mix}}
-        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1}}
+        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1, max_drift: 100}}
       champion_cost:
         uses: bench.measure_step_cost
         in: {{target: "{target}", draft: "{champion}", prompts: mix}}
-        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1}}
+        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1, max_drift: 100}}
       depth:
         uses: speedup.choose_depth
         in: {{acceptance: [acceptance, champion_acceptance], cost: [cost, champion_cost]}}

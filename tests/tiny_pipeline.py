@@ -42,7 +42,7 @@ pipelines:
       step_cost:
         uses: bench.measure_step_cost
         in: {{target: target, draft: draft, prompts: prompts}}
-        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1}}
+        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1, max_drift: 100}}
       depth:    {{uses: speedup.choose_depth, in: {{acceptance: acceptance, cost: step_cost}}}}
       end_to_end:
         uses: bench.compare_end_to_end

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,7 +21,7 @@ from components.shards import written_whole
 
 if TYPE_CHECKING:
     from components.bench.subjects import EncodedPrompt
-    from components.drafts.draft import AbstractDraft
+    from components.drafts.draft import Drafter
 
 
 def measure_acceptance(
@@ -33,6 +33,7 @@ def measure_acceptance(
     max_depth: Annotated[int, Field(ge=0, le=64)] = 0,
     dtype: Literal["float32", "bfloat16"] = "float32",
     batch_size: Annotated[int, Field(ge=1)] = 16,
+    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
     ctx: Context,
 ) -> Measurements:
     """What a round started at every output position would keep, for every depth at once.
@@ -45,6 +46,8 @@ def measure_acceptance(
         max_depth: deepest chain to draft, in tokens; 0 is the depth the drafter was trained for.
         dtype: arithmetic of target and drafter while measuring.
         batch_size: prompts that the target answers side by side.
+        trees: budgets (guesses verified in a pass) whose trees are mapped too, position by position; each adds its
+            drafting time at every output token. An empty list maps chains only.
     """
     from components.bench.acceptance_map import extra_tokens
     from components.bench.subjects import fitting_prompts
@@ -62,6 +65,7 @@ def measure_acceptance(
             target=target,
             draft=draft,
             k_max=k_max,
+            trees=tuple(sorted(set(trees))),
             max_new_tokens=max_new_tokens,
             dtype=dtype,
             device=ctx.device,
@@ -74,17 +78,20 @@ def measure_acceptance(
         pass
     rows = [AcceptanceMap(**row) for shard in shards for row in json.loads(shard.file.read_text(encoding="utf-8"))]
     write_rows(ctx.out, rows)
-    positions = sum(len(row.accepted) for row in rows)
+    chains = [row for row in rows if row.tree_budget is None]
+    positions = sum(len(row.accepted) for row in chains)
     return Measurements.made(
         ctx,
         {
             "method": record["method"],
             "draft_key": draft.key,
+            "draft_vocab_size": record.get("draft_vocab_size"),
             "k_max": k_max,
-            "num_prompts": len(rows),
+            "trees": sorted(set(trees)),
+            "num_prompts": len(chains),
             "num_positions": positions,
-            "mean_accepted_everywhere": sum(sum(row.accepted) for row in rows) / max(1, positions),
-            "repeated_bigrams": sum(row.repeated_bigrams for row in rows) / max(1, len(rows)),
+            "mean_accepted_everywhere": sum(sum(row.accepted) for row in chains) / max(1, positions),
+            "repeated_bigrams": sum(row.repeated_bigrams for row in chains) / max(1, len(chains)),
         },
     )
 
@@ -98,6 +105,7 @@ class MapShard:
     target: Target
     draft: Draft
     k_max: int
+    trees: tuple[int, ...]
     max_new_tokens: int
     dtype: Literal["float32", "bfloat16"]
     device: str
@@ -110,6 +118,9 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
 
     from components.bench.acceptance_map import acceptance_map, extra_tokens, repeated_bigrams
     from components.bench.subjects import greedy_answers, kept_length
+    from components.bench.trees import check_branching, tree_shape
+    from components.decoding.tree_acceptance import tree_acceptance
+    from components.drafts.draft import TreeProposer
     from components.targets.opened import opened_target
 
     torch.set_num_threads(shard.num_threads)
@@ -119,25 +130,30 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
     count = len(shard.prompts)
     answers = greedy_answers(opened, [prompt.ids for prompt in shard.prompts], length, count)
     rows = []
+    check_branching(drafter, shard.trees)
     for number, (prompt, answer) in enumerate(zip(shard.prompts, answers, strict=True), start=1):
         kept = kept_length(answer[: shard.max_new_tokens], opened.shape.eos_token_ids)
         found = acceptance_map(opened, drafter, prompt.ids, answer, kept, shard.k_max)
-        rows.append(
-            AcceptanceMap(
-                target_key=shard.target.key,
-                draft_key=shard.draft.key,
-                method=drafter.method,
-                prompt_id=prompt.prompt_id,
-                workload=prompt.workload,
-                k_max=shard.k_max,
-                trained_depth=drafter.num_steps,
-                num_tokens=kept,
-                accepted=found.accepted,
-                proxy_accepted=found.proxy_accepted,
-                repeated_bigrams=repeated_bigrams(answer[:kept]),
-                dtype=shard.dtype,
-            )
+        row = AcceptanceMap(
+            target_key=shard.target.key,
+            draft_key=shard.draft.key,
+            method=drafter.method,
+            prompt_id=prompt.prompt_id,
+            workload=prompt.workload,
+            k_max=shard.k_max,
+            trained_depth=drafter.num_steps,
+            num_tokens=kept,
+            accepted=found.accepted,
+            proxy_accepted=found.proxy_accepted,
+            repeated_bigrams=repeated_bigrams(answer[:kept]),
+            dtype=shard.dtype,
         )
+        rows.append(row)
+        for budget in shard.trees:
+            shape = tree_shape(shard.k_max, budget)
+            assert isinstance(drafter, TreeProposer)
+            accepted = tree_acceptance(opened, drafter, prompt.ids, answer, kept, shape)
+            rows.append(replace(row, k_max=shape.depth, accepted=accepted, proxy_accepted=[], tree_budget=budget))
         tell(number / count)
     with written_whole(shard.file) as beside:
         beside.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
@@ -145,7 +161,7 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _opened_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> AbstractDraft:
+def _opened_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> Drafter:
     """The drafter that stays open from shard to shard."""
     from components.bench.subjects import open_drafter
     from components.targets.opened import opened_target

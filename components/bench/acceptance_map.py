@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.drafts.draft import AbstractDraft
+from components.drafts.draft import Drafter
 from components.targets.model import AbstractTarget
 
 
@@ -38,7 +38,7 @@ def extra_tokens(k_max: int) -> int:
 
 def acceptance_map(
     target: AbstractTarget,
-    draft: AbstractDraft,
+    draft: Drafter,
     prompt_ids: Sequence[int],
     answer: Sequence[int],
     num_tokens: int,

@@ -1,4 +1,4 @@
-"""The arms of a comparison: plain decoding, prompt lookup, and each drafter at the depths worth running."""
+"""The arms of a comparison: plain decoding, prompt lookup, each drafter loaded but off and at the depths worth it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from typing import TYPE_CHECKING, Literal
 from components.contract import DepthPolicy, UserError
 
 if TYPE_CHECKING:
+    from components.decoding.tree_shapes import TreeShape
     from components.drafts.draft import Proposer
     from components.targets.model import AbstractTarget
 
 Depths = Literal["around", "all"] | list[int]
 
 
+EDGE_DEPTHS = (3, 7)
+"""Draft counts that engines on phones and laptops are usually shipped with; shown beside the chosen depth."""
+
+
 @dataclass(frozen=True)
 class Arm:
-    """One way of decoding. proposer None and depth 0 is plain decoding."""
+    """One way of decoding. Depth 0 without proposer is plain decoding, with one: loaded, but off (loaded_off.py)."""
 
     method: str  # "none" for plain decoding
     draft_key: str  # "" where there is no trained drafter
     depth: int
     proposer: Proposer | None
     target: AbstractTarget | None = None  # its own, where it runs on another kernel than the session
+    shape: TreeShape | None = None  # where guesses branch; depth is then the tree's
 
     @property
     def is_baseline(self) -> bool:
@@ -34,14 +40,33 @@ class Arm:
     @property
     def label(self) -> str:
         """How tables and notes call it."""
-        return "plain" if self.depth == 0 else f"{self.method} k={self.depth}"
+        if self.proposer is None:
+            return "plain"
+        if self.tree_budget is not None:
+            return f"{self.method} k={self.depth} tree of {self.tree_budget}"
+        return f"{self.method} k={self.depth}" if self.depth else f"{self.method} off"
+
+    @property
+    def depth_of_loop(self) -> int:
+        """What the decoding loop is asked for: a drafter that is off is asked for a guess and gives none."""
+        return self.depth if self.proposer is None else max(1, self.depth)
+
+    @property
+    def tree_budget(self) -> int | None:
+        """Guesses verified in a pass where they branch; None for a chain."""
+        return None if self.shape is None else self.shape.num_guesses
+
+    @property
+    def rows_of_pass(self) -> int:
+        """Rows of its verification pass: the newest token and every guess."""
+        return 1 + (self.tree_budget or self.depth_of_loop)
 
 
 PLAIN = Arm("none", "", 0, None)
 
 
 def chosen_depths(policy: DepthPolicy) -> Mapping[str, int]:
-    """draft_key -> the depth that the policy chose over all workloads.
+    """draft_key -> the depth that the policy chose over all workloads, at the smallest batch size.
 
     Raises UserError when the artifact is not a depth policy.
     """
@@ -51,17 +76,18 @@ def chosen_depths(policy: DepthPolicy) -> Mapping[str, int]:
             f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
         )
     choices = json.loads(file.read_text(encoding="utf-8"))["choices"]
-    return {choice["draft_key"]: int(choice["depth_k"]) for choice in choices if choice["workload"] == "all"}
+    pooled = sorted((c for c in choices if c["workload"] == "all"), key=lambda c: -int(c.get("batch_size", 1)))
+    return {choice["draft_key"]: int(choice["depth_k"]) for choice in pooled}
 
 
 def depths_to_run(which: Depths, chosen: int, deepest: int) -> list[int]:
     """The depths of one drafter, ascending.
 
-    "around": the chosen depth and its neighbours, 1, and the deepest; "all": 1 to the deepest; a list: those of it that
-    the drafter can reach. `deepest` is the trained depth for the first two.
+    "around": the chosen depth and its neighbours, 1, the edge settings and the deepest; "all": 1 to the deepest; a
+    list: those of it that the drafter can reach. `deepest` is the trained depth for the first two.
     """
     if which == "around":
-        wanted: Sequence[int] = (1, chosen - 1, chosen, chosen + 1, deepest)
+        wanted: Sequence[int] = (1, chosen - 1, chosen, chosen + 1, *EDGE_DEPTHS, deepest)
     elif which == "all":
         wanted = range(1, deepest + 1)
     else:

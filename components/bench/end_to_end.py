@@ -2,7 +2,8 @@
 
 Same prompts, same engine, same dtype, same threads, same kept tokens; arms interleaved prompt by prompt in random
 order and repeated. Every output is compared with plain decoding token by token. Prompt lookup, which needs no training,
-runs on the same engine: a drafter has to beat it too.
+runs on the same engine: a drafter has to beat it too. Each drafter also runs loaded but off: what speculation costs
+those who do not use it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target
+from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import Request, write_rows
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from components.bench.arms import Arm
     from components.bench.calibration import Engine
+    from components.bench.subjects import EncodedPrompt
     from components.bench.timed_runs import TimedRun
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
@@ -36,6 +38,9 @@ def compare_end_to_end(
     reps: Annotated[int, Field(ge=1, le=100)] = 2,
     depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]] = "around",
     lookup_depths: list[Annotated[int, Field(ge=1, le=16)]] = [4],  # noqa: B006 - read, never changed
+    loaded_off: bool = True,
+    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
+    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
     num_warm_up: Annotated[int, Field(ge=1)] = 2,
     dtype: Literal["float32", "bfloat16"] = "float32",
     num_threads: Annotated[int, Field(ge=0)] = 0,
@@ -52,8 +57,13 @@ def compare_end_to_end(
         num_prompts: test prompts to use, evenly over the split.
         max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
         reps: times that every arm decodes every prompt.
-        depths: draft depths to run: around the chosen one (with 1 and the trained depth), all, or a list.
+        depths: draft depths to run: around the chosen one (with 1, the trained depth, and the edge settings 3 and 7
+            up to it), all, or a list.
         lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
+        loaded_off: also run each drafter loaded but off: it takes every token in and drafts nothing.
+        trees: budgets (guesses verified in a pass) to run as trees too; an empty list runs chains only.
+        batch_sizes: sequences decoded side by side; prompts are grouped by workload, and what fills no group is left
+            out at that size.
         num_warm_up: warm-up prompts that every arm decodes before time counts.
         dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
@@ -68,12 +78,16 @@ def compare_end_to_end(
         plain = open_target(target, device=ctx.device, dtype=dtype, kernel="plain")
     room = max_new_tokens + ROOM_FOR_GUESSES
     asked = spread(encoded_prompts(target, plain, prompts, "test", room, ctx), num_prompts)
-    warm_up = encoded_prompts(target, plain, prompts, "warm_up", room, ctx)[:num_warm_up]
+    if max(batch_sizes) > len(asked):
+        raise UserError(
+            f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(asked)}"
+        )
+    warm_up = only_untimed(encoded_prompts(target, plain, prompts, "warm_up", room, ctx), asked)[:num_warm_up]
     engine = fastest_engine(
         target, asked[0].ids, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, num_threads=num_threads
     )
     with clock.threads(engine.num_threads):
-        arms = _arms(engine, drafts, policy, depths, lookup_depths)
+        arms = _arms(engine, drafts, policy, depths, lookup_depths, loaded_off, trees)
         ctx.note(f"{len(arms)} arms x {len(asked)} prompts x {reps}: {', '.join(arm.label for arm in arms)}")
         with clock.quiet_interpreter():
             runs = run_arms(
@@ -81,6 +95,7 @@ def compare_end_to_end(
                 arms,
                 warm_up,
                 asked,
+                batch_sizes=sorted(set(batch_sizes)),
                 max_new_tokens=max_new_tokens,
                 reps=reps,
                 seed=ctx.seed,
@@ -90,16 +105,25 @@ def compare_end_to_end(
     return Measurements.made(ctx, {"num_prompts": len(asked), **facts})
 
 
+def only_untimed(warm_up: Sequence[EncodedPrompt], asked: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+    """The warm-up prompts that are not timed as well; raises UserError when none is left."""
+    timed = {tuple(prompt.ids) for prompt in asked}
+    found = [prompt for prompt in warm_up if tuple(prompt.ids) not in timed]
+    if not found:
+        raise UserError("prompts: every warm_up prompt is also a test prompt: give warm-up prompts of their own")
+    return found
+
+
 def _write(
     runs: Sequence[TimedRun], engine: Engine, target_key: str, dtype: str, machine: Machine, ctx: Context
 ) -> dict[str, Any]:
     """Turn runs into rows: compare every output with plain decoding, note what is to be doubted. Returns the facts."""
-    from components.bench.clock import clock_for, conditions
+    from components.bench.clock import conditions
+    from components.bench.request_rows import Conditions, request_rows, round_rows
     from components.bench.run_flags import run_flags
-    from components.bench.timed_runs import Conditions, request_rows, round_rows
     from components.targets.row_noise import row_count_noise
 
-    around = conditions(clock_for(engine.target.device))
+    around = conditions(engine.target.device)
     texts = [[*run.prompt.ids, *run.decoded.tokens] for run in runs if run.arm.is_baseline and not run.is_warmup]
     noise = row_count_noise(engine.target, texts[:NOISE_TEXTS])
     shared = Conditions(ctx.key[:16], target_key, dtype, engine.num_threads)
@@ -123,10 +147,15 @@ def _arms(
     policy: DepthPolicy,
     depths: Literal["around", "all"] | list[int],
     lookup_depths: Sequence[int],
+    loaded_off: bool,
+    trees: Sequence[int],
 ) -> list[Arm]:
-    """Plain, the rival baseline if there is one, prompt lookup, and every drafter at its depths."""
+    """Plain, the rival baseline if there is one, prompt lookup, and every drafter off, at its depths and as trees."""
     from components.bench.arms import PLAIN, Arm, chosen_depths, depths_to_run
+    from components.bench.loaded_off import kept_off
     from components.bench.subjects import open_drafter
+    from components.bench.trees import check_branching, tree_shape
+    from components.decoding.chain import LOOPS
     from components.drafts.ngram import Ngram
 
     arms = [PLAIN]
@@ -139,28 +168,39 @@ def _arms(
         drafter = open_drafter(draft, engine.target)
         deepest = max(depths) if isinstance(depths, list) and depths else drafter.num_steps
         wanted = depths_to_run(depths, chosen.get(draft.key, 0), min(deepest, drafter.max_depth))
+        if loaded_off and drafter.method not in LOOPS:  # a loop of its own guesses by passes of the target: no drafter
+            arms.append(Arm(drafter.method, draft.key, 0, kept_off(drafter)))
         arms += [Arm(drafter.method, draft.key, depth, drafter) for depth in wanted]
+        check_branching(drafter, trees)
+        shapes = [tree_shape(drafter.num_steps, budget) for budget in sorted(set(trees))]
+        arms += [Arm(drafter.method, draft.key, shape.depth, drafter, shape=shape) for shape in shapes]
     return arms
 
 
 def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
     """One line an arm, pooled over prompts: decode tokens a second, speedup over plain, AL, identity."""
     timed = [r for r in requests if not r.is_warmup]
-    groups: dict[tuple[str, str, int, str], list[Request]] = {}
+    groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}
     for row in timed:
-        groups.setdefault((row.method, row.draft_key, row.depth_k, row.kernel), []).append(row)
+        key = (row.method, row.draft_key, row.depth_k, row.kernel, row.tree_budget or 0, row.batch_size)
+        groups.setdefault(key, []).append(row)
     speed = {
         key: sum(r.tokens_kept - 1 for r in rows) * 1e9 / sum(r.decode_ns for r in rows) for key, rows in groups.items()
     }
-    best_plain = max(value for key, value in speed.items() if key[0] == "none")
+    best_plain = {
+        size: max(value for key, value in speed.items() if key[0] == "none" and key[5] == size)
+        for size in {key[5] for key in groups}
+    }
     return [
         {
             "method": key[0],
             "draft_key": key[1],
             "depth_k": key[2],
             "kernel": key[3],
+            "tree_budget": key[4] or None,
+            "batch_size": key[5],
             "tokens_per_s": round(speed[key], 2),
-            "speedup": round(speed[key] / best_plain, 4),
+            "speedup": round(speed[key] / best_plain[key[5]], 4),
             "al": round(sum(r.tokens_kept - 1 for r in rows) / max(1, sum(r.num_rounds for r in rows)), 4),
             "identical": None if key[0] == "none" else sum(r.identical is True for r in rows),
             "ties": sum(r.tie is True for r in rows),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.data.prompts import encode_prompt, read_prompts
-from components.drafts.draft import AbstractDraft
+from components.drafts.draft import Drafter
 from components.drafts.files import open_draft
 from components.targets.generate import continue_batch
 from components.targets.load import open_tokenizer
@@ -79,11 +79,9 @@ def kept_length(tokens: Sequence[int], ends: Collection[int]) -> int:
     return len(tokens)
 
 
-def open_drafter(draft: Draft, opened: AbstractTarget) -> AbstractDraft:
-    """The trained drafter, ready to draft for this target."""
-    drafter = open_draft(draft, opened, dtype=opened.dtype)
-    assert isinstance(drafter, AbstractDraft)
-    return drafter
+def open_drafter(draft: Draft, opened: AbstractTarget) -> Drafter:
+    """The drafter, ready to draft for this target."""
+    return open_draft(draft, opened, dtype=opened.dtype)
 
 
 def spread(prompts: Sequence[EncodedPrompt], count: int) -> list[EncodedPrompt]:

@@ -1,29 +1,29 @@
-"""Runs every arm on every prompt, interleaved, and turns each generation into rows.
+"""Runs every arm on every prompt, interleaved.
 
-Within a repetition prompts come one after the other; within a prompt the arms take turns in random order, so that drift
-of the machine meets all arms alike. Every arm starts a prompt from an empty cache and a new drafter state.
+Within a repetition prompts (or batches of them) come one after the other; within a prompt the arms take turns in random
+order, so that drift of the machine meets all arms alike. Every arm starts a prompt from an empty cache and a new
+drafter state. Prompts for warming up are never timed ones.
 """
 
 from __future__ import annotations
 
-import array
-import hashlib
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from components.bench.arms import Arm
-from components.bench.identity import Identity, compare
 from components.bench.subjects import EncodedPrompt
+from components.decoding.batch import decode_batch
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.rows import Request, Round
 from components.targets.model import AbstractTarget
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One generation of one arm, and when it ran."""
+    """One generation of one arm, and when it ran. batch_id: shared by those decoded together; None for one alone."""
 
     arm: Arm
     prompt: EncodedPrompt
@@ -31,16 +31,17 @@ class TimedRun:
     order_index: int
     is_warmup: bool
     decoded: Decoded
+    batch_size: int = 1
+    batch_id: int | None = None
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What all requests of one session share."""
+class _Turn(NamedTuple):
+    """One arm on one group of prompts, before it runs."""
 
-    session_id: str
-    target_key: str
-    dtype: str
-    num_threads: int
+    rep: int
+    is_warmup: bool
+    prompts: list[EncodedPrompt]
+    arm: Arm
 
 
 def run_arms(
@@ -49,114 +50,84 @@ def run_arms(
     warm_up: Sequence[EncodedPrompt],
     prompts: Sequence[EncodedPrompt],
     *,
+    batch_sizes: Sequence[int],
     max_new_tokens: int,
     reps: int,
     seed: int,
     progress: Callable[[int, int], None],
 ) -> list[TimedRun]:
     """All timed runs, in the order in which they ran; warm-up first."""
-    order = random.Random(seed)
-    capacity = _longest(warm_up, prompts) + max_new_tokens + max(arm.depth for arm in arms) + 1
+    timed_texts = {tuple(prompt.ids) for prompt in prompts}
+    assert not any(tuple(prompt.ids) in timed_texts for prompt in warm_up), "a warm-up prompt is timed as well"
+    capacity = _longest(warm_up, prompts) + max_new_tokens + max(arm.rows_of_pass for arm in arms)
     sessions = {id(one): Session(one, capacity) for one in (target, *(arm.target for arm in arms if arm.target))}
-    plan: list[tuple[int, bool, EncodedPrompt, Arm]] = []
-    for rep, is_warmup, asked in ((0, True, warm_up), *((rep, False, prompts) for rep in range(reps))):
-        for prompt in asked:
-            turns = list(arms)
-            order.shuffle(turns)
-            plan += [(rep, is_warmup, prompt, arm) for arm in turns]
-    runs = []
-    for index, (rep, is_warmup, prompt, arm) in enumerate(plan):
+    plan = _plan(arms, warm_up, prompts, batch_sizes, reps, random.Random(seed))
+    runs: list[TimedRun] = []
+    for number, (rep, is_warmup, group, arm) in enumerate(plan):
         mine = arm.target or target
-        decoded = decode(
-            mine,
-            arm.proposer,
-            prompt.ids,
-            max_new_tokens=max_new_tokens,
-            depth=arm.depth,
-            session=sessions[id(mine)],
-        )
-        runs.append(TimedRun(arm, prompt, rep, index, is_warmup, decoded))
-        progress(index + 1, len(plan))
+        decoded = _decode(mine, arm, group, max_new_tokens, sessions[id(mine)])
+        batch_id = number if len(group) > 1 else None
+        for prompt, one in zip(group, decoded, strict=True):
+            runs.append(TimedRun(arm, prompt, rep, len(runs), is_warmup, one, len(group), batch_id))
+        progress(number + 1, len(plan))
     return runs
 
 
-def request_rows(runs: Sequence[TimedRun], target: AbstractTarget, noise: float, shared: Conditions) -> list[Request]:
-    """One row a run. Every arm is compared with the first plain run of the same prompt."""
-    plain: dict[tuple[str, bool], list[int]] = {}
-    for run in runs:
-        if run.arm.is_baseline:
-            plain.setdefault((run.prompt.prompt_id, run.is_warmup), run.decoded.tokens)
-    session = Session(target)
-    judged: dict[tuple[str, tuple[int, ...]], Identity] = {}
-    rows = []
-    for run in runs:
-        verdict = Identity(None, None, None, None)
-        if not run.arm.is_baseline:
-            expected = plain[run.prompt.prompt_id, run.is_warmup]
-            key = (run.prompt.prompt_id, tuple(run.decoded.tokens))
-            if key not in judged:
-                judged[key] = compare(target, session, run.prompt.ids, run.decoded.tokens, expected, noise)
-            verdict = judged[key]
-        rows.append(_request(run, verdict, target, shared))
-    return rows
+def _plan(
+    arms: Sequence[Arm],
+    warm_up: Sequence[EncodedPrompt],
+    prompts: Sequence[EncodedPrompt],
+    batch_sizes: Sequence[int],
+    reps: int,
+    order: random.Random,
+) -> list[_Turn]:
+    """Warm-up, then the repetitions; in each, every group of every batch size, and every arm on it in random order."""
+    plan: list[_Turn] = []
+    for rep, is_warmup, asked in ((0, True, warm_up), *((rep, False, prompts) for rep in range(reps))):
+        for batch_size in batch_sizes:
+            for group in batches(list(asked), batch_size, fill=is_warmup):
+                turns = list(arms)
+                order.shuffle(turns)
+                plan += [_Turn(rep, is_warmup, group, arm) for arm in turns]
+    return plan
 
 
-def round_rows(runs: Sequence[TimedRun], shared: Conditions) -> list[Round]:
-    """The rounds of speculative runs; plain decoding has one token a round and needs no rows to say so."""
+def batches(prompts: list[EncodedPrompt], batch_size: int, fill: bool) -> list[list[EncodedPrompt]]:
+    """Groups of exactly `batch_size` prompts, of one workload as far as that goes; what is left over is left out.
+
+    fill: give one group even where there are too few, with prompts repeated (for warming up).
+    """
+    if fill and len(prompts) < batch_size:
+        prompts = list(itertools.islice(itertools.cycle(prompts), batch_size))
+    if batch_size > 1:
+        prompts = sorted(prompts, key=lambda prompt: prompt.workload)
+    starts = range(0, len(prompts) - batch_size + 1, batch_size)
+    return [prompts[start : start + batch_size] for start in starts]
+
+
+def _decode(
+    target: AbstractTarget, arm: Arm, group: Sequence[EncodedPrompt], max_new_tokens: int, session: Session
+) -> list[Decoded]:
+    """One turn: what each prompt of the group became."""
+    if len(group) > 1 or arm.shape is not None:
+        return decode_batch(
+            target,
+            arm.proposer,
+            [prompt.ids for prompt in group],
+            max_new_tokens=max_new_tokens,
+            depth=arm.depth_of_loop if arm.shape is None else 0,
+            shape=arm.shape,
+        )
     return [
-        Round(_request_id(run, shared), number, *facts)
-        for run in runs
-        if run.arm.depth > 0 and not run.is_warmup
-        for number, facts in enumerate(run.decoded.rounds)
+        decode(
+            target,
+            arm.proposer,
+            group[0].ids,
+            max_new_tokens=max_new_tokens,
+            depth=arm.depth_of_loop,
+            session=session,
+        )
     ]
-
-
-def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: Conditions) -> Request:
-    decoded = run.decoded
-    return Request(
-        session_id=shared.session_id,
-        request_id=_request_id(run, shared),
-        target_key=shared.target_key,
-        draft_key=run.arm.draft_key,
-        method=run.arm.method,
-        depth_k=run.arm.depth,
-        prompt_id=run.prompt.prompt_id,
-        workload=run.prompt.workload,
-        batch_size=1,
-        rep=run.rep,
-        order_index=run.order_index,
-        is_warmup=run.is_warmup,
-        status=decoded.status,
-        prompt_tokens=decoded.prompt_tokens,
-        tokens_kept=len(decoded.tokens),
-        tokens_raw=len(decoded.tokens_raw),
-        num_rounds=len(decoded.rounds),
-        num_drafted=sum(r.drafted for r in decoded.rounds),
-        num_accepted=sum(r.accepted for r in decoded.rounds),
-        ttft_ns=decoded.ttft_ns,
-        decode_ns=decoded.decode_ns,
-        output_sha256=sha256_of_tokens(decoded.tokens),
-        identical=verdict.identical,
-        first_divergence=verdict.first_divergence,
-        divergence_margin=verdict.margin,
-        tie=verdict.tie,
-        dtype=shared.dtype,
-        kernel=(run.arm.target or target).kernel,
-        num_threads=shared.num_threads,
-        temperature=0.0,
-    )
-
-
-def sha256_of_tokens(tokens: Sequence[int]) -> str:
-    """A digest of token ids as little-endian int64."""
-    numbers = array.array("q", tokens)
-    if array.array("H", [1]).tobytes()[0] == 0:
-        numbers.byteswap()
-    return hashlib.sha256(numbers.tobytes()).hexdigest()
-
-
-def _request_id(run: TimedRun, shared: Conditions) -> str:
-    return f"{shared.session_id}-{run.order_index:06d}"
 
 
 def _longest(*groups: Sequence[EncodedPrompt]) -> int:

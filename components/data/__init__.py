@@ -6,3 +6,4 @@ from components.data.corpus import collect_corpus as collect_corpus
 from components.data.mixing import mix_prompts as mix_prompts
 from components.data.recording import record_features as record_features
 from components.data.traffic import collect_traffic as collect_traffic
+from components.data.workloads import collect_workloads as collect_workloads

@@ -26,6 +26,7 @@ class Prompt:
     prompt_id: stable hash of workload and content; unique in the artifact.
     source:    the file it comes from; a stdlib file belongs to one side of the split only.
     reference: what a person answered, where known ("" otherwise).
+    language:  code of the language that the answer is to be written in (en, zh), where known ("" otherwise).
     """
 
     prompt_id: str
@@ -35,6 +36,7 @@ class Prompt:
     text: str | None
     messages: tuple[dict[str, str], ...] | None
     reference: str = ""
+    language: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The line of `prompts.jsonl`."""
@@ -43,6 +45,7 @@ class Prompt:
             "prompt_id": self.prompt_id,
             "split": self.split,
             "workload": self.workload,
+            "language": self.language,
             "source": self.source,
             **asked,
             "reference": self.reference,
@@ -70,6 +73,7 @@ def read_prompts(prompts: Prompts, split: str) -> list[Prompt]:
                 text=row.get("prompt"),
                 messages=None if messages is None else tuple(messages),
                 reference=row.get("reference", ""),
+                language=row.get("language", ""),
             )
             found.append(prompt)
     return found

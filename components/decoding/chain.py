@@ -10,6 +10,7 @@ and what was cut is recorded, not kept. A live run is therefore the replay of an
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
+from components.decoding.blockwise import EXACT, BlockRule, verify_block
 from components.decoding.sampling import draw, is_greedy
 from components.decoding.session import Session
 from components.decoding.verification import Verdict, verify_greedy, verify_sampled
@@ -27,6 +29,11 @@ from components.drafts.sampling import probabilities
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass
 
 GREEDY = Sampling()
+
+# Methods whose guesses are no chain, and the loop that decodes with them: "module:function".
+LOOPS: dict[str, str] = {
+    "lookahead": "components.decoding.lookahead:decode_lookahead",
+}
 
 
 class RoundFacts(NamedTuple):
@@ -69,6 +76,7 @@ def decode(
     eos_ids: Collection[int] | None = None,
     ignore_eos: bool = False,
     session: Session | None = None,
+    rule: BlockRule = EXACT,
 ) -> Decoded:
     """Continue `prompt_ids` by at most `max_new_tokens` tokens.
 
@@ -77,22 +85,31 @@ def decode(
     rng:       needed when sampling.temperature > 0, on the CPU; the same seed gives the same tokens.
     eos_ids:   end-of-text tokens, default those of the target.
     session:   reuses its cache; without one a cache is allocated for this call.
+    rule:      when greedy decoding keeps a guess; every one but the default changes the output (blockwise.py).
 
     Raises UserError for an empty prompt, a depth the proposer cannot reach, more tokens than the target has positions.
     """
     proposer = None if depth == 0 else proposer
     depth = 0 if proposer is None else depth
     _check(proposer, prompt_ids, max_new_tokens, depth, sampling, rng)
+    if not rule.lossless and not is_greedy(sampling):
+        raise UserError("decoding: a block rule is for greedy decoding: set temperature 0, or leave the rule out")
+    ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
+    if proposer is not None and proposer.method in LOOPS:
+        module, function = LOOPS[proposer.method].split(":")
+        run_loop = getattr(importlib.import_module(module), function)
+        asked = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends}
+        decoded: Decoded = run_loop(target, proposer, prompt_ids, session=session, **asked)
+        return decoded
     needed = len(prompt_ids) + max_new_tokens + depth + 1
     cache = (session or Session(target, needed)).empty_cache(needed)
-    ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     rng = rng if rng is not None else torch.Generator()
     with torch.inference_mode():
         ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
         if proposer is None:
             return _plain(target, cache, ids, max_new_tokens, sampling, rng, ends)
         state = proposer.new_state(needed)
-        run = _ChainRun(target, proposer, cache, state, depth, sampling, rng)
+        run = _ChainRun(target, proposer, cache, state, depth, sampling, rng, rule)
         return run.decode(ids, max_new_tokens, ends)
 
 
@@ -160,7 +177,9 @@ class _ChainRun:
         depth: int,
         sampling: Sampling,
         rng: torch.Generator,
+        rule: BlockRule,
     ) -> None:
+        self.rule = rule
         self.target, self.proposer, self.cache, self.state = target, proposer, cache, state
         self.depth, self.sampling, self.rng = depth, sampling, rng
         self.greedy = is_greedy(sampling)
@@ -184,7 +203,7 @@ class _ChainRun:
         ended = raw[0] in ends
         while not ended and kept < max_new_tokens:
             verdict, out, drafted = self._round(newest, columns)
-            emitted, ended = _keep(verdict.token_ids, max_new_tokens - kept, ends)
+            emitted, ended = keep_until_end(verdict.token_ids, max_new_tokens - kept, ends)
             rounds.append(RoundFacts(kept - 1, drafted, verdict.num_accepted, emitted, n + kept - 1))
             kept += emitted
             raw += verdict.token_ids
@@ -204,7 +223,10 @@ class _ChainRun:
         out = self.target.forward(ids, self.cache, features=self.features)
         assert out.logits is not None
         if self.greedy:
-            verdict = verify_greedy(out.logits[0], guesses)
+            exact = self.rule.lossless
+            verdict = (
+                verify_greedy(out.logits[0], guesses) if exact else verify_block(out.logits[0], guesses, self.rule)
+            )
         else:
             verdict = verify_sampled(probabilities(out.logits[0], self.sampling), guesses, proposal.probs, self.rng)
         return verdict, out, guesses.shape[0]
@@ -217,7 +239,7 @@ class _ChainRun:
         return Columns(next_tokens, out.taps[0, :count], out.last[0, :count])
 
 
-def _keep(token_ids: list[int], room: int, ends: frozenset[int]) -> tuple[int, bool]:
+def keep_until_end(token_ids: list[int], room: int, ends: frozenset[int]) -> tuple[int, bool]:
     """How many of a round's tokens are kept, and whether the last kept one ends the text."""
     for index, token in enumerate(token_ids[:room]):
         if token in ends:

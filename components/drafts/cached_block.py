@@ -12,6 +12,7 @@ Shapes: T rows of one sequence, A attention heads, G key/value heads, D head siz
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -52,16 +53,19 @@ def linear_kernel(weight: Tensor) -> Linear:
 
 @final
 class TokenTable:
-    """What a token contributes to a linear layer: norm(embedding) @ weight.T, looked up when a table of it is small.
+    """What a token contributes to a linear layer: norm(embedding) @ weight.T + bias, from a table where that is small.
 
     The token half of a concatenated input does not depend on the context, so for small vocabularies it is computed once
     for every token and a draft step saves the lookup, the norm, the concatenation and half of the linear layer.
     """
 
-    def __init__(self, embedding: Tensor, norm: RmsNorm, weight: Tensor, dtype: torch.dtype) -> None:
-        """embedding: [V, H]; weight: [out, H]."""
-        self.embedding, self.weight, self.eps = embedding, weight.to(dtype), norm.eps
-        self.norm_weight = norm.weight.detach().to(dtype)
+    def __init__(
+        self, embedding: Tensor, norm: RmsNorm | None, weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
+        """embedding: [V, H]; norm: None takes the embedding as it is; weight: [out, H]; bias: [out]."""
+        self.embedding, self.weight = embedding, weight.to(dtype)
+        self.bias = None if bias is None else bias.to(dtype)
+        self.norm = None if norm is None else (norm.weight.detach().to(dtype), norm.eps)
         self.table: Tensor | None = None
         if embedding.shape[0] * weight.shape[0] * self.weight.element_size() <= TABLE_LIMIT_BYTES:
             self.table = self._rows(embedding)
@@ -73,8 +77,10 @@ class TokenTable:
         return self._rows(self.embedding.index_select(0, ids))
 
     def _rows(self, embedded: Tensor) -> Tensor:
-        size = (embedded.shape[-1],)
-        return F.linear(F.rms_norm(embedded.to(self.weight.dtype), size, self.norm_weight, self.eps), self.weight)
+        embedded = embedded.to(self.weight.dtype)
+        if self.norm is not None:
+            embedded = F.rms_norm(embedded, (embedded.shape[-1],), *self.norm)
+        return F.linear(embedded, self.weight, self.bias)
 
 
 @final
@@ -113,6 +119,14 @@ class CachedBlock:
         size = (2 * self.shape.num_key_value_heads, capacity, self.shape.head_dim)
         return torch.zeros(size, dtype=self.dtype, device=self.device)
 
+    def with_room(self, cache: KvCache, num_rows: int) -> KvCache:
+        """The cache itself, or a larger copy where it has fewer than `num_rows` rows: a tree needs one a node."""
+        if cache.shape[1] >= num_rows:
+            return cache
+        larger = self.new_cache(num_rows + FEW_ROWS)
+        larger[:, : cache.shape[1]] = cache
+        return larger
+
     def run(self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
         """Write rows start.. of the cache and return the block's output for them, [T, H], or [1, H] for the last row.
 
@@ -134,15 +148,81 @@ class CachedBlock:
             queries, mask = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, num_rows)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
             mixed = mixed[0].transpose(0, 1).reshape(num_rows, heads * size)
+        return self._finish(residual, mixed)
+
+    def run_at(self, qkv: Tensor, residual: Tensor, cache: KvCache, columns: Tensor, window: int) -> Tensor:
+        """As `run` for every row, where no number is on the host, so that a CUDA graph may hold it.
+
+        columns: int64 [T] on the device, each row's own, at which it is written; rows see the first `window` cache rows
+        up to their own.
+        """
+        shape, num_rows = self.shape, qkv.shape[0]
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
+        cache.index_copy_(1, columns, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        keys, values = cache.narrow(1, 0, window).unsqueeze(0).split(kv_heads, 1)
+        queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
+        visible = torch.arange(window, device=columns.device) <= columns[:, None]
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        return self._finish(residual, mixed[0].transpose(0, 1).reshape(num_rows, heads * size))
+
+    def run_branches(
+        self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, positions: Tensor, visible: Tensor
+    ) -> Tensor:
+        """Rows that are no chain: write them at cache rows start.. and return the block's output for them, [T, H].
+
+        qkv, residual: as in `run`. positions: int64 [T], where each row sits (its rotation).
+        visible: bool [T, start + T], the cache rows that each row sees, itself among them.
+        """
+        shape, num_rows = self.shape, qkv.shape[0]
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, positions))
+        cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        keys, values = cache.narrow(1, 0, start + num_rows).unsqueeze(0).split(kv_heads, 1)
+        queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        return self._finish(residual, mixed[0].transpose(0, 1).reshape(num_rows, heads * size))
+
+    def run_each(
+        self, qkv: Tensor, residual: Tensor, caches: Sequence[KvCache], starts: Sequence[int], counts: Sequence[int]
+    ) -> Tensor:
+        """New rows of B sequences: the last row's output of each, [B, H].
+
+        qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
+        go to rows starts[b].. of caches[b]. Weights are read once; only attention is a sequence's own.
+        """
+        shape, device = self.shape, qkv.device
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        places = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        rows = qkv.view(-1, heads + 2 * kv_heads, size)
+        rotations = self.rotations.index_select(0, torch.cat(places).to(device))
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
+        mixed, last, end = [], [], 0
+        for cache, start, count in zip(caches, starts, counts, strict=True):
+            own, end = rows.narrow(0, end, count), end + count
+            cache.narrow(1, start, count).copy_(own.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+            keys, values = cache.narrow(1, 0, start + count).unsqueeze(0).split(kv_heads, 1)
+            queries = own[-1, :heads].view(1, kv_heads, shape.group, size)
+            mixed.append(F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size))
+            last.append(end - 1)
+        return self._finish(residual[last], torch.cat(mixed))
+
+    def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The block after attention: residual [T, H], mixed [T, A * D] -> [T, H]."""
         hidden = self.output.add_to(residual, mixed)
         gate, up = self.gate_up(self.norm(hidden)).chunk(2, -1)
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def _rotate(self, rows: Tensor, start: int) -> None:
         """Rotate queries and keys [T, A + G, D] of columns start.. in place."""
+        self._rotate_by(rows, self.rotations.narrow(0, start, rows.shape[0]))
+
+    def _rotate_by(self, rows: Tensor, rotations: Tensor) -> None:
+        """Rotate [T, A + G, D] in place by complex64 [T, 1, D / 2]."""
         exact = rows if rows.dtype == torch.float32 else rows.float()
-        pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))
-        pairs.mul_(self.rotations.narrow(0, start, rows.shape[0]))
+        torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(rotations)
         if exact is not rows:
             rows.copy_(exact)
 

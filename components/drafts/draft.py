@@ -9,10 +9,10 @@ map is exact.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,110 @@ class Proposer(Protocol):
         """Take in the newly committed columns, then guess up to `depth` tokens. Guesses leave no trace in `state`."""
 
 
+class Drafter(Proposer, Protocol):
+    """What a Draft artifact opens as, trained or not: a Proposer that can also be asked about every column at once."""
+
+    num_steps: int  # the depth that is measured unless another is asked for: the trained one
+
+    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """See AbstractDraft; -1, which is no token, where a chain is shorter than `depth`."""
+
+
+class Branches(ABC):
+    """The guesses of one round of one sequence while they branch; thrown away after the round.
+
+    Nodes are the guesses that were given to `expand`, numbered from 0 in the order of being given. A node of depth d
+    (1: the first guess) is a guess for x_{n+d}; the newest token x_n itself is number -1, of depth 0.
+    N = draft vocabulary (`draft_ids` of the proposer), F = nodes of one call.
+    """
+
+    root: Tensor  # [N] logits of the first guess, x_{n+1}; scaled as in training: probabilities are taken from them
+
+    @abstractmethod
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Add F nodes and say what may follow each: logits [F, N] of the guess one deeper, given its whole path.
+
+        parents: F numbers, -1 for children of the newest token, else nodes that an earlier call added.
+        tokens:  int64 [F], the nodes' own tokens, target ids.
+        All nodes of a call have the same depth, and calls go down a level at a time. A node is given once; those that
+        are never given (leaves) cost nothing. Never called for nodes as deep as the `depth` that `begin` was told.
+        """
+
+
+@final
+class DepthBranches(Branches):
+    """Branches of heads that do not see the path: one distribution a depth (Medusa, parallel MTP heads, P-EAGLE)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """logits: [K, N]; row d is the distribution of the guess at depth d + 1."""
+        self.logits, self.root = logits, logits[0]
+        self._depths: list[int] = []  # of every node
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """See Branches."""
+        depths = [1 if parent < 0 else self._depths[parent] + 1 for parent in parents]
+        self._depths += depths
+        assert max(depths) < self.logits.shape[0], "no head guesses this deep"
+        return self.logits[depths]
+
+
+@runtime_checkable
+class TreeProposer(Protocol):
+    """A drafter whose guesses can branch: it says distributions, and the decoder (decoding/tree.py) picks the tokens.
+
+    A method that fits has `begin`, `draft_ids` and all of Proposer; the chain's `propose` stays what it is. On one
+    state `begin` and `propose` may take turns: both take in the same columns, and neither leaves a guess in `state`
+    (scratch rows of a cache beyond the committed columns mean nothing). Following the argmax of `root`, then of every
+    `expand`, gives the tokens of a greedy `propose`.
+    """
+
+    method: ClassVar[str]
+    needs_features: ClassVar[bool]
+    max_depth: int
+    draft_ids: Tensor  # int64 [N], the target ids that the N logits stand for
+
+    def new_state(self, capacity: int) -> Any:
+        """See Proposer."""
+
+    def begin(self, state: Any, columns: Columns, depth: int) -> Branches:
+        """Take in the newly committed columns and say the distribution of the first guess.
+
+        depth: the deepest guess that this round may ask for, 1 to max_depth.
+        """
+
+
+@runtime_checkable
+class TwoRowProposer(Protocol):
+    """A drafter that guesses one token after every new column, before it is known which of them hold (two_row.py)."""
+
+    method: ClassVar[str]
+    draft_ids: Tensor  # int64 [N], the target ids that the N logits stand for
+
+    def new_state(self, capacity: int) -> Any:
+        """See Proposer."""
+
+    def guess_after_each(self, state: Any, columns: Columns) -> Tensor:
+        """Take in T columns and say the first guess after each: logits [T, N]."""
+
+    def forget(self, state: Any, count: int) -> None:
+        """Take the last `count` columns of the `guess_after_each` just made back: they were not committed."""
+
+
+@runtime_checkable
+class BatchProposer(Protocol):
+    """A drafter that guesses for many sequences at once; without this, `propose` is called for one after the other."""
+
+    def propose_batch(
+        self,
+        states: Sequence[Any],
+        columns: Sequence[Columns],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """What `propose` would say for every sequence: same states afterwards, same draws from each generator."""
+
+
 class Batch(NamedTuple):
     """Training columns, right-padded. B sequences of T tokens."""
 
@@ -87,6 +191,11 @@ class AbstractDraft(nn.Module, ABC):
     num_steps: int  # drafting steps it is trained for
     max_depth: int
     lr_scales: Mapping[str, float] = MappingProxyType({})  # parameters that learn at another rate than peak_lr, times
+
+    @property
+    def token_tables(self) -> frozenset[str]:
+        """Parameters with a row a token (LM heads, embeddings): tables, not maps between hidden states; see Muon."""
+        return frozenset({"lm_head.weight"})
 
     def fit_inputs(self, taps: Tensor) -> None:
         """Scale an untrained drafter to the target's hidden states, seen as a sample [N, 3H]; may set lr_scales."""

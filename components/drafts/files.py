@@ -4,6 +4,7 @@
 "draft_vocab_size", "num_parameters", "target": {"key", "hidden_size", "vocab_size", "num_layers"}, "held_out_al", ...}.
 `model.safetensors`: the drafter's own tensors, float32, under the names that engines know (see each method), and
   d2t int64 [N] (target id = i + d2t[i]) and t2d bool [V].
+A method that learns nothing has the first file alone, with "trained": false.
 Opening checks names and shapes exactly: an engine that loads what fits and leaves the rest random is the usual way to
 lose acceptance without a word.
 """
@@ -20,8 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from components.contract import Draft, UserError
-from components.drafts.draft import AbstractDraft, Proposer
+from components.contract import Draft, Target, UserError
+from components.drafts.draft import AbstractDraft, Drafter
 from components.drafts.vocabulary import ids_of, membership_of, offsets_of
 from components.targets.model import AbstractTarget
 
@@ -72,23 +73,50 @@ def save_draft(
     (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
+def save_untrained(directory: Path, method: str, settings: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """Write draft.json, all there is of a method that learns nothing; returns its facts. Reads no weight."""
+    from components.targets.load import target_facts
+
+    shape = target_facts(target)["shape"]
+    own = method_class(method).written_down(target, settings)
+    facts = {
+        "method": method,
+        "num_steps": own["num_steps"],
+        "max_depth": own["max_depth"],
+        "target_key": target.key,
+        "draft_vocab_size": shape["vocab_size"],
+        "num_parameters": own["num_parameters"],
+        "trained": False,
+    }
+    sizes = {name: shape[name] for name in ("hidden_size", "vocab_size", "num_layers")}
+    record = {"format": FORMAT, "settings": own["settings"], "target": {"key": target.key, **sizes}, **facts}
+    (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return facts
+
+
 def read_record(directory: Path) -> dict[str, Any]:
     """draft.json of a drafter, without reading any weight; raises UserError when it is not one."""
-    for name in ("draft.json", "model.safetensors"):
+
+    def there(name: str) -> Path:
         if not (directory / name).is_file():
             raise UserError(f"{directory}: no {name}: not a drafter; make one with drafts.train_draft")
-    record: dict[str, Any] = json.loads((directory / "draft.json").read_text(encoding="utf-8"))
+        return directory / name
+
+    record: dict[str, Any] = json.loads(there("draft.json").read_text(encoding="utf-8"))
     if record.get("format") != FORMAT:
         raise UserError(f"{directory}/draft.json: format {record.get('format')} where {FORMAT} is read; train it again")
+    if record.get("trained", True):
+        there("model.safetensors")
     return record
 
 
 def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """draft.json and the tensors of a drafter, without a target; raises UserError when it is not one."""
-    return read_record(directory), load_file(directory / "model.safetensors")
+    record = read_record(directory)
+    return record, load_file(directory / "model.safetensors") if record.get("trained", True) else {}
 
 
-def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = torch.float32) -> Proposer:
+def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = torch.float32) -> Drafter:
     """The drafter of a Draft artifact, ready to decode in `dtype` on the target's device.
 
     Raises UserError when it was trained for a target of another shape, or when a tensor is missing, unexpected or of
@@ -96,6 +124,12 @@ def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = tor
     """
     record, tensors = read_draft(draft.path)
     check_target(draft.path, record, target)
+    if not record.get("trained", True):
+        every_token = torch.arange(target.shape.vocab_size)
+        untrained: Drafter = method_class(record["method"]).build(target, record["settings"], every_token)
+        if isinstance(untrained, AbstractDraft):
+            untrained.prepare_decoding(dtype)
+        return untrained
     draft_ids = take_vocabulary(draft.path, tensors, target.shape.vocab_size)
     network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
     check_tensors(draft.path, tensors, network.state_dict())

@@ -85,7 +85,8 @@ def train_from_features(
     if start is not None and progress.best_step == 0:
         ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
     save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
-    return Draft.made(ctx, facts)
+    num_parameters = sum(weight.numel() for weight in weights.values())
+    return Draft.made(ctx, {**facts, "num_parameters": num_parameters})
 
 
 def _vocabulary(counts: Tensor, start: Start | None, size: int) -> DraftVocabulary:

@@ -1,7 +1,7 @@
-"""What a drafter borrows from the target's end: rows of its LM head and the weight of its final norm.
+"""What a drafter borrows from the target: its embedding, rows of its LM head and the weight of its final norm.
 
-An AbstractTarget shows both as functions. They are linear (the head) and diagonal (an RMSNorm), so feeding unit vectors
-reads the weights back exactly, whatever the model calls them, with every scale the model applies folded in.
+An AbstractTarget shows the last two as functions. They are linear (the head) and diagonal (an RMSNorm), so feeding unit
+vectors reads the weights back exactly, whatever the model calls them, with every scale the model applies folded in.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ROWS_AT_ONCE = 256
+
+
+def embedded(target: Any, ids: Tensor) -> Tensor:
+    """An AbstractTarget's frozen embedding of target ids: int64 [...] -> float32 [..., H]."""
+    return F.embedding(ids, target.embedding).float()
 
 
 @torch.no_grad()

@@ -68,8 +68,8 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        # One kernel each way: written out, the norms took a tenth of a training step and kept four copies of x.
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
 
 
 @final
@@ -112,6 +112,27 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+@final
+class LlamaLayer(nn.Module):
+    """A decoder layer as Llama's, tensors named alike."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = AttentionProjections(shape, shape.hidden_size)
+        self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = SwiGlu(shape)
+
+    def forward(self, x: Tensor, rope: Rope) -> Tensor:
+        """All columns at once, causal: [B, T, H] -> [B, T, H]."""
+        normed = self.input_layernorm(x)
+        keys, values = self.self_attn.keys_values(normed, rope)
+        queries = self.self_attn.queries(normed, rope).to(values.dtype)
+        mixed = F.scaled_dot_product_attention(queries, keys.to(values.dtype), values, is_causal=True, enable_gqa=True)
+        hidden = x + self.self_attn.output(mixed)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 @final

@@ -1,8 +1,7 @@
 """What a drafter learns from: the target's own distribution, column by column and step by step.
 
-Soft-target cross-entropy -sum_v p(v) log q(v) (EAGLE-3, Li et al. 2025, arXiv:2503.01840; equal to the KL divergence up
-to the teacher's entropy, which has no gradient). Steps are weighted decay^k / sum decay^k: dividing by the sum keeps
-the effective learning rate when the number of steps changes.
+Which distance is taken at a row is `row_losses.py`'s business; here rows become one number. Steps are weighted
+decay^k / sum decay^k: dividing by the sum keeps the effective learning rate when the number of steps changes.
 """
 
 from __future__ import annotations
@@ -15,16 +14,12 @@ from torch import Tensor
 
 from components.drafts.draft import Batch, StepLosses
 from components.drafts.masks import packed_rows, reachable
+from components.drafts.row_losses import Teacher, row_loss
+from components.drafts.settings import LossName
 from components.targets.model import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
-
-
-class Teacher(NamedTuple):
-    """The target's next-token distribution at every column, over the N tokens that the student's softmax runs over."""
-
-    probs: Tensor  # [B, T, N] float32, renormalised over those tokens
-    best: Tensor  # [B, T] int64: which of them greedy decoding keeps (argmax of the FULL vocabulary); -1: none of them
+TEACHER_COLUMNS = 64
 
 
 @torch.no_grad()
@@ -33,20 +28,25 @@ def teacher_of(target: AbstractTarget, last: Tensor, student_ids: Tensor | None)
 
     student_ids: int64 [N], the target ids of the student's vocabulary; None: all V.
     """
+    columns = last.to(target.dtype).flatten(0, 1)
     with torch.autocast(last.device.type, enabled=False):
-        logits = target.unembed(target.final_norm(last.to(target.dtype))).float()
+        # A few columns at a time: the logits of all over the full vocabulary would be the largest tensor of the step.
+        parts = [_teacher_at(target, some, student_ids) for some in columns.split(TEACHER_COLUMNS)]
+    probs, best, mass = (torch.cat(part).unflatten(0, last.shape[:2]) for part in zip(*parts, strict=True))
+    return Teacher(probs, best, mass)
+
+
+def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | None) -> Teacher:
+    """The teacher at columns [C, H]."""
+    logits = target.unembed(target.final_norm(columns[None]))[0].float()
     best = logits.argmax(-1)
     if student_ids is None:
-        return Teacher(logits.softmax(-1), best)
+        return Teacher(logits.softmax(-1), best, torch.ones_like(best, dtype=torch.float32))
     places = torch.full((logits.shape[-1],), -1, device=best.device)
     places[student_ids] = torch.arange(student_ids.numel(), device=best.device)
-    return Teacher(logits.index_select(-1, student_ids).softmax(-1), places[best])
-
-
-def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
-    """-sum_v p(v) log q(v) at every row: logits and probs [..., N] -> float32 [...]."""
-    logits = logits.float()
-    return logits.logsumexp(-1) - (probs * logits).sum(-1)
+    kept = logits.index_select(-1, student_ids)
+    mass = (kept.logsumexp(-1) - logits.logsumexp(-1)).exp()
+    return Teacher(kept.softmax(-1), places[best], mass)
 
 
 def averaged(rows: Tensor, wanted: Tensor, normaliser: Normaliser, num_positions: int) -> Tensor:
@@ -64,6 +64,64 @@ def averaged(rows: Tensor, wanted: Tensor, normaliser: Normaliser, num_positions
     return (kept.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
 
+class Roots(NamedTuple):
+    """The columns to draft from, R of each sequence."""
+
+    rows: Tensor  # int64 [B, R]
+    valid: Tensor  # bool [B, R]: False on filler rows
+
+
+class StepJudge:
+    """Losses and counts of drafting steps, given one after the other.
+
+    Step k at column t is judged against the target's distribution at column t + k + 1. It is trained on where M_k
+    allows it and the student can say the teacher's argmax, and counts as accepted when steps 0..k all guessed that
+    argmax. A step may be given for the first R' of the R roots only (P-EAGLE trains deep guesses on a sample).
+    """
+
+    def __init__(self, batch: Batch, teacher: Teacher, num_steps: int, normaliser: Normaliser) -> None:
+        """teacher: over all columns [B, T]; num_steps: at most so many steps will come."""
+        self.batch, self.teacher, self.normaliser = batch, teacher, normaliser
+        self.reached = reachable(batch.mask, num_steps)  # [num_steps, B, T]
+        self.roots = Roots(*packed_rows(self.reached[0]))
+        self.alive = self.roots.valid
+        self.losses: list[Tensor] = []
+        self.accepted: list[Tensor] = []
+        self.counts: list[Tensor] = []
+
+    def draw_from(self, roots: Roots) -> None:
+        """Take these roots instead of all that are reachable; before the first step."""
+        assert not self.losses
+        self.roots, self.alive = roots, roots.valid
+
+    def judged(self, num_roots: int | None = None) -> Tensor:
+        """The columns that the coming step is judged at, for the first `num_roots` roots: int64 [B, R']."""
+        rows = self.roots.rows[:, :num_roots]
+        return (rows + len(self.losses) + 1).clamp(max=self.batch.ids.shape[1] - 1)
+
+    def add(self, logits: Tensor, loss: Callable[[Tensor, Teacher], Tensor]) -> None:
+        """The coming step's logits [B, R', N]; loss: (logits, the teacher of their rows) -> [B, R']."""
+        width = logits.shape[1]
+        rows, valid = self.roots.rows[:, :width], self.roots.valid[:, :width]
+        allowed = self.reached[len(self.losses)].gather(1, rows) & valid
+        teacher = self.teacher.at(self.judged(width))
+        best = teacher.best
+        row_losses = loss(logits, teacher)
+        self.losses.append(averaged(row_losses, allowed & (best >= 0), self.normaliser, self.batch.ids.numel()))
+        # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
+        said = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
+        self.alive = self.alive[:, :width] & said & (best >= 0)
+        self.accepted.append((self.alive & allowed).sum())
+        self.counts.append(allowed.sum())
+
+    def result(self, decay: float) -> StepLosses:
+        """Everything so far as one loss, step k weighted decay^k / sum decay^k."""
+        stacked = torch.stack(self.losses)
+        weights = decay ** torch.arange(len(self.losses), device=stacked.device, dtype=torch.float32)
+        total = (stacked * weights).sum() / weights.sum()
+        return StepLosses(total, stacked.detach(), torch.stack(self.accepted), torch.stack(self.counts))
+
+
 def step_losses(
     batch: Batch,
     steps: Callable[[Tensor], Iterable[Tensor]],
@@ -71,31 +129,13 @@ def step_losses(
     teacher: Teacher,
     decay: float,
     normaliser: Normaliser,
+    loss: LossName = "soft_ce",
 ) -> StepLosses:
-    """Losses and counts of every drafting step of one training forward.
+    """Losses and counts of every drafting step of one training forward; see StepJudge.
 
     steps: given rows int64 [B, R] (the columns to draft from), the teacher-forced logits [B, R, N] of steps 0, 1, ...
-    Step k at column t is judged against the target's distribution at column t + k + 1. It is trained on where M_k
-    allows it and the student can say the teacher's argmax, and counts as accepted when steps 0..k all guessed that
-    argmax.
     """
-    reached = reachable(batch.mask, num_steps)
-    rows, valid = packed_rows(reached[0])
-    sequence = torch.arange(len(rows), device=rows.device)[:, None]
-    losses, accepted, counts = [], [], []
-    alive = valid
-    for k, logits in enumerate(steps(rows)):
-        judged = (rows + k + 1).clamp(max=batch.ids.shape[1] - 1)
-        allowed = reached[k].gather(1, rows) & valid
-        best = teacher.best.gather(1, judged)
-        row_losses = soft_cross_entropy(logits, teacher.probs[sequence, judged])
-        losses.append(averaged(row_losses, allowed & (best >= 0), normaliser, batch.ids.numel()))
-        # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
-        said = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
-        alive = alive & said & (best >= 0)
-        accepted.append((alive & allowed).sum())
-        counts.append(allowed.sum())
-    stacked = torch.stack(losses)
-    weights = decay ** torch.arange(len(losses), device=stacked.device, dtype=torch.float32)
-    total = (stacked * weights).sum() / weights.sum()
-    return StepLosses(total, stacked.detach(), torch.stack(accepted), torch.stack(counts))
+    judge = StepJudge(batch, teacher, num_steps, normaliser)
+    for logits in steps(judge.roots.rows):
+        judge.add(logits, lambda said, wanted: row_loss(loss, said, wanted))
+    return judge.result(decay)

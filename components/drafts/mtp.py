@@ -29,55 +29,15 @@ from torch import Tensor, nn
 from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows, norm_weight_of
-from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, initialise
+from components.drafts.layers import BlockShape, Rope, initialise
 from components.drafts.losses import Normaliser, step_losses, teacher_of
 from components.drafts.masks import shift_left
+from components.drafts.mtp_branches import MtpBranches
 from components.drafts.mtp_everywhere import guesses_everywhere
+from components.drafts.mtp_module import MtpModule
 from components.drafts.sampling import Guesses
+from components.drafts.settings import LossName
 from components.targets.linear import Linear, calibrate
-
-
-@final
-class SharedHead(nn.Module):
-    """Only its norm is the module's own; the head is the target's."""
-
-    def __init__(self, shape: BlockShape) -> None:
-        super().__init__()
-        self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
-
-
-@final
-class MtpModule(nn.Module):
-    """The tensors of one module, named as in DeepSeek-V3."""
-
-    def __init__(self, shape: BlockShape) -> None:
-        super().__init__()
-        hidden, eps = shape.hidden_size, shape.rms_norm_eps
-        self.enorm, self.hnorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
-        self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
-        self.input_layernorm = RmsNorm(hidden, eps)
-        self.self_attn = AttentionProjections(shape, hidden)
-        self.post_attention_layernorm = RmsNorm(hidden, eps)
-        self.mlp = SwiGlu(shape)
-        self.shared_head = SharedHead(shape)
-
-    def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """Embedding first, then the hidden state: [B, T, H] each -> [B, T, H]."""
-        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1)).float()
-
-    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """The rest of the block after attention: residual [B, T, H], mixed [B, A, T, D]."""
-        hidden = residual + self.self_attn.output(mixed)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope) -> Tensor:
-        """All columns at once, causal: [B, T, H] each -> [B, T, H]."""
-        joined = self.join(embedded, hidden)
-        normed = self.input_layernorm(joined)
-        keys, values = self.self_attn.keys_values(normed, rope)
-        queries = self.self_attn.queries(normed, rope).to(values.dtype)
-        mixed = F.scaled_dot_product_attention(queries, keys.to(values.dtype), values, is_causal=True, enable_gqa=True)
-        return self.finish(joined, mixed)
 
 
 class ModuleDecoder(NamedTuple):
@@ -132,6 +92,7 @@ class Mtp(AbstractDraft):
         self.shape, self.num_steps, self.max_depth = shape, num_modules, num_modules
         self.step_decay, self.first_hidden = 0.8, "post_norm"
         self.normaliser: Normaliser = "token"
+        self.loss_name: LossName = "soft_ce"
         self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
         self.draft_ids: Tensor
         self.head_weight: Tensor  # [V, H], frozen
@@ -143,15 +104,23 @@ class Mtp(AbstractDraft):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Mtp:
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> AbstractDraft:
         """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
 
-        settings: mtp_modules, intermediate_size (0: the target's), step_decay, normaliser, first_hidden, init_seed.
+        With `start: own` it is the model's own module (mtp_own.py).
+
+        settings: mtp_modules, intermediate_size (0: the target's), step_decay, normaliser, loss, first_hidden,
+        init_seed.
         """
+        if settings.get("start") == "own":
+            from components.drafts.mtp_own import MtpOwn
+
+            return MtpOwn.build(target, settings, draft_ids)
         shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
         draft = cls(target, shape, draft_ids, int(settings.get("mtp_modules", 3)))
         draft.step_decay = float(settings.get("step_decay", 0.8))
         draft.normaliser = settings.get("normaliser", "token")
+        draft.loss_name = settings.get("loss", "soft_ce")
         draft.first_hidden = settings.get("first_hidden", "post_norm")
         initialise(draft, torch.Generator().manual_seed(int(settings.get("init_seed", 0))))
         with torch.no_grad():
@@ -200,6 +169,7 @@ class Mtp(AbstractDraft):
             teacher,
             self.step_decay,
             self.normaliser,
+            self.loss_name,
         )
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
@@ -262,14 +232,41 @@ class Mtp(AbstractDraft):
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
         guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        begin = state.num_columns
-        state.num_columns = begin + columns.next_tokens.shape[0]
-        state.ids[begin + 1 : state.num_columns + 1] = columns.next_tokens
-        state.waiting[0].append(self.first(columns.last).to(decoder.dtype))
+        self._take_in(state, columns, decoder.dtype)
         guessed_rows: list[Tensor] = []
         for index in range(min(depth, self.max_depth)):
             guessed_rows = self._run_module(decoder, state, index, guessed_rows, guesses)
         return guesses.proposal()
+
+    @torch.inference_mode()
+    def begin(self, state: MtpState, columns: Columns, depth: int) -> MtpBranches:
+        """See TreeProposer."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        self._take_in(state, columns, decoder.dtype)
+        return MtpBranches(self, decoder, state)
+
+    @torch.inference_mode()
+    def guess_after_each(self, state: MtpState, columns: Columns) -> Tensor:
+        """See TwoRowProposer. Only module 1 runs."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        self._take_in(state, columns, decoder.dtype)
+        return MtpBranches(self, decoder, state, num_roots=columns.next_tokens.shape[0]).roots
+
+    def forget(self, state: MtpState, count: int) -> None:
+        """See TwoRowProposer."""
+        state.num_columns -= count
+        state.committed[0] -= count
+        if count and len(state.waiting) > 1:
+            state.waiting[1][-1] = state.waiting[1][-1][:-count]
+
+    def _take_in(self, state: MtpState, columns: Columns, dtype: torch.dtype) -> None:
+        """Note newly committed columns; they wait for module 1."""
+        begin = state.num_columns
+        state.num_columns = begin + columns.next_tokens.shape[0]
+        state.ids[begin + 1 : state.num_columns + 1] = columns.next_tokens
+        state.waiting[0].append(self.first(columns.last).to(dtype))
 
     def _run_module(
         self, decoder: Decoder, state: MtpState, index: int, guessed_rows: list[Tensor], guesses: Guesses

@@ -30,7 +30,7 @@ class Optimizer:
         self._scales = {p: draft.lr_scales.get(n, 1.0) for n, p in draft.named_parameters()}
         self._parameters = list(self._scales)
         matrices = [
-            p for n, p in draft.named_parameters() if name == "muon" and p.ndim == 2 and not n.startswith("lm_head.")
+            p for n, p in draft.named_parameters() if name == "muon" and p.ndim == 2 and n not in draft.token_tables
         ]
         inside = set(matrices)
         others = [p for p in self._parameters if p not in inside]

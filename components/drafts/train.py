@@ -1,4 +1,4 @@
-"""The step that trains a drafter on the target's features."""
+"""The step that makes a drafter: trained on the target's features, or written down where there is nothing to learn."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Draft, Features, Target
+from components.contract import Context, Draft, Features, Target, UserError
+from components.drafts.settings import Place, Settings, checked, filled, own_settings
 
-Method = Literal["eagle3", "mtp"]
+Method = Literal[
+    "draft-model", "eagle1", "eagle3", "hass", "lookahead", "medusa", "mtp", "mtp-parallel", "ngram", "p-eagle"
+]
 
 
 def train_draft(
     target: Target,
-    features: Features,
+    features: Features | None = None,
     start_from: Draft | None = None,
     *,
     method: Method = "eagle3",
+    settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
     num_steps: Annotated[int, Field(ge=1)] = 400,
     optimizer: Literal["muon", "adamw"] = "muon",
     peak_lr: Annotated[float, Field(gt=0)] = 2e-3,
@@ -27,12 +31,6 @@ def train_draft(
     batch_tokens: Annotated[int, Field(ge=16)] = 1024,
     max_tokens: Annotated[int, Field(ge=8)] = 2048,
     draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
-    intermediate_size: Annotated[int, Field(ge=0)] = 0,
-    ttt_steps: Annotated[int, Field(ge=1, le=16)] = 7,
-    mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3,
-    first_hidden: Literal["post_norm", "pre_norm"] = "post_norm",
-    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8,
-    normaliser: Literal["token", "sequence", "position"] = "token",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     eval_every: Annotated[int, Field(ge=1)] = 50,
     eval_rows: Annotated[int, Field(ge=1)] = 32,
@@ -41,14 +39,18 @@ def train_draft(
 ) -> Draft:
     """Train a drafter for a target and keep the weights with the best held-out acceptance length.
 
+    A method that learns nothing (prompt lookup) makes a Draft of its settings alone, in no time and without features.
+
     Args:
         target: the model to draft for.
-        features: its hidden states over its own answers, splits train and validation.
+        features: its hidden states over its own answers, splits train and validation; trained methods need them.
         start_from: a drafter to go on from instead of starting over, of the same method and shape: its weights and
             vocabulary, a new optimiser. The schedule begins again with its warm-up, so give a peak_lr well below the
             one it was trained with (a quarter). If no step improves on it, its own weights are kept.
-        method: eagle3 (one layer fed by three hidden states, any depth) or mtp (one module a depth, DeepSeek-V3's
-            layout).
+        method: how to draft; components/drafts/METHOD.py says what each one is.
+        settings: what methods are told, by method: {eagle3: {ttt_steps: 5}}; only the entry of `method` counts, the
+            others are checked too, so that a matrix over methods can hold those of all. What each method can be told,
+            with defaults: components/drafts/settings.py.
         num_steps: optimiser steps.
         optimizer: muon steps the matrices inside the drafter by Muon and the rest (LM head, norms) by AdamW; adamw
             steps all by AdamW.
@@ -62,30 +64,19 @@ def train_draft(
         draft_vocab_size: tokens the drafter can guess, the most frequent ones of the answers; 0 takes a quarter of the
             target's vocabulary, at least 256 and at most 32000. For mtp it prunes the head while drafting, not
             training.
-        intermediate_size: width of the drafter's MLP; 0 takes the target's.
-        ttt_steps: eagle3: drafting steps unrolled in training (training-time test).
-        mtp_modules: mtp: how many modules, hence how many tokens it can guess.
-        first_hidden: mtp: whether module 1 reads the target's last state after or before the final norm; engines that
-            serve DeepSeek's module feed it the state after the norm.
-        step_decay: drafting step k weighs step_decay^k in the loss, divided by the sum of the weights.
-        normaliser: what a step's loss is averaged over: its trained tokens, its sequences, or all positions of the
-            batch.
         precision: arithmetic of the training graph; auto is bfloat16 where the machine multiplies it natively.
         eval_every: optimiser steps between looks at the held-out acceptance length.
         eval_rows: held-out answers in such a look, at most.
         checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
     """
+    chosen = own_settings(method, settings)
+    if not chosen.trained:
+        return _written_down(target, start_from, method, chosen, ctx)
+    if features is None:
+        raise UserError(f"train_draft: method {method} is trained: wire data.record_features into `features`")
     from components.drafts.from_features import DataChoice, train_from_features
     from components.drafts.training import Schedule
 
-    settings: dict[str, Any] = {
-        "intermediate_size": intermediate_size,
-        "step_decay": step_decay,
-        "normaliser": normaliser,
-        "init_seed": ctx.seed,
-    }
-    settings |= {"ttt_steps": ttt_steps} if method == "eagle3" else {}
-    settings |= {"mtp_modules": mtp_modules, "first_hidden": first_hidden} if method == "mtp" else {}
     schedule = Schedule(
         num_steps,
         peak_lr,
@@ -99,4 +90,31 @@ def train_draft(
         muon_lr_scale,
     )
     choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows)
-    return train_from_features(target, features, start_from, method, settings, schedule, choice, ctx)
+    return train_from_features(target, features, start_from, method, filled(chosen, ctx.seed), schedule, choice, ctx)
+
+
+def _written_down(target: Target, start_from: Draft | None, method: str, chosen: Settings, ctx: Context) -> Draft:
+    """The Draft of a method that learns nothing."""
+    from components.drafts.files import save_untrained
+
+    if start_from is not None:
+        raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
+    return Draft.made(ctx, save_untrained(ctx.out, method, filled(chosen, ctx.seed), target))
+
+
+def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
+    """The content of a given draft model, for the step's key: file name -> sha256; {} where none is given."""
+    from components.targets.source import load_target_fingerprint
+
+    model = settings["settings"].get("draft-model", {}).get("model", "")
+    return load_target_fingerprint({"model": model}) if model and settings["method"] == "draft-model" else {}
+
+
+def train_draft_settings(given: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """The settings as they enter the step's key: of `settings` only the method's own, defaults filled in; and faults.
+
+    flows/signature.py asks for this when it reads pipelines.yaml.
+    """
+    method = given["method"]
+    own, faults = checked(method, given["settings"])
+    return {**given, "settings": {} if own is None else {method: own.model_dump(mode="json")}}, faults

@@ -52,10 +52,13 @@ def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]
     """What the template is given."""
     draft_key, depth = record["serve"]["draft_key"], record["serve"]["depth_k"]
     mine = [c for c in policy["choices"] if c["draft_key"] == draft_key]
-    evals = [e for e in policy["evals"] if e["draft_key"] == draft_key]
+    batch_size = min(c["batch_size"] for c in mine)  # the card tells of one, and names it
+    mine = [c for c in mine if c["batch_size"] == batch_size]
+    evals = [e for e in policy["evals"] if (e["draft_key"], e["batch_size"]) == (draft_key, batch_size)]
     acceptance = [a for a in policy["acceptance"] if a["draft_key"] == draft_key]
     # At depth 0 nothing is drafted; the card then shows the shallowest drafting depth, so that the reader sees why.
     shown = depth or min((a["depth_k"] for a in acceptance if a["depth_k"]), default=0)
+    model = record["target"]["model"] or "TARGET"
     return {
         **record,
         "depth": depth,
@@ -70,7 +73,7 @@ def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]
         "my_arms": [a for a in policy["arms"] if a["workload"] == ALL and a["draft_key"] == draft_key],
         "gate": policy["gate"],
         "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
-        "launch": launch_lines(record["serve"]["method"], depth, record["target"]["model"] or "TARGET"),
+        "launch": launch_lines(record["serve"]["method"], depth, policy["engines"], model),
     }
 
 
@@ -80,25 +83,26 @@ def _same(e: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
     return {k: e[k] for k in ("al", "al_lo", "al_hi")} if same else {}
 
 
-def launch_lines(method: str, depth: int, target: str) -> list[tuple[str, str]]:
-    """(engine, command) for serving at a depth; empty where no engine reads the layout or nothing should be drafted."""
-    if depth == 0 or method != "eagle3":
+def launch_lines(method: str, depth: int, engines: dict[str, Any], target: str) -> list[tuple[str, str]]:
+    """(engine, command) for serving at a depth; empty where no engine reads the layout or nothing should be drafted.
+
+    engines: policy.json's, which knows how each engine is told the depth.
+    """
+    if depth == 0 or method != "eagle3" or not engines:
         return []
     target = shlex.quote(" ".join(target.split()))  # it is copied into a shell
-    config = json.dumps({"method": "eagle3", "model": "./eagle3", "num_speculative_tokens": depth})
+    config = json.dumps({"model": "./eagle3", **engines["vllm"]["speculative_config"]})
     return [
         ("vLLM", f"vllm serve {target} --speculative-config '{config}'"),
         (
             "SGLang",
-            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 "
-            f"--speculative-draft-model-path ./eagle3 --speculative-num-steps {depth} "
-            f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {depth + 1}",
+            f"python -m sglang.launch_server --model-path {target} --speculative-draft-model-path ./eagle3 "
+            f"{shlex.join(engines['sglang']['flags'])}",
         ),
         (
             "llama.cpp",
             f"python convert_hf_to_gguf.py ./eagle3 --target-model-dir {target} --outfile eagle3.gguf\n"
-            "llama-server --model target.gguf --model-draft eagle3.gguf --spec-type draft-eagle3 "
-            f"--spec-draft-n-max {depth} --spec-draft-p-min 0",
+            f"llama-server --model target.gguf --model-draft eagle3.gguf {shlex.join(engines['llama_cpp']['flags'])}",
         ),
     ]
 

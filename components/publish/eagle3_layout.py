@@ -28,6 +28,11 @@ def lay_out(tensors: Mapping[str, Tensor], shape: TargetShape, record: Mapping[s
     Raises UserError, one line, for anything an engine might load wrongly.
     """
     where = "eagle3 checkpoint"
+    if newer := [name for name in ("fc_norm", "norm_output") if record["settings"].get(name)]:
+        raise UserError(
+            f"{where}: trained with {' and '.join(newer)} (EAGLE-3.1), which engines that load this layout drop without"
+            " a word, all but the newest vLLM; train it without to publish it"
+        )
     sizes = {
         "draft_vocab_size": int(record["draft_vocab_size"]),
         "intermediate_size": int(record["settings"].get("intermediate_size") or shape.intermediate_size),

@@ -4,7 +4,8 @@
       README.md        the model card
       release.json     every file with its sha256, the policy, keys and versions
       draftsmith/      what MLflow serves: draft.json and model.safetensors as trained, target.json, serve.json
-      eagle3/ | mtp/   one folder a format, checked exactly before it is written and compared bit for bit after
+      eagle3/ | mtp/   one folder a format, checked exactly before it is written and compared bit for bit after; no
+                       folder for a method that no engine loads from a file of its own
 
 The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file.
 """
@@ -22,6 +23,8 @@ from pydantic import Field
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from components.targets.model import TargetShape
 
 Format = Literal["eagle3", "mtp"]
@@ -65,10 +68,14 @@ def export_release(
     shape = _shape_of(target)
     written: dict[str, dict[str, Any]] = {}
     for done, draft in enumerate(chosen):
+        if str(draft.info["method"]) not in FORMATS:
+            where = "goes out in draftsmith/ alone" if draft is winner else "stays here"
+            ctx.note(f"{draft.info['method']} ({draft.key[:12]}) has no engine format: it {where}")
+            continue
         name = _format_of(draft, formats)
         if name in written:
             name = f"{name}-{draft.key[:8]}"
-        written[name] = _export(draft, shape, ctx.out / name)
+        written[name] = _export(draft, target, shape, ctx.out / name)
         ctx.progress(done + 1, len(chosen), "formats")
     serve = _own_folder(ctx.out / "draftsmith", target, winner, found)
     record: dict[str, Any] = {
@@ -90,7 +97,7 @@ def export_release(
     write_card(ctx.out / "README.md", record, found)
     record["files"] = _checksums(ctx.out)
     (ctx.out / "release.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join(written)}")
+    ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join([*written, 'draftsmith'])}")
     return Release.made(ctx, _facts(record, found))
 
 
@@ -126,7 +133,8 @@ def _format_of(draft: Draft, formats: list[Format]) -> str:
         if name == method:
             return name
     raise UserError(
-        f"formats: none of {', '.join(formats)} can hold a {method} drafter; formats are {', '.join(FORMATS)}"
+        f"formats: none of {', '.join(formats)} can hold a {method} drafter; formats are {', '.join(FORMATS)}: "
+        f"add {method}"
     )
 
 
@@ -146,7 +154,7 @@ def _shape_of(target: Target) -> TargetShape:
     return dataclasses.replace(shape, head_dim=BlockShape.of(SimpleNamespace(shape=shape), 0).head_dim)
 
 
-def _export(draft: Draft, shape: TargetShape, folder: Path) -> dict[str, Any]:
+def _export(draft: Draft, target: Target, shape: TargetShape, folder: Path) -> dict[str, Any]:
     """One drafter in its format; nothing is written unless the check passes."""
     import importlib
 
@@ -155,6 +163,8 @@ def _export(draft: Draft, shape: TargetShape, folder: Path) -> dict[str, Any]:
 
     module, function = FORMATS[folder.name.split("-")[0]].split(":")
     record, tensors = read_draft(draft.path)
+    if record["settings"].get("start") == "own":
+        return _stitched(draft, tensors, target, shape.num_layers, folder)
     laid_out = getattr(importlib.import_module(module), function)(tensors, shape, record)
     write_checkpoint(folder, laid_out)
     return {
@@ -166,11 +176,23 @@ def _export(draft: Draft, shape: TargetShape, folder: Path) -> dict[str, Any]:
     }
 
 
+def _stitched(
+    draft: Draft, tensors: dict[str, Tensor], target: Target, num_layers: int, folder: Path
+) -> dict[str, Any]:
+    """A fine-tuned module of the target's own goes out as a copy of the target that has it."""
+    from components.publish.mtp_stitch import stitch
+    from components.targets.source import open_record
+
+    facts = stitch(open_record(target.path)[0], folder, tensors, num_layers)
+    return {"draft_key": draft.key, "method": str(draft.info["method"]), **facts}
+
+
 def _own_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, Any]) -> dict[str, Any]:
     """`draftsmith/`: what mlflow_model.py serves from; byte copies and the chosen depth."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
-        shutil.copyfile(source, folder / source.name)
+        if source.is_file():  # what learns nothing has no weights
+            shutil.copyfile(source, folder / source.name)
     if (target.path / "target.json").is_file():
         shutil.copyfile(target.path / "target.json", folder / "target.json")
     winner = policy["winner"] if policy["verdict"] in ("use", "undecided") else None
@@ -179,11 +201,18 @@ def _own_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, An
         "draft_key": draft.key,
         "target_key": target.key,
         "depth_k": int(winner["depth_k"]) if winner else 0,
-        "depth_by_workload": {c["workload"]: c["depth_k"] for c in policy["choices"] if c["draft_key"] == draft.key},
+        "depth_by_workload": _depth_by_workload(policy["choices"], draft.key),
         "verdict": policy["verdict"],
     }
     (folder / "serve.json").write_text(json.dumps(serve, indent=1) + "\n", encoding="utf-8")
     return serve
+
+
+def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str) -> dict[str, int]:
+    """The depths chosen for one drafter at the smallest batch size."""
+    mine = [c for c in choices if c["draft_key"] == draft_key]
+    smallest = min(c["batch_size"] for c in mine)
+    return {c["workload"]: c["depth_k"] for c in mine if c["batch_size"] == smallest}
 
 
 def _public_name(model: str) -> str:

@@ -6,16 +6,16 @@ address: nothing is fetched from anywhere. Every number in a chart also stands i
 
 from __future__ import annotations
 
-import base64
+import csv
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from components.contract import DepthPolicy, Measurements
-from components.report.charts import HEIGHT, WIDTH
-from components.report.page import acceptance_chart, marginal_chart, speedup_chart
+from components.contract import DepthPolicy, Measurements, Page
+from components.report.depth_charts import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
+from components.report.pictures import as_image, picture
 from components.report.tables import (
     Table,
     arm_table,
@@ -23,8 +23,10 @@ from components.report.tables import (
     comparison_table,
     depth_table,
     drift_table,
+    edge_table,
     flag_table,
     gate_table,
+    kernel_name,
     named,
 )
 from components.rows import (
@@ -39,13 +41,6 @@ from components.rows import (
     read_rows,
 )
 
-# The page's two themes (page.html.jinja), so that a chart can stand alone.
-_STYLE = """svg{--ink:#1b2330;--soft:#5b6778;--grid:#e8ecf0;--tint:#eef3fa;--pred:#2a66b5;--meas:#c65a11;--other:#4d7f3a
-;background:#fff}text{fill:var(--soft);font:12.5px system-ui,sans-serif}.legend,.axis{fill:var(--ink)}
-.grid{stroke:var(--grid)}.line{fill:none;stroke-width:2.2}.band{opacity:.16}.whisker{fill:none;stroke-width:1.6}
-.level{stroke-width:1.5;stroke-dasharray:5 4}.chosen{fill:var(--tint)}"""
-
-
 # An artifact's page is narrow, so the table of depths is shown in two parts.
 SPEED = ("depth", "AL", "predicted", "measured", "P(best)", "regret")
 COST = ("depth", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added")
@@ -55,15 +50,23 @@ def decision_card(policy: DepthPolicy) -> str:
     """How deep to draft, and why: the choice, every depth, charts, measured arms and the promotion gate."""
     file = policy.path / "policy.json"
     raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    choices, evals = read_rows(policy.path, DepthChoice), read_rows(policy.path, DepthEval)
+    every_choice = read_rows(policy.path, DepthChoice)
+    choices = [c for c in every_choice if c.kv_len is None]
+    contexts = [c for c in every_choice if c.kv_len is not None]
+    evals = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
     arms = [arm for arm in raw.get("arms") or [] if arm["workload"] == "all"]
     roles = raw.get("roles") or {}
     parts = [choice_table(choices, raw.get("winner"), roles).markdown()]
     if comparisons := read_rows(policy.path, PairedComparison):
         parts += ["### challenger against champion\n", comparison_table(comparisons).markdown()]
+    if contexts:
+        parts += ["### by context length\n", choice_table(contexts, None, roles).markdown()]
+    if edge := edge_table(choices, evals, roles):
+        parts += ["### the usual settings, 3 and 7 drafts\n", edge.markdown()]
     for choice in choices:
         if choice.workload != "all":
             continue
+        own = [c for c in choices if (c.draft_key, c.batch_size) == (choice.draft_key, choice.batch_size)]
         mine = sorted(
             (
                 e
@@ -76,6 +79,9 @@ def decision_card(policy: DepthPolicy) -> str:
         table = depth_table(mine, choice.depth_k)
         parts += [_columns(table, SPEED).markdown(), _columns(table, COST).markdown()]
         parts.append(picture(speedup_chart(mine, arms, choice), f"{choice.method}: speedup by depth"))
+        parts.append(picture(cost_chart(mine, [], choice), f"{choice.method}: what a round costs"))
+        if len(own) > 2:
+            parts.append(picture(workload_chart(own), f"{choice.method}: speedup by workload"))
         parts.append(picture(marginal_chart(mine), f"{choice.method}: does one more draft pay?"))
         kept = [a for a in raw.get("acceptance") or [] if a["draft_key"] == choice.draft_key and a["workload"] == "all"]
         if kept:
@@ -102,6 +108,16 @@ def measurements_card(measured: Measurements) -> str:
     if flags := read_rows(measured.path, QualityFlag):
         parts += ["### reasons to doubt\n", flag_table(flags).markdown()]
     return "\n".join(parts)
+
+
+def page_card(page: Page) -> str:
+    """The table and the chart of a page that compares methods; "" for a page about a depth (see decision_card)."""
+    chart, table = page.path / "charts" / "methods.svg", page.path / "tables" / "methods.csv"
+    if not (chart.is_file() and table.is_file()):
+        return ""
+    with table.open(encoding="utf-8", newline="") as file:
+        header, *rows = list(csv.reader(file))
+    return Table(header, rows).markdown() + "\n" + as_image(chart.read_text(encoding="utf-8"), "methods side by side")
 
 
 def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
@@ -153,7 +169,7 @@ def speed_table(requests: Sequence[Request]) -> Table:
             [
                 "plain" if method == "none" else f"{method} {draft_key[:8]}" if method in several else method,
                 str(depth),
-                kernel,
+                kernel_name(kernel),
                 dtype,
                 str(len(some)),
                 speed,
@@ -167,10 +183,3 @@ def speed_table(requests: Sequence[Request]) -> Table:
 def _columns(table: Table, names: Sequence[str]) -> Table:
     places = [table.header.index(name) for name in names]
     return Table(list(names), [[row[place] for place in places] for row in table.rows], table.stressed)
-
-
-def picture(svg: str, says: str) -> str:
-    """An inline SVG of charts.py as a Markdown image that needs nothing around it. says: what it shows, for readers."""
-    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH * 3 // 2}" height="{HEIGHT * 3 // 2}"'
-    alone = svg.replace("<svg ", f"<svg {size} ", 1).replace(">", f"><style>{_STYLE}</style>", 1)
-    return f"![{says}](data:image/svg+xml;base64,{base64.b64encode(alone.encode()).decode()})\n"

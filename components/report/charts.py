@@ -27,7 +27,7 @@ class Series(NamedTuple):
     """Points of one kind. style: "line" (with a band), "dots" (with error bars), or "level" (one horizontal line)."""
 
     name: str
-    colour: str  # a CSS variable of the page: pred, meas, other, ink
+    colour: str  # a CSS variable of the page: pred, meas, other, ink, s4 ... s11
     style: str
     points: Sequence[Point]
 
@@ -65,13 +65,20 @@ def line_chart(
     marked_x: float | None = None,
     unit: str = "",
     from_zero: bool = False,
+    x_labels: Sequence[str] | None = None,
 ) -> str:
-    """Lines with bands, dots with error bars and levels over whole-number x. marked_x: the chosen depth."""
+    """Lines with bands, dots with error bars and levels over whole-number x. marked_x: the chosen depth.
+
+    x_labels: what is written under x = 0, 1, ... instead of the numbers; where there are many, some are left out.
+    """
     points = [p for s in series for p in s.points]
-    x_values = sorted({p.x for s in series if s.style != "level" for p in s.points})
+    x_values: Sequence[float] = sorted({p.x for s in series if s.style != "level" for p in s.points})
+    if x_labels is not None:
+        x_values = range(len(x_labels))
     values = [v for p in points for v in (p.y, p.lo, p.hi) if v is not None]
     axes = Axes(x_values, 0.0 if from_zero else min(values), max(values))
-    parts = [_frame(axes, x_values, x_label, unit)]
+    named, foot = fitted(x_labels) if x_labels is not None else (None, 0)
+    parts = [_frame(axes, x_values, x_label, unit, named, foot)]
     if marked_x is not None:
         width = min(46.0, 0.84 * (axes.x(1) - axes.x(0)))
         left = axes.x(marked_x) - width / 2
@@ -79,7 +86,16 @@ def line_chart(
             0, f'<rect class="chosen" x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}"/>'
         )
     parts += [_draw(s, axes, unit) for s in series]
-    return _svg(parts, series, y_label)
+    return _svg(parts, series, y_label, foot)
+
+
+def fitted(labels: Sequence[str]) -> tuple[list[str], int]:
+    """Labels that fit under the axis, and the height they need below it: slanted where long, thinned out where many."""
+    longest = max(map(len, labels))
+    if len(labels) * (7 * longest + 8) <= WIDTH - LEFT - RIGHT:
+        return list(labels), 0
+    every = -(-len(labels) // 16)
+    return [label if i % every == 0 else "" for i, label in enumerate(labels)], round(min(90.0, 4.0 * longest))
 
 
 def bar_chart(
@@ -106,8 +122,15 @@ def bar_chart(
     return _svg(parts, [Series(name, colour, "bar", []) for name, colour in names], y_label)
 
 
-def _frame(axes: Axes, x_values: Sequence[float], x_label: str, unit: str, labels: Sequence[str] | None = None) -> str:
-    """Grid, tick labels and the name of x."""
+def _frame(
+    axes: Axes,
+    x_values: Sequence[float],
+    x_label: str,
+    unit: str,
+    labels: Sequence[str] | None = None,
+    foot: int = 0,
+) -> str:
+    """Grid, tick labels and the name of x. foot: height below the box that slanted labels need; 0: they lie flat."""
     parts = []
     for tick in axes.ticks:
         y = axes.y(tick)
@@ -115,12 +138,13 @@ def _frame(axes: Axes, x_values: Sequence[float], x_label: str, unit: str, label
         parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}{unit}</text>')
     for i, value in enumerate(x_values):
         label = labels[i] if labels else f"{value:g}"
-        parts.append(
-            f'<text class="tick" x="{axes.x(value):.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">'
-            f"{html.escape(label)}</text>"
-        )
+        x, y = axes.x(value), HEIGHT - BOTTOM + 17
+        place = f'text-anchor="end" transform="rotate(-35 {x:.1f} {y})"' if foot else 'text-anchor="middle"'
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{y}" {place}>{html.escape(label)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 7}" text-anchor="middle">{html.escape(x_label)}</text>')
+    parts.append(
+        f'<text class="axis" x="{middle}" y="{HEIGHT + foot - 7}" text-anchor="middle">{html.escape(x_label)}</text>'
+    )
     return "".join(parts)
 
 
@@ -160,14 +184,29 @@ def _draw(series: Series, axes: Axes, unit: str) -> str:
     return "".join(parts)
 
 
-def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str) -> str:
-    """Box, legend on top, and a name for readers that do not see it."""
-    legend, x = [], float(LEFT)
+def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str, foot: int = 0) -> str:
+    """Box, legend on top, and a name for readers that do not see it. A long legend takes rows above the box."""
+    rows: list[list[tuple[float, Series]]] = [[]]
+    x = float(LEFT)
     for s in series:
-        top, height = (12, 3) if s.style == "level" else (9, 9)
-        swatch = f'<rect style="fill:var(--{s.colour})" x="{x:.1f}" y="{top}" width="12" height="{height}" rx="2"/>'
-        legend.append(f'{swatch}<text class="legend" x="{x + 17:.1f}" y="18">{html.escape(s.name)}</text>')
-        x += 17 + 6.7 * len(s.name) + 20
+        width = 17 + 6.7 * len(s.name) + 20
+        if rows[-1] and x + width - 20 > WIDTH:
+            rows.append([])
+            x = float(LEFT)
+        rows[-1].append((x, s))
+        x += width
+    extra = 18 * (len(rows) - 1)
+    legend = []
+    for number, row in enumerate(rows):
+        base = 18 * number - extra
+        for x, s in row:
+            top, height = (base + 12, 3) if s.style == "level" else (base + 9, 9)
+            swatch = f'<rect style="fill:var(--{s.colour})" x="{x:.1f}" y="{top}" width="12" height="{height}" rx="2"/>'
+            legend.append(f'{swatch}<text class="legend" x="{x + 17:.1f}" y="{base + 18}">{html.escape(s.name)}</text>')
     label = html.escape(y_label, quote=True)
     body = "".join([*parts, *legend])
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{body}</svg>'
+    return f'<svg viewBox="0 {-extra} {WIDTH} {HEIGHT + extra + foot}" role="img" aria-label="{label}">{body}</svg>'
+
+
+PALETTE = ("pred", "meas", "other", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11")
+"""Colours of series that are many of a kind, in the order of their use."""

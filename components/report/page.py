@@ -1,30 +1,36 @@
 """One self-contained page about a drafter: verdict first, then every number behind it, nothing loaded from elsewhere.
 
-The page reads the depth policy (rows and policy.json) and counts what the measuring steps stored; words and looks stand
-in page.html.jinja, charts in charts.py, tables in tables.py.
+The page reads the depth policy (rows and policy.json) and counts what the measuring steps stored; what was not measured
+has no section. Words stand in page.html.jinja, looks in style.css.jinja; charts and tables lie beside it as files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Measurements, Page, Release, UserError
-from components.report.charts import Point, Series, bar_chart, line_chart
+from components.report.cost_tables import cost_grid, prefill_table
+from components.report.depth_charts import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
+from components.report.pictures import write_pictures
+from components.report.render import render
 from components.report.summary import VERDICTS, summarise, verdict_in_words
 from components.report.tables import (
+    Table,
     arm_table,
     choice_table,
     comparison_table,
     depth_table,
     drift_table,
+    edge_table,
     flag_table,
     gate_table,
     named,
+    ranking_table,
 )
 from components.rows import (
     AcceptanceMap,
@@ -47,7 +53,7 @@ def write_page(
     acceptance: list[Measurements],
     cost: list[Measurements],
     end_to_end: Measurements,
-    release: Release,
+    release: Release | None = None,
     drift: Measurements | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
@@ -60,24 +66,16 @@ def write_page(
         acceptance: acceptance maps of the drafters; counted on the page.
         cost: step times of the drafters; counted on the page.
         end_to_end: the timed comparison; counted on the page.
-        release: what was exported.
+        release: what was exported, if anything was.
         drift: acceptance of the champion on new traffic against that at its release.
         title: the heading of the page.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
     drifts = read_rows(drift.path, Drift) if drift is not None else []
     facts["drift"] = drift_table(drifts) if drifts else None
-    text = environment.get_template("page.html.jinja").render(facts)
+    text = render("page.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
+    write_pictures(ctx.out, charts_of(facts), tables_of(facts))
     return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
 
 
@@ -86,7 +84,7 @@ def page_facts(
     acceptance: Sequence[Measurements],
     cost: Sequence[Measurements],
     end_to_end: Measurements,
-    release: Release,
+    release: Release | None,
     title: str,
 ) -> dict[str, Any]:
     """What the template is given: words, tables and charts."""
@@ -94,8 +92,11 @@ def page_facts(
     if not file.is_file():
         raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
     raw = json.loads(file.read_text(encoding="utf-8"))
-    choices = read_rows(policy.path, DepthChoice)
-    evals = read_rows(policy.path, DepthEval)
+    every_choice = read_rows(policy.path, DepthChoice)
+    choices = [c for c in every_choice if c.kv_len is None]
+    contexts = [c for c in every_choice if c.kv_len is not None]
+    evals = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
+    cells = [cell for source in cost for cell in read_rows(source.path, CostCell)]
     flags = read_rows(policy.path, QualityFlag)
     comparisons = read_rows(policy.path, PairedComparison)
     roles = raw["roles"]
@@ -110,15 +111,26 @@ def page_facts(
         (c for c in choices if c.workload == ALL),
         key=lambda c: (not (raw["winner"] and raw["winner"]["draft_key"] == c.draft_key), c.method, c.batch_size),
     )
+    best = winner_first[0] if winner_first else choices[0]
+    by_workload = [c for c in choices if (c.draft_key, c.batch_size) == (best.draft_key, best.batch_size)]
     return {
         "title": title,
         "verdict": raw["verdict"],
+        "winner": raw["winner"],
         "verdict_word": VERDICTS.get(raw["verdict"], raw["verdict"]),
         "sentence": verdict_in_words(info),
         "reasons": raw["reasons"],
-        "summary": summarise(info, release.info),
-        "drafters": [drafter_facts(c, evals, raw, arms) for c in winner_first],
+        "summary": summarise(info, release.info if release is not None else None),
+        "drafters": [drafter_facts(c, evals, raw, arms, cells) for c in winner_first],
         "choices": choice_table(choices, raw["winner"], roles),
+        "workload_chart": workload_chart(by_workload) if len(by_workload) > 2 else "",
+        "mixtures": [_mixture(mixture) for mixture in raw.get("mixtures") or []],
+        "edge": edge_table(winner_first, evals, roles),
+        "contexts": choice_table(contexts, None, roles) if contexts else None,
+        "ranking": ranking_table(raw.get("ranking") or []),
+        "cost_grids": cost_grid(cells, {c.draft_key: c.depth_k for c in reversed(winner_first)}),
+        "prefill": prefill_table(cells),
+        "engines": _engine_lines(raw.get("engines") or {}),
         "comparisons": comparison_table(comparisons) if comparisons else None,
         "arms": arm_table(arms, roles) if arms else None,
         "arms_by_workload": arm_table([a for a in raw["arms"] if a["workload"] != ALL], roles) if raw["arms"] else None,
@@ -128,19 +140,17 @@ def page_facts(
         "rule": raw["rule"],
         "dtype": raw["dtype"],
         "kernel": raw["kernel"],
-        "counts": {
-            "acceptance maps": sum(len(read_rows(m.path, AcceptanceMap)) for m in acceptance),
-            "cost cells": sum(len(read_rows(m.path, CostCell)) for m in cost),
-            "timed requests": sum(not r.is_warmup for r in requests),
-            "warm-up requests": sum(r.is_warmup for r in requests),
-            "failed requests": sum(r.status == "error" for r in requests),
-        },
+        "counts": _counts(acceptance, cells, requests),
         "keys": _keys(policy, acceptance, cost, end_to_end, release, raw),
     }
 
 
 def drafter_facts(
-    choice: DepthChoice, evals: Sequence[DepthEval], raw: dict[str, Any], arms: Sequence[dict[str, Any]]
+    choice: DepthChoice,
+    evals: Sequence[DepthEval],
+    raw: dict[str, Any],
+    arms: Sequence[dict[str, Any]],
+    cells: Sequence[CostCell],
 ) -> dict[str, Any]:
     """One drafter at one batch size: its table and its charts."""
     mine = sorted(
@@ -150,12 +160,16 @@ def drafter_facts(
     positions = [a for a in raw["acceptance"] if a["draft_key"] == choice.draft_key and a["workload"] == ALL]
     deepest = max(positions, key=lambda a: a["depth_k"])
     host = [r for r in raw["rounds"] if (r["draft_key"], r["batch_size"]) == (choice.draft_key, choice.batch_size)]
+    timed = [
+        c for c in cells if (c.draft_key, c.batch_size, c.tree_budget) == (choice.draft_key, choice.batch_size, None)
+    ]
     return {
         "name": named(NAMES.get(choice.method, choice.method), choice.draft_key, raw["roles"]),
         "choice": choice,
         "won": bool(raw["winner"] and raw["winner"]["draft_key"] == choice.draft_key),
         "table": depth_table(mine, choice.depth_k),
         "speedup_chart": speedup_chart(mine, arms, choice),
+        "cost_chart": cost_chart(mine, timed, choice),
         "acceptance_chart": acceptance_chart(deepest),
         "marginal_chart": marginal_chart(mine),
         "conventions": deepest if not choice.depth_k else _at(positions, choice.depth_k),
@@ -166,50 +180,67 @@ def drafter_facts(
     }
 
 
+def charts_of(facts: Mapping[str, Any]) -> dict[str, str]:
+    """File name -> chart, of everything that is drawn on the page."""
+    charts = {"speedup-by-workload": facts["workload_chart"]} if facts["workload_chart"] else {}
+    for d in facts["drafters"]:
+        name = f"{d['choice'].method}-{d['choice'].draft_key[:8]}-batch-{d['choice'].batch_size}"
+        for kind in ("speedup", "cost", "acceptance", "marginal"):
+            charts[f"{name}-{kind}"] = d[f"{kind}_chart"]
+    return charts
+
+
+def tables_of(facts: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
+    """File name and table, of everything that stands on the page; None where there is none."""
+    names = ("choices", "edge", "contexts", "ranking", "cost_grids", "prefill", "comparisons", "drift", "arms")
+    named_tables = [
+        (name.replace("_", "-"), facts[name]) for name in (*names, "arms_by_workload", "gate_table", "flags")
+    ]
+    for d in facts["drafters"]:
+        batch = f"batch-{d['choice'].batch_size}"
+        named_tables.append((f"depths-{d['choice'].method}-{d['choice'].draft_key[:8]}-{batch}", d["table"]))
+    return named_tables
+
+
+def _counts(
+    acceptance: Sequence[Measurements], cells: Sequence[CostCell], requests: Sequence[Request]
+) -> dict[str, int]:
+    """What the numbers rest on."""
+    return {
+        "acceptance maps": sum(len(read_rows(m.path, AcceptanceMap)) for m in acceptance),
+        "cost cells": len(cells),
+        "timed requests": sum(not r.is_warmup for r in requests),
+        "warm-up requests": sum(r.is_warmup for r in requests),
+        "failed requests": sum(r.status == "error" for r in requests),
+    }
+
+
 def _at(positions: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
     return next(a for a in positions if a["depth_k"] == depth)
 
 
-def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[dict[str, Any]], choice: DepthChoice) -> str:
-    """Predicted (line and band) and measured (dots) speedup at each depth, plain decoding and prompt lookup."""
-    measured = [Point(e.depth_k, e.speedup_meas, e.meas_lo, e.meas_hi) for e in evals if e.speedup_meas is not None]
-    series = [
-        Series("predicted", "pred", "line", [Point(e.depth_k, e.speedup_pred, e.pred_lo, e.pred_hi) for e in evals])
-    ]
-    if measured:
-        series.append(Series("measured", "meas", "dots", measured))
-    lookup = max((a["speedup"] for a in arms if a["method"] == "ngram"), default=None)
-    if lookup is not None:
-        series.append(Series("prompt lookup", "other", "level", [Point(0, lookup)]))
-    series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))
-    return line_chart(series, "draft depth k", "speedup by draft depth", marked_x=choice.depth_k, unit="x")
-
-
-def acceptance_chart(summary: dict[str, Any]) -> str:
-    """How often the i-th draft is kept: of all rounds, and of rounds in which the drafts before it were kept."""
-    rounds = summary["reached"][0] if summary["reached"] else 0
-    pairs = list(zip(summary["reached"], summary["kept"], strict=True))
-    given = [Point(i, 100 * kept / reached) for i, (reached, kept) in enumerate(pairs, start=1) if reached]
-    joint = [Point(i, 100 * kept / rounds) for i, (_, kept) in enumerate(pairs, start=1) if rounds]
-    series = [
-        Series("kept, given those before", "pred", "line", given or [Point(1, 0.0)]),
-        Series("kept, of all rounds", "meas", "line", joint or [Point(1, 0.0)]),
-    ]
-    return line_chart(
-        series, f"position of the draft (rounds of depth {summary['depth_k']})", "acceptance", unit=" %", from_zero=True
+def _mixture(mixture: Mapping[str, Any]) -> str:
+    """One depth for several workloads, in a sentence (policy.json: mixtures)."""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in mixture["shares"].items())
+    apart = ", ".join(f"{name} {depth}" for name, depth in mixture["depths_apart"].items())
+    whose = "the stated mixture" if mixture["stated"] else "the measured mixture"
+    return (
+        f"{NAMES.get(mixture['method'], mixture['method'])}, batch {mixture['batch_size']}: one depth for {whose} "
+        f"({shares}) is {mixture['depth_k']}, predicted {mixture['speedup_pred']:.2f}x [{mixture['pred_lo']:.2f}, "
+        f"{mixture['pred_hi']:.2f}]. Each workload at its own ({apart}) would give "
+        f"{mixture['speedup_apart']:.2f}x: one depth for all loses {100 * mixture['loss']:.1f} %."
     )
 
 
-def marginal_chart(evals: Sequence[DepthEval]) -> str:
-    """What the k-th draft adds in tokens and in time; it pays while gain exceeds cost."""
-    drafted = [e for e in evals if e.depth_k]
-    groups = [(str(e.depth_k), [e.marginal_gain, e.marginal_cost]) for e in drafted]
-    return bar_chart(
-        groups,
-        [("tokens gained", "pred"), ("time added", "meas")],
-        "draft depth k",
-        "marginal gain against marginal cost",
-    )
+def _engine_lines(engines: Mapping[str, Any]) -> list[str]:
+    """One line for each engine, to copy (policy.json: engines)."""
+    lines = []
+    for name, told in engines.items():
+        if isinstance(told, Mapping):
+            kind, value = next(iter(told.items()))
+            words = shlex.join(value) if kind == "flags" else f"{kind} {json.dumps(value)}"
+            lines.append(f"{name}: {words}")
+    return lines
 
 
 def _keys(
@@ -217,12 +248,12 @@ def _keys(
     acceptance: Sequence[Measurements],
     cost: Sequence[Measurements],
     end_to_end: Measurements,
-    release: Release,
+    release: Release | None,
     raw: dict[str, Any],
-) -> list[tuple[str, str]]:
-    """Where every number comes from: (artifact, key)."""
+) -> Table:
+    """Where every number comes from."""
     drafts = {(c["method"], c["draft_key"]) for c in raw["choices"]}
-    return [
+    keys = [
         ("target", raw["target_key"]),
         *((f"drafter {method}", key) for method, key in sorted(drafts)),
         *(("acceptance", m.key) for m in acceptance),
@@ -230,5 +261,6 @@ def _keys(
         ("selection", raw["selection_id"]),
         ("end to end", end_to_end.key),
         ("depth policy", policy.key),
-        ("release", release.key),
+        *([("release", release.key)] if release is not None else []),
     ]
+    return Table(["artifact", "key"], [list(pair) for pair in keys])

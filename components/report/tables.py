@@ -62,34 +62,104 @@ def named(method: str, draft_key: str, roles: Mapping[str, str]) -> str:
 def choice_table(
     choices: Iterable[DepthChoice], winner: Mapping[str, Any] | None = None, roles: Mapping[str, str] | None = None
 ) -> Table:
-    """One line for each drafter and workload. roles: draft_key -> challenger | champion."""
-    header = ["drafter", "workload", "depth", "predicted", "measured", "gap", "P(S > 1)", "verdict"]
+    """One line for each drafter and workload. roles: draft_key -> challenger | champion.
+
+    Batch size, context length and what one depth for all loses stand there where they differ or were worked out.
+    """
     choices = list(choices)
+    batches, contexts = len({c.batch_size for c in choices}) > 1, any(c.kv_len is not None for c in choices)
+    losses = any(c.loss is not None for c in choices)
     rows = [
         [
             named(c.method, c.draft_key, roles or {}),
             c.workload,
+            *([str(c.batch_size)] if batches else []),
+            *(["all" if c.kv_len is None else str(c.kv_len)] if contexts else []),
             str(c.depth_k),
             f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
             f"{times(c.speedup_meas)}{bounds(c.meas_lo, c.meas_hi)}",
             percent(c.pred_error, sign=True),
             f"{c.p_beats_no_spec:.3f}",
+            *([percent(c.loss)] if losses else []),
             c.verdict.replace("_", " "),
         ]
         for c in choices
     ]
     wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner["draft_key"] and c.workload == "all"]
+    header = ["drafter", "workload", *(["batch"] if batches else []), *(["context"] if contexts else []), "depth"]
+    header += ["predicted", "measured", "gap", "P(S > 1)", *(["lost at one depth"] if losses else []), "verdict"]
     return Table(header, rows, wins[0] if wins else None)
 
 
+USUAL = (3, 7)  # drafts a round that engines on CPUs are usually set to
+
+
+def edge_table(choices: Iterable[DepthChoice], evals: Iterable[DepthEval], roles: Mapping[str, str]) -> Table | None:
+    """The chosen depth beside 3 and 7 drafts, over all prompts; None where neither was evaluated."""
+    by_depth = {
+        (e.draft_key, e.batch_size, e.depth_k): e for e in evals if e.workload == "all" and e.tree_budget is None
+    }
+    rows = []
+    for c in choices:
+        chosen = by_depth.get((c.draft_key, c.batch_size, c.depth_k))
+        if c.workload != "all" or c.kv_len is not None or chosen is None:
+            continue
+        for depth in sorted({c.depth_k, *USUAL}):
+            e = by_depth.get((c.draft_key, c.batch_size, depth))
+            if e is None:
+                continue
+            said = f"{depth}" + (" (chosen)" if depth == c.depth_k else "")
+            against = "-" if e is chosen else f"{100 * (e.speedup_pred / chosen.speedup_pred - 1):+.1f} %"
+            predicted = f"{times(e.speedup_pred)}{bounds(e.pred_lo, e.pred_hi) if depth else ''}"
+            measured = f"{times(e.speedup_meas)}{bounds(e.meas_lo, e.meas_hi)}"
+            name = named(c.method, c.draft_key, roles)
+            rows.append(
+                [name, str(c.batch_size), said, f"{e.al:.2f}", f"{e.cost_ratio:.2f}", predicted, measured, against]
+            )
+    header = ["drafter", "batch", "depth", "AL", "cost", "predicted", "measured", "predicted against chosen"]
+    return Table(header, rows) if any("(chosen)" not in row[2] for row in rows) else None
+
+
+def ranking_table(ranking: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Every drafter in every setting (policy.json: ranking); None for fewer than two."""
+    rows = [
+        [
+            r["method"],
+            r["draft_key"][:12],
+            chain_or_tree(r["tree_budget"]),
+            "-" if r["draft_vocab"] is None else str(r["draft_vocab"]),
+            str(r["depth_k"]),
+            f"{times(r['speedup_pred'])}{bounds(r['pred_lo'], r['pred_hi'])}",
+            percent(r["p_best"]),
+            percent(r["regret"]),
+        ]
+        for r in ranking
+    ]
+    header = ["drafter", "key", "shape", "draft vocabulary", "depth", "predicted", "P(best)", "regret"]
+    return Table(header, rows, next((i for i, r in enumerate(ranking) if r["chosen"]), None)) if len(rows) > 1 else None
+
+
 def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None = None) -> Table:
-    """Every measured arm of policy.json, fastest first; speedups against the best plain kernel on the same prompts."""
+    """Every measured arm of policy.json, fastest first; speedups against the best plain kernel on the same prompts.
+
+    What all arms have in common (batch size 1, one dtype, one kernel, chains) has no column.
+    """
+    arms = sorted(arms, key=lambda a: (a["workload"] != "all", a["workload"], -a["speedup"]))
+    optional = {
+        "shape": [chain_or_tree(a.get("tree_budget")) for a in arms],
+        "batch": [str(a["batch_size"]) for a in arms],
+        "dtype": [a["dtype"] for a in arms],
+        "kernel": [kernel_name(a["kernel"]) for a in arms],
+    }
+    common = {"shape": "chain", "batch": "1"}
+    varying = (
+        {name: cells for name, cells in optional.items() if set(cells) - {common.get(name, cells[0])}} if arms else {}
+    )
     header = [
         "arm",
         "depth",
         "workload",
-        "dtype",
-        "kernel",
+        *varying,
         "tokens/s",
         "plain tokens/s",
         "AL",
@@ -103,8 +173,7 @@ def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None
             named(a["method"], a["draft_key"], roles or {}),
             str(a["depth_k"]),
             a["workload"],
-            a["dtype"],
-            a["kernel"],
+            *(cells[i] for cells in varying.values()),
             f"{a['tokens_per_s']:.1f}",
             f"{a['plain_tokens_per_s']:.1f}",
             "-" if a["al"] is None else f"{a['al']:.2f}",
@@ -116,9 +185,19 @@ def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None
             str(a["ties"]),
             str(a["divergences"]),
         ]
-        for a in sorted(arms, key=lambda a: (a["workload"] != "all", a["workload"], -a["speedup"]))
+        for i, a in enumerate(arms)
     ]
     return Table(header, rows)
+
+
+def chain_or_tree(budget: int | None) -> str:
+    """What is verified in one pass, in words."""
+    return "chain" if budget is None else f"tree of {budget}"
+
+
+def kernel_name(kernel: str) -> str:
+    """A kernel without the layer shapes that it was calibrated for."""
+    return kernel.split("[")[0]
 
 
 def gate_table(gate: Mapping[str, Any]) -> Table:

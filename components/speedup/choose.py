@@ -13,9 +13,7 @@ from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
 
 if TYPE_CHECKING:
-    from components.speedup.costs import CostTable
-    from components.speedup.evaluate import Rule
-    from components.speedup.policy import Policy
+    from components.speedup.ranking import Entrant
 
 
 def choose_depth(
@@ -24,26 +22,31 @@ def choose_depth(
     *,
     tolerance: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.01,
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95,
+    mixture: dict[str, float] | None = None,
     num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
     include_host: bool = True,
     ctx: Context,
 ) -> DepthPolicy:
-    """Predict the speedup of every measured depth, per drafter and workload, and pick one.
+    """Predict the speedup of every measured depth, per drafter, workload, batch size and context, and pick.
 
     Args:
         acceptance: acceptance maps, one measurement for each drafter.
         cost: step times of the same drafters on the machine that will serve them.
         tolerance: share by which a shallower depth's lower bound may lie below the best one and still be taken.
         confidence: probability of beating plain decoding that speculation must reach; below it depth 0 is chosen.
+        mixture: workload -> its share of the tokens that will be decoded, for one depth that serves them all; without
+            it the shares are those of the measured prompts.
         num_draws: resamples of prompts and timing blocks behind each interval.
         include_host: count measured sampling and bookkeeping time on both sides of the ratio.
     """
+    from components.speedup.conclude import conclude
     from components.speedup.evaluate import Rule
+    from components.speedup.evidence import Evidence, add_chain, add_tree
     from components.speedup.policy import Policy, headline, write_policy
 
-    maps_by_draft = _valid_maps(acceptance, ctx)
+    groups = _valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
-    targets = {m.target_key for maps in maps_by_draft.values() for m in maps}
+    targets = {m.target_key for maps in groups.values() for m in maps}
     if len(targets) != 1:
         raise UserError(f"acceptance comes from {len(targets)} targets; a depth is chosen for one")
     cells_by_source = [read_rows(source.path, CostCell) for source in cost]
@@ -62,35 +65,43 @@ def choose_depth(
         # What the measuring steps doubted stays in sight.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
     )
-    for done, draft_key in enumerate(sorted(maps_by_draft)):
-        _add_draft(policy, maps_by_draft[draft_key], cells_by_source, rule, ctx.seed)
-        ctx.progress(done + 1, len(maps_by_draft), "drafters")
-    _conclude(policy)
+    vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
+    entrants: list[Entrant] = []
+    for done, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
+        maps = groups[draft_key, tree_budget]
+        cells = _cells_of(maps[0], cells_by_source)
+        evidence = Evidence(maps, cells, tree_budget, vocabularies.get(draft_key), mixture or {}, rule, ctx.seed)
+        entrants += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
+        ctx.progress(done + 1, len(groups), "drafters")
+    conclude(policy, entrants)
     write_policy(ctx.out, policy)
     facts = headline(policy)
     ctx.note(f"depth {facts['depth_k']} for {facts['method']}: {'; '.join(policy.reasons)}")
     return DepthPolicy.made(ctx, facts)
 
 
-def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[str, list[AcceptanceMap]]:
-    """Maps by drafter, with maps that cannot be replayed set aside."""
-    by_draft: dict[str, list[AcceptanceMap]] = {}
+Group = tuple[str, int | None]  # draft_key, tree_budget
+
+
+def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[Group, list[AcceptanceMap]]:
+    """Maps by drafter and tree budget, with maps that cannot be replayed set aside."""
+    groups: dict[Group, list[AcceptanceMap]] = {}
     for source in acceptance:
         for line, row in enumerate(read_rows(source.path, AcceptanceMap), start=1):
             why = _why_invalid(row)
             if why:
                 ctx.set_aside("acceptance_map.jsonl", line, why, row.prompt_id)
             else:
-                by_draft.setdefault(row.draft_key, []).append(row)
-    if not by_draft:
+                groups.setdefault((row.draft_key, row.tree_budget), []).append(row)
+    if not any(budget is None for _, budget in groups):
         raise UserError("acceptance: no usable acceptance maps; run bench.measure_acceptance on at least one prompt")
-    for draft_key, maps in by_draft.items():
+    for (draft_key, _), maps in groups.items():
         repeats = len(maps) - len({m.prompt_id for m in maps})
         if repeats:
             raise UserError(
                 f"acceptance of drafter {draft_key[:12]}: {repeats} prompts occur twice; give each measurement once"
             )
-    return by_draft
+    return groups
 
 
 def _why_invalid(row: AcceptanceMap) -> str:
@@ -104,97 +115,19 @@ def _why_invalid(row: AcceptanceMap) -> str:
     return ""
 
 
-def _add_draft(
-    policy: Policy, maps: list[AcceptanceMap], cells_by_source: list[list[CostCell]], rule: Rule, seed: int
-) -> None:
-    """Evaluate one drafter at every batch size that its cost was measured at, and add what comes out to the policy."""
-    from components.speedup.costs import cost_table
+def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> list[CostCell]:
+    """The cost cells of a map's drafter, in the map's dtype where they were measured in several."""
 
-    draft_key, method = maps[0].draft_key, maps[0].method
-    cells = next((cells for cells in cells_by_source if any(_is_draft_cell(c, draft_key) for c in cells)), None)
+    def speaks_of_it(cell: CostCell) -> bool:
+        return (cell.phase, cell.draft_key, cell.tree_budget) == ("draft", row.draft_key, row.tree_budget)
+
+    cells = next((cells for cells in cells_by_source if any(map(speaks_of_it, cells))), None)
     if cells is None:
+        tree = "" if row.tree_budget is None else f" as a tree of {row.tree_budget}"
         raise UserError(
-            f"cost: no draft times for {method} ({draft_key[:12]}); give its bench.measure_step_cost in `cost`"
+            f"cost: no draft times for {row.method} ({row.draft_key[:12]}){tree}; "
+            "give its bench.measure_step_cost in `cost`"
         )
     dtypes = {c.dtype for c in cells}
-    wanted = maps[0].dtype if maps[0].dtype in dtypes else sorted(dtypes)[0]
-    if len(dtypes) > 1:
-        cells = [c for c in cells if c.dtype == wanted]
-    for batch_size in sorted({c.batch_size for c in cells if _is_draft_cell(c, draft_key)}):
-        table = cost_table(cells, draft_key, batch_size, rule.num_draws, seed)
-        policy.dtype, policy.kernel = table.dtype, table.kernel
-        _add_batch_size(policy, maps, table, rule, batch_size, seed)
-
-
-def _is_draft_cell(cell: CostCell, draft_key: str) -> bool:
-    return cell.phase == "draft" and cell.draft_key == draft_key
-
-
-def _add_batch_size(
-    policy: Policy, maps: list[AcceptanceMap], table: CostTable, rule: Rule, batch_size: int, seed: int
-) -> None:
-    """Every workload, and all of them pooled, of one drafter at one batch size."""
-    from components.speedup.evaluate import (
-        Identity,
-        evaluate_depths,
-        prompt_counts,
-        replay_counts,
-        round_cost,
-        summarise_acceptance,
-    )
-    from components.speedup.flags import prediction_flags
-    from components.speedup.policy import ALL, RoundCost
-
-    k_max = min(m.k_max for m in maps)
-    keep = [i for i, depth in enumerate(table.depths) if depth <= k_max]
-    if len(keep) < 2:
-        raise UserError(f"no depth of {maps[0].method} has both cost cells and acceptance (maps reach depth {k_max})")
-    table = _only_depths(table, keep)
-    first_of_draft = not any(s.draft_key == maps[0].draft_key for s in policy.acceptance)
-    for workload in [ALL, *sorted({m.workload for m in maps} - {ALL})]:
-        mine = [m for m in maps if workload in (ALL, m.workload)]
-        who = Identity(policy.selection_id, policy.target_key, maps[0].draft_key, maps[0].method, workload, batch_size)
-        counts = replay_counts(mine, table.depths)
-        evals, choice = evaluate_depths(counts, table, who, rule, seed)
-        summaries = summarise_acceptance(mine, counts, who)
-        policy.evals += evals
-        policy.choices.append(choice)
-        if first_of_draft:
-            policy.acceptance += summaries
-        if workload == ALL and first_of_draft:
-            policy.prompts += prompt_counts(counts, who, {m.prompt_id: m.workload for m in mine})
-        if workload == ALL:
-            policy.flags += prediction_flags(policy.selection_id, mine, evals, summaries, choice)
-    plain, cycle = round_cost(table.times, rule.include_host)
-    for i, depth in enumerate(table.depths):
-        host = float(table.times.host[i]) if table.host_measured else None
-        ratio = float(cycle[i] / plain) if table.host_measured and rule.include_host else None
-        key = (maps[0].draft_key, maps[0].method, batch_size, depth)
-        policy.rounds.append(RoundCost(*key, t_host_ms=host, cost_ratio_with_host=ratio, num_blocks=table.num_blocks))
-
-
-def _only_depths(table: CostTable, keep: list[int]) -> CostTable:
-    """The table without depths that acceptance does not reach."""
-    from components.speedup.costs import StepTimes
-
-    def cut(times: StepTimes) -> StepTimes:
-        return StepTimes(times.target, times.verify[..., keep], times.draft[..., keep], times.host[..., keep])
-
-    return table._replace(depths=[table.depths[i] for i in keep], times=cut(table.times), draws=cut(table.draws))
-
-
-def _conclude(policy: Policy) -> None:
-    """The verdict and the winner before anything was measured end to end: the best predicted lower bound."""
-    from components.speedup.policy import ALL, faults_of
-
-    pooled = [c for c in policy.choices if c.workload == ALL]
-    smallest_batch = min(c.batch_size for c in pooled)
-    pooled = [c for c in pooled if c.batch_size == smallest_batch]
-    # A drafter whose numbers are at fault wins only if every one is.
-    sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
-    best = max(sound or pooled, key=lambda c: (c.verdict == "use", c.pred_lo, c.draft_key))
-    faults = faults_of(policy, best.draft_key)
-    policy.verdict = "invalid" if faults else best.verdict
-    policy.reasons = [f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons)
-    if best.verdict == "use":
-        policy.winner = {"draft_key": best.draft_key, "method": best.method, "depth_k": best.depth_k}
+    wanted = row.dtype if row.dtype in dtypes else min(dtypes)
+    return [c for c in cells if c.dtype == wanted]

@@ -8,7 +8,7 @@ a champion, the challenger is judged, and the gate also asks that it is not wors
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -40,7 +40,8 @@ def confirm_depth(
         challenger: the drafter to judge; without it the best of those measured.
         champion: the drafter that serves now, measured in the same session; the challenger must not be worse.
         min_speedup: what the lower 95 % bound of measured speedup must exceed (1.0 = plain decoding).
-        max_prediction_gap: largest |predicted / measured - 1| that the gate lets through (0.15 = 15 %).
+        max_prediction_gap: largest |predicted / measured - 1| that the gate lets through (0.15 = 15 %); beyond 10 % it
+            is flagged in any case.
         min_over_lookup: what measured speedup over prompt lookup must exceed (1.0 = faster than it); 0 does not ask.
         max_loss: share of the champion's decoding speed and acceptance length by which a challenger may lie below it
             and still count as not worse (0.02 = 2 %): the lower 95 % bound of its speed ratio must reach 1 - max_loss,
@@ -85,27 +86,19 @@ def confirm_depth(
     return DepthPolicy.made(ctx, headline(found))
 
 
-def arm_of(policy: Policy, row: Any) -> MeasuredArm | None:
-    """The measured arm of a DepthEval or DepthChoice; of several, the one in the dtype that costs were measured in."""
-    arms = [
-        a
-        for a in policy.arms
-        if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size)
-        == (row.draft_key, row.method, row.workload, row.depth_k, row.batch_size)
-    ]
-    return max(arms, key=lambda a: (a.dtype == policy.dtype, a.kernel == policy.kernel, a.tokens_per_s), default=None)
-
-
 def _enter_measurements(policy: Policy) -> None:
     """Put measured numbers beside the predicted ones, and predictions for the measured prompts beside the measured."""
+    from components.speedup.measured import arm_of
+
     for i, arm in enumerate(policy.arms):
         policy.arms[i] = dataclasses.replace(arm, speedup_pred=_same_prompts(policy, arm))
-    for i, row in enumerate(policy.evals):
-        found = arm_of(policy, row) if row.depth_k else None
-        if found:
-            policy.evals[i] = dataclasses.replace(
-                row, al_meas=found.al, speedup_meas=found.speedup, meas_lo=found.lo, meas_hi=found.hi
-            )
+    for rows in (policy.evals, policy.trees):
+        for i, row in enumerate(rows):
+            found = arm_of(policy, row) if row.depth_k else None
+            if found:
+                rows[i] = dataclasses.replace(
+                    row, al_meas=found.al, speedup_meas=found.speedup, meas_lo=found.lo, meas_hi=found.hi
+                )
     for i, choice in enumerate(policy.choices):
         found = arm_of(policy, choice) if choice.depth_k else None
         if found:
@@ -123,6 +116,8 @@ def _same_prompts(policy: Policy, arm: MeasuredArm) -> float | None:
 
     Only AL depends on the prompts, so S = S_pred * AL(these prompts) / AL(all prompts).
     """
+    if arm.tree_budget is not None:
+        return None  # a tree was not replayed prompt by prompt
     for e in policy.evals:
         same = (e.draft_key, e.workload, e.depth_k, e.batch_size) == (
             arm.draft_key,
@@ -137,6 +132,8 @@ def _same_prompts(policy: Policy, arm: MeasuredArm) -> float | None:
 
 def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     """predicted / measured - 1 on the same prompts; over all prompts where the measured ones have no maps."""
+    from components.speedup.measured import arm_of
+
     arm = arm_of(policy, choice)
     if arm is not None and arm.speedup_pred is not None:
         return arm.speedup_pred / arm.speedup - 1.0

@@ -6,7 +6,7 @@ then the mean over the KV lengths that every phase was measured at. Times in ms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,21 +40,34 @@ class CostTable(NamedTuple):
     dtype: str
 
 
-def cost_table(cells: Sequence[CostCell], draft_key: str, batch_size: int, num_draws: int, seed: int) -> CostTable:
+class Setting(NamedTuple):
+    """What a cost table is of. tree_budget None: a chain. kv_len None: the mean over the measured context lengths."""
+
+    draft_key: str
+    batch_size: int
+    tree_budget: int | None = None
+    kv_len: int | None = None
+
+
+def cost_table(cells: Sequence[CostCell], setting: Setting, num_draws: int, seed: int) -> CostTable:
     """The cost table of one drafter from the cells of one measurement.
 
     Raises UserError when plain steps, or a common depth of verify and draft cells, are missing.
     """
-    mine = [c for c in cells if c.batch_size == batch_size and c.draft_key in (draft_key, "")]
-    plain = _fastest_kernel([c for c in cells if c.batch_size == batch_size and c.phase == "target_step"])
+    cells = [c for c in cells if c.batch_size == setting.batch_size and setting.kv_len in (None, c.kv_len)]
+    mine = [c for c in cells if c.draft_key in (setting.draft_key, "") and c.tree_budget == setting.tree_budget]
+    plain = _fastest_kernel([c for c in cells if c.phase == "target_step"])
     verify = _fastest_kernel([c for c in mine if c.phase == "verify"])
-    draft = [c for c in mine if c.phase == "draft" and c.draft_key == draft_key]
-    host = [c for c in mine if c.phase == "host"]
+    draft = [c for c in mine if c.phase == "draft" and c.draft_key == setting.draft_key]
+    # What a plain step's bookkeeping takes is no matter of trees or chains.
+    host = [c for c in mine if c.phase == "host" and c.depth_k > 0]
+    host += [c for c in cells if c.phase == "host" and c.depth_k == 0 and c.draft_key in (setting.draft_key, "")]
     depths = sorted({c.depth_k for c in verify} & {c.depth_k for c in draft} - {0})
     if not plain or not depths:
         missing = "target_step cells" if not plain else "a depth with both verify and draft cells"
         raise UserError(
-            f"cost of drafter {draft_key[:12]}, batch {batch_size}: {missing} missing; measure step cost again"
+            f"cost of drafter {setting.draft_key[:12]}, batch {setting.batch_size}: {missing} missing; "
+            "measure step cost again"
         )
     # Host time counts only if it is known for every depth that is compared; H(0) may be missing, it is then zero.
     host_measured = set(depths) <= {c.depth_k for c in host}
@@ -65,17 +78,38 @@ def cost_table(cells: Sequence[CostCell], draft_key: str, batch_size: int, num_d
     if host_measured:
         wanted |= {("host", k): [c for c in host if c.depth_k == k] for k in [0, *depths]}
     values, owners, num_blocks = _cells_by_block(wanted)
-    rng = np.random.default_rng([seed, 1])
     estimate = np.nanmedian(values, axis=1)[None, :]
     return CostTable(
         depths=[0, *depths],
         times=StepTimes(*(part[0] for part in _phases(estimate, owners, depths))),
-        draws=_phases(median_draws(values, num_draws, rng), owners, depths),
+        draws=_phases(median_draws(values, num_draws, np.random.default_rng([seed, 1])), owners, depths),
         host_measured=host_measured,
         num_blocks=num_blocks,
         kernel=verify[0].kernel,
         dtype=verify[0].dtype,
     )
+
+
+def contexts_of(cells: Sequence[CostCell], draft_key: str, batch_size: int) -> list[int]:
+    """KV lengths at which plain steps, verification and drafts were all measured; [] when there are not two."""
+    chains = [c for c in cells if c.batch_size == batch_size and c.tree_budget is None]
+    by_phase = [
+        {c.kv_len for c in chains if c.phase == "target_step"},
+        {c.kv_len for c in chains if c.phase == "verify" and c.draft_key in (draft_key, "")},
+        {c.kv_len for c in chains if c.phase == "draft" and c.draft_key == draft_key},
+    ]
+    shared = sorted(set.intersection(*by_phase))
+    return shared if len(shared) > 1 else []
+
+
+def only_depths(table: CostTable, depths: Collection[int]) -> CostTable:
+    """The table cut down to those of its depths."""
+    keep = [i for i, depth in enumerate(table.depths) if depth in depths]
+
+    def cut(times: StepTimes) -> StepTimes:
+        return StepTimes(times.target, times.verify[..., keep], times.draft[..., keep], times.host[..., keep])
+
+    return table._replace(depths=[table.depths[i] for i in keep], times=cut(table.times), draws=cut(table.draws))
 
 
 def _fastest_kernel(cells: list[CostCell]) -> list[CostCell]:

@@ -15,7 +15,7 @@ from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
 
 if TYPE_CHECKING:
-    from components.speedup.bootstrap import Floats
+    from components.speedup.bootstrap import Estimate
 
 ALL = "all"
 
@@ -103,12 +103,10 @@ def _drift(
     seed: int,
     session_id: str,
 ) -> Drift:
-    from components.speedup.bootstrap import interval
-
-    al_then, draws_then = _acceptance(then, depth, num_draws, [seed, 6])
-    al_now, draws_now = _acceptance(now, depth, num_draws, [seed, 7])
-    lo, hi = interval(draws_now - draws_then)
-    (then_lo, then_hi), (now_lo, now_hi) = interval(draws_then), interval(draws_now)
+    al_then = _acceptance(then, depth, num_draws, [seed, 6])
+    al_now = _acceptance(now, depth, num_draws, [seed, 7])
+    lo, hi = al_now.minus(al_then).interval()
+    (then_lo, then_hi), (now_lo, now_hi) = al_then.interval(), al_now.interval()
     return Drift(
         session_id=session_id,
         target_key=now[0].target_key,
@@ -119,31 +117,31 @@ def _drift(
         depth_k=depth,
         num_prompts_then=len(then),
         num_prompts_now=len(now),
-        al_then=al_then,
+        al_then=al_then.value,
         then_lo=then_lo,
         then_hi=then_hi,
-        al_now=al_now,
+        al_now=al_now.value,
         now_lo=now_lo,
         now_hi=now_hi,
-        change=al_now - al_then,
+        change=al_now.value - al_then.value,
         lo=lo,
         hi=hi,
         drifted=lo > 0.0 or hi < 0.0,
     )
 
 
-def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> tuple[float, Floats]:
-    """Pooled acceptance length at a depth, tails included, and its draws over prompts."""
+def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> Estimate:
+    """Pooled acceptance length at a depth, tails included."""
     import numpy as np
 
-    from components.speedup.bootstrap import draw_weights, ratio_draws
+    from components.speedup.bootstrap import draw_weights, pooled_ratio
     from components.speedup.replay import count
 
     counts = [count(m.accepted, depth, m.num_tokens) for m in sorted(maps, key=lambda m: m.prompt_id)]
     tokens = np.array([float(c.tokens) for c in counts])
     rounds = np.array([float(c.rounds) for c in counts])
     weights = draw_weights(len(counts), num_draws, np.random.default_rng(seed))
-    return float(tokens.sum() / rounds.sum()), ratio_draws(weights, tokens, rounds)
+    return pooled_ratio(weights, tokens, rounds)
 
 
 def _few_prompts(row: Drift) -> list[QualityFlag]:

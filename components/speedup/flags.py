@@ -7,92 +7,135 @@ Thresholds are stated here and nowhere else. severity: info (worth knowing), war
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag
+from components.speedup.bootstrap import Estimate
+from components.speedup.evaluate import Speeds
 from components.speedup.policy import AcceptanceSummary
 
-MIN_PROMPTS = 30
+MIN_PROMPTS = 64  # below it even the bias-corrected interval covers less than it says
 MIN_ROUNDS = 200
 MIN_COST_RATIO = 0.98  # a verify pass plus drafts cannot be faster than one plain step, less 2 % noise
 MAX_PROXY_GAP = 0.25
 MAX_CUT_SHARE = 0.10
 MAX_REPEATED_BIGRAMS = 0.5
+MAX_PREDICTION_GAP = 0.10
+
+
+class Doubt(NamedTuple):
+    """A flag before it says whose it is."""
+
+    code: str
+    severity: str
+    value: float
+    detail: str
+
+    def about(self, session_id: str, draft_key: str, method: str) -> QualityFlag:
+        """The flag, as it is stored."""
+        return QualityFlag(session_id, draft_key, method, self.code, self.severity, float(self.value), self.detail)
 
 
 def prediction_flags(
     session_id: str,
     maps: Sequence[AcceptanceMap],
     evals: Sequence[DepthEval],
+    speeds: Speeds,
     summaries: Sequence[AcceptanceSummary],
     choice: DepthChoice,
 ) -> list[QualityFlag]:
     """Flags of one drafter on the pooled workload. All arguments are of that drafter and workload."""
-    flags: list[QualityFlag] = []
-
-    def flag(code: str, severity: str, value: float, detail: str) -> None:
-        flags.append(QualityFlag(session_id, choice.draft_key, choice.method, code, severity, float(value), detail))
-
     drafted = [e for e in evals if e.depth_k > 0]
-    cheapest = min(drafted, key=lambda e: e.cost_ratio)
-    if cheapest.cost_ratio < MIN_COST_RATIO:
-        flag(
-            "bad_baseline",
-            "fault",
-            cheapest.cost_ratio,
-            f"a round at depth {cheapest.depth_k} costs less than one plain step; the plain decoding it is compared "
-            "with is not the best, or the two were not timed alike",
-        )
-    num_prompts = summaries[-1].num_prompts
-    if num_prompts < MIN_PROMPTS:
-        flag("few_prompts", "warning", num_prompts, f"intervals over fewer than {MIN_PROMPTS} prompts are too narrow")
     at_choice = next(s for s in summaries if s.depth_k == (choice.depth_k or drafted[0].depth_k))
-    if at_choice.num_rounds < MIN_ROUNDS:
-        flag(
-            "few_rounds",
-            "warning",
-            at_choice.num_rounds,
-            f"fewer than {MIN_ROUNDS} rounds at depth {at_choice.depth_k}",
-        )
-    trained = min(m.trained_depth for m in maps)
-    if choice.depth_k > trained:
-        flag("beyond_trained_depth", "warning", choice.depth_k, f"the drafter is trained for depth {trained}")
-    _acceptance_shape(flag, drafted, at_choice)
+    doubts = cost_doubts(drafted)
+    doubts += sample_doubts(summaries[-1].num_prompts, at_choice.num_rounds, at_choice.depth_k)
+    doubts += depth_doubts(choice.depth_k, min(m.trained_depth for m in maps))
+    doubts += falling_doubts(speeds)
+    doubts += _acceptance_doubts(at_choice)
     if at_choice.num_cut_rounds > MAX_CUT_SHARE * at_choice.num_rounds:
         share = at_choice.num_cut_rounds / at_choice.num_rounds
-        flag("tail_rounds", "info", share, "many rounds are cut by the end of short answers; longer answers keep more")
-    repeated = sum(m.repeated_bigrams for m in maps) / len(maps)
-    if repeated > MAX_REPEATED_BIGRAMS:
-        flag("looping_output", "warning", repeated, "share of repeated bigrams; loops make acceptance look good")
-    return flags
+        said = "many rounds are cut by the end of short answers; longer answers keep more"
+        doubts.append(Doubt("tail_rounds", "info", share, said))
+    doubts += looping_doubts(sum(m.repeated_bigrams for m in maps) / len(maps))
+    return [doubt.about(session_id, choice.draft_key, choice.method) for doubt in doubts]
 
 
-def _acceptance_shape(
-    flag: Callable[[str, str, float, str], None], drafted: Sequence[DepthEval], at_choice: AcceptanceSummary
-) -> None:
-    """Acceptance that is impossible, falls as drafts get deeper, or is flattered by its training proxy."""
-    for before, after in itertools.pairwise(drafted):
-        if after.al_hi < before.al_lo:
-            flag(
-                "al_falls_with_depth",
-                "warning",
-                after.depth_k,
-                f"AL falls from {before.al:.3f} to {after.al:.3f} beyond its interval at depth {after.depth_k}",
+def cost_doubts(drafted: Sequence[DepthEval]) -> list[Doubt]:
+    """A round that is cheaper than one plain step: the plain decoding it is compared with was not at its best."""
+    cheapest = min(drafted, key=lambda e: e.cost_ratio)
+    return baseline_doubts(cheapest.cost_ratio, cheapest.depth_k)
+
+
+def baseline_doubts(cost_ratio: float, depth: int) -> list[Doubt]:
+    """The same from a cost ratio, which is AL / speedup: below 1 a speedup exceeds its own acceptance length."""
+    if cost_ratio >= 1.0:
+        return []
+    severity = "fault" if cost_ratio < MIN_COST_RATIO else "warning"
+    said = (
+        f"a round at depth {depth} costs less than one plain step, so the speedup exceeds the acceptance length; the "
+        "plain decoding it is compared with is not the best, or the two were not timed alike"
+    )
+    return [Doubt("bad_baseline", severity, cost_ratio, said)]
+
+
+def sample_doubts(num_prompts: int, num_rounds: int, depth: int) -> list[Doubt]:
+    """Too little was measured for what is said about it."""
+    doubts = []
+    if num_prompts < MIN_PROMPTS:
+        said = f"intervals over fewer than {MIN_PROMPTS} prompts are too narrow"
+        doubts.append(Doubt("few_prompts", "warning", num_prompts, said))
+    if num_rounds < MIN_ROUNDS:
+        said = f"fewer than {MIN_ROUNDS} rounds at depth {depth}"
+        doubts.append(Doubt("few_rounds", "warning", num_rounds, said))
+    return doubts
+
+
+def depth_doubts(depth: int, trained: int) -> list[Doubt]:
+    """Deeper than the drafter has learned to draft."""
+    said = f"the drafter is trained for depth {trained}"
+    return [Doubt("beyond_trained_depth", "warning", depth, said)] if depth > trained else []
+
+
+def looping_doubts(repeated_bigrams: float) -> list[Doubt]:
+    """Loops are easy to guess."""
+    said = "share of repeated bigrams; loops make acceptance look good"
+    return (
+        [Doubt("looping_output", "warning", repeated_bigrams, said)] if repeated_bigrams > MAX_REPEATED_BIGRAMS else []
+    )
+
+
+def falling_doubts(speeds: Speeds) -> list[Doubt]:
+    """Acceptance length that falls as drafts get deeper, by more than chance: the paired interval lies below 0."""
+    doubts = []
+    for (depth, before), (deeper, after) in itertools.pairwise(zip(speeds.depths, speeds.al, strict=True)):
+        change = Estimate(after.value - before.value, after.draws - before.draws, after.influence - before.influence)
+        lo, hi = change.interval()
+        if hi < 0.0:
+            said = (
+                f"AL falls from {before.value:.3f} at depth {depth} to {after.value:.3f} at depth {deeper}, by "
+                f"[{lo:.3f}, {hi:.3f}]: past its trained depth, or two different measurements"
             )
+            doubts.append(Doubt("al_falls_with_depth", "warning", deeper, said))
+    return doubts
+
+
+def _acceptance_doubts(at_choice: AcceptanceSummary) -> list[Doubt]:
+    """Acceptance that is impossible, or that its training proxy flatters."""
+    doubts = []
     if at_choice.reached and at_choice.reached[0]:
         rate = at_choice.kept[0] / at_choice.reached[0]
         if rate == 0.0:
-            flag("nothing_accepted", "warning", rate, "no first draft was ever kept: wrong features or vocabulary?")
+            said = "no first draft was ever kept: wrong features or vocabulary?"
+            doubts.append(Doubt("nothing_accepted", "warning", rate, said))
         if rate == 1.0 and at_choice.reached[0] >= MIN_ROUNDS:
-            flag(
-                "everything_accepted", "warning", rate, "every first draft was kept: is verification comparing at all?"
-            )
+            said = "every first draft was kept: is verification comparing at all?"
+            doubts.append(Doubt("everything_accepted", "warning", rate, said))
     gap = at_choice.al_proxy / at_choice.al_kept - 1.0
     if abs(gap) > MAX_PROXY_GAP:
-        flag(
-            "proxy_gap",
-            "info",
-            gap,
+        said = (
             f"the training metric says AL {at_choice.al_proxy:.2f}, replay says {at_choice.al_kept:.2f} "
-            f"(depth {at_choice.depth_k}); trust the replay",
+            f"(depth {at_choice.depth_k}); trust the replay"
         )
+        doubts.append(Doubt("proxy_gap", "info", gap, said))
+    return doubts

@@ -8,14 +8,25 @@ Repetitions of a prompt are summed first; the interval resamples prompts, both a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from components.rows import Request
-from components.speedup.bootstrap import draw_weights, interval, ratio_draws
-from components.speedup.policy import ALL, MeasuredArm, PromptCounts
+from components.rows import DepthChoice, DepthEval, Request
+from components.speedup.bootstrap import draw_weights, pooled_ratio
+from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
 
-ArmKey = tuple[str, str, int, int, str, str]  # method, draft_key, depth_k, batch_size, dtype, kernel
+
+class ArmKey(NamedTuple):
+    """What makes two requests repetitions of one arm."""
+
+    method: str
+    draft_key: str
+    depth_k: int
+    tree_budget: int  # 0 for a chain, so that keys can be sorted
+    batch_size: int
+    dtype: str
+    kernel: str
 
 
 def usable(request: Request) -> bool:
@@ -34,12 +45,13 @@ def measured_arms(
     rows = [r for r in requests if usable(r) and r.temperature == 0.0]
     by_arm: dict[ArmKey, list[Request]] = {}
     for r in rows:
-        by_arm.setdefault((r.method, r.draft_key, r.depth_k, r.batch_size, r.dtype, r.kernel), []).append(r)
+        key = ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel)
+        by_arm.setdefault(key, []).append(r)
     arms = []
     for key, mine in sorted(by_arm.items()):
-        if key[0] == "none":
+        if key.method == "none":
             continue
-        plain = best_plain(rows, dtype=key[4], batch_size=key[3])
+        plain = best_plain(rows, dtype=key.dtype, batch_size=key.batch_size)
         for workload in [ALL, *sorted({r.workload for r in mine} - {ALL})]:
             arm = _arm(key, workload, mine, plain, counts, num_draws, seed)
             if arm is not None:
@@ -80,35 +92,48 @@ def _arm(
     tokens, times = _per_prompt(mine, shared)
     plain_tokens, plain_times = _per_prompt(plain, shared)
     weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 3]))
-    draws = ratio_draws(weights, tokens, times) / ratio_draws(weights, plain_tokens, plain_times)
-    lo, hi = interval(draws)
-    method, draft_key, depth_k, batch_size, dtype, kernel = key
+    speedup = pooled_ratio(weights, tokens, times).over(pooled_ratio(weights, plain_tokens, plain_times))
+    lo, hi = speedup.interval()
+    # Maps of chains say nothing about a tree.
+    known = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
+    replayed = _al_replayed(known, key.depth_k)
     rounds, drafted = sum(r.num_rounds for r in mine), sum(r.num_drafted for r in mine)
     compared = [r for r in mine if r.identical is not None]
     ties = sum(not r.identical and bool(r.tie) for r in compared)
     return MeasuredArm(
-        draft_key=draft_key,
-        method=method,
+        draft_key=key.draft_key,
+        method=key.method,
         workload=workload,
-        depth_k=depth_k,
-        batch_size=batch_size,
-        dtype=dtype,
-        kernel=kernel,
+        depth_k=key.depth_k,
+        batch_size=key.batch_size,
+        dtype=key.dtype,
+        kernel=key.kernel,
         num_prompts=len(shared),
         num_requests=len(mine),
         num_rounds=rounds,
         tokens_per_s=tokens_per_s(mine),
         plain_tokens_per_s=tokens_per_s(plain),
         al=sum(r.tokens_kept - 1 for r in mine) / rounds if rounds else None,
-        al_replayed=_al_replayed([counts.get((draft_key, prompt_id)) for prompt_id in shared], depth_k),
+        al_replayed=replayed,
         acceptance_rate=sum(r.num_accepted for r in mine) / drafted if drafted else None,
-        speedup=tokens_per_s(mine) / tokens_per_s(plain),
+        speedup=speedup.value,
         lo=lo,
         hi=hi,
         checked=len(compared),
         ties=ties,
         divergences=sum(not r.identical for r in compared) - ties,
+        tree_budget=key.tree_budget or None,
     )
+
+
+def arm_of(policy: Policy, row: DepthEval | DepthChoice) -> MeasuredArm | None:
+    """The measured arm of a prediction; of several, the one in the dtype and kernel that costs were measured in."""
+    budget = row.tree_budget if isinstance(row, DepthEval) else None
+    wanted = (row.draft_key, row.method, row.workload, row.depth_k, row.batch_size, budget)
+    arms = [
+        a for a in policy.arms if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size, a.tree_budget) == wanted
+    ]
+    return max(arms, key=lambda a: (a.dtype == policy.dtype, a.kernel == policy.kernel, a.tokens_per_s), default=None)
 
 
 def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:

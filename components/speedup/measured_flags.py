@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.rows import DepthChoice, DepthEval, QualityFlag, Request
-from components.speedup.flags import MIN_PROMPTS, MIN_ROUNDS
+from components.speedup.flags import MAX_PREDICTION_GAP, MIN_PROMPTS, MIN_ROUNDS
+from components.speedup.measured import arm_of
 from components.speedup.policy import ALL, MeasuredArm, Policy
 
 MAX_LOADED_TAX = 0.03
 MAX_AL_GAP = 0.05
 MIN_DRAFTED_SHARE = 0.7
+NOT_OF_ONE_LENGTH = ("ngram", "lookahead")  # methods that draft what they have found, up to the depth
 WORTH_SAYING = 0.01  # a better depth than the chosen one by less than this is not worth a flag
 
 
@@ -48,14 +50,14 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
     if arm.depth_k == 0 and arm.speedup < 1.0 - MAX_LOADED_TAX:
         flag(
             "loaded_tax",
-            "info",
+            "warning",
             1.0 - arm.speedup,
-            "keeping a drafter loaded without drafting costs this share of speed",
+            f"share of speed lost to a drafter that drafts nothing [{1 - arm.hi:.3f}, {1 - arm.lo:.3f}]",
         )
-    if arm.al is not None and arm.lo > arm.al:
+    if arm.depth_k > 0 and arm.al is not None and arm.speedup > arm.al:
         flag(
             "bad_baseline",
-            "fault",
+            "fault" if arm.lo > arm.al else "warning",
             arm.speedup,
             f"faster than its own AL of {arm.al:.2f}: plain decoding was not at its best",
         )
@@ -63,7 +65,8 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         arm.num_rounds >= MIN_ROUNDS
         and arm.acceptance_rate is not None
         and arm.al is not None
-        and arm.method != "ngram"
+        and arm.method not in NOT_OF_ONE_LENGTH
+        and arm.tree_budget is None
     ):
         # accepted / rounds is about AL - 1; over the rate it gives the drafts of a round.
         drafted = (arm.al - 1.0) / arm.acceptance_rate if arm.acceptance_rate else None
@@ -84,11 +87,10 @@ def _choice_flags(policy: Policy, choice: DepthChoice, max_prediction_gap: float
     if choice.speedup_meas is None or choice.pred_error is None:
         flag("not_measured", "warning", choice.depth_k, "the chosen depth was not measured end to end")
         return flags
-    arm = next(
-        a for a in policy.arms if (a.draft_key, a.workload, a.depth_k) == (choice.draft_key, ALL, choice.depth_k)
-    )
+    arm = arm_of(policy, choice)
+    assert arm is not None, "speedup_meas comes from an arm"
     predicted = choice.speedup_pred if arm.speedup_pred is None else arm.speedup_pred
-    if abs(predicted / arm.speedup - 1.0) > max_prediction_gap:
+    if abs(predicted / arm.speedup - 1.0) > min(MAX_PREDICTION_GAP, max_prediction_gap):
         detail = f"predicted {predicted:.2f}x for the measured prompts, measured {arm.speedup:.2f}x"
         flag("prediction_gap", "warning", predicted / arm.speedup - 1.0, detail)
     mine = [

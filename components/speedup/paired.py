@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.rows import DepthChoice, PairedComparison, Request
-from components.speedup.bootstrap import Floats, draw_weights, interval, ratio_draws
+from components.speedup.bootstrap import Floats, draw_weights, pooled_ratio
 from components.speedup.measured import best_plain, usable
 from components.speedup.policy import ALL, Policy, PromptCounts
 
@@ -62,7 +62,8 @@ def _acceptances(policy: Policy, pair: Pair, requests: Sequence[Request]) -> lis
 def _arm(rows: Sequence[Request], choice: DepthChoice) -> list[Request]:
     if choice.depth_k == 0:
         return best_plain(rows, rows[0].dtype, choice.batch_size) if rows else []
-    return [r for r in rows if (r.draft_key, r.depth_k) == (choice.draft_key, choice.depth_k)]
+    chains = [r for r in rows if r.tree_budget is None]
+    return [r for r in chains if (r.draft_key, r.depth_k) == (choice.draft_key, choice.depth_k)]
 
 
 PerPrompt = dict[str, tuple[str, float, float]]  # prompt_id -> workload, above, below: the ratio of sums is the value
@@ -102,8 +103,9 @@ def _ratios(
         prompts = [prompt for prompt in shared if workload in (ALL, ours[prompt][0])]
         mine, champion = _columns(ours, prompts), _columns(theirs, prompts)
         weights = draw_weights(len(prompts), pair.num_draws, np.random.default_rng([pair.seed, 5]))
-        lo, hi = interval(ratio_draws(weights, *mine) / ratio_draws(weights, *champion))
-        value, other = float(mine[0].sum() / mine[1].sum()), float(champion[0].sum() / champion[1].sum())
+        ours_now, theirs_now = pooled_ratio(weights, *mine), pooled_ratio(weights, *champion)
+        ratio = ours_now.over(theirs_now)
+        lo, hi = ratio.interval()
         rows.append(
             PairedComparison(
                 session_id=session,
@@ -118,9 +120,9 @@ def _ratios(
                 challenger_depth=depths[0],
                 champion_depth=depths[1],
                 num_prompts=len(prompts),
-                challenger_value=value,
-                champion_value=other,
-                ratio=value / other,
+                challenger_value=ours_now.value,
+                champion_value=theirs_now.value,
+                ratio=ratio.value,
                 lo=lo,
                 hi=hi,
                 margin=pair.margin,

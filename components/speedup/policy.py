@@ -3,8 +3,13 @@
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
   rule, tolerance                             how the depth was picked, in words and as a share
-  choices      DepthChoice rows, one for each (drafter, batch size, workload), workload "all" included
+  choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
+  contexts     DepthChoice rows by context length, over all prompts; [] where one length was measured
+  mixtures     Mixture, one depth for several workloads and what it loses; [] where one workload was measured
+  trees        DepthEval rows of drafts that branch, over all prompts
+  ranking      Candidate, every drafter in every setting at its chosen depth, the best lower bound first
+  engines      what the winner's depths are called in vLLM, SGLang, TensorRT-LLM, llama.cpp and MNN; see engines.py
   acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
   prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
@@ -15,6 +20,8 @@ policy.json holds
   winner       {"draft_key", "method", "depth_k"} or null
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
   gate         null before confirm_depth; then {"passed", "checks": [{"name", "passed", "value", "limit"}]}
+
+`policy.md` beside it is the same for people (policy_table.py).
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from typing import Any
 
 from components.contract import UserError
 from components.rows import DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
+from components.speedup.candidate import Candidate, Mixture
 
 ALL = "all"  # the workload that pools every prompt
 
@@ -100,6 +108,7 @@ class MeasuredArm:
     ties: int  # first divergence inside the row-count noise
     divergences: int  # first divergence outside it
     speedup_pred: float | None = None  # the prediction made for these very prompts
+    tree_budget: int | None = None  # guesses verified in one pass; None for a chain
 
 
 @dataclass(frozen=True)
@@ -135,13 +144,24 @@ class Policy:
     verdict: str = "undecided"
     reasons: list[str] = field(default_factory=list)
     gate: dict[str, Any] | None = None
+    contexts: list[DepthChoice] = field(default_factory=list)
+    mixtures: list[Mixture] = field(default_factory=list)
+    trees: list[DepthEval] = field(default_factory=list)
+    ranking: list[Candidate] = field(default_factory=list)
+    engines: dict[str, Any] = field(default_factory=dict)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
-    """Write policy.json and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
+    """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
+    from components.speedup.engines import engine_settings
+    from components.speedup.policy_table import policy_text
+
+    policy.engines = engine_settings(policy)
     text = json.dumps(asdict(policy), indent=1, allow_nan=False)
     (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
-    write_rows(directory, [*policy.evals, *policy.choices, *policy.comparisons, *policy.flags])
+    (directory / "policy.md").write_text(policy_text(policy), encoding="utf-8")
+    rows = [*policy.evals, *policy.trees, *policy.choices, *policy.contexts, *policy.comparisons, *policy.flags]
+    write_rows(directory, rows)
 
 
 def read_policy(directory: Path) -> Policy:
@@ -160,6 +180,10 @@ def read_policy(directory: Path) -> Policy:
             "flags": QualityFlag,
             "arms": MeasuredArm,
             "comparisons": PairedComparison,
+            "contexts": DepthChoice,
+            "mixtures": Mixture,
+            "trees": DepthEval,
+            "ranking": Candidate,
         }
         values: dict[str, Any] = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
         return Policy(**values)

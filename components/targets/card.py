@@ -70,11 +70,18 @@ def _model_rows(facts: Mapping[str, Any]) -> dict[str, str]:
         "architecture": f"{facts['architecture']}, {shape['num_layers']} layers, width {shape['hidden_size']}, "
         f"feed-forward {shape['intermediate_size']}, tied embeddings",
         "attention": f"{shape['num_heads']} query heads, {shape['num_kv_heads']} key-value heads",
+        "key-value cache": f"{_kv_numbers(shape):,} numbers a token ({4 * _kv_numbers(shape):,} bytes in float32)",
         "parameters": f"{facts['num_params']:,} ({facts['weight_bytes'] / 1e6:.1f} MB, {facts['stored_dtype']})",
         "tokenizer": f"byte-level BPE, {shape['vocab_size']} tokens, {facts['characters_per_token']:.2f} characters a "
         "token on held-out text; adds no special tokens by itself",
         "longest text": f"{shape['max_positions']} tokens",
     }
+
+
+def _kv_numbers(shape: Mapping[str, Any]) -> int:
+    """2 n h_kv d: keys and values of every layer, as shape.kv_bytes_per_token counts them."""
+    head_dim = shape["hidden_size"] // shape["num_heads"]
+    return int(2 * shape["num_layers"] * shape["num_kv_heads"] * head_dim)
 
 
 def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -20,28 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from components.targets.linear import PREPACKED, Linear, calibrate, describe
-from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape
+from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape, TreeRows
 from components.targets.shape import kv_bytes_per_token, rope_parameters
+from components.targets.static_cache import StaticCache, additive, tree_visibility
 
 ReadWeight = Callable[[str], Tensor]
-
-
-class StaticCache(AbstractCache):
-    """Keys and values [layers, B, 2 * kv_heads, capacity, head_dim]: keys are the first kv_heads, values the rest."""
-
-    def __init__(self, kv: Tensor) -> None:
-        self.kv = kv
-        self.capacity = kv.shape[3]
-        self.lengths = torch.zeros(kv.shape[1], dtype=torch.int64)
-
-    def truncate(self, lengths: Tensor) -> None:
-        """See AbstractCache."""
-        assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
-        self.lengths = lengths.clone()
-
-    def bytes_per_token(self) -> int:
-        """See AbstractCache."""
-        return self.kv[:, 0, :, 0].numel() * self.kv.element_size()
 
 
 class _Layer(NamedTuple):
@@ -54,7 +37,7 @@ class _Layer(NamedTuple):
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], Qwen3
 
 
-class _Geometry(NamedTuple):
+class Geometry(NamedTuple):
     """Where the rows of one pass go and what they may see; the same for every layer."""
 
     rotation: Tensor  # complex64, broadcastable to [B, T, heads, head_dim / 2]
@@ -167,10 +150,15 @@ class FastTarget(AbstractTarget):
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticCache:
         """See AbstractTarget."""
-        if self._rotations.shape[0] < capacity:
-            self._rotations = self._rotation_table(capacity)
+        self.rotations(capacity)
         shape = (self.shape.num_layers, batch_size, 2 * self._kv_heads, capacity, self._head_dim)
         return StaticCache(torch.zeros(shape, dtype=self.dtype, device=self.device))
+
+    def rotations(self, capacity: int) -> Tensor:
+        """e^{i t w_j} for at least the columns t below `capacity`, complex64 [>= capacity, 1, head_dim / 2]."""
+        if self._rotations.shape[0] < capacity:
+            self._rotations = self._rotation_table(capacity)
+        return self._rotations
 
     def _rotation_table(self, capacity: int) -> Tensor:
         """e^{i t w_j} for column t and pair j, complex64 [capacity, 1, head_dim / 2], frequencies of transformers."""
@@ -198,35 +186,50 @@ class FastTarget(AbstractTarget):
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
         features: bool = False,
+        tree: TreeRows | None = None,
     ) -> TargetPass:
         """See AbstractTarget."""
         assert isinstance(cache, StaticCache)
         num_sequences, num_rows = ids.shape
-        geometry = self._geometry(cache, num_sequences, num_rows, num_valid)
+        geometry = self._geometry(cache, num_sequences, num_rows, num_valid, tree)
         x = F.embedding(ids.to(self.device), self._embedding).view(num_sequences * num_rows, -1)
+        out = self.run_layers(x, geometry, cache, num_sequences, num_rows, logits == "all", features)
+        cache.lengths = cache.lengths + (num_rows if num_valid is None else num_valid)
+        if logits == "last":
+            assert out.last is not None
+            if num_valid is None:
+                rows = out.last[:, -1]
+            else:
+                rows = out.last[torch.arange(num_sequences), (num_valid - 1).clamp(min=0)]
+            out = out._replace(logits=self.unembed(self.final_norm(rows)).unsqueeze(1))
+        return out if features else out._replace(last=None)
+
+    def run_layers(
+        self,
+        x: Tensor,
+        geometry: Geometry,
+        cache: StaticCache,
+        num_sequences: int,
+        num_rows: int,
+        logits: bool,
+        features: bool,
+    ) -> TargetPass:
+        """All layers over embedded rows [B * T, H]; `last` always, logits of every row and taps where asked for."""
         tapped = []
         for index, layer in enumerate(self._layers):
             if features and index in self.shape.tap_layers:
                 tapped.append(x)
             x = self._run_layer(layer, index, x, geometry, cache, num_sequences, num_rows)
-        cache.lengths = cache.lengths + (num_rows if num_valid is None else num_valid)
+        shape = (num_sequences, num_rows, -1)
+        return TargetPass(
+            self.unembed(self.final_norm(x)).view(shape) if logits else None,
+            torch.cat(tapped, dim=-1).view(shape) if features else None,
+            x.view(shape),
+        )
 
-        by_sequence = x.view(num_sequences, num_rows, -1)
-        scores = None
-        if logits == "all":
-            scores = self.unembed(self.final_norm(x)).view(num_sequences, num_rows, -1)
-        elif logits == "last":
-            if num_valid is None:
-                rows = by_sequence[:, -1]
-            else:
-                rows = by_sequence[torch.arange(num_sequences), (num_valid - 1).clamp(min=0)]
-            scores = self.unembed(self.final_norm(rows)).unsqueeze(1)
-        if not features:
-            return TargetPass(scores, None, None)
-        taps = torch.cat(tapped, dim=-1).view(num_sequences, num_rows, -1)
-        return TargetPass(scores, taps, by_sequence)
-
-    def _geometry(self, cache: StaticCache, num_sequences: int, num_rows: int, num_valid: Tensor | None) -> _Geometry:
+    def _geometry(
+        self, cache: StaticCache, num_sequences: int, num_rows: int, num_valid: Tensor | None, tree: TreeRows | None
+    ) -> Geometry:
         lengths = cache.lengths
         start = int(lengths[0])
         aligned = num_sequences == 1 or bool((lengths == start).all())
@@ -239,9 +242,13 @@ class FastTarget(AbstractTarget):
         if aligned:
             slots = kv[:, :, :, start:stop].unbind(0)
             mask = None
+            if tree is not None:
+                rotation = self._rotations[(start + tree.depths).to(self.device)]
+                mask = additive(tree_visibility(lengths, tree, stop), cache.kv)
+                return Geometry(rotation, slots, None, keys, values, mask, False)
             if num_rows > 1 and start > 0:
-                mask = self._mask(torch.arange(start, stop).view(-1, 1), stop)
-            return _Geometry(self._rotations[start:stop], slots, None, keys, values, mask, num_rows > 1 and start == 0)
+                mask = additive(torch.arange(stop) <= torch.arange(start, stop).view(-1, 1), cache.kv)
+            return Geometry(self._rotations[start:stop], slots, None, keys, values, mask, num_rows > 1 and start == 0)
         columns = lengths[:, None] + torch.arange(num_rows)
         valid = torch.ones_like(columns, dtype=torch.bool)
         if num_valid is not None:
@@ -249,16 +256,15 @@ class FastTarget(AbstractTarget):
         sequence, row = valid.nonzero().to(self.device).unbind(1)
         on_device = columns.to(self.device)
         scatter = (sequence, row, sequence, on_device[sequence, row])
-        mask = self._mask(columns[:, None, :, None], stop)
-        return _Geometry(self._rotations[on_device], None, scatter, keys, values, mask, False)
-
-    def _mask(self, columns: Tensor, stop: int) -> Tensor:
-        """0 where a row at `columns` [..., T, 1] may look (at itself and before), else -inf: [..., T, stop]."""
-        hidden = torch.arange(stop) > columns
-        return torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, -math.inf).to(self.device)
+        if tree is not None:
+            rotation = self._rotations[(lengths[:, None] + tree.depths).to(self.device)]
+            mask = additive(tree_visibility(lengths, tree, stop), cache.kv)
+            return Geometry(rotation, None, scatter, keys, values, mask, False)
+        mask = additive(torch.arange(stop) <= columns[:, None, :, None], cache.kv)
+        return Geometry(self._rotations[on_device], None, scatter, keys, values, mask, False)
 
     def _run_layer(
-        self, layer: _Layer, index: int, x: Tensor, geometry: _Geometry, cache: StaticCache, batch: int, rows: int
+        self, layer: _Layer, index: int, x: Tensor, geometry: Geometry, cache: StaticCache, batch: int, rows: int
     ) -> Tensor:
         heads, all_heads = self._heads, self._heads + 2 * self._kv_heads
         qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(batch, rows, all_heads, self._head_dim)

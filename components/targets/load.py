@@ -27,6 +27,7 @@ def open_target(
     device: str = "cpu",
     dtype: Literal["float32", "bfloat16", "auto"] = "auto",
     kernel: Kernel = "auto",
+    tapped: bool = True,
 ) -> AbstractTarget:
     """Load a target's weights.
 
@@ -35,19 +36,20 @@ def open_target(
     kernel: "plain" and "prepacked" fix the linear kernel; "auto" times both on this machine, so that the last bits of
         float32 may differ from one process to the next: steps whose files must repeat bit for bit say "plain".
         "transformers" runs the model's own code. What our forward pass does not cover runs there whatever is asked.
+    tapped: False for a model that is no target itself (a draft model): one of few layers has no three feature taps.
     Raises UserError when files are missing, damaged or changed since the artifact was made.
     """
     folder, record = open_record(target if isinstance(target, Path) else target.path)
     where, trust = str(record["model"]), bool(record["trust_remote_code"])
     config = read_config(folder, where=where, trust_remote_code=trust)
-    shape = shape_of(config, where)
+    shape = shape_of(config, where, tapped=tapped)
     files = _tensor_files(folder, where)
     chosen = record["dtype"] if dtype == "auto" and record["dtype"] else resolve_dtype(dtype, files["dtype"], device)
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[chosen]
     by_name: dict[str, Path] = files["by_name"]
     if kernel != "transformers" and is_supported(config, set(by_name)):
         read = _Reader(by_name)
-        return FastTarget(
+        fast = FastTarget(
             config,
             shape,
             read,
@@ -56,6 +58,8 @@ def open_target(
             kernel=kernel,
             has_lm_head="lm_head.weight" in by_name and not config.tie_word_embeddings,
         )
+        fast.folder = folder
+        return fast
     from transformers import AutoModelForCausalLM
 
     try:
@@ -64,7 +68,9 @@ def open_target(
         )
     except (ValueError, OSError, RuntimeError, KeyError) as error:
         raise UserError(f"{where}: transformers cannot load it ({one_line(error)})") from error
-    return TransformersTarget(model.to(device).eval().requires_grad_(False), shape, where=where)
+    opened = TransformersTarget(model.to(device).eval().requires_grad_(False), shape, where=where)
+    opened.folder = folder
+    return opened
 
 
 def target_facts(target: Target) -> dict[str, Any]:

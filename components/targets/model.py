@@ -10,7 +10,9 @@ Shapes: B = sequences, T = rows of this pass, V = vocabulary, H = hidden size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -52,6 +54,16 @@ class TargetPass(NamedTuple):
     last: Tensor | None  # [B, T, H], before the final norm
 
 
+class TreeRows(NamedTuple):
+    """Rows of one pass that are not one after the other: a tree of guesses, or a lookahead window.
+
+    Row i always sees all cached columns of its sequence. It must see itself.
+    """
+
+    depths: Tensor  # int64 [B, T], on the CPU: row j sits at position lengths[b] + depths[b, j]; the first row's is 0
+    visible: Tensor  # bool [B, T, T], on the CPU: row i (second axis) sees row j (third axis) of this pass
+
+
 class AbstractCache(ABC):
     """Keys and values of B sequences, allocated once. `lengths[b]` rows of sequence b are valid."""
 
@@ -63,6 +75,18 @@ class AbstractCache(ABC):
         """Forget rows at and beyond lengths[b] (int64 [B]); nothing is moved or freed."""
 
     @abstractmethod
+    def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
+        """After a pass with TreeRows: of the rows appended since start[b] keep these, in this order, forget the others.
+
+        start: int64 [B], the lengths before the pass. rows: for each sequence ascending row numbers of the pass; row
+        rows[b][i] becomes column start[b] + i, which must be the position it was computed at.
+        """
+
+    @abstractmethod
+    def select(self, sequences: Sequence[int]) -> None:
+        """Keep only these sequences, in this order: the others are finished. Rows are moved."""
+
+    @abstractmethod
     def bytes_per_token(self) -> int:
         """Bytes that one more token of one sequence takes, over all layers."""
 
@@ -71,6 +95,7 @@ class AbstractTarget(ABC):
     """A causal LM ready to decode. Load one with `targets.load.open_target`."""
 
     shape: TargetShape
+    folder: Path | None = None  # of the checkpoint it was opened from
     device: torch.device
     dtype: torch.dtype
     kernel: str  # which linear kernel it runs on: "prepacked", "plain", "transformers"
@@ -88,6 +113,7 @@ class AbstractTarget(ABC):
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
         features: bool = False,
+        tree: TreeRows | None = None,
     ) -> TargetPass:
         """Append rows to the cache and return their outputs.
 
@@ -95,6 +121,8 @@ class AbstractTarget(ABC):
         num_valid: int64 [B]; rows at and beyond num_valid[b] are padding: they are not counted in cache.lengths and
             their outputs mean nothing ("last" is then row num_valid[b] - 1). None: all rows count.
         features: also return taps and last.
+        tree: positions and mutual visibility of the rows, when they are no chain. The cache must then be told which
+            rows to `keep` (or be truncated to where it was) before the next pass.
         """
 
     @abstractmethod

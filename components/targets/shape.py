@@ -11,14 +11,17 @@ MIN_LAYERS = 7
 """Below, the taps 2, n//2 and n-3 are not three different layers with the last one left out."""
 
 
-def shape_of(config: Any, where: str) -> TargetShape:
-    """Read a transformers configuration; raises UserError (naming `where`) for what Draftsmith cannot work with."""
+def shape_of(config: Any, where: str, *, tapped: bool = True) -> TargetShape:
+    """Read a transformers configuration; raises UserError (naming `where`) for what Draftsmith cannot work with.
+
+    tapped: whether its feature taps are needed, which takes enough layers.
+    """
     config = config.get_text_config(decoder=True)
     architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{where}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
     num_layers = int(config.num_hidden_layers)
-    if num_layers < MIN_LAYERS or len({2, num_layers // 2, num_layers - 3}) < 3:
+    if tapped and (num_layers < MIN_LAYERS or len({2, num_layers // 2, num_layers - 3}) < 3):
         raise UserError(
             f"{where}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
             "choose a deeper model"

@@ -9,13 +9,14 @@ Taps and the last layer's output are caught by forward hooks on the decoder laye
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape
+from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape, TreeRows
 from components.targets.shape import kv_bytes_per_token
 
 _SPARE_SLOTS = 64
@@ -37,6 +38,26 @@ class SlotCache(AbstractCache):
         assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
         self.lengths = lengths.clone()
         self.live = self.live & (self.live.cumsum(dim=1) <= lengths[:, None])
+        self._drop_dead_tail()
+
+    @torch.inference_mode()
+    def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
+        """See AbstractCache. No row is moved: the others die where they stand."""
+        appended = self.live & (self.live.cumsum(dim=1) > start[:, None])
+        for sequence, kept in enumerate(rows):
+            slots = appended[sequence].nonzero().squeeze(1)
+            self.live[sequence, slots] = False
+            self.live[sequence, slots[list(kept)]] = True
+        self.lengths = self.live.sum(dim=1)
+        self._drop_dead_tail()
+
+    def select(self, sequences: Sequence[int]) -> None:
+        """See AbstractCache."""
+        order = torch.tensor(list(sequences))
+        self.live, self.lengths = self.live[order], self.lengths[order]
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                layer.batch_select_indices(order.to(layer.keys.device))
         self._drop_dead_tail()
 
     def bytes_per_token(self) -> int:
@@ -130,6 +151,7 @@ class TransformersTarget(AbstractTarget):
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
         features: bool = False,
+        tree: TreeRows | None = None,
     ) -> TargetPass:
         """See AbstractTarget."""
         assert isinstance(cache, SlotCache)
@@ -141,8 +163,8 @@ class TransformersTarget(AbstractTarget):
         seen = valid.clone()
         # a row that may look at nothing is not a number, and would poison its slot for every later row
         seen[:, 0] |= cache.lengths + valid.sum(dim=1) == 0
-        mask = torch.cat([cache.live, seen], dim=1)
-        columns = cache.lengths[:, None] + torch.arange(num_rows)
+        columns = cache.lengths[:, None] + (torch.arange(num_rows) if tree is None else tree.depths)
+        mask = torch.cat([cache.live, seen], dim=1) if tree is None else self._tree_mask(cache, seen, tree)
         last_row = (valid.sum(dim=1) - 1).clamp(min=0)
         keep: int | Tensor = 0
         if logits == "last":
@@ -153,7 +175,7 @@ class TransformersTarget(AbstractTarget):
         try:
             output = self.model(
                 input_ids=ids.to(self.device),
-                attention_mask=None if bool(mask.all()) else mask.to(self.device),
+                attention_mask=None if tree is None and bool(mask.all()) else mask.to(self.device),
                 position_ids=columns.to(self.device),
                 past_key_values=cache.cache,
                 use_cache=True,
@@ -172,6 +194,16 @@ class TransformersTarget(AbstractTarget):
             return TargetPass(scores, None, None)
         taps = torch.cat([caught[tap - 1] for tap in self.shape.tap_layers], dim=-1)
         return TargetPass(scores, taps, caught[self.shape.num_layers - 1])
+
+    def _tree_mask(self, cache: SlotCache, seen: Tensor, tree: TreeRows) -> Tensor:
+        """0 at live slots and at visible rows of this pass, else the lowest number: [B, 1, T, slots + T].
+
+        Additive and finite, which every attention implementation of transformers takes as it is.
+        """
+        num_rows = tree.depths.shape[1]
+        visible = torch.cat([cache.live.unsqueeze(1).expand(-1, num_rows, -1), tree.visible & seen.unsqueeze(1)], dim=2)
+        mask = torch.zeros(visible.shape, dtype=self.dtype).masked_fill_(~visible, torch.finfo(self.dtype).min)
+        return mask.unsqueeze(1)
 
     def final_norm(self, last: Tensor) -> Tensor:
         """See AbstractTarget. Gradients flow to `last` where it asks for them."""

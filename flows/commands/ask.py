@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.terminal import Device, out, say
+from components.contract import UserError
+from flows.answer import Format
+from flows.commands.terminal import Device, Params, out, say
 from storage.artifacts import Store, default_home
 
 
@@ -31,20 +33,53 @@ def show(
 
 
 def query(
-    sql: Annotated[str, typer.Argument(help="One SELECT over the history views; SHOW TABLES lists them.")],
-    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values instead of a table.")] = False,
+    question: Annotated[
+        str, typer.Argument(help="The name of a query (--list), or one SELECT; SHOW TABLES lists the views.")
+    ] = "",
+    param: Params = [],  # noqa: B006 typer copies it
+    format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
+    list_: Annotated[bool, typer.Option("--list", help="List the named queries and their parameters.")] = False,
 ) -> None:
-    """Every number ever measured, in SQL."""
+    """Every number ever measured: by the name of a question, or in SQL."""
+    from flows.answer import print_in
+    from storage import named_queries
+
+    if list_ or not question:
+        print_in(format_, out, *named_queries.list_rows())
+        return
     from storage.results import query as ask
 
-    columns, rows = ask(sql, default_home())
-    from flows.answer import print_answer, print_csv
+    given = named_values(param)
+    if named_queries.is_name(question):
+        columns, rows = named_queries.ask_by_name(default_home(), question, given)
+    elif given:
+        raise UserError("query: -p is for named queries; a SELECT says its values itself")
+    else:
+        columns, rows = ask(question, default_home())
+    print_in(format_, out, columns, rows)
+    if format_ is Format.table:
+        say(f"{len(rows)} rows")
 
-    if csv:
-        print_csv(columns, rows)
-        return
-    print_answer(out, columns, rows)
-    say(f"{len(rows)} rows")
+
+def compact() -> None:
+    """Merge the small files of the history into few large ones; runs do so by themselves past a few hundred."""
+    from storage.history import compact as merge
+
+    merged = merge(default_home(), 0, whole=True)
+    say(", ".join(f"{table}: {count} files" for table, count in merged.items()) or "nothing to merge")
+
+
+def named_values(param: list[str]) -> dict[str, str]:
+    """NAME=VALUE options as a dictionary.
+
+    Raises:
+        UserError: one is not NAME=VALUE.
+    """
+    pairs = [text.partition("=") for text in param]
+    for name, sign, _ in pairs:
+        if not sign:
+            raise UserError(f"-p {name}: give it as NAME=VALUE")
+    return {name.strip(): value for name, _, value in pairs}
 
 
 def generate(

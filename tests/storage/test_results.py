@@ -18,6 +18,7 @@ from components.rows import (
     AcceptanceMap,
     DepthChoice,
     DepthEval,
+    EngineAcceptance,
     QualityFlag,
     Request,
     Round,
@@ -25,9 +26,10 @@ from components.rows import (
     write_rows,
 )
 from storage.artifacts import Store
-from storage.history import all_tables, compact, files_of, history_dir, plain_type, write_measured
+from storage.history import history_dir, write_measured
 from storage.records import Provenance, now
 from storage.results import query, rebuild, remember_artifact, view_names
+from storage.schema import all_tables, plain_type
 
 
 def request(request_id: str, **changes: Any) -> Request:
@@ -69,6 +71,12 @@ def request(request_id: str, **changes: Any) -> Request:
     )
 
 
+def counted(request_id: str, num_rounds: int, num_drafted: int, num_accepted: int, **changes: Any) -> Request:
+    """A request with the counts of its rounds."""
+    counts = {"num_rounds": num_rounds, "num_drafted": num_drafted, "num_accepted": num_accepted}
+    return request(request_id, **counts, **changes)
+
+
 def rounds(request_id: str, *pairs: tuple[int, int]) -> list[Round]:
     """Rounds from (drafted, accepted) pairs."""
     return [Round(request_id, i, 0, d, a, a + 1, 0) for i, (d, a) in enumerate(pairs)]
@@ -87,57 +95,88 @@ def ask(home: Path, make: Any, *rows: Any, key: str = "k1") -> None:
 
 def test_each_convention_of_acceptance_gives_its_own_hand_worked_number(home, make):
     # A: 3 rounds, drafted 3 3 3, accepted 3 0 3.  B: 1 round, drafted 2 (cut tail), accepted 0.
-    ask(home, make, request("A"), request("B"), *rounds("A", (3, 3), (3, 0), (3, 3)), *rounds("B", (2, 0)))
-    columns = "al_pooled_incl_bonus, accepted_per_round_excl_bonus, al_macro_incl_bonus, draft_acceptance_rate"
-    columns += ", requests, rounds"
+    counts = {"A": (3, 9, 6), "B": (1, 2, 0)}
+    ask(home, make, *(counted(name, *three) for name, three in counts.items()))
+    columns = "al_pooled_incl_bonus, accepted_per_round_excl_bonus, al_macro_incl_bonus, accepted_macro_excl_bonus"
+    columns += ", draft_acceptance_rate, draft_acceptance_rate_macro, requests, rounds"
     found = one(home, f"SELECT {columns} FROM v_acceptance WHERE workload = 'code'")
-    assert found == pytest.approx((1 + 6 / 4, 6 / 4, (3 + 1) / 2, 6 / 11, 2, 4))
+    assert found == pytest.approx((1 + 6 / 4, 6 / 4, (3 + 1) / 2, (2 + 0) / 2, 6 / 11, (6 / 9 + 0) / 2, 2, 4))
+    each = "request_id, al_incl_bonus, accepted_per_round_excl_bonus, draft_acceptance_rate"
+    assert query(f"SELECT {each} FROM v_acceptance_request ORDER BY 1", home)[1] == [
+        ("A", 3.0, 2.0, pytest.approx(6 / 9)),
+        ("B", 1.0, 0.0, 0.0),
+    ]
     assert one(home, f"SELECT {columns} FROM v_acceptance WHERE workload = 'all'") == found
 
 
 def test_positions_are_null_where_no_round_reached_them_and_zero_where_all_failed(home, make):
     # position 1 passes 2 of 3; position 2 was reached twice and failed twice; nobody reached position 3
     ask(home, make, request("A"), *rounds("A", (3, 1), (3, 0), (2, 1)))
-    columns = "position, drafted, reached, accepted, accept_uncond, accept_cond"
+    columns = "position, drafted, reached, accepted, accept_uncond, accept_cond, accept_joint, accept_of_rounds"
+    third = pytest.approx(2 / 3)
     assert query(f"SELECT {columns} FROM v_position WHERE workload = 'all' ORDER BY position", home)[1] == [
-        (1, 3, 3, 2, pytest.approx(2 / 3), pytest.approx(2 / 3)),
-        (2, 3, 2, 0, 0.0, 0.0),
-        (3, 2, 0, 0, 0.0, None),
+        (1, 3, 3, 2, third, third, third, third),
+        (2, 3, 2, 0, 0.0, 0.0, 0.0, 0.0),
+        (3, 2, 0, 0, 0.0, None, None, 0.0),
     ]
     ask(home, make, request("B"), *rounds("B", (1, 0)), key="k2")
     where = "artifact_key = 'k2' AND workload = 'all'"
-    sql = f"SELECT accept_uncond, accept_cond FROM v_position WHERE {where} ORDER BY position"
-    assert query(sql, home)[1] == [
-        (0.0, 0.0),
-        (None, None),
-        (None, None),
-    ]
+    rates = "accept_uncond, accept_cond, accept_joint, accept_of_rounds"
+    sql = f"SELECT {rates} FROM v_position WHERE {where} ORDER BY position"
+    assert query(sql, home)[1] == [(0.0, 0.0, 0.0, 0.0), (None,) * 4, (None,) * 4]
 
 
-def test_the_product_of_conditional_rates_is_the_acceptance_length(home, make):
+def test_positions_are_pooled_over_rounds_and_as_means_over_requests(home, make):
+    # A: 3 rounds, 1 passes.  B: 1 round, passes.
+    ask(home, make, request("A"), request("B"), *rounds("A", (1, 1), (1, 0), (1, 0)), *rounds("B", (1, 1)))
+    sql = "SELECT accept_uncond, accept_uncond_macro, accept_cond, accept_cond_macro FROM v_position"
+    macro = pytest.approx((1 / 3 + 1) / 2)
+    assert one(home, f"{sql} WHERE workload = 'code' AND position = 1") == (0.5, macro, 0.5, macro)
+
+
+def test_one_plus_the_sum_of_joint_rates_is_the_acceptance_length(home, make):
     pairs = [(3, 3), (3, 0), (3, 1), (3, 2), (3, 3), (3, 1)]
-    ask(home, make, request("A"), *rounds("A", *pairs))
-    rates = [
-        row[0] for row in query("SELECT accept_cond FROM v_position WHERE workload = 'all' ORDER BY position", home)[1]
-    ]
-    al = one(home, "SELECT al_pooled_incl_bonus FROM v_acceptance WHERE workload = 'all'")[0]
-    assert al == pytest.approx(1 + rates[0] + rates[0] * rates[1] + rates[0] * rates[1] * rates[2])
+    accepted = sum(a for _, a in pairs)
+    ask(home, make, counted("A", len(pairs), 3 * len(pairs), accepted), *rounds("A", *pairs))
+    where = "WHERE workload = 'all'"
+    joint = one(home, f"SELECT sum(accept_joint), sum(accept_of_rounds) FROM v_position {where}")
+    al = one(home, f"SELECT al_pooled_incl_bonus FROM v_acceptance {where}")[0]
+    assert joint == pytest.approx((al - 1, al - 1))
 
 
 def test_warm_up_errors_and_plain_decoding_do_not_count_as_drafting(home, make):
     ask(
         home,
         make,
-        request("A"),
-        request("W", is_warmup=True),
-        request("E", status="error"),
-        request("P", method="none", depth_k=0),
+        counted("A", 1, 3, 1),
+        counted("W", 1, 3, 3, is_warmup=True),
+        counted("E", 1, 3, 3, status="error"),
+        counted("P", 9, 0, 0, method="none", depth_k=0),
+        counted("L", 9, 0, 0, depth_k=0),
         *rounds("A", (3, 1)),
         *rounds("W", (3, 3)),
         *rounds("E", (3, 3)),
         *rounds("P", (0, 0)),
     )
     assert one(home, "SELECT al_pooled_incl_bonus, requests FROM v_acceptance WHERE workload = 'all'") == (2.0, 1)
+    assert one(home, "SELECT rounds, accept_cond FROM v_position WHERE workload = 'all' AND position = 1") == (1, 1.0)
+
+
+def test_what_an_engine_counted_is_told_by_the_same_names(home, make):
+    counts = EngineAcceptance(
+        "s", "t", "d", "eagle3", 3, "chat", 4, "vllm", "1", "prometheus", 9, 10, 30, 12, [7, 4, 1], None
+    )
+    empty = dataclasses.replace(counts, workload="code", num_rounds=0, num_drafted=0, num_accepted=0)
+    ask(home, make, counts, empty)
+    columns = "al_pooled_incl_bonus, accepted_per_round_excl_bonus, draft_acceptance_rate, accept_of_rounds"
+    found = query(f"SELECT {columns} FROM v_engine_acceptance ORDER BY workload", home)[1]
+    assert found == [(2.2, 1.2, 0.4, [0.7, 0.4, 0.1]), (None, None, None, [None] * 3)]
+
+
+def test_a_tree_and_a_chain_of_one_depth_are_two_arms(home, make):
+    ask(home, make, counted("A", 1, 3, 1), counted("B", 1, 12, 3, tree_budget=12))
+    sql = "SELECT tree_budget, al_pooled_incl_bonus FROM v_acceptance WHERE workload = 'all' ORDER BY 1 NULLS FIRST"
+    assert query(sql, home)[1] == [(None, 2.0), (12, 4.0)]
 
 
 def test_speed_and_speedup_are_named_by_their_base_and_taken_against_the_best_plain_arm(home, make):
@@ -349,7 +388,7 @@ def test_a_question_reads_and_stays_inside_the_history(home, tmp_path, sql):
     with pytest.raises(UserError) as refused:
         query(sql.format(home=home), home)
     assert "\n" not in str(refused.value) and "v_speedup" in str(refused.value)
-    assert not [path for path in home.rglob("*") if path.is_file() and path.suffix != ".parquet"]
+    assert not [path for path in home.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".lock")]
 
 
 @pytest.mark.parametrize(
@@ -393,28 +432,3 @@ def test_remembering_twice_changes_nothing(home, make):
     before = everything(home, "request", "artifact")
     remember_artifact(home, artifact.path)
     assert everything(home, "request", "artifact") == before and len(before["request"]) == 1
-
-
-def test_compaction_keeps_every_row_and_the_files_under_its_readers(home, make):
-    for i in range(5):
-        ask(home, make, request(f"A{i}"), key=f"k{i}")
-    before, listed = everything(home, "request", "artifact"), files_of(home, "request")
-    assert compact(home, at_least=3)["request"] == 5
-    assert all(Path(file).is_file() for file in listed), "a reader that has listed them still finds them"
-    assert everything(home, "request", "artifact") == before and len(files_of(home, "request")) == 2
-    remember_artifact(home, Store(home).path_of("k0"))
-    assert everything(home, "request", "artifact") == before, "a compacted key is known"
-    for i in range(5, 8):
-        ask(home, make, request(f"A{i}"), key=f"k{i}")
-    assert compact(home, at_least=3)["request"] == 3
-    assert not Path(listed[1]).exists() and len(everything(home, "request", "artifact")["request"]) == 8
-    assert compact(home, at_least=3) == {}
-
-
-def test_a_step_forced_to_run_again_replaces_its_rows_even_after_a_compaction(home, make):
-    for i in range(3):
-        ask(home, make, request(f"A{i}"), key=f"k{i}")
-    compact(home, at_least=2)
-    remember_artifact(home, make("k1", rows=[request("new"), request("newer")]).path, replace=True)
-    assert sorted(row[0] for row in query("SELECT request_id FROM request", home)[1]) == ["A0", "A2", "new", "newer"]
-    assert len(query("SELECT * FROM artifacts", home)[1]) == 3

@@ -142,3 +142,24 @@ def test_a_tracker_that_starts_again_finds_what_it_logged_before(with_mlflow, ho
     assert again.sync(run.journal.entries) == run.tracker.parent
     assert len(children(home)) == 2
     end_run(run, "completed")
+
+
+def test_a_report_stands_in_its_run_with_its_charts_and_tables(with_mlflow, home, make, step):
+    page = make("p" * 64, kind="Page", step="report", files={"index.html": "<p>verdict</p>"})
+    for folder, file in (("charts", "speedup.svg"), ("tables", "choices.csv"), ("other", "left-out.svg")):
+        (page.path / folder).mkdir()
+        (page.path / folder / file).write_text("x")
+    run = begin_run(home, "toy", {})
+    keep(page, "Page", step("report[a]", "report.write_page", "Page"), {}, run)
+    end_run(run, "completed")
+    assert run.problems == []
+    runs, client = children(home), open_client(home)
+
+    def files(name: str, folder: str | None = None) -> list[str]:
+        return [file.path for file in client.list_artifacts(runs[name].info.run_id, folder)]
+
+    assert files("report[a]") == ["artifact.json", "charts", "index.html", "tables"]
+    assert files("report[a]", "charts") == ["charts/speedup.svg"] and files("report[a]", "tables") == [
+        "tables/choices.csv"
+    ]
+    assert "report/report[a]/index.html" in files("-", "report/report[a]")

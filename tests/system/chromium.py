@@ -80,16 +80,22 @@ class Chromium:
         assert to.is_file(), "the browser wrote no screenshot"
         return to
 
+    def pdf(self, page: Path, to: Path) -> Path:
+        """The page as it is printed."""
+        self._run(page, 1280, 900, "--no-pdf-header-footer", f"--print-to-pdf={to}")
+        assert to.is_file(), "the browser printed nothing"
+        return to
+
     def _framed(self, page: Path, width: int) -> Path:
         file = self.folder / f"frame-{self.visits}.html"
         file.write_text(FRAME.format(address=page.resolve().as_uri(), width=width), encoding="utf-8")
         return file
 
-    def _run(self, page: Path, width: int, height: int, what: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, page: Path, width: int, height: int, *what: str) -> subprocess.CompletedProcess[str]:
         self.visits += 1
         profile = self.folder / f"profile-{self.visits}"
         profile.mkdir()
-        command = [self.program, *OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}", what]
+        command = [self.program, *OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}", *what]
         done = subprocess.run(
             [*command, page.resolve().as_uri()], capture_output=True, text=True, timeout=120, check=False
         )

@@ -90,7 +90,7 @@ def test_two_users_run_at_once_on_one_database(place: ServedHome, database: Post
     sql = "SELECT count(*) FROM run WHERE pipeline = 'corpus' AND status = 'completed'"
     carol = tmp_path / "carol"
     asked = subprocess.run(
-        [DRAFTSMITH, "query", "--csv", sql],
+        [DRAFTSMITH, "query", "--format", "csv", sql],
         env={**os.environ, "DRAFTSMITH_HOME": str(carol)},
         capture_output=True,
         text=True,

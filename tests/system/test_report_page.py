@@ -1,4 +1,4 @@
-"""The report as a reader sees it: a whole page in a real browser, at the width of a desk and of a phone."""
+"""The pages as a reader sees them in a real browser: on a desk, on a phone, on paper."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from chromium import Chromium
 from PIL import Image, ImageStat
-from report_study import make_ctx, make_report_study
+from report_study import make_ctx, make_methods_study, make_report_study
 
-from components.report import write_page
+from components.report import compare_methods, write_page
 from components.rows import DepthEval, read_rows
 
 pytestmark = pytest.mark.system
-WIDTHS = (1280, 420)
+WIDTHS = (1280, 390)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,14 @@ def page(study: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return write_page(**given, title="Draft depth report", ctx=ctx).path / "index.html"
 
 
+@pytest.fixture(scope="module")
+def methods_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """index.html of ten methods side by side."""
+    root = tmp_path_factory.mktemp("methods")
+    drafts, policy = make_methods_study(root, 10)
+    return compare_methods(drafts, policy, ctx=make_ctx(root / "out", "m" * 64)).path / "index.html"
+
+
 def visible(document: str) -> str:
     """The text of a document: markup gone, white space joined."""
     return " ".join(html.unescape(re.sub(r"<style.*?</style>|<[^>]+>", " ", document, flags=re.DOTALL)).split())
@@ -54,8 +63,9 @@ def test_the_verdict_and_every_depth_are_there(browser: Chromium, page: Path, st
         assert f"{e.speedup_pred:.2f}x [{e.pred_lo:.2f}, {e.pred_hi:.2f}]" in text, f"{e.method} k={e.depth_k}"
 
 
-def test_the_page_says_nothing_on_the_console(browser: Chromium, page: Path) -> None:
-    assert browser.document(page).console == []
+@pytest.mark.parametrize("which", ["page", "methods_page"])
+def test_the_page_says_nothing_on_the_console(request: pytest.FixtureRequest, browser: Chromium, which: str) -> None:
+    assert browser.document(request.getfixturevalue(which)).console == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -64,6 +74,44 @@ def test_nothing_sticks_out_sideways(browser: Chromium, page: Path, width: int) 
     assert layout.window_width == width
     assert layout.content_width == width, "the page scrolls sideways"
     assert layout.content_height > 2000
+
+
+@pytest.mark.parametrize("which", ["page", "methods_page"])
+def test_on_a_phone_no_table_has_to_be_scrolled_sideways(
+    request: pytest.FixtureRequest, tmp_path: Path, which: str
+) -> None:
+    """Every box with a table in it shows its whole width at 390 x 844, and text is not smaller than 11 pixels."""
+    with Browser(tmp_path, width=390, height=844) as window:
+        window.open(request.getfixturevalue(which).as_uri())
+        assert window.ask("innerWidth") == 390 and window.ask("document.scrollingElement.scrollWidth") == 390
+        boxes = "[...document.querySelectorAll('.scroll')].filter(e => e.getClientRects().length)"
+        assert window.ask(f"{boxes}.length") >= 2
+        assert window.ask(f"{boxes}.filter(e => e.scrollWidth > e.clientWidth).length") == 0
+        sizes = "[...document.querySelectorAll('td, p, dd, dt, li')].map(e => parseFloat(getComputedStyle(e).fontSize))"
+        assert window.ask(f"Math.min(...{sizes})") >= 11
+        names = "getComputedStyle(document.querySelector('td'), '::before').content"
+        assert len(window.ask(names)) > 2, "a cell says the name of its column"
+
+
+@pytest.mark.parametrize("which", ["page", "methods_page"])
+def test_on_paper_everything_fits_and_what_is_folded_on_screen_is_open(
+    request: pytest.FixtureRequest, browser: Chromium, tmp_path: Path, which: str
+) -> None:
+    page: Path = request.getfixturevalue(which)
+    document = browser.pdf(page, tmp_path / "page.pdf").read_bytes()
+    pages = len(re.findall(rb"/Type\s*/Page\b", document))
+    assert document.startswith(b"%PDF") and 2 <= pages <= 12
+    with Browser(tmp_path / "window", width=703, height=1000) as window:  # A4 without its margins
+        window.open(page.as_uri())
+        window.send("Emulation.setEmulatedMedia", media="print")
+        assert window.ask("document.scrollingElement.scrollWidth") == 703
+        wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > 703).length"
+        assert window.ask(wide) == 0, "a table is cut off at the edge of the paper"
+        folded = (
+            "[...document.querySelectorAll('details table')].filter(e => e.getBoundingClientRect().height < 20).length"
+        )
+        assert window.ask(folded) == 0
+        assert window.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

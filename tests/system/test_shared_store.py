@@ -95,10 +95,10 @@ def test_a_second_home_reuses_everything_and_runs_nothing(
 
 def test_the_history_of_all_is_asked_for_anywhere(ada: Path, team: ObjectStore, file: Path, tmp_path: Path) -> None:
     sql = "SELECT method, depth_k, al FROM v_depth ORDER BY ALL"
-    here, there = (draftsmith(home, team, "query", "--csv", sql) for home in (ada, tmp_path / "carol"))
+    here, there = (draftsmith(home, team, "query", "--format", "csv", sql) for home in (ada, tmp_path / "carol"))
     assert there.returncode == 0, there.stderr
     assert here.stdout == there.stdout and len(there.stdout.splitlines()) > 4
-    runs = draftsmith(tmp_path / "carol", team, "query", "--csv", "SELECT pipeline, status FROM run")
+    runs = draftsmith(tmp_path / "carol", team, "query", "--format", "csv", "SELECT pipeline, status FROM run")
     assert "tiny,completed" in runs.stdout
     assert not (tmp_path / "carol" / "store").exists(), "rows come without their artifacts"
 

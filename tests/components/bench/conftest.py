@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_subjects import VOCAB, train_briefly
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from components.contract import Context, Draft, Machine, Prompts, Target
-from components.drafts.draft import AbstractDraft, Batch
 from components.drafts.eagle3 import Eagle3
 from components.drafts.files import save_draft
 from components.drafts.mtp import Mtp
-from components.targets.generate import continue_batch
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
-VOCAB = 64
 WORDS = [f"w{number}" for number in range(VOCAB - 3)]
 
 
@@ -94,23 +92,6 @@ def drafts(opened: AbstractTarget, target: Target, tmp_path_factory: pytest.Temp
         save_draft(folder, method, settings, opened, torch.arange(VOCAB), drafter.state_dict(), facts)
         made.append(Draft(key=method[0] * 64, path=folder, info=facts))
     return made
-
-
-def train_briefly(drafter: AbstractDraft, opened: AbstractTarget, starts: list[list[int]]) -> None:
-    """Forty steps on one batch of greedy continuations."""
-    answers = continue_batch(opened, starts, max_new_tokens=48, stop_at_eos=False)
-    ids = torch.tensor([start + answer.ids for start, answer in zip(starts, answers, strict=True)])
-    passed = opened.forward(ids, opened.new_cache(*ids.shape), logits="none", features=True)
-    assert passed.taps is not None and passed.last is not None
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    lengths = torch.full((ids.shape[0],), ids.shape[1])
-    batch = Batch(ids.clone(), mask, passed.taps.clone(), passed.last.clone(), lengths)
-    optimiser = torch.optim.AdamW([p for p in drafter.parameters() if p.requires_grad], lr=4e-3)
-    for _ in range(40):
-        optimiser.zero_grad()
-        drafter.losses(batch).loss.backward()
-        optimiser.step()
-    drafter.requires_grad_(False)
 
 
 @pytest.fixture

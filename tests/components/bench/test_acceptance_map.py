@@ -1,58 +1,93 @@
-"""A map says what live decoding does, at every depth, for every kind of drafter."""
+"""A map says what live decoding does, at every depth, for every drafting method."""
 
 from __future__ import annotations
 
 import copy
+import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from bench_subjects import VOCAB, train_briefly
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.bench.acceptance import measure_acceptance
 from components.bench.acceptance_map import acceptance_map, repeated_bigrams
-from components.bench.subjects import encoded_prompts, greedy_answers, kept_length, open_drafter
-from components.contract import Context, Draft, Prompts, Target
-from components.decoding.chain import decode
+from components.bench.subjects import greedy_answers, kept_length
+from components.bench.trees import check_branching, tree_shape
+from components.contract import Context, Draft, Prompts, Target, UserError
+from components.decoding.batch import decode_tree
+from components.decoding.chain import LOOPS, decode
 from components.decoding.session import Session
-from components.drafts.draft import Columns, Sampling
-from components.drafts.ngram import Ngram
+from components.decoding.tree_acceptance import tree_acceptance
+from components.drafts import METHODS
+from components.drafts.draft import AbstractDraft, Drafter, TreeProposer
+from components.drafts.files import method_class
 from components.rows import AcceptanceMap, read_rows
 from components.speedup.replay import replay
 from components.targets.model import AbstractTarget
 
 LENGTH = 40
+DEEPEST = 7
+SMALL: dict[str, dict[str, Any]] = {"p-eagle": {"num_layers": 1, "parallel_depth": 4}}  # where the default is slow
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["eagle3", "mtp"])
+@pytest.fixture(scope="module")
+def answers(opened: AbstractTarget) -> list[tuple[list[int], list[int]]]:
+    """Prompts and the target's greedy answers, end-of-text ignored, a few tokens longer than asked."""
+    dice = random.Random(2)
+    asked = [[dice.randrange(3, VOCAB) for _ in range(size)] for size in (3, 12, 1)]
+    return list(zip(asked, greedy_answers(opened, asked, LENGTH + DEEPEST, 3), strict=True))
+
+
+def briefly_trained(method: str, opened: AbstractTarget) -> Drafter:
+    """A drafter of the method over every token; right now and then, not always."""
+    drafter: Drafter = method_class(method).build(opened, SMALL.get(method, {}), torch.arange(VOCAB))
+    if isinstance(drafter, AbstractDraft):
+        dice = random.Random(1)
+        train_briefly(drafter, opened, [[dice.randrange(3, VOCAB) for _ in range(6)] for _ in range(24)])
+        drafter.eval()
+        drafter.prepare_decoding()
+    return drafter
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(LOOPS)))
 def test_replaying_a_map_is_decoding_live_at_every_depth(
-    index: int,
-    target: Target,
-    opened: AbstractTarget,
-    drafts: list[Draft],
-    prompts: Prompts,
-    context: Callable[[str], Context],
+    method: str, opened: AbstractTarget, answers: list[tuple[list[int], list[int]]]
 ) -> None:
-    """Token for token and round for round; end-of-text included, since the tiny target says it now and then."""
-    drafter = open_drafter(drafts[index], opened)
-    depths = range(1, drafter.max_depth + 1)
+    """Token for token and round for round, as a chain and as a tree, end-of-text included, which the target says.
+
+    Methods with a decoding loop of their own (lookahead) guess from earlier passes, which a map cannot know.
+    """
+    drafter = briefly_trained(method, opened)
+    deepest = min(drafter.max_depth, DEEPEST)
     session = Session(opened)
     accepted_somewhere = 0
-    for prompt in encoded_prompts(target, opened, prompts, "test", 64, context("prompts")):
-        answer = greedy_answers(opened, [prompt.ids], LENGTH + drafter.max_depth, 1)[0]
+    for prompt, answer in answers:
         kept = kept_length(answer[:LENGTH], opened.shape.eos_token_ids)
-        found = acceptance_map(opened, drafter, prompt.ids, answer, kept, drafter.max_depth)
+        found = acceptance_map(opened, drafter, prompt, answer, kept, deepest)
         assert len(found.accepted) == len(found.proxy_accepted) == kept - 1
-        for depth in depths:
-            run = decode(opened, drafter, prompt.ids, max_new_tokens=LENGTH, depth=depth, session=session)
+        for depth in range(1, deepest + 1):
+            run = decode(opened, drafter, prompt, max_new_tokens=LENGTH, depth=depth, session=session)
             assert run.tokens == answer[:kept]
-            assert [r[:4] for r in run.rounds] == [tuple(r) for r in replay(found.accepted, depth)]
+            assert without_drafted(run.rounds) == without_drafted(replay(found.accepted, depth))
+            assert all(r.drafted == depth for r in run.rounds) or method == "ngram", "only a look-up may find less"
         accepted_somewhere += sum(found.accepted)
         assert all((proxy > 0) == (a > 0) for a, proxy in zip(found.accepted, found.proxy_accepted, strict=True))
-    assert accepted_somewhere > 20, "the drafter is never right: nothing was tested"
+        if isinstance(drafter, TreeProposer):
+            shape = tree_shape(deepest, 6)
+            path_lengths = tree_acceptance(opened, drafter, prompt, answer, kept, shape)
+            tree_run = decode_tree(opened, drafter, prompt, shape, max_new_tokens=LENGTH)
+            assert tree_run.tokens == answer[:kept]
+            assert without_drafted(tree_run.rounds) == without_drafted(replay(path_lengths, shape.depth))
+    assert accepted_somewhere > 10, "the drafter is never right: nothing was tested"
+
+
+def without_drafted(rounds: Sequence[Any]) -> list[tuple[int, int, int]]:
+    return [(r.out_pos, r.accepted, r.emitted) for r in rounds]
 
 
 def test_the_step_writes_one_bounded_map_a_prompt(
@@ -90,6 +125,30 @@ def test_maps_are_the_same_in_whatever_order_their_shards_are_made_and_after_a_k
     assert (killed.out / "acceptance_map.jsonl").read_bytes() == (here.out / "acceptance_map.jsonl").read_bytes()
 
 
+def test_trees_have_maps_of_their_own(
+    target: Target, drafts: list[Draft], prompts: Prompts, context: Callable[[str], Context]
+) -> None:
+    """One a prompt and budget, beside the chain's, never above the tree's depth; more guesses keep more in all."""
+    ctx = context("trees")
+    made = measure_acceptance(target, drafts[0], prompts, max_new_tokens=16, trees=[3, 9], ctx=ctx)
+    maps = read_rows(ctx.out, AcceptanceMap)
+    kept: dict[int | None, int] = {}
+    for m in maps:
+        kept[m.tree_budget] = kept.get(m.tree_budget, 0) + sum(m.accepted)
+        assert m.k_max == (3 if m.tree_budget == 3 else 4) and max(m.accepted, default=0) <= m.k_max
+        assert len(m.accepted) == m.num_tokens - 1
+        assert (m.proxy_accepted == []) == (m.tree_budget is not None)
+    assert set(kept) == {None, 3, 9} and len(maps) == 15
+    assert (made.info["num_prompts"], made.info["trees"]) == (5, [3, 9])
+    assert kept[9] >= kept[None], "a tree that keeps the chain accepts at least as much from any position"
+
+
+def test_trees_of_a_method_that_cannot_branch_are_refused() -> None:
+    with pytest.raises(UserError, match="guesses of ngram do not branch"):
+        check_branching(method_class("ngram")(), [4])
+    check_branching(method_class("ngram")(), [])
+
+
 def test_the_trained_depth_is_the_default(
     target: Target, drafts: list[Draft], prompts: Prompts, context: Callable[[str], Context]
 ) -> None:
@@ -110,27 +169,3 @@ def test_an_answer_is_kept_up_to_and_including_its_end(tokens: list[int], end: i
     kept = tokens[: kept_length(tokens, {end})]
     assert end not in kept[:-1]
     assert kept == tokens or kept[-1] == end
-
-
-def test_replay_is_exact_for_prompt_lookup_too(
-    target: Target, opened: AbstractTarget, prompts: Prompts, context: Callable[[str], Context]
-) -> None:
-    """Its map is made by asking a new state at every position; chains may be shorter than asked."""
-    lookup, nothing, rng = Ngram(), torch.empty(0, 0), torch.Generator()
-    accepted_somewhere = 0
-    for prompt in encoded_prompts(target, opened, prompts, "test", 64, context("prompts")):
-        answer = decode(opened, None, prompt.ids, max_new_tokens=LENGTH + 8, ignore_eos=True).tokens
-        accepted = []
-        for i in range(LENGTH - 1):
-            seen = torch.tensor([*prompt.ids[1:], *answer[: i + 1]])
-            guesses = lookup.propose(lookup.new_state(0), Columns(seen, nothing, nothing), 8, Sampling(), rng).tokens
-            right = [guess == truth for guess, truth in zip(guesses.tolist(), answer[i + 1 :], strict=False)]
-            accepted.append(right.index(False) if False in right else len(right))
-        for depth in (1, 3, 8):
-            run = decode(opened, lookup, prompt.ids, max_new_tokens=LENGTH, depth=depth, ignore_eos=True)
-            assert run.tokens == answer[:LENGTH]
-            assert [(r.out_pos, r.accepted, r.emitted) for r in run.rounds] == [
-                (r.out_pos, r.accepted, r.emitted) for r in replay(accepted, depth)
-            ]
-        accepted_somewhere += sum(accepted)
-    assert accepted_somewhere > 20

@@ -10,6 +10,12 @@ from components.targets.fast import FastTarget
 from components.targets.shape import shape_of
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny passes gain nothing from a second thread and lose a lot on a busy machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def target() -> FastTarget:
     torch.set_num_threads(1)

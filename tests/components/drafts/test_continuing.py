@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "num_steps": 6,
     "batch_tokens": 96,
     "draft_vocab_size": 128,
-    "ttt_steps": 3,
+    "settings": {"eagle3": {"ttt_steps": 3}},
     "eval_every": 2,
 }
 Folder = Callable[[str], Path]
@@ -128,8 +128,14 @@ def test_a_killed_continuation_ends_with_the_same_bits(
     [
         ({"method": "eagle3"}, "is of method mtp, not eagle3; set method: mtp"),
         ({"draft_vocab_size": 64}, "has a draft vocabulary of 128, not 64; draft_vocab_size: 0 keeps it"),
-        ({"mtp_modules": 2}, r"another shape: .* absent here and \d+ tensors more; .*\(mtp_modules: 3 there, 2 here\)"),
-        ({"intermediate_size": 40}, r"is \[\d+, \d+\] there and .*\(intermediate_size: 0 there, 40 here\)"),
+        (
+            {"settings": {"mtp": {"mtp_modules": 2}}},
+            r"another shape: .* absent here and \d+ tensors more; .*\(mtp_modules: 3 there, 2 here\)",
+        ),
+        (
+            {"settings": {"mtp": {"intermediate_size": 40}}},
+            r"is \[\d+, \d+\] there and .*\(intermediate_size: 0 there, 40 here\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_in_one_line(

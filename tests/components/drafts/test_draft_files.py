@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_drafts import TRAINED, batch_of, new_draft
+from tiny_drafts import TRAINED, new_draft
 
 from components.contract import Draft, UserError
 from components.drafts import METHODS
@@ -27,22 +27,12 @@ def saved(directory: Path, target: AbstractTarget, method: str) -> Draft:
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_a_saved_drafter_opens_with_the_same_guesses(method: str, tmp_path: Path, tiny_target: MakeTarget) -> None:
-    target = tiny_target("llama")
-    batch = batch_of(target, num_rows=1)
-    opened = open_draft(saved(tmp_path, target, method), target, dtype=torch.float32)
-    rows = (batch.ids[0], batch.taps[0], batch.last[0], 3)
-    assert torch.equal(opened.draft_everywhere(*rows), new_draft(target, method).draft_everywhere(*rows))  # type: ignore[attr-defined]
-    assert opened.method == method and opened.max_depth >= 3
-
-
-@pytest.mark.parametrize("method", TRAINED)
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "shape", "d2t", "no d2t"])
 def test_a_damaged_drafter_is_refused(method: str, damage: str, tmp_path: Path, tiny_target: MakeTarget) -> None:
     target = tiny_target("llama")
     draft = saved(tmp_path, target, method)
     tensors = load_file(tmp_path / "model.safetensors")
-    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
     if damage == "missing":
         del tensors[name]
     elif damage == "unexpected":
@@ -74,5 +64,5 @@ def test_an_empty_folder_is_refused(tmp_path: Path, tiny_target: MakeTarget) -> 
 
 def test_every_method_can_be_named_and_no_other() -> None:
     assert [method_class(name).method for name in METHODS] == list(METHODS)
-    with pytest.raises(UserError, match="known are eagle3, mtp, ngram"):
+    with pytest.raises(UserError, match="known are " + ", ".join(sorted(METHODS))):
         method_class("eagle4")

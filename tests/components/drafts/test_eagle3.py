@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from tiny_drafts import batch_of, new_draft
 from torch import Tensor
 
+from components.drafts.draft import Columns, Sampling
 from components.drafts.eagle3 import Eagle3
+from components.drafts.row_losses import LOSS_NAMES
 from components.targets.model import AbstractTarget
 
 EXPECTED_NAMES = {
@@ -21,9 +25,9 @@ EXPECTED_NAMES = {
 }
 
 
-def eagle(tiny_target: Callable[[str], AbstractTarget]) -> tuple[Eagle3, AbstractTarget]:
+def eagle(tiny_target: Callable[[str], AbstractTarget], **settings: Any) -> tuple[Eagle3, AbstractTarget]:
     target = tiny_target("llama")
-    draft = new_draft(target, "eagle3", ttt_steps=4)
+    draft = new_draft(target, "eagle3", ttt_steps=4, **settings)
     assert isinstance(draft, Eagle3)
     return draft, target
 
@@ -41,10 +45,12 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def naive_steps(
-    weights: dict[str, Tensor], embedding: Tensor, ids: Tensor, taps: Tensor, num_steps: int
+    weights: dict[str, Tensor], embedding: Tensor, ids: Tensor, taps: Tensor, num_steps: int, norm_output: bool
 ) -> list[Tensor]:
     """All columns, one head at a time, an explicit T x (k+1)T mask [causal | I | ... | I]; 4 heads, 2 key heads."""
     length = len(ids)
+    if "fc_norm.0.weight" in weights:
+        taps = torch.cat([rms(tap, weights[f"fc_norm.{i}.weight"]) for i, tap in enumerate(taps.chunk(3, -1))], -1)
     g = taps @ weights["fc.weight"].T
     shifted = torch.cat((ids, ids.new_zeros(num_steps)))
     all_keys, all_values, found = [], [], []
@@ -74,14 +80,19 @@ def naive_steps(
         gate = torch.nn.functional.silu(x @ weights["midlayer.mlp.gate_proj.weight"].T)
         up = x @ weights["midlayer.mlp.up_proj.weight"].T
         g = hidden + (gate * up) @ weights["midlayer.mlp.down_proj.weight"].T
-        found.append(rms(g, weights["norm.weight"]) @ weights["lm_head.weight"].T)
+        normed = rms(g, weights["norm.weight"])
+        found.append(normed @ weights["lm_head.weight"].T)
+        g = normed if norm_output else g
     return found
 
 
-def test_unrolled_steps_equal_attention_with_an_explicit_mask(tiny_target: Callable[[str], AbstractTarget]) -> None:
-    draft, target = eagle(tiny_target)
+@pytest.mark.parametrize("fc_norm, norm_output", [(False, False), (True, False), (False, True), (True, True)])
+def test_unrolled_steps_equal_attention_with_an_explicit_mask(
+    fc_norm: bool, norm_output: bool, tiny_target: Callable[[str], AbstractTarget]
+) -> None:
+    draft, target = eagle(tiny_target, fc_norm=fc_norm, norm_output=norm_output)
     batch = batch_of(target, num_rows=1, num_tokens=14)
-    expected = naive_steps(draft.state_dict(), target.embedding, batch.ids[0], batch.taps[0], 4)
+    expected = naive_steps(draft.state_dict(), target.embedding, batch.ids[0], batch.taps[0], 4, norm_output)
     every_other = torch.arange(1, 14, 2)
     for rows in (torch.arange(14), every_other):
         with torch.no_grad():
@@ -97,6 +108,35 @@ def test_tensor_names_are_those_of_the_first_release(tiny_target: Callable[[str]
     assert set(shapes) == EXPECTED_NAMES
     assert shapes["fc.weight"] == (hidden, 3 * hidden)
     assert shapes["midlayer.self_attn.k_proj.weight"][1] == 2 * hidden
+
+
+def test_eagle_3_1_has_a_norm_for_each_hidden_state_and_drafts_what_it_trained(
+    tiny_target: Callable[[str], AbstractTarget],
+) -> None:
+    draft, target = eagle(tiny_target, fc_norm=True, norm_output=True)
+    assert set(draft.state_dict()) == EXPECTED_NAMES | {f"fc_norm.{i}.weight" for i in range(3)}
+    batch = batch_of(target, num_rows=1)
+    everywhere = draft.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], 6)
+    state, rng = draft.new_state(32), torch.Generator()
+    for t in range(23):
+        columns = Columns(batch.ids[0, t + 1 : t + 2], batch.taps[0, t : t + 1], batch.last[0, t : t + 1])
+        assert draft.propose(state, columns, 6, Sampling(), rng).tokens.tolist() == everywhere[t].tolist()
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_every_loss_can_be_learnt_by(loss: str, tiny_target: Callable[[str], AbstractTarget]) -> None:
+    """Its own number falls in 15 steps on one batch."""
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, "eagle3", spread=False, ttt_steps=2, loss=loss), batch_of(target)
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=4e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(15):
+        result = draft.losses(batch)
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+        losses.append(float(result.loss.detach()))
+    assert losses[-1] < 0.95 * losses[0]  # total variation starts slowly: it has next to no gradient far off
 
 
 def test_positions_the_teacher_puts_outside_the_draft_vocabulary_are_counted_but_not_trained(

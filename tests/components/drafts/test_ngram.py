@@ -50,3 +50,18 @@ def test_a_loop_is_followed_past_the_end_of_the_history() -> None:
 
 def test_unseen_words_give_no_guess() -> None:
     assert propose([1, 2, 3], 4) == []
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=24), st.integers(1, 6))
+def test_drafting_everywhere_equals_proposing_after_each_column(tokens: list[int], depth: int) -> None:
+    everywhere = Ngram().draft_everywhere(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tolist()
+    for count, row in enumerate(everywhere, start=1):
+        assert [token for token in row if token >= 0] == propose(tokens[:count], depth)
+
+
+def test_a_match_shorter_than_min_ngram_is_no_match() -> None:
+    columns = Columns(torch.tensor([1, 2, 3, 9, 3]), NOTHING, NOTHING)
+    for shortest, guess in ((1, [9]), (2, [])):
+        drafter = Ngram(min_ngram=shortest)
+        found = drafter.propose(drafter.new_state(8), columns, 1, Sampling(), torch.Generator())
+        assert found.tokens.tolist() == guess

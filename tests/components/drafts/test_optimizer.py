@@ -17,7 +17,9 @@ MakeTarget = Callable[[str], AbstractTarget]
 
 
 class Toy(nn.Module):
-    """Two linear layers and a table named like a head."""
+    """Two linear layers and a table."""
+
+    token_tables = frozenset({"lm_head.weight"})
 
     def __init__(self, lr_scales: Mapping[str, float]) -> None:
         super().__init__()

@@ -9,11 +9,15 @@ import torch
 from safetensors.torch import save_file
 
 from components.contract import Context, Features
+from components.drafts import METHODS
 from components.drafts.draft import AbstractDraft, Batch
 from components.drafts.files import method_class
+from components.drafts.settings import settings_class
 from components.targets.model import AbstractTarget
 
-TRAINED = ("eagle3", "mtp")
+TRAINED = tuple(name for name in METHODS if settings_class(name)().trained)
+INDEPENDENT = ("medusa", "mtp-parallel")  # no step feeds the next
+SMALLER = {"p-eagle": {"parallel_depth": 4, "num_layers": 2}}  # what is slow at its full size
 ANSWER_FROM = 6  # tokens before this one are the prompt
 
 
@@ -31,7 +35,7 @@ def batch_of(target: AbstractTarget, num_rows: int = 2, num_tokens: int = 24, se
 def new_draft(target: AbstractTarget, method: str, *, spread: bool = True, **settings: object) -> AbstractDraft:
     """An untrained drafter over every second token. spread: weights wide enough that every part changes the guesses."""
     draft_ids = torch.arange(0, target.shape.vocab_size, 2)
-    draft: AbstractDraft = method_class(method).build(target, dict(settings), draft_ids)
+    draft: AbstractDraft = method_class(method).build(target, SMALLER.get(method, {}) | settings, draft_ids)
     if spread:
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():

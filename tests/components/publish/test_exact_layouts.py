@@ -146,3 +146,22 @@ def test_bitwise_comparison_sees_what_values_hide() -> None:
             require_equal({"a": torch.tensor([0.0])}, {"a": other}, "zero")
     with pytest.raises(UserError, match="read back differently"):
         require_equal({"a": torch.zeros(1)}, {}, "absent")
+
+
+@pytest.mark.parametrize("setting", ["fc_norm", "norm_output"])
+def test_what_engines_would_drop_without_a_word_is_refused(
+    setting: str,
+    drafts: dict[str, Draft],
+    policy_for: Callable[[str], Any],
+    export: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """EAGLE-3.1's norms: a loader that does not know them gives a drafter that never hits."""
+    folder = tmp_path / "newer"
+    shutil.copytree(drafts["eagle3"].path, folder)
+    record = json.loads((folder / "draft.json").read_text())
+    record["settings"][setting] = True
+    (folder / "draft.json").write_text(json.dumps(record))
+    draft = Draft(key=drafts["eagle3"].key, path=folder, info=drafts["eagle3"].info)
+    with pytest.raises(UserError, match=f"trained with {setting} .EAGLE-3.1"):
+        export(policy=policy_for("eagle3"), only=[draft])

@@ -61,6 +61,26 @@ def test_card_shows_the_numbers_of_the_policy(export: Callable[..., Any], eviden
     assert "None" not in card
 
 
+def test_a_card_tells_of_the_smallest_batch_and_engines_of_all(
+    export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+    chosen = {c["workload"]: c["depth_k"] for c in raw["choices"] if c["draft_key"] == raw["winner"]["draft_key"]}
+    for rows in (raw["choices"], raw["evals"]):
+        rows += [{**row, "batch_size": 8} for row in rows]
+    for choice in raw["choices"]:
+        choice["depth_k"] = 1 if choice["batch_size"] == 8 else choice["depth_k"]
+    told = raw["engines"]["vllm"]["speculative_config"]
+    told["num_speculative_tokens_per_batch_size"] = [[1, 1, chosen["all"]], [2, 8, 1]]
+    (tmp_path / "batches").mkdir()
+    (tmp_path / "batches" / "policy.json").write_text(json.dumps(raw))
+    release = export(policy=DepthPolicy(key="b" * 64, path=tmp_path / "batches"))
+    assert json.loads((release.path / "draftsmith" / "serve.json").read_text())["depth_by_workload"] == chosen
+    card = (release.path / "README.md").read_text()
+    assert sum(line.startswith(("| 2 |", "| 2 (chosen) |")) for line in card.splitlines()) == 1
+    assert f"[[1, 1, {chosen['all']}], [2, 8, 1]]" in card
+
+
 def test_without_a_winner_the_card_says_do_not(
     export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
 ) -> None:

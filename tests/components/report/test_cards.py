@@ -29,7 +29,7 @@ def test_a_decision_shows_every_depth_each_measured_arm_and_charts_that_stand_al
             assert f"{e.al:.2f} [{e.al_lo:.2f}, {e.al_hi:.2f}]" in plain, f"{e.method} k={e.depth_k}"
     assert "promotion gate" in card and "measured end to end" in card
     pictures = re.findall(r"!\[[^\]]+\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", card)
-    assert len(pictures) == 6, "three charts for each of two drafters"
+    assert len(pictures) == 10, "five charts for each of two drafters"
     for picture in pictures:
         svg = ElementTree.fromstring(base64.b64decode(picture))
         assert svg.tag == "{http://www.w3.org/2000/svg}svg"

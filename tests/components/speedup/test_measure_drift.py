@@ -17,7 +17,7 @@ Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
 
 
-def maps(p: float, seed: int, workload: str = "code", num: int = 60, depth: int = 3) -> list[object]:
+def maps(p: float, seed: int, workload: str = "code", num: int = 64, depth: int = 3) -> list[object]:
     return list(make_maps([p] * depth, num_prompts=num, num_tokens=65, seed=seed, spread=0.1, workload=workload))
 
 
@@ -31,7 +31,7 @@ def test_a_change_of_traffic_is_seen_and_none_is_not(
     assert row.change == pytest.approx(row.al_now - row.al_then) and row.lo < row.change < row.hi
     assert (row.lo > 0 or row.hi < 0) is drifted
     assert bool(read_rows(made.path, QualityFlag)) is drifted
-    assert (row.num_prompts_then, row.num_prompts_now, row.depth_k) == (60, 60, 3)
+    assert (row.num_prompts_then, row.num_prompts_now, row.depth_k) == (64, 64, 3)
     assert ("drifted" in made.info["drift"]) is drifted
 
 

@@ -1,0 +1,150 @@
+"""What engines say about their own speculation: per request in the answer, and server-wide in Prometheus counters.
+
+    vLLM       metrics.speculative_decoding of the last chunk (--per-request-spec-decode-metrics), and
+               vllm:spec_decode_num_{drafts,draft_tokens,accepted_tokens}_total, ..._per_pos_total{position} at /metrics
+    SGLang     meta_info: spec_verify_ct, spec_num_correct_drafts, spec_num_proposed_drafts and a histogram
+    llama.cpp  timings: draft_n, draft_n_accepted (no rounds: predicted_n and they give them, see below)
+
+Everything is turned into counts of one convention: a round drafts d, accepts a of them and emits a + 1. Rounds that
+drafted nothing are in none of these counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_SGLANG_COUNTS: Final = (
+    ("spec_num_correct_drafts", "spec_num_proposed_drafts"),
+    ("spec_accepted_drafts", "spec_proposed_drafts"),
+)
+"""(accepted, drafted), both without the bonus token; older names of the same engine counted it in and are not read."""
+_SGLANG_HISTOGRAMS: Final = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+_PREFIX: Final = "vllm:spec_decode_num_"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts over rounds that drafted.
+
+    per_position[i]: rounds that accepted draft i + 1, None where the engine does not tell.
+    rounds: (drafted, accepted) of each round in order, None where the engine does not tell.
+    """
+
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    per_position: list[int] | None = None
+    rounds: list[tuple[int, int]] | None = None
+
+
+def read_acceptance(payload: Mapping[str, Any]) -> Acceptance | None:
+    """The acceptance in an answer (its last chunk, or all of it), or None where it has none."""
+    choices = payload.get("choices")
+    places = [payload, *(choices if isinstance(choices, list) else [])]
+    for place in places:
+        if not isinstance(place, Mapping):
+            continue
+        metrics = place.get("metrics")
+        if isinstance(metrics, Mapping) and isinstance(metrics.get("speculative_decoding"), Mapping):
+            return _vllm(metrics["speculative_decoding"])
+        for name in ("meta_info", "sglext"):
+            meta = place.get(name)
+            if isinstance(meta, Mapping) and (found := _sglang(meta)) is not None:
+                return found
+        timings = place.get("timings")
+        if isinstance(timings, Mapping) and (found := _llama_cpp(timings)) is not None:
+            return found
+    return None
+
+
+def _vllm(found: Mapping[str, Any]) -> Acceptance:
+    histogram = [int(count) for count in found["acceptance_histogram"]]
+    steps = found.get("per_step_accepted")
+    rounds = None
+    if isinstance(steps, list) and isinstance(found.get("per_step_drafted"), list):
+        rounds = [(int(d), int(a)) for d, a in zip(found["per_step_drafted"], steps, strict=True)]
+    return Acceptance(
+        num_rounds=int(found["num_spec_steps"]),
+        num_drafted=int(found["num_draft_tokens"]),
+        num_accepted=int(found["num_accepted_draft_tokens"]),
+        per_position=reached(histogram),
+        rounds=rounds,
+    )
+
+
+def _sglang(meta: Mapping[str, Any]) -> Acceptance | None:
+    verified = meta.get("spec_verify_ct")
+    for accepted, drafted in _SGLANG_COUNTS:
+        if isinstance(verified, int) and isinstance(meta.get(accepted), int) and isinstance(meta.get(drafted), int):
+            histogram = next((meta[name] for name in _SGLANG_HISTOGRAMS if isinstance(meta.get(name), list)), None)
+            counts = reached([int(count) for count in histogram]) if histogram else None
+            return Acceptance(verified, meta[drafted], meta[accepted], counts)
+    return None
+
+
+def _llama_cpp(timings: Mapping[str, Any]) -> Acceptance | None:
+    """llama-server counts no rounds here; every token that is neither a kept guess nor the first ends a round.
+
+    That holds while each round drafts something (p_min 0); rounds without guesses would be counted in.
+    """
+    if "draft_n" not in timings:
+        return None
+    accepted = int(timings["draft_n_accepted"])
+    return Acceptance(max(0, int(timings["predicted_n"]) - 1 - accepted), int(timings["draft_n"]), accepted)
+
+
+def reached(histogram: Sequence[int]) -> list[int]:
+    """From how many rounds accepted exactly j to how many accepted at least i + 1, for i = 0, 1, ..."""
+    return [sum(histogram[position:]) for position in range(1, len(histogram))]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """vLLM's counters at one moment, summed over its engines. per_position: position (from 0) -> accepted so far."""
+
+    num_rounds: float
+    num_drafted: float
+    num_accepted: float
+    per_position: Mapping[int, float]
+
+    def since(self, before: Counters) -> Acceptance:
+        """What was counted between two readings of the same server; a restart in between shows as a drop.
+
+        Raises ValueError for a counter that went down.
+        """
+        positions = range(max(self.per_position, default=-1) + 1)
+        passed = [
+            self.num_rounds - before.num_rounds,
+            self.num_drafted - before.num_drafted,
+            self.num_accepted - before.num_accepted,
+            *(self.per_position.get(i, 0.0) - before.per_position.get(i, 0.0) for i in positions),
+        ]
+        if any(count < 0 for count in passed):
+            raise ValueError("a spec_decode counter went down: the server was restarted meanwhile")
+        whole = [round(count) for count in passed]
+        return Acceptance(whole[0], whole[1], whole[2], whole[3:])
+
+
+def read_counters(text: str) -> Counters | None:
+    """vLLM's speculation counters in the text of /metrics; None where it has none (no speculation, other engine)."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    sums: dict[str, float] = {}
+    positions: dict[int, float] = {}
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith(_PREFIX):
+            continue
+        for sample in family.samples:
+            if not sample.name.endswith("_total"):
+                continue  # _created: when the counter began
+            name = sample.name.removeprefix(_PREFIX).removesuffix("_total")
+            if name == "accepted_tokens_per_pos":
+                at = int(sample.labels["position"])
+                positions[at] = positions.get(at, 0.0) + sample.value
+            else:
+                sums[name] = sums.get(name, 0.0) + sample.value
+    if "drafts" not in sums:
+        return None
+    return Counters(sums["drafts"], sums.get("draft_tokens", 0.0), sums.get("accepted_tokens", 0.0), positions)

@@ -1,0 +1,185 @@
+"""One request to a serving engine: sent as exact token ids where it takes them, streamed, timed at the client.
+
+    vllm            POST /v1/completions  prompt as ids, token ids back, acceptance in the last chunk
+    sglang          POST /generate        input_ids; every chunk holds all output so far and the counts
+    llama.cpp       POST /completion      prompt as ids, token ids back, timings in the last chunk
+    transformers,
+    openai          POST /v1/completions  prompt as a text that encodes to the same ids; token counts from usage
+
+Time to first token is the first chunk that holds a token; an engine that sends several at once is told apart by
+`first_chunk_tokens`. A failure of any kind is an Answer with its reason: requests are counted, never lost.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from components.bench.engine_acceptance import Acceptance, read_acceptance
+from components.bench.engine_server import Connected
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every server: ids, and a text that encodes to the same ids (None where there is none)."""
+
+    prompt_id: str
+    workload: str
+    ids: list[int]
+    text: str | None
+
+
+@dataclass
+class Answer:
+    """What came back. Times are client-side nanoseconds of one clock; tokens is None where the engine shows no ids.
+
+    chunk_tokens: how many tokens each chunk brought, in order; empty where the engine shows no ids.
+    """
+
+    sent_ns: int
+    first_ns: int | None = None
+    last_ns: int | None = None
+    end_ns: int = 0
+    text: str = ""
+    tokens: list[int] | None = None
+    chunk_tokens: list[int] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str = ""
+    acceptance: Acceptance | None = None
+    error: str | None = None
+
+
+def body_of(server: Connected, asked: Asked, max_new_tokens: int, temperature: float) -> tuple[str, dict[str, Any]]:
+    """(address, JSON body) of a streaming request in this engine's own words."""
+    root = server.settings.root
+    if server.engine == "sglang":
+        sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        return f"{root}/generate", {"input_ids": asked.ids, "sampling_params": sampling, "stream": True}
+    if server.engine == "llama.cpp":
+        return f"{root}/completion", {
+            "prompt": asked.ids,
+            "n_predict": max_new_tokens,
+            "temperature": temperature,
+            "stream": True,
+            "return_tokens": True,
+            "cache_prompt": False,  # every request pays for its own prompt
+        }
+    body: dict[str, Any] = {
+        "model": server.model,
+        "prompt": asked.ids if server.engine == "vllm" else asked.text,
+        "max_tokens": max_new_tokens,
+        "temperature": temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if server.engine == "vllm":
+        body["return_token_ids"] = True
+    return f"{root}/v1/completions", body
+
+
+async def ask(
+    client: httpx.AsyncClient, server: Connected, asked: Asked, max_new_tokens: int, temperature: float
+) -> Answer:
+    """One timed request; never raises for what a server or a network may do."""
+    import httpx
+
+    address, body = body_of(server, asked, max_new_tokens, temperature)
+    answer = Answer(sent_ns=time.perf_counter_ns())
+    if body.get("prompt", asked.ids) is None:
+        answer.error = "this engine takes text only, and no text encodes to these tokens"
+        answer.end_ns = answer.sent_ns
+        return answer
+    try:
+        async with client.stream("POST", address, json=body, headers=server.settings.headers()) as reply:
+            if reply.status_code != 200:
+                said = (await reply.aread()).decode("utf-8", "replace")
+                answer.error = f"status {reply.status_code}: {' '.join(said.split())[:300]}"
+            else:
+                async for event in _events(reply):
+                    _take(answer, event, time.perf_counter_ns())
+                if answer.error is None and not answer.finish_reason:
+                    answer.error = "the stream ended before the answer did"
+    except httpx.HTTPError as error:
+        answer.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    except (ValueError, KeyError, TypeError) as error:
+        answer.error = f"not an answer of {server.engine}: {' '.join(str(error).split())[:300]}"
+    answer.end_ns = time.perf_counter_ns()
+    return answer
+
+
+async def _events(reply: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
+    """The JSON objects of a stream of server-sent events.
+
+    Lines end at line feeds only: httpx's own line splitting also breaks at U+2028, which JSON text may hold.
+    """
+    rest = b""
+    async for piece in reply.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if data and data != b"[DONE]":
+                event = json.loads(data)
+                if not isinstance(event, dict):
+                    raise ValueError(f"an event that is no object: {data[:80]!r}")
+                yield event
+
+
+def _take(answer: Answer, event: Mapping[str, Any], now: int) -> None:
+    """Add one chunk to the answer."""
+    if "error" in event:
+        answer.error = " ".join(str(event["error"]).split())[:300]
+        return
+    if "meta_info" in event:
+        _take_cumulative(answer, event, now)
+        return
+    choices = event.get("choices") or []
+    place: Mapping[str, Any] = choices[0] if choices else event
+    ids = place.get("token_ids", place.get("tokens"))
+    text = str(place.get("text") or place.get("content") or "")
+    _took(answer, text, ids if isinstance(ids, list) else None, now)
+    if place.get("finish_reason"):
+        answer.finish_reason = str(place["finish_reason"])
+    elif event.get("stop") is True:  # llama.cpp
+        answer.finish_reason = "length" if event.get("stop_type") == "limit" else "stop"
+        answer.prompt_tokens, answer.completion_tokens = event.get("tokens_evaluated"), event.get("tokens_predicted")
+    usage = event.get("usage")
+    if isinstance(usage, Mapping):
+        answer.prompt_tokens, answer.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    answer.acceptance = read_acceptance(event) or answer.acceptance
+
+
+def _take_cumulative(answer: Answer, event: Mapping[str, Any], now: int) -> None:
+    """SGLang's chunk: everything so far."""
+    meta = event["meta_info"]
+    ids, text = event.get("output_ids"), str(event.get("text") or "")
+    known = len(answer.tokens or ())
+    total = int(meta["completion_tokens"])
+    if isinstance(ids, list):
+        whole = len(ids) == total  # with incremental output a chunk holds only what is new
+        _took(answer, text[len(answer.text) :] if whole else text, ids[known:] if whole else ids, now)
+    elif total > (answer.completion_tokens or 0):
+        _took(answer, text[len(answer.text) :], None, now)
+    answer.prompt_tokens, answer.completion_tokens = meta.get("prompt_tokens"), total
+    finish = meta.get("finish_reason")
+    if isinstance(finish, Mapping):
+        answer.finish_reason = str(finish.get("type") or "stop")
+    answer.acceptance = read_acceptance(event) or answer.acceptance
+
+
+def _took(answer: Answer, text: str, ids: Sequence[int] | None, now: int) -> None:
+    """Note text and tokens that have just come; a chunk without either moves no clock."""
+    if not text and not ids:
+        return
+    if ids is not None:
+        answer.tokens = [*(answer.tokens or []), *map(int, ids)]
+        answer.chunk_tokens.append(len(ids))
+    answer.text += text
+    answer.first_ns = now if answer.first_ns is None else answer.first_ns
+    answer.last_ns = now

@@ -1,0 +1,265 @@
+"""Answers of serving engines as rows: the same Request and Round tables as our own loop, and the engine's counters.
+
+A Round row is written where its place in the output is certain: every chunk one round, every round with guesses. Other
+answers keep their sums in the Request row; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from components.bench.identity import Identity, compare
+from components.bench.request_rows import sha256_of_tokens
+from components.contract import Context, Target
+from components.rows import EngineAcceptance, Request, Round
+
+if TYPE_CHECKING:
+    from components.bench.engine_acceptance import Acceptance
+    from components.bench.engine_answers import Answer, Asked
+    from components.bench.engine_server import Connected
+    from components.bench.openai_server import Taken, Turn
+    from components.decoding.session import Session
+    from components.targets.model import AbstractTarget
+
+_NOISE_TEXTS: Final = 4
+"""Answers over which row-count noise is measured, as for our own comparisons."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Our own plain greedy answers, by prompt, and what is needed to judge a difference."""
+
+    opened: AbstractTarget
+    session: Session
+    noise: float
+    tokens: Mapping[str, list[int]]
+
+    def judge(self, asked: Asked, answer: Answer, tokenizer: Any) -> Identity:
+        """By tokens where the engine shows them, else by text (then without the place of the divergence)."""
+        expected = self.tokens.get(asked.prompt_id)
+        if expected is None:
+            return Identity(None, None, None, None)
+        if answer.tokens is not None:
+            return compare(self.opened, self.session, asked.ids, answer.tokens, expected, self.noise)
+        said = tokenizer.decode(expected, skip_special_tokens=True)
+        return Identity(answer.text.strip() == said.strip(), None, None, None)
+
+
+@dataclass(frozen=True)
+class EngineRows:
+    """All rows of one session."""
+
+    requests: list[Request]
+    rounds: list[Round]
+    counted: list[EngineAcceptance]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One line for each server and concurrency, pooled over prompts."""
+        groups: dict[tuple[str, str, int, int], list[Request]] = {}
+        for row in self.requests:
+            if not row.is_warmup:
+                key = (row.kernel, row.method, row.depth_k, row.concurrency or 1)
+                groups.setdefault(key, []).append(row)
+        return [_line(key, rows) for key, rows in groups.items()]
+
+
+def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, Any]:
+    well = [row for row in rows if row.status != "error"]
+    decoding = [row for row in well if row.decode_ns > 0 and row.tokens_kept > 1]
+    rounds, accepted = sum(row.num_rounds for row in well), sum(row.num_accepted for row in well)
+    compared = [row.identical for row in well if row.identical is not None]
+    return {
+        "engine": key[0],
+        "method": key[1],
+        "depth_k": key[2],
+        "concurrency": key[3],
+        "requests": len(rows),
+        "failed": len(rows) - len(well),
+        "ttft_ms_p50": round(statistics.median(row.ttft_ns for row in well) / 1e6, 3) if well else None,
+        "tpot_ms_p50": round(statistics.median(r.decode_ns / (r.tokens_kept - 1) for r in decoding) / 1e6, 3)
+        if decoding
+        else None,
+        "al": round(1 + accepted / rounds, 4) if rounds else None,
+        "identical": f"{sum(compared)} of {len(compared)}" if compared else None,
+    }
+
+
+def compared_answers(
+    target: Target, timed: Sequence[Asked], num_compared: int, max_new_tokens: int, ctx: Context
+) -> Expected | None:
+    """Our own plain greedy answers to the first prompts of each workload; None when nothing is to be compared."""
+    if not num_compared:
+        return None
+    from components.decoding.session import Session
+    from components.targets.generate import continue_batch
+    from components.targets.load import open_target
+    from components.targets.row_noise import row_count_noise
+
+    opened = open_target(target, device=ctx.device, dtype="float32", kernel="plain")
+    left: dict[str, int] = {}
+    tokens: dict[str, list[int]] = {}
+    texts: list[list[int]] = []
+    for asked in timed:
+        if left.setdefault(asked.workload, num_compared) == 0:
+            continue
+        left[asked.workload] -= 1
+        answer = continue_batch(opened, [asked.ids], max_new_tokens=max_new_tokens)[0].ids
+        tokens[asked.prompt_id] = answer
+        texts.append([*asked.ids, *answer])
+        ctx.progress(len(tokens), len(timed), "answers of our own")
+    return Expected(opened, Session(opened), row_count_noise(opened, texts[:_NOISE_TEXTS]), tokens)
+
+
+@dataclass(frozen=True)
+class EngineSession:
+    """What all rows of one session share."""
+
+    session_id: str
+    target_key: str
+    dtype: str
+    temperature: float
+
+    def rows(self, taken: Sequence[Taken], tokenizer: Any, expected: Expected | None) -> EngineRows:
+        """Every answer as a row, in the order of the turns; nothing is dropped."""
+        rows = EngineRows([], [], [])
+        for one in taken:
+            depth = _depth(one.turn.server, one.answers, one.counted)
+            method = one.turn.server.settings.method or ("external" if depth else "none")
+            for asked, answer in zip(one.turn.asked, one.answers, strict=True):
+                identity = Identity(None, None, None, None)
+                if expected is not None and answer.error is None:
+                    identity = expected.judge(asked, answer, tokenizer)
+                kept = _kept(answer, tokenizer)
+                request = self._request(len(rows.requests), one.turn, method, depth, asked, answer, kept, identity)
+                rows.requests.append(request)
+                if not request.is_warmup:
+                    rows.rounds.extend(round_rows(request.request_id, asked, answer, kept))
+            if not one.turn.is_warmup:
+                rows.counted.extend(_counted(one, method, depth, self.session_id, self.target_key))
+        return rows
+
+    def _request(
+        self,
+        number: int,
+        turn: Turn,
+        method: str,
+        depth: int,
+        asked: Asked,
+        answer: Answer,
+        kept: int,
+        identity: Identity,
+    ) -> Request:
+        server, found = turn.server, answer.acceptance
+        return Request(
+            session_id=self.session_id,
+            request_id=f"{self.session_id}-{number:06d}",
+            target_key=self.target_key,
+            draft_key=server.settings.draft_key,
+            method=method,
+            depth_k=depth,
+            prompt_id=asked.prompt_id,
+            workload=asked.workload,
+            batch_size=turn.concurrency,
+            rep=turn.rep,
+            order_index=number,
+            is_warmup=turn.is_warmup,
+            status="error" if answer.error is not None else "eos" if answer.finish_reason == "stop" else "ok",
+            prompt_tokens=answer.prompt_tokens or len(asked.ids),
+            tokens_kept=kept,
+            tokens_raw=kept,
+            num_rounds=found.num_rounds if found else 0,
+            num_drafted=found.num_drafted if found else 0,
+            num_accepted=found.num_accepted if found else 0,
+            ttft_ns=0 if answer.first_ns is None else answer.first_ns - answer.sent_ns,
+            decode_ns=0 if answer.first_ns is None or answer.last_ns is None else answer.last_ns - answer.first_ns,
+            output_sha256=sha256_of_tokens(answer.tokens or ()),
+            identical=identity.identical,
+            first_divergence=identity.first_divergence,
+            divergence_margin=identity.margin,
+            tie=identity.tie,
+            dtype=self.dtype,
+            kernel=f"{server.engine} {server.version}".strip(),
+            num_threads=0,
+            temperature=self.temperature,
+            engine=server.engine,
+            engine_version=server.version,
+            concurrency=turn.concurrency,
+            first_chunk_tokens=answer.chunk_tokens[0] if answer.chunk_tokens else None,
+            e2e_ns=answer.end_ns - answer.sent_ns,
+            error=answer.error,
+        )
+
+
+def round_rows(request_id: str, asked: Asked, answer: Answer, kept: int) -> list[Round]:
+    """The rounds of one answer, where chunks and rounds agree one by one; else none."""
+    rounds = answer.acceptance.rounds if answer.acceptance is not None else None
+    if answer.error is not None or not rounds or len(answer.chunk_tokens) != len(rounds) + 1:
+        return []
+    rows, position = [], answer.chunk_tokens[0]
+    for number, ((drafted, accepted), emitted) in enumerate(zip(rounds, answer.chunk_tokens[1:], strict=True)):
+        last = position + emitted == kept
+        if emitted != accepted + 1 and not (last and emitted <= accepted):
+            return []
+        newest = position - 1
+        rows.append(Round(request_id, number, newest, drafted, accepted, emitted, len(asked.ids) + newest))
+        position += emitted
+    return rows
+
+
+def _kept(answer: Answer, tokenizer: Any) -> int:
+    """Kept tokens: the engine's ids, else its own count, else its text encoded again."""
+    if answer.error is not None:
+        return 0
+    if answer.tokens is not None:
+        return len(answer.tokens)
+    if answer.completion_tokens is not None:
+        return answer.completion_tokens
+    return len(tokenizer(answer.text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _depth(server: Connected, answers: Sequence[Answer], counted: Acceptance | None) -> int:
+    """Guesses a round: what the server's positions reach to, else what was stated, else the most drafted on average."""
+    told = [answer.acceptance for answer in answers if answer.acceptance is not None]
+    told += [counted] if counted is not None else []
+    positions = max((len(acceptance.per_position or ()) for acceptance in told), default=0)
+    means = [-(-acceptance.num_drafted // acceptance.num_rounds) for acceptance in told if acceptance.num_rounds]
+    return positions or server.settings.depth_k or max(means, default=0)
+
+
+def _counted(one: Taken, method: str, depth: int, session_id: str, target_key: str) -> list[EngineAcceptance]:
+    """What the server counted over this turn: by its counters, and summed over its answers."""
+    found = [("prometheus", one.counted)] if one.counted is not None else []
+    summed = [answer.acceptance for answer in one.answers if answer.acceptance is not None]
+    if summed:
+        positions = [acceptance.per_position for acceptance in summed]
+        per_position = [] if None in positions else [sum(counts) for counts in zip(*positions, strict=True)]
+        drafted = sum(a.num_drafted for a in summed)
+        sums = type(summed[0])(
+            sum(a.num_rounds for a in summed), drafted, sum(a.num_accepted for a in summed), per_position
+        )
+        found.append(("responses", sums))
+    return [
+        EngineAcceptance(
+            session_id=session_id,
+            target_key=target_key,
+            draft_key=one.turn.server.settings.draft_key,
+            method=method,
+            depth_k=depth,
+            workload=one.turn.workload,
+            concurrency=one.turn.concurrency,
+            engine=one.turn.server.engine,
+            engine_version=one.turn.server.version,
+            source=source,
+            num_requests=len(one.answers),
+            num_rounds=counts.num_rounds,
+            num_drafted=counts.num_drafted,
+            num_accepted=counts.num_accepted,
+            accepted_per_position=list(counts.per_position or ()),
+            drafted_per_position=None,
+        )
+        for source, counts in found
+        if counts is not None
+    ]

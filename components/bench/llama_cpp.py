@@ -1,0 +1,257 @@
+"""Step `bench.measure_llama_cpp`: llama.cpp's command-line programs on the same workloads, in the same rows.
+
+Every prompt runs through llama-completion (plain) and llama-speculative-simple at each depth, in random order, one
+process a run: no server, no other request, no cache between runs. A program that saw other tokens than the target's
+tokenizer gives is an error row: it measured another prompt. For a running llama-server use bench.measure_server.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from components.contract import Context, Machine, Measurements, Prompts, Target, UserError
+
+if TYPE_CHECKING:
+    from components.bench.llama_cpp_rows import Run
+    from components.bench.subjects import EncodedPrompt
+
+SpeculationType = Literal["draft-simple", "draft-eagle3", "draft-mtp"]
+
+_METHODS: Final[dict[SpeculationType, str]] = {
+    "draft-simple": "draft-model",
+    "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
+}
+_PLAIN: Final = ("llama-completion", "llama-cli")
+_SPECULATIVE: Final = "llama-speculative-simple"
+_ATTEMPTS: Final = 8
+"""Runs of a program that ends well without its counts: its logging may be cut off at exit (its issue 22142)."""
+
+
+def measure_llama_cpp(
+    target: Target,
+    prompts: Prompts,
+    *,
+    model: Annotated[str, Field(min_length=1)],
+    draft_model: str = "",
+    speculation: SpeculationType = "draft-eagle3",
+    draft_key: str = "",
+    depths: list[Annotated[int, Field(ge=1, le=64)]] = [3, 7],  # noqa: B006 - read, never changed
+    programs: str = "",
+    num_prompts: Annotated[int, Field(ge=1)] = 12,
+    max_new_tokens: Annotated[int, Field(ge=2)] = 96,
+    reps: Annotated[int, Field(ge=1, le=100)] = 1,
+    num_warm_up: Annotated[int, Field(ge=0)] = 1,
+    num_threads: Annotated[int, Field(ge=0)] = 0,
+    num_compared: Annotated[int, Field(ge=0)] = 0,
+    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
+    dtype: str = "unknown",
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """Time llama.cpp's programs, plain and with a drafter at each depth.
+
+    Args:
+        target: the model in Hugging Face format; its tokenizer encodes the prompts.
+        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        model: the same model as a GGUF file.
+        draft_model: the drafter as a GGUF file; empty where the model holds it (draft-mtp).
+        speculation: llama.cpp's --spec-type.
+        draft_key: the artifact key of the drafter, where it is one of ours.
+        depths: guesses a round (--spec-draft-n-max); 3 and 7 are common on a CPU. Empty measures plain only.
+        programs: the folder with llama-completion and llama-speculative-simple; empty looks on the PATH.
+        num_prompts: test prompts of each workload, evenly over the split.
+        max_new_tokens: the longest answer, tokens.
+        reps: times that every depth answers every prompt.
+        num_warm_up: warm-up prompts that every depth answers before time counts.
+        num_threads: threads of the programs; 0 takes all that this step may use.
+        num_compared: test prompts of each workload whose text is compared with Draftsmith's own greedy decoding.
+        timeout_s: how long one process may take, seconds; then it counts as failed.
+        dtype: the arithmetic of the GGUF files, for the record.
+    """
+    from components.bench.llama_cpp_output import read_version
+    from components.bench.llama_cpp_rows import SessionFacts
+    from components.bench.subjects import fitting_prompts, spread
+    from components.rows import write_rows
+    from components.targets.load import open_tokenizer, target_facts
+
+    tools = Tools.found(programs, model, draft_model, depths)
+    room = int(target_facts(target)["shape"]["max_position_embeddings"])
+    found = fitting_prompts(target, room, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
+    workloads = sorted({prompt.workload for prompt in found})
+    timed = [p for w in workloads for p in spread([p for p in found if p.workload == w], num_prompts)]
+    warm_up = (
+        fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx)[:num_warm_up] if num_warm_up else []
+    )
+    tokenizer = open_tokenizer(target)
+    plan = _planned(warm_up, timed, depths, reps, ctx.seed)
+    ctx.note(f"{len(plan)} runs of {tools.speculative if depths else tools.plain}, one process each")
+    settings = Settings(
+        model, draft_model, speculation, max_new_tokens, room, num_threads or ctx.num_threads, timeout_s
+    )
+    runs = []
+    for number, (rep, is_warmup, prompt, depth) in enumerate(plan):
+        runs.append(_run(tools, settings, tokenizer, prompt, depth, rep, is_warmup, ctx.scratch / "prompt.txt"))
+        ctx.progress(number + 1, len(plan), "runs")
+    if all(run.printed is None for run in runs):
+        raise UserError(f"{_SPECULATIVE}: every run failed; the first: {runs[0].error}")
+    version = read_version(_printed_version(tools.plain))
+    identical = _compared(target, runs, tokenizer, num_compared, max_new_tokens, ctx)
+    shared = SessionFacts(
+        ctx.key[:16], target.key, draft_key, _METHODS[speculation], version, dtype, settings.num_threads, max_new_tokens
+    )
+    requests = shared.requests(runs, identical)
+    write_rows(ctx.out, [*requests, *shared.acceptance(runs)])
+    failed = sum(row.status == "error" for row in requests)
+    return Measurements.made(
+        ctx,
+        {
+            "engine": f"llama.cpp {version}".strip(),
+            "num_prompts": len(timed),
+            "num_runs": len(runs),
+            "num_failed": failed,
+            "machine_id": machine.machine_id,
+            "num_threads": settings.num_threads,
+        },
+    )
+
+
+def _planned(
+    warm_up: Sequence[EncodedPrompt], timed: Sequence[EncodedPrompt], depths: Sequence[int], reps: int, seed: int
+) -> list[tuple[int, bool, EncodedPrompt, int]]:
+    """(rep, is_warmup, prompt, depth) of every run: warm-up first, then each prompt at all depths in random order."""
+    order = random.Random(seed)
+    plan = [(0, True, prompt, depth) for prompt in warm_up for depth in (0, *depths)]
+    for rep in range(reps):
+        for prompt in timed:
+            plan += [(rep, False, prompt, depth) for depth in order.sample([0, *depths], 1 + len(depths))]
+    return plan
+
+
+def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The GGUF files and the programs behind the settings, for the step's key: file -> sha256."""
+    from components.targets.file_digests import sha256_of
+
+    model, draft = str(settings["model"]), str(settings.get("draft_model", ""))
+    depths = settings.get("depths", [3, 7])
+    tools = Tools.found(str(settings.get("programs", "")), model, draft, depths)
+    files = [model, *([draft] if draft else []), tools.plain, *([tools.speculative] if depths else [])]
+    return {str(file): sha256_of(Path(file).expanduser()) for file in files}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The programs, as paths."""
+
+    plain: str
+    speculative: str
+
+    @classmethod
+    def found(cls, programs: str, model: str, draft_model: str, depths: Sequence[int]) -> Tools:
+        """Where the programs lie; raises UserError for one that is missing, and for a model file that is."""
+        for setting, file in (("model", model), ("draft_model", draft_model)):
+            if file and not Path(file).expanduser().is_file():
+                raise UserError(f"{setting}: {file}: no such file; convert the model with convert_hf_to_gguf.py")
+        where = str(Path(programs).expanduser()) if programs else None
+        plain = next((path for name in _PLAIN if (path := shutil.which(name, path=where))), None)
+        speculative = shutil.which(_SPECULATIVE, path=where)
+        missing = [_PLAIN[0]] * (plain is None) + [_SPECULATIVE] * (speculative is None and bool(depths))
+        if missing:
+            raise UserError(
+                f"programs: {programs or 'PATH'}: no {' and no '.join(missing)}; build llama.cpp, or name it"
+            )
+        return cls(str(plain), speculative or "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every run shares."""
+
+    model: str
+    draft_model: str
+    speculation: SpeculationType
+    max_new_tokens: int
+    num_positions: int
+    num_threads: int
+    timeout_s: float
+
+    def command(self, tools: Tools, depth: int, prompt_file: Path) -> list[str]:
+        """The command line of one run. llama.cpp drops the last line feed of a prompt file."""
+        shared = ["-m", str(Path(self.model).expanduser()), "-f", str(prompt_file), "--no-escape", "--temp", "0"]
+        shared += ["-c", str(self.num_positions), "-t", str(self.num_threads)]
+        if depth == 0:
+            plain = ["-n", str(self.max_new_tokens), "-no-cnv", "--no-display-prompt", "--perf"]
+            return [tools.plain, *shared, *plain]
+        draft = ["-md", str(Path(self.draft_model).expanduser())] if self.draft_model else []
+        # it stops only when more than n tokens are there, and shortens the last draft so that one more are there
+        limit = ["-n", str(self.max_new_tokens - 1), "-lv", "4"]
+        spec = ["--spec-type", self.speculation, "--spec-draft-n-max", str(depth), "--spec-draft-p-min", "0"]
+        return [tools.speculative, *shared, *draft, *spec, *limit]
+
+
+def _run(
+    tools: Tools,
+    settings: Settings,
+    tokenizer: Any,
+    prompt: EncodedPrompt,
+    depth: int,
+    rep: int,
+    is_warmup: bool,
+    prompt_file: Path,
+) -> Run:
+    """One process; a failure of any kind is a Run with its reason."""
+    from components.bench.llama_cpp_output import read_plain, read_speculative
+    from components.bench.llama_cpp_rows import Run
+    from components.bench.openai_server import asked_of
+
+    text = asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids).text
+    if text is None:
+        return Run(prompt, depth, rep, is_warmup, None, "", "no text encodes to these tokens")
+    prompt_file.write_text(text + "\n", encoding="utf-8", newline="")
+    command = settings.command(tools, depth, prompt_file)
+    for _ in range(_ATTEMPTS):
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=settings.timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            return Run(prompt, depth, rep, is_warmup, None, "", f"no end within {settings.timeout_s:g} s")
+        log, output = done.stderr.decode("utf-8", "replace"), done.stdout.decode("utf-8", "replace")
+        printed = read_speculative(log) if depth else read_plain(log)
+        if done.returncode != 0 or printed is not None:
+            break
+    if done.returncode != 0 or printed is None:
+        last = next((line for line in reversed(log.splitlines()) if line.strip()), "nothing")
+        said = f"exit {done.returncode} without its counts, its last line: {last.strip()[:200]}"
+        return Run(prompt, depth, rep, is_warmup, None, "", said)
+    if printed.prompt_tokens != len(prompt.ids):
+        said = f"it saw {printed.prompt_tokens} prompt tokens, the target's tokenizer {len(prompt.ids)}"
+        return Run(prompt, depth, rep, is_warmup, None, "", said)
+    shown = output.lstrip("\n") if depth == 0 else output.removeprefix("\n\n").removeprefix(text)
+    return Run(prompt, depth, rep, is_warmup, printed, shown, None)
+
+
+def _printed_version(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, timeout=60, check=False)
+    return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
+
+
+def _compared(
+    target: Target, runs: Sequence[Run], tokenizer: Any, num_compared: int, max_new_tokens: int, ctx: Context
+) -> dict[str, str]:
+    """prompt_id -> the text of our own plain greedy answer, of the first prompts of each workload."""
+    from components.bench.engine_answers import Asked
+    from components.bench.engine_rows import compared_answers
+
+    timed = {run.prompt.prompt_id: run.prompt for run in runs if not run.is_warmup}
+    asked = [Asked(p.prompt_id, p.workload, p.ids, None) for p in timed.values()]
+    expected = compared_answers(target, asked, num_compared, max_new_tokens, ctx)
+    if expected is None:
+        return {}
+    return {name: tokenizer.decode(ids, skip_special_tokens=True) for name, ids in expected.tokens.items()}

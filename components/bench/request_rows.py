@@ -1,0 +1,105 @@
+"""Turns timed generations into rows, each output compared with plain decoding of the same prompt and batch size."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from components.bench.identity import Identity, compare
+from components.bench.timed_runs import TimedRun
+from components.decoding.session import Session
+from components.rows import Request, Round
+from components.targets.model import AbstractTarget
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What all requests of one session share."""
+
+    session_id: str
+    target_key: str
+    dtype: str
+    num_threads: int
+
+
+def request_rows(runs: Sequence[TimedRun], target: AbstractTarget, noise: float, shared: Conditions) -> list[Request]:
+    """One row a run. Every arm is compared with the first plain run of the same prompt at its batch size."""
+    plain: dict[tuple[str, int], list[int]] = {}
+    for run in runs:
+        if run.arm.is_baseline:
+            plain.setdefault((run.prompt.prompt_id, run.batch_size), run.decoded.tokens)
+    session = Session(target)
+    judged: dict[tuple[str, int, tuple[int, ...]], Identity] = {}
+    rows = []
+    for run in runs:
+        verdict = Identity(None, None, None, None)
+        if not run.arm.is_baseline:
+            expected = plain[run.prompt.prompt_id, run.batch_size]
+            key = (run.prompt.prompt_id, run.batch_size, tuple(run.decoded.tokens))
+            if key not in judged:
+                judged[key] = compare(target, session, run.prompt.ids, run.decoded.tokens, expected, noise)
+            verdict = judged[key]
+        rows.append(_request(run, verdict, target, shared))
+    return rows
+
+
+def round_rows(runs: Sequence[TimedRun], shared: Conditions) -> list[Round]:
+    """The rounds of speculative runs; plain decoding has one token a round and needs no rows to say so."""
+    return [
+        Round(_request_id(run, shared), number, *facts)
+        for run in runs
+        if run.arm.depth > 0 and not run.is_warmup
+        for number, facts in enumerate(run.decoded.rounds)
+    ]
+
+
+def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: Conditions) -> Request:
+    decoded = run.decoded
+    return Request(
+        session_id=shared.session_id,
+        request_id=_request_id(run, shared),
+        target_key=shared.target_key,
+        draft_key=run.arm.draft_key,
+        method=run.arm.method,
+        depth_k=run.arm.depth,
+        prompt_id=run.prompt.prompt_id,
+        workload=run.prompt.workload,
+        batch_size=run.batch_size,
+        rep=run.rep,
+        order_index=run.order_index,
+        is_warmup=run.is_warmup,
+        status=decoded.status,
+        prompt_tokens=decoded.prompt_tokens,
+        tokens_kept=len(decoded.tokens),
+        tokens_raw=len(decoded.tokens_raw),
+        num_rounds=len(decoded.rounds),
+        num_drafted=sum(r.drafted for r in decoded.rounds),
+        num_accepted=sum(r.accepted for r in decoded.rounds),
+        ttft_ns=decoded.ttft_ns,
+        decode_ns=decoded.decode_ns,
+        output_sha256=sha256_of_tokens(decoded.tokens),
+        identical=verdict.identical,
+        first_divergence=verdict.first_divergence,
+        divergence_margin=verdict.margin,
+        tie=verdict.tie,
+        dtype=shared.dtype,
+        kernel=(run.arm.target or target).kernel,
+        num_threads=shared.num_threads,
+        temperature=0.0,
+        tree_budget=run.arm.tree_budget,
+        batch_id=None if run.batch_id is None else f"{shared.session_id}-batch-{run.batch_id:06d}",
+    )
+
+
+def sha256_of_tokens(tokens: Sequence[int]) -> str:
+    """A digest of token ids as little-endian int64."""
+    numbers = array.array("q", tokens)
+    if array.array("H", [1]).tobytes()[0] == 0:
+        numbers.byteswap()
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
+
+
+def _request_id(run: TimedRun, shared: Conditions) -> str:
+    return f"{shared.session_id}-{run.order_index:06d}"

@@ -1,0 +1,207 @@
+"""The benchmarks people quote, as data: where each lives, what its fields are called, how its rows become prompts.
+
+A preset holds no rows. It names a hub repository (read only under `draftsmith run --online`) or describes a copy of its
+files that lies here, the licence its authors gave it, and the workload that each of its categories belongs to. The
+templates are our own words: a published score that depends on another wording is not comparable with them.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Workload = Literal["chat", "code", "maths", "summarisation", "translation", "question-answering", "retrieval"]
+Language = Literal["en", "zh"]
+"""The language that the answer is to be written in."""
+
+
+class Preset(BaseModel):
+    """One benchmark.
+
+    repository: hub id. configs: its subsets, each loaded by name; empty is the default one. split: which part is read.
+    files: where the repository has no loadable subsets, the files (also inside a zip: `members`) that are read instead.
+    category: the row's field that tells its category; "" takes the name of the subset or file.
+    workloads: category -> workload; what is not listed is `workload`.
+    turns: fields that may hold a list of what the user says, turn by turn; the first that is there counts.
+    template: what is asked, with the row's fields in braces (lower case); unused where `turns` are there.
+    reference: the field with what a person answered, "" where there is none.
+    chat: whether a chat template applies; a text to be continued otherwise.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str
+    about: str
+    repository: str
+    split: str
+    licence: str
+    language: Language
+    workload: Workload
+    configs: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    members: str = ""
+    category: str = ""
+    workloads: dict[str, Workload] = {}
+    turns: tuple[str, ...] = ()
+    template: str = ""
+    reference: str = ""
+    chat: bool = True
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if not self.turns and not self.fields:
+            raise ValueError(f"preset {self.name} has neither turns nor a template with a field in it")
+        if self.configs and self.files:
+            raise ValueError(f"preset {self.name}: either configs or files")
+        return self
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that the template needs."""
+        return tuple(name for _, name, _, _ in string.Formatter().parse(self.template) if name)
+
+    def workload_of(self, category: str) -> Workload:
+        """The workload of a row of this category."""
+        return self.workloads.get(category, self.workload)
+
+
+_CATEGORIES: Final[dict[str, Workload]] = {
+    "coding": "code",
+    "math": "maths",
+    "math_reasoning": "maths",
+    "translation": "translation",
+    "summarization": "summarisation",
+    "qa": "question-answering",
+    "rag": "retrieval",
+}
+"""Of MT-Bench and Spec-Bench; writing, roleplay, reasoning, extraction, stem and humanities are chat."""
+
+_CHOICES_ZH: Final = "{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\n\n请先简要分析各个选项，再给出正确答案的字母。"
+
+_CEVAL_SUBJECTS: Final = """
+accountant advanced_mathematics art_studies basic_medicine business_administration chinese_language_and_literature
+civil_servant clinical_medicine college_chemistry college_economics college_physics college_programming
+computer_architecture computer_network discrete_mathematics education_science electrical_engineer
+environmental_impact_assessment_engineer fire_engineer high_school_biology high_school_chemistry high_school_chinese
+high_school_geography high_school_history high_school_mathematics high_school_physics high_school_politics
+ideological_and_moral_cultivation law legal_professional logic mao_zedong_thought marxism metrology_engineer
+middle_school_biology middle_school_chemistry middle_school_geography middle_school_history middle_school_mathematics
+middle_school_physics middle_school_politics modern_chinese_history operating_system physician plant_protection
+probability_and_statistics professional_tour_guide sports_science tax_accountant teacher_qualification
+urban_and_rural_planner veterinary_medicine
+"""
+
+PRESETS: Final[dict[str, Preset]] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            name="mt-bench",
+            about="80 open questions in eight categories, each with a second turn that builds on the first answer.",
+            repository="HuggingFaceH4/mt_bench_prompts",
+            split="train",
+            licence="Apache-2.0",
+            language="en",
+            workload="chat",
+            category="category",
+            workloads=_CATEGORIES,
+            turns=("turns", "prompt"),
+            reference="reference",
+        ),
+        Preset(
+            name="spec-bench",
+            about="480 prompts in six tasks made for speculative decoding: MT-Bench and 80 each of five more.",
+            repository="RedHatAI/speculator_benchmarks",
+            split="train",
+            files=(
+                "question.jsonl",
+                "math_reasoning.jsonl",
+                "qa.jsonl",
+                "rag.jsonl",
+                "summarization.jsonl",
+                "translation.jsonl",
+            ),
+            licence="Apache-2.0",
+            language="en",
+            workload="chat",
+            category="category",
+            workloads=_CATEGORIES,
+            turns=("turns", "prompt"),
+            reference="reference",
+        ),
+        Preset(
+            name="gsm8k",
+            about="1,319 word problems of primary-school arithmetic.",
+            repository="openai/gsm8k",
+            configs=("main",),
+            split="test",
+            licence="MIT",
+            language="en",
+            workload="maths",
+            template="{question}\n\nThink step by step, then give the final answer as one number.",
+            reference="answer",
+        ),
+        Preset(
+            name="math-500",
+            about="500 competition problems out of MATH.",
+            repository="HuggingFaceH4/MATH-500",
+            split="test",
+            licence="MIT",
+            language="en",
+            workload="maths",
+            template="{problem}\n\nReason step by step and put the final answer within \\boxed{{}}.",
+            reference="solution",
+        ),
+        Preset(
+            name="humaneval",
+            about="164 Python functions to be completed from signature and docstring.",
+            repository="openai/openai_humaneval",
+            split="test",
+            licence="MIT",
+            language="en",
+            workload="code",
+            template="{prompt}",
+            reference="canonical_solution",
+            chat=False,
+        ),
+        Preset(
+            name="ceval",
+            about="1,346 Chinese multiple-choice questions in 52 subjects (the validation part, which has answers).",
+            repository="ceval/ceval-exam",
+            configs=tuple(_CEVAL_SUBJECTS.split()),
+            split="val",
+            licence="CC-BY-NC-SA-4.0",
+            language="zh",
+            workload="question-answering",
+            workloads={
+                "advanced_mathematics": "maths",
+                "discrete_mathematics": "maths",
+                "high_school_mathematics": "maths",
+                "middle_school_mathematics": "maths",
+                "probability_and_statistics": "maths",
+            },
+            template=_CHOICES_ZH,
+            reference="answer",
+        ),
+        Preset(
+            name="cmmlu",
+            about="11,582 Chinese multiple-choice questions in 67 subjects.",
+            repository="haonan-li/cmmlu",
+            files=("cmmlu_v1_0_1.zip",),
+            members="test/*.csv",
+            split="test",
+            licence="CC-BY-NC-4.0",
+            language="zh",
+            workload="question-answering",
+            workloads={
+                "college_actuarial_science": "maths",
+                "college_mathematics": "maths",
+                "elementary_mathematics": "maths",
+                "high_school_mathematics": "maths",
+            },
+            template=_CHOICES_ZH,
+            reference="answer",
+        ),
+    )
+}

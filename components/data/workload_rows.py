@@ -1,0 +1,201 @@
+"""Where the rows of a workload come from: a preset's repository, a copy of its files, or anybody's own rows.
+
+Rows are read one by one (row_files.py, hub_rows.py), so that a bad one is set aside and the rest is kept. On top of the
+formats of every other source this reads CSV, also inside a zip, because that is how CMMLU and C-Eval are handed out.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from components.contract import UserError
+from components.data.hub_rows import PREFIX, HubSource, hub_rows, parse_hub_source, source_files
+from components.data.row_files import SetAside, find_files, read_rows, stem_of
+from components.data.workload_presets import PRESETS, Preset
+
+PresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
+_TABLES: Final = (".csv", ".zip")
+
+Table = tuple[str, str, Iterator[tuple[int, Any]]]
+"""(where it is, what it is called, its rows with their lines)."""
+
+
+class WorkloadSource(BaseModel):
+    """One source of prompts: a preset, a preset's files that lie here, or rows of one's own.
+
+    preset: one of the benchmarks in workload_presets.py; it knows its fields, template and workloads.
+    path: a file, folder or pattern (JSONL, JSON, Parquet, CSV, a zip of CSV), or hf:OWNER/NAME[/CONFIG]:SPLIT; with a
+        preset, a copy of its files.
+    revision: of the preset's repository on the hub; pin it, since a hub id counts by its name alone.
+    workload: the label of rows without a preset, or of all rows of a preset; results are grouped by it.
+    workload_field: a field of the rows that holds the label instead.
+    language: that the answers are to be written in (a code such as en, zh); a preset knows its own.
+    template: what is asked, with the row's fields in braces, lower case; empty recognises the usual shapes.
+    reference: the field with what a person answered, where there is a template.
+    num_prompts: prompts of each workload of this source, at most; null is the step's num_prompts.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: PresetName | None = None
+    path: str = ""
+    revision: str = ""
+    workload: str = ""
+    workload_field: str = ""
+    language: str = ""
+    template: str = ""
+    reference: str = ""
+    num_prompts: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _names_rows(self) -> Self:
+        if self.preset is None and not self.path:
+            raise ValueError("name a preset or a path")
+        if self.preset is None and not (self.workload or self.workload_field):
+            raise ValueError("rows of one's own need a workload, or a workload_field")
+        if self.preset is None and not self.language:
+            raise ValueError("rows of one's own need a language, such as en or zh")
+        return self
+
+    @property
+    def known(self) -> Preset | None:
+        """The preset, where one is named."""
+        return None if self.preset is None else PRESETS[self.preset]
+
+    @property
+    def label(self) -> str:
+        """What its prompts name as their source."""
+        return self.preset or self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def source_of(given: str | WorkloadSource) -> WorkloadSource:
+    """A setting as a source: a preset by its name stands for itself."""
+    if isinstance(given, WorkloadSource):
+        return given
+    if given not in PRESETS:
+        raise UserError(f"sources: {given}: no such preset; known: {', '.join(PRESETS)}; or give a path")
+    return WorkloadSource.model_validate({"preset": given})
+
+
+def local_files(source: WorkloadSource) -> list[Path]:
+    """The files behind a source that lies here, sorted; none for one on the hub."""
+    if not source.path:
+        return []
+    if source.path.startswith(PREFIX):
+        return source_files(parse_hub_source(source.path))
+    return _tabular_files(source.path) or find_files(source.path)
+
+
+def tables(source: WorkloadSource, set_aside: SetAside) -> Iterator[Table]:
+    """Every table of a source; raises UserError in one line when it cannot be had."""
+    known = source.known
+    if not source.path:
+        assert known is not None, source
+        yield from _preset_tables(known, source.revision, set_aside)
+        return
+    if source.path.startswith(PREFIX):
+        found = parse_hub_source(source.path)
+        yield source.path, found.label, hub_rows(found)
+        return
+    members = known.members if known is not None else ""
+    for file in local_files(source):
+        yield from _file_tables(file, members, known.split if known is not None else "", set_aside)
+
+
+def _preset_tables(preset: Preset, revision: str, set_aside: SetAside) -> Iterator[Table]:
+    for name in preset.files:
+        yield from _file_tables(_downloaded(preset, name, revision), preset.members, preset.split, set_aside)
+    for config in preset.configs or (None,) * (not preset.files):
+        where = f"{PREFIX}{preset.repository}" + (f"/{config}" if config else "") + f":{preset.split}"
+        source = HubSource(where, None, preset.repository, config, revision or None, preset.split)
+        yield where, config or preset.name, hub_rows(source)
+
+
+def _downloaded(preset: Preset, name: str, revision: str) -> Path:
+    """A file of the preset's repository, from the hub's own cache where it has been fetched before."""
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.hf_hub_download(preset.repository, name, repo_type="dataset", revision=revision or None)
+        )
+    except Exception as error:  # every kind of network and hub failure ends here, as one line
+        where = f"sources: {preset.name}: {preset.repository}/{name}"
+        if huggingface_hub.is_offline_mode():
+            said = "steps may not reach the hub; allow it with `draftsmith run --online`, or give `path:` to a copy"
+            raise UserError(f"{where}: {said}") from error
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise UserError(f"{where}: the hub did not give it ({reason}); give `path:` to a copy") from error
+
+
+def _tabular_files(path: str) -> list[Path]:
+    """The CSV or zip files that a path or pattern names; none when it names something else."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return sorted(file for file in place.glob("*.csv") if file.is_file())
+    if not path.endswith(_TABLES):
+        return []
+    if place.is_file():
+        return [place]
+    return sorted(file for file in Path(place.anchor or ".").glob(str(place.relative_to(place.anchor))))
+
+
+def _file_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:
+    if file.name.endswith(".csv"):
+        yield str(file), _category(stem_of(file), split), _csv_rows(str(file), file.read_bytes(), set_aside)
+    elif file.name.endswith(".zip"):
+        yield from _zip_tables(file, members or "*.csv", split, set_aside)
+    else:
+        yield str(file), stem_of(file), read_rows(file, set_aside)
+
+
+def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in sorted(archive.namelist()) if fnmatch.fnmatch(name, members)]
+            if not names:
+                raise UserError(f"source: {file}: holds no {members}; give the archive as it was handed out")
+            for name in names:
+                where = f"{file}!{name}"
+                yield where, _category(stem_of(Path(name)), split), _csv_rows(where, archive.read(name), set_aside)
+    except (zipfile.BadZipFile, OSError, RuntimeError) as error:
+        raise UserError(f"source: {file}: not a readable zip ({error}); fetch it again") from error
+
+
+def _category(stem: str, split: str) -> str:
+    """C-Eval calls a subject's files SUBJECT_val.csv."""
+    return stem.removesuffix(f"_{split}") if split else stem
+
+
+def _csv_rows(where: str, raw: bytes, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"source: {where}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    columns: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            set_aside(where, reader.line_num, f"not CSV: {error}; what follows it cannot be read", "")
+            return
+        if cells is None:
+            return
+        if not cells:
+            continue
+        if columns is None:
+            columns = cells
+        elif len(cells) != len(columns):
+            why = f"{len(cells)} cells under {len(columns)} columns"
+            set_aside(where, reader.line_num, why, ",".join(cells)[:400])
+        else:
+            yield reader.line_num, dict(zip(columns, cells, strict=True))

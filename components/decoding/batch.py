@@ -1,0 +1,283 @@
+"""The decoding loop for many sequences, or for trees of guesses: one verifying pass for all of them a round.
+
+A sequence is its own: its drafter state, its generator, its end. Rows of a pass are padded to the longest; a sequence
+that has ended drops out of the cache, so that it costs no rows. Greedy output is token for token that of chain.py
+(another number of rows rounds differently; what may come of that is a tie, judged as everywhere else), and so are the
+draws: each sequence draws from its own generator in the order in which it would alone.
+
+chain.py remains the quicker loop for one sequence and a chain. Lengths of cache, columns and rounds are as there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.contract import UserError
+from components.decoding.chain import GREEDY, LOOPS, Decoded
+from components.decoding.running import Running, columns_of
+from components.decoding.sampling import draw, is_greedy
+from components.decoding.tree import GuessRows, padded_rows
+from components.decoding.tree_shapes import TreeShape
+from components.decoding.tree_verification import TreeVerdict, verify_tree_greedy, verify_tree_sampled
+from components.decoding.verification import verify_greedy, verify_sampled
+from components.drafts.draft import BatchProposer, Columns, Proposal, Proposer, Sampling, TreeProposer
+from components.drafts.sampling import probabilities
+from components.targets.model import AbstractCache, AbstractTarget, TargetPass
+
+
+def decode_tree(
+    target: AbstractTarget,
+    proposer: Proposer,
+    prompt_ids: Sequence[int],
+    shape: TreeShape,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    rng: torch.Generator | None = None,
+    eos_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+) -> Decoded:
+    """`decode_batch` for one prompt and trees of this shape."""
+    return decode_batch(
+        target,
+        proposer,
+        [prompt_ids],
+        max_new_tokens=max_new_tokens,
+        shape=shape,
+        sampling=sampling,
+        rngs=None if rng is None else [rng],
+        eos_ids=eos_ids,
+        ignore_eos=ignore_eos,
+    )[0]
+
+
+def decode_batch(
+    target: AbstractTarget,
+    proposer: Proposer | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    depth: int = 0,
+    shape: TreeShape | None = None,
+    sampling: Sampling = GREEDY,
+    rngs: Sequence[torch.Generator] | None = None,
+    eos_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+) -> list[Decoded]:
+    """Continue every prompt by at most `max_new_tokens` tokens; one Decoded a prompt, in their order.
+
+    proposer: guesses the next tokens; None, or depth 0 without a shape, is plain decoding.
+    depth:    guesses of a chain in every round; leave 0 where `shape` is given.
+    shape:    grow trees instead of chains; needs a TreeProposer.
+    rngs:     one generator on the CPU for each prompt, needed when sampling.temperature > 0.
+    Times:    ttft_ns is the prefill of the whole batch; decode_ns runs from there to the sequence's own last token.
+    A Decoded's rounds count the guesses of a tree as drafted, and those on the kept path as accepted.
+
+    Raises UserError for an empty prompt, a depth the proposer cannot reach, a method that cannot branch, more tokens
+    than the target has positions.
+    """
+    proposer = None if depth == 0 and shape is None else proposer
+    if proposer is not None and proposer.method in LOOPS:
+        raise UserError(f"decoding: {proposer.method} decodes one sequence at a time, as a chain: take batch size 1")
+    deepest = 0 if proposer is None else depth if shape is None else shape.depth
+    guesses = 0 if proposer is None else depth if shape is None else shape.num_guesses
+    _check(target, proposer, prompts, max_new_tokens, deepest, shape, sampling, rngs)
+    ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
+    capacity = max(map(len, prompts)) + max_new_tokens + guesses + 1
+    with torch.inference_mode():
+        cache = target.new_cache(len(prompts), capacity)
+        sequences = [
+            Running(
+                prompt=list(prompt),
+                state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + guesses + 1),
+                rng=torch.Generator() if rngs is None else rngs[number],
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        run = _BatchRun(target, proposer, cache, depth, shape, sampling)
+        return run.decode(sequences, max_new_tokens, ends)
+
+
+def _check(
+    target: AbstractTarget,
+    proposer: Proposer | None,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    deepest: int,
+    shape: TreeShape | None,
+    sampling: Sampling,
+    rngs: Sequence[torch.Generator] | None,
+) -> None:
+    if not prompts or min(map(len, prompts)) == 0:
+        raise UserError("decoding: a prompt has no tokens: give at least one")
+    if max_new_tokens < 1:
+        raise UserError(f"decoding: max_new_tokens is {max_new_tokens}: ask for at least 1")
+    if proposer is not None and not 0 < deepest <= proposer.max_depth:
+        raise UserError(
+            f"decoding: depth {deepest} is outside what {proposer.method} can draft (1 to {proposer.max_depth})"
+        )
+    if proposer is not None and shape is not None and not isinstance(proposer, TreeProposer):
+        raise UserError(f"decoding: the guesses of {proposer.method} do not branch: decode it as a chain (depth)")
+    if not is_greedy(sampling) and (rngs is None or len(rngs) != len(prompts)):
+        raise UserError("decoding: temperature above 0 needs a seeded generator for each prompt: pass rngs")
+    needed = max(map(len, prompts)) + max_new_tokens + deepest + 1
+    if needed > target.shape.max_position_embeddings:
+        raise UserError(
+            f"decoding: prompt, new tokens and drafts need {needed} positions, the target has "
+            f"{target.shape.max_position_embeddings}: shorten the prompts, max_new_tokens or the draft depth"
+        )
+
+
+class _BatchRun:
+    """What stays the same over the rounds, so that the loop reads as its three steps: guess, verify, commit."""
+
+    def __init__(
+        self,
+        target: AbstractTarget,
+        proposer: Proposer | None,
+        cache: AbstractCache,
+        depth: int,
+        shape: TreeShape | None,
+        sampling: Sampling,
+    ) -> None:
+        self.target, self.proposer, self.cache = target, proposer, cache
+        self.depth, self.shape, self.sampling = depth, shape, sampling
+        self.greedy = is_greedy(sampling)
+        self.features = proposer is not None and proposer.needs_features
+
+    def decode(self, sequences: list[Running], limit: int, ends: frozenset[int]) -> list[Decoded]:
+        """Prefill, then rounds until every sequence has reached the limit or end-of-text."""
+        start = time.perf_counter_ns()
+        self._prefill(sequences, ends)
+        first = time.perf_counter_ns()
+        live = self._still_running(sequences, limit)
+        while live:
+            trees, proposals = self._guess(live)
+            out = self._pass(trees)
+            verdicts = self._verify(live, trees, proposals, out)
+            for place, (sequence, verdict, tree) in enumerate(zip(live, verdicts, trees, strict=True)):
+                sequence.commit(verdict, len(tree.tokens) - 1, limit, ends)
+                sequence.columns = columns_of(verdict.token_ids, out, place, verdict.rows, self.target.device)
+            live = self._still_running(live, limit)
+        return [sequence.decoded(start, first) for sequence in sequences]
+
+    def _prefill(self, sequences: list[Running], ends: frozenset[int]) -> None:
+        lengths = torch.tensor([len(sequence.prompt) for sequence in sequences])
+        ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
+        for row, sequence in enumerate(sequences):
+            ids[row, : len(sequence.prompt)] = torch.tensor(sequence.prompt)
+        out = self.target.forward(
+            ids.to(self.target.device),
+            self.cache,
+            num_valid=None if bool((lengths == lengths[0]).all()) else lengths,
+            logits="last",
+            features=self.features,
+        )
+        assert out.logits is not None
+        for place, sequence in enumerate(sequences):
+            logits = out.logits[place]
+            picked = logits.argmax(-1) if self.greedy else draw(probabilities(logits, self.sampling), sequence.rng)
+            sequence.begin(int(picked), ends)
+            rows = list(range(len(sequence.prompt)))
+            next_tokens = [*sequence.prompt[1:], sequence.newest]
+            sequence.columns = columns_of(next_tokens, out, place, rows, self.target.device)
+
+    def _still_running(self, sequences: list[Running], limit: int) -> list[Running]:
+        """Those that go on; the others are noted as stopped and leave the cache."""
+        now = time.perf_counter_ns()
+        places = []
+        for place, sequence in enumerate(sequences):
+            if sequence.ended or sequence.kept >= limit:
+                sequence.stop_ns = now
+            else:
+                places.append(place)
+        if places and len(places) < len(sequences):
+            self.cache.select(places)
+        return [sequences[place] for place in places]
+
+    def _guess(self, live: list[Running]) -> tuple[list[GuessRows], list[Proposal]]:
+        """A tree for each sequence; a chain comes with its proposal, which says what it was drawn from."""
+        proposer = self.proposer
+        if proposer is None:
+            return [GuessRows([sequence.newest], [-1]) for sequence in live], []
+        columns = [sequence.columns for sequence in live if sequence.columns is not None]
+        if self.shape is not None:
+            assert isinstance(proposer, TreeProposer)
+            vocab_size = self.target.shape.vocab_size
+            trees = []
+            for sequence, taken in zip(live, columns, strict=True):
+                branches = proposer.begin(sequence.state, taken, self.shape.depth)
+                trees.append(
+                    self.shape.grow(
+                        branches, sequence.newest, proposer.draft_ids, vocab_size, self.sampling, sequence.rng
+                    )
+                )
+            return trees, []
+        states, rngs = [sequence.state for sequence in live], [sequence.rng for sequence in live]
+        proposals = propose_each(proposer, states, columns, self.depth, self.sampling, rngs)
+        chains = [[s.newest, *proposal.tokens.tolist()] for s, proposal in zip(live, proposals, strict=True)]
+        return [GuessRows(chain, list(range(-1, len(chain) - 1))) for chain in chains], proposals
+
+    def _pass(self, trees: list[GuessRows]) -> TargetPass:
+        ids, counts, geometry = padded_rows(trees)
+        return self.target.forward(
+            ids.to(self.target.device),
+            self.cache,
+            num_valid=None if bool((counts == ids.shape[1]).all()) else counts,
+            features=self.features,
+            tree=None if self.shape is None else geometry,
+        )
+
+    def _verify(
+        self, live: list[Running], trees: list[GuessRows], proposals: list[Proposal], out: TargetPass
+    ) -> list[TreeVerdict]:
+        """What each sequence keeps; the cache keeps the same."""
+        assert out.logits is not None
+        verdicts = []
+        for place, (sequence, tree) in enumerate(zip(live, trees, strict=True)):
+            logits = out.logits[place, : len(tree.tokens)]
+            if self.shape is None:
+                verdicts.append(self._verify_chain(logits, tree, proposals[place] if proposals else None, sequence.rng))
+            elif self.greedy:
+                verdicts.append(verify_tree_greedy(logits, tree))
+            else:
+                verdicts.append(verify_tree_sampled(probabilities(logits, self.sampling), tree, sequence.rng))
+        start = self.cache.lengths - torch.tensor([len(tree.tokens) for tree in trees])
+        if self.shape is None:
+            self.cache.truncate(start + torch.tensor([len(verdict.rows) for verdict in verdicts]))
+        else:
+            self.cache.keep(start, [verdict.rows for verdict in verdicts])
+        return verdicts
+
+    def _verify_chain(
+        self, logits: Tensor, chain: GuessRows, proposal: Proposal | None, rng: torch.Generator
+    ) -> TreeVerdict:
+        guesses = torch.tensor(chain.tokens[1:], dtype=torch.int64, device=logits.device)
+        if self.greedy:
+            verdict = verify_greedy(logits, guesses)
+        else:
+            drawn_from = None if proposal is None else proposal.probs
+            verdict = verify_sampled(probabilities(logits, self.sampling), guesses, drawn_from, rng)
+        return TreeVerdict(list(range(verdict.num_accepted + 1)), verdict.token_ids)
+
+
+def propose_each(
+    proposer: Proposer,
+    states: Sequence[Any],
+    columns: Sequence[Columns],
+    depth: int,
+    sampling: Sampling,
+    rngs: Sequence[torch.Generator],
+) -> list[Proposal]:
+    """A chain for every sequence: by the drafter's own batched way where it has one, else one after the other."""
+    if isinstance(proposer, BatchProposer):
+        return proposer.propose_batch(states, columns, depth, sampling, rngs)
+    return [
+        proposer.propose(state, taken, depth, sampling, rng)
+        for state, taken, rng in zip(states, columns, rngs, strict=True)
+    ]

@@ -1,0 +1,200 @@
+"""How a tree of guesses grows: a fixed shape, or EAGLE-2's, which follows the drafter's confidence.
+
+Static: the shape says which children every node has: Medusa's choice of paths (Cai et al. 2024, arXiv:2401.10774,
+section 2.1.2), a number of children a level, or a chain. Greedy: child r is the drafter's r-th most likely token.
+Sampled: the children of a node are drawn from the drafter without replacement and tried in that order.
+
+Dynamic: Li et al. 2024, "EAGLE-2", arXiv:2406.16858, section 4. A node's value is the product of the drafter's
+probabilities on its path. Each level expands the `top_k` nodes of the highest value by `top_k` children (their
+expansion phase); of all nodes then the `budget` best are verified (their reranking phase), which stay connected,
+because no child is worth more than its parent. Which guesses are made is decided without any draw, so a sampled run
+verifies them as a deterministic proposal. Deviation: the chain of most likely tokens is always expanded and kept
+(`keep_chain`), so no position accepts less than the chain of that depth; with few nodes the published rule drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from components.contract import UserError
+from components.decoding.sampling import is_greedy
+from components.decoding.tree import GuessRows, GuessTree
+from components.drafts.draft import Branches, Sampling
+from components.drafts.sampling import probabilities
+
+
+class TreeShape(Protocol):
+    """How to grow one round's tree."""
+
+    @property
+    def depth(self) -> int:
+        """The deepest guess."""
+
+    @property
+    def num_guesses(self) -> int:
+        """The most guesses that a round verifies."""
+
+    def grow(
+        self,
+        branches: Branches,
+        newest: int,
+        draft_ids: Tensor,
+        vocab_size: int,
+        sampling: Sampling,
+        rng: torch.Generator,
+    ) -> GuessRows:
+        """A finished tree after the newest token. draft_ids: int64 [N], what the drafter's logits stand for."""
+
+
+@dataclass(frozen=True)
+class StaticShape:
+    """Paths of ranks, each from the newest token: (0,) is the best first guess, (0, 1) the second best after it."""
+
+    paths: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        known = {(), *self.paths}
+        for path in self.paths:
+            before = [path[:-1], *((*path[:-1], rank) for rank in range(path[-1]))] if path else []
+            if not path or min(path) < 0 or any(needed not in known for needed in before):
+                raise UserError(f"tree: path {path} needs its beginning and all lower ranks at its end among the paths")
+
+    @classmethod
+    def chain(cls, depth: int) -> StaticShape:
+        """One guess a level."""
+        return cls.branching([1] * depth)
+
+    @classmethod
+    def branching(cls, counts: Sequence[int]) -> StaticShape:
+        """Every node of level i has counts[i] children."""
+        paths: list[tuple[int, ...]] = []
+        level: list[tuple[int, ...]] = [()]
+        for count in counts:
+            level = [(*path, rank) for path in level for rank in range(count)]
+            paths += level
+        return cls(tuple(paths))
+
+    @property
+    def depth(self) -> int:
+        """See TreeShape."""
+        return max(map(len, self.paths))
+
+    @property
+    def num_guesses(self) -> int:
+        """See TreeShape."""
+        return len(self.paths)
+
+    def grow(
+        self,
+        branches: Branches,
+        newest: int,
+        draft_ids: Tensor,
+        vocab_size: int,
+        sampling: Sampling,
+        rng: torch.Generator,
+    ) -> GuessRows:
+        """See TreeShape. A drafter with fewer possible tokens than a node has children gives fewer."""
+        tree, ids = GuessTree(newest), draft_ids.cpu()
+        num_children: dict[tuple[int, ...], int] = {}
+        for path in self.paths:
+            num_children[path[:-1]] = max(num_children.get(path[:-1], 0), path[-1] + 1)
+        parents: list[tuple[int, tuple[int, ...]]] = [(0, ())]  # nodes to grow, and their paths
+        logits, expanded = branches.root[None], _Expanded()
+        while parents:
+            children: list[tuple[int, tuple[int, ...]]] = []
+            for row, (node, path) in enumerate(parents):
+                count = num_children[path]
+                if is_greedy(sampling):
+                    tokens, log_probs = _most_likely(logits[row : row + 1], ids, count)
+                    new = tree.grow(node, tokens[0], log_probs[0])
+                else:
+                    probs = torch.zeros(vocab_size).index_copy_(0, ids, probabilities(logits[row], sampling).cpu())
+                    drawn = draw_distinct(probs, count, rng)
+                    new = tree.grow(node, drawn, probs[drawn].log().tolist(), drawn_from=probs)
+                children += [(child, (*path, rank)) for rank, child in enumerate(new)]
+            parents = [(node, path) for node, path in children if path in num_children]
+            if parents:
+                logits = expanded.call(branches, tree, [node for node, _ in parents], draft_ids.device)
+        return tree.finalise()
+
+
+@dataclass(frozen=True)
+class DynamicShape:
+    """EAGLE-2's tree; keep_chain False is the published rule."""
+
+    depth: int = 5
+    top_k: int = 4
+    budget: int = 12
+    keep_chain: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.depth, self.top_k, self.budget) < 1:
+            raise UserError("tree: depth, top_k and budget must be at least 1")
+        if self.keep_chain and self.budget < self.depth:
+            raise UserError(f"tree: a budget of {self.budget} guesses cannot hold a chain of {self.depth}")
+
+    @property
+    def num_guesses(self) -> int:
+        """See TreeShape."""
+        return self.budget
+
+    def grow(
+        self,
+        branches: Branches,
+        newest: int,
+        draft_ids: Tensor,
+        vocab_size: int,
+        sampling: Sampling,
+        rng: torch.Generator,
+    ) -> GuessRows:
+        """See TreeShape. Deterministic at every temperature; values are the drafter's own, at temperature 1."""
+        tree, ids, expanded = GuessTree(newest), draft_ids.cpu(), _Expanded()
+        parents, logits, chain = [0], branches.root[None], [0]
+        for level in range(1, self.depth + 1):
+            tokens, log_probs = _most_likely(logits, ids, self.top_k)
+            new: list[int] = []
+            for node, children, scores in zip(parents, tokens, log_probs, strict=True):
+                added = tree.grow(node, children, scores)
+                new += added
+                if node == chain[-1] and self.keep_chain and len(chain) == level:
+                    chain.append(added[0])
+            if level < self.depth:
+                parents = tree.best(new, self.top_k, always=chain[-1:] if self.keep_chain else ())
+                logits = expanded.call(branches, tree, parents, draft_ids.device)
+        guesses = range(1, len(tree.tokens))
+        return tree.finalise(tree.best(guesses, self.budget, always=chain[1:]))
+
+
+class _Expanded:
+    """Translates between nodes of a tree and the numbers that Branches gives to those it has expanded."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {0: -1}
+
+    def call(self, branches: Branches, tree: GuessTree, nodes: Sequence[int], device: torch.device) -> Tensor:
+        parents = [self.numbers[tree.parents[node]] for node in nodes]
+        for node in nodes:
+            self.numbers[node] = len(self.numbers) - 1
+        return branches.expand(parents, torch.tensor([tree.tokens[node] for node in nodes], device=device))
+
+
+def _most_likely(logits: Tensor, ids: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Target ids and log-probabilities of the `count` best of each row of [F, N]."""
+    best = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+    return ids[best.indices.cpu()].tolist(), best.values.tolist()
+
+
+def draw_distinct(probs: Tensor, count: int, rng: torch.Generator) -> list[int]:
+    """Up to `count` different tokens from [V], as drawn one after the other without replacement, in that order.
+
+    The largest p / Exp(1) are such a draw (Efraimidis & Spirakis 2006; Gumbel-top-k of Kool et al. 2019,
+    arXiv:1903.06059). Tokens of probability 0 never come.
+    """
+    noise = torch.empty(probs.shape[0]).exponential_(generator=rng)
+    best = (probs / noise).topk(min(count, int((probs > 0).sum())))
+    return best.indices.tolist()

@@ -1,0 +1,180 @@
+"""EAGLE-1: one decoder layer that continues the target's own last features (Li et al. 2024, arXiv:2401.15077).
+
+f_t is the target's last hidden state after its final norm, what its LM head reads. Column t pairs f_t with x_{t+1}:
+  x = fc([e(x_{t+1}) ; f_t]) with a bias,  f'_{t+1} = Layer(x),  q = head(f'_{t+1}) guesses x_{t+2},
+embedding and head being the target's, frozen. The layer is the target's kind without its first norm: q, k, v and the
+residual read x itself. f' takes the place of f at the next step. EAGLE-2 draws a dynamic tree with the same weights.
+
+Loss (their section 3.2): feature_weight * SmoothL1(f'_{t+1}, f_{t+1}) + token_weight * CE(p_{t+2}, q_{t+2}), with 1.0
+and 0.1 as in their code; true features go in, so only the first step is trained. Uniform noise from (-noise, noise) on
+the features that go in, 0.1 in the paper (their code also multiplies by 512 / length), teaches the layer to live with
+its own errors.
+
+Tensor names are the first release's: fc.{weight,bias}, layers.0.* without input_layernorm; the embedding is not saved.
+Deviations: fc reads embeddings scaled to the size of the features (`token_scale`, a number of the target's; an engine
+that knows no scale needs fc's first half times it); only columns in M_0 (masks.py) are trained; while drafting, the
+head is pruned to the draft vocabulary. The noise of a batch follows from its tokens and the seed, so that a resumed run
+ends with the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar, Self, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.batches import batch_generator
+from components.drafts.cached_block import CachedBlock, TokenTable, linear_kernel
+from components.drafts.draft import Batch, Columns, StepLosses
+from components.drafts.frozen import embedded, head_rows, norm_weight_of
+from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
+from components.drafts.losses import StepJudge, teacher_of
+from components.drafts.one_block import ChainDecoder, OneBlockDraft
+from components.drafts.row_losses import Teacher, row_loss, smooth_l1, top_k_cross_entropy
+from components.drafts.unrolled import chosen
+from components.targets.linear import calibrate
+
+
+@final
+class FeatureLayer(nn.Module):
+    """The tensors of `layers.0.*`: a Llama layer without input_layernorm."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.self_attn = AttentionProjections(shape, shape.hidden_size)
+        self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = SwiGlu(shape)
+
+
+class FeatureDraft(OneBlockDraft):
+    """The network of EAGLE-1 and HASS; they differ in how many passes are trained and by which loss.
+
+    Trained parameters: fc, layers.0.
+    """
+
+    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int) -> None:
+        super().__init__(target, shape, draft_ids, depth)
+        self.num_passes, self.feature_weight, self.token_weight = 1, 1.0, 0.1
+        self.top_k, self.top_k_weight = 0, 0.0
+        self.feature_noise, self.noise_seed = 0.1, 0
+        self.head_weight: Tensor  # [V, H], frozen
+        self.pruned_head: Tensor  # [N, H], its rows of the draft vocabulary
+        head = head_rows(target, torch.arange(target.shape.vocab_size))
+        self.register_buffer("head_weight", head, persistent=False)
+        self.register_buffer("pruned_head", head[draft_ids.to(head.device)], persistent=False)
+        # Features are as large as the final norm's weight, embeddings often far smaller (the built-in target: 1.5 and
+        # 0.14); at one size, both halves of fc learn at one pace.
+        feature_size, token_size = (
+            float(x.float().square().mean().sqrt()) for x in (norm_weight_of(target), target.embedding)
+        )
+        self.token_scale = feature_size / max(token_size, 1e-6)
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size)
+        self.layers = nn.ModuleList([FeatureLayer(shape)])
+
+    @classmethod
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Self:
+        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
+
+        settings: chain_depth, feature_weight, token_weight, feature_noise, loss, intermediate_size (0: the target's),
+        step_decay, normaliser, init_seed; HASS has passes, top_k and top_k_weight as well.
+        """
+        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
+        draft = cls(target, shape, draft_ids, int(settings.get("chain_depth", 7)))
+        draft.take_training_settings(settings)
+        draft.num_passes = int(settings.get("passes", draft.num_passes))
+        for name in ("feature_weight", "token_weight", "feature_noise", "top_k_weight"):
+            setattr(draft, name, float(settings.get(name, getattr(draft, name))))
+        draft.top_k = int(settings.get("top_k", draft.top_k))
+        draft.noise_seed = int(settings.get("init_seed", 0))
+        initialise(draft, torch.Generator().manual_seed(draft.noise_seed))
+        draft._begin_from_the_feature()
+        return draft.to(target.device)
+
+    @torch.no_grad()
+    def _begin_from_the_feature(self) -> None:
+        """fc starts as the identity on f, with the token beside it."""
+        hidden = self.shape.hidden_size
+        self.fc.bias.zero_()
+        self.fc.weight[:, hidden:] += torch.eye(hidden).to(self.fc.weight)
+
+    @property
+    def block(self) -> FeatureLayer:
+        """See OneBlockDraft."""
+        return self.layers[0]  # type: ignore[return-value]
+
+    def features(self, taps: Tensor, last: Tensor) -> Tensor:
+        """f: the target's last-layer output after its final norm, [..., H] -> float32 [..., H]."""
+        with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
+            return self.target.final_norm(last.to(self.target.dtype)).float()
+
+    def block_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See OneBlockDraft. Embedding first, then the feature."""
+        joined = self.fc(torch.cat((embedded(self.target, tokens) * self.token_scale, hidden), -1)).float()
+        return joined, joined
+
+    def fed_back(self, output: Tensor) -> Tensor:
+        """See OneBlockDraft. A later pass takes the features of the one before as given (HASS, appendix A.1)."""
+        return output.detach()
+
+    def guess_logits(self, output: Tensor) -> Tensor:
+        """See OneBlockDraft."""
+        return F.linear(output, self.pruned_head)
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: `num_passes` passes over all reachable columns, each fed the true tokens."""
+        self._decoder = None
+        features = self.features(batch.taps, batch.last)
+        judge = StepJudge(batch, teacher_of(self.target, batch.last, None), self.num_passes, self.normaliser)
+        outputs = self.unroll(batch, self._noisy(features, batch.ids), judge.roots.rows)
+        for _ in range(self.num_passes):
+            output = next(outputs)
+            distance = smooth_l1(output, chosen(features, judge.judged()))
+            judge.add(F.linear(output, self.head_weight), partial(self._row_loss, distance))
+        return judge.result(self.step_decay)
+
+    def _row_loss(self, distance: Tensor, logits: Tensor, teacher: Teacher) -> Tensor:
+        """SmoothL1 distances [B, R] and logits [B, R, V] -> the weighted loss of every row [B, R]."""
+        loss = self.feature_weight * distance + self.token_weight * row_loss(self.loss_name, logits, teacher)
+        if self.top_k_weight > 0:
+            loss = loss + self.top_k_weight * top_k_cross_entropy(logits, teacher.probs, self.top_k)
+        return loss
+
+    def _noisy(self, features: Tensor, ids: Tensor) -> Tensor:
+        """Features [B, T, H] as the layer sees them in training; the same batch has the same noise."""
+        if not self.training or self.feature_noise == 0:
+            return features
+        noise = torch.rand(features.shape, generator=batch_generator(ids, self.noise_seed)).to(features.device)
+        return features + (2.0 * noise - 1.0) * self.feature_noise
+
+    def decoder(self, dtype: torch.dtype) -> ChainDecoder:
+        """See OneBlockDraft. fc and the projection of its result to q, k, v are one linear layer each half."""
+        layer, hidden = self.block, self.shape.hidden_size
+        block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
+        fuse, bias = self.fc.weight.detach(), self.fc.bias.detach()
+        # Rows of q, k, v first, then x itself, which is the residual.
+        both = torch.cat((block.qkv_weight @ fuse, fuse))
+        both_bias = torch.cat((block.qkv_weight @ bias, bias))
+        token_part = TokenTable(self.target.embedding, None, both[:, :hidden] * self.token_scale, dtype, both_bias)
+        feature_part = linear_kernel(both[:, hidden:].to(dtype))
+        head = linear_kernel(self.pruned_head.to(dtype))
+        calibrate([feature_part, *block.linears, head])
+        num_qkv = block.qkv_weight.shape[0]
+
+        def features(columns: Columns) -> Tensor:
+            return self.target.final_norm(columns.last.to(self.target.dtype)).to(dtype)
+
+        def inputs(tokens: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+            joined = token_part(tokens) + feature_part(given)
+            return joined[:, :num_qkv], joined[:, num_qkv:]
+
+        return ChainDecoder(block, features, inputs, lambda output: output, head, head)
+
+
+@final
+class Eagle1(FeatureDraft):
+    """EAGLE-1: one pass over true features."""
+
+    method: ClassVar[str] = "eagle1"

@@ -1,0 +1,199 @@
+"""Medusa: small residual heads on the target's last hidden state (Cai et al. 2024, arXiv:2401.10774, section 2.1).
+
+Head i (from 0) guesses x_{t+2+i} from the target's state at x_t alone, after its final norm:
+  h^0 = norm(y_t),   h^{j+1} = h^j + SiLU(W_{i,j} h^j + b_{i,j}),   q_{t+2+i} = softmax(U_i h^L).
+W and b start at zero and U_i at the target's own LM head, so that an untrained head says what the target says next; the
+target is frozen (Medusa-1). The token x_{t+1}, known when a proposal is made, is not read: that is what the sequential
+methods (EAGLE, MTP) add. No cache, no state.
+
+Deviations: the loss is soft cross-entropy against the target's own distribution, where the paper takes the tokens of
+its data (or of the target's answers); heads cover the draft vocabulary only. `head: tied` keeps U_i frozen at the
+target's head, one for all heads: a fifth of the parameters, and one matrix to read instead of K.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.cached_block import linear_kernel
+from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
+from components.drafts.frozen import head_rows
+from components.drafts.independent_heads import Head, independent_losses, proposal_of
+from components.drafts.losses import teacher_of
+from components.drafts.sampling import Guesses
+from components.drafts.settings import MedusaSettings
+from components.targets.linear import Linear, calibrate
+
+
+@final
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b), W and b zero at first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class Decoder(NamedTuple):
+    """The weights laid out for decoding: for each head its residual layers; heads[k % len(heads)] is its LM head."""
+
+    blocks: list[list[Linear]]
+    heads: list[Linear]
+    dtype: torch.dtype
+
+
+@final
+class Medusa(AbstractDraft):
+    """See the module docstring. Trained parameters: medusa_head.{i}.{j}.linear, and medusa_head.{i}.{L} unless tied."""
+
+    method: ClassVar[str] = "medusa"
+
+    def __init__(self, target: Any, settings: MedusaSettings, draft_ids: Tensor) -> None:
+        super().__init__()
+        self.settings = settings
+        self.num_steps = self.max_depth = settings.num_heads
+        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
+        self.draft_ids: Tensor
+        self.lm_head: Tensor  # [N, H], the target's
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        self.register_buffer("lm_head", head_rows(target, draft_ids), persistent=False)
+        hidden, tied = target.shape.hidden_size, settings.head == "tied"
+        self.medusa_head = nn.ModuleList(
+            nn.ModuleList(
+                [
+                    *(ResBlock(hidden) for _ in range(settings.num_layers)),
+                    *(() if tied else (nn.Linear(hidden, draft_ids.numel(), bias=False),)),
+                ]
+            )
+            for _ in range(settings.num_heads)
+        )
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Medusa:
+        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
+
+        settings: MedusaSettings. Nothing is drawn at random.
+        """
+        draft = cls(target, MedusaSettings.model_validate(settings), draft_ids.to(target.device)).to(target.device)
+        if draft.settings.head == "own":
+            with torch.no_grad():
+                for i in range(draft.num_steps):
+                    draft._table(i).copy_(draft.lm_head)
+        return draft
+
+    @property
+    def token_tables(self) -> frozenset[str]:
+        """See AbstractDraft."""
+        last = self.settings.num_layers
+        return frozenset(f"medusa_head.{i}.{last}.weight" for i in range(self.settings.num_heads))
+
+    @property
+    def target(self) -> Any:
+        """The AbstractTarget this drafter serves."""
+        return self._target[0]
+
+    def first(self, last: Tensor) -> Tensor:
+        """h^0 from the target's last-layer output: [..., H] -> float32 [..., H]."""
+        with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
+            return self.target.final_norm(last.to(self.target.dtype)).float()
+
+    def _parts(self, index: int) -> nn.ModuleList:
+        """The layers of one head, in order."""
+        parts = self.medusa_head[index]
+        assert isinstance(parts, nn.ModuleList)
+        return parts
+
+    def _table(self, index: int) -> Tensor:
+        """The LM head of one head, where heads have their own: [N, H]."""
+        table = self._parts(index)[-1]
+        assert isinstance(table, nn.Linear)
+        return table.weight
+
+    def logits(self, index: int, hidden: Tensor) -> Tensor:
+        """Head `index` on h^0: [..., H] -> [..., N]."""
+        for part in self._parts(index):
+            hidden = part(hidden)
+        return F.linear(hidden, self.lm_head) if self.settings.head == "tied" else hidden
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph, one head at a time."""
+        self._decoder = None
+        hidden, sequence = self.first(batch.last), torch.arange(len(batch.ids), device=batch.ids.device)[:, None]
+
+        def logits(index: int, rows: Tensor) -> Tensor:
+            return self.logits(index, hidden[sequence, rows])
+
+        heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.medusa_head)]
+        return independent_losses(batch, heads, teacher_of(self.target, batch.last, self.draft_ids), self.settings)
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
+        """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads any token."""
+        sequence = torch.arange(len(rows), device=rows.device)[:, None]
+        hidden = self.first(batch.last)[sequence, rows]
+        return [self.logits(i, hidden) for i in range(self.num_steps)]
+
+    @torch.no_grad()
+    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+        hidden = self.first(last[: ids.numel() - 1])
+        guesses = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
+        return torch.stack(guesses, 1)
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        blocks = [
+            [
+                Linear(part.linear.weight.detach().to(dtype), part.linear.bias.detach().to(dtype))
+                for part in self._parts(i)
+                if isinstance(part, ResBlock)
+            ]
+            for i in range(self.num_steps)
+        ]
+        tied = self.settings.head == "tied"
+        tables = [self.lm_head] if tied else [self._table(i).detach() for i in range(self.num_steps)]
+        heads = [linear_kernel(table.to(dtype)) for table in tables]
+        calibrate([*(linear for layers in blocks for linear in layers), *heads])
+        self._decoder = Decoder(blocks, heads, dtype)
+
+    def new_state(self, capacity: int) -> None:
+        """Nothing to remember: a proposal depends on the newest column alone."""
+        if self._decoder is None:
+            self.prepare_decoding()
+
+    @torch.inference_mode()
+    def propose(self, state: None, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator) -> Proposal:
+        """See Proposer."""
+        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        depth = min(depth, self.max_depth)
+        return proposal_of(self._decoded(columns, depth), guesses) if depth else guesses.proposal()
+
+    @torch.inference_mode()
+    def begin(self, state: None, columns: Columns, depth: int) -> DepthBranches:
+        """See TreeProposer."""
+        return DepthBranches(self._decoded(columns, min(depth, self.max_depth)))
+
+    def _decoded(self, columns: Columns, depth: int) -> Tensor:
+        """Logits [depth, N] of the first heads at the newest column."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        first = self.target.final_norm(columns.last[-1:]).to(decoder.dtype)
+        rows = []
+        for layers in decoder.blocks[:depth]:
+            hidden = first
+            for linear in layers:
+                hidden = hidden + F.silu(linear(hidden))
+            rows.append(hidden)
+        if len(decoder.heads) == 1:  # one table for all heads is read once
+            return decoder.heads[0](torch.cat(rows))
+        return torch.cat([head(row) for head, row in zip(decoder.heads, rows, strict=False)])

@@ -1,0 +1,57 @@
+"""One sequential MTP module: its tensors, named as in DeepSeek-V3, and its training graph (mtp.py has the equations).
+
+Shapes: B sequences, T columns, A attention heads, D head size, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu
+
+
+@final
+class SharedHead(nn.Module):
+    """Only its norm is the module's own; the head is the target's."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+
+
+@final
+class MtpModule(nn.Module):
+    """The tensors of one module, named as in DeepSeek-V3."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        hidden, eps = shape.hidden_size, shape.rms_norm_eps
+        self.enorm, self.hnorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
+        self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.input_layernorm = RmsNorm(hidden, eps)
+        self.self_attn = AttentionProjections(shape, hidden)
+        self.post_attention_layernorm = RmsNorm(hidden, eps)
+        self.mlp = SwiGlu(shape)
+        self.shared_head = SharedHead(shape)
+
+    def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """Embedding first, then the hidden state: [B, T, H] each -> [B, T, H]."""
+        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1)).float()
+
+    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The rest of the block after attention: residual [B, T, H], mixed [B, A, T, D]."""
+        hidden = residual + self.self_attn.output(mixed)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope) -> Tensor:
+        """All columns at once, causal: [B, T, H] each -> [B, T, H]."""
+        joined = self.join(embedded, hidden)
+        normed = self.input_layernorm(joined)
+        keys, values = self.self_attn.keys_values(normed, rope)
+        queries = self.self_attn.queries(normed, rope).to(values.dtype)
+        mixed = F.scaled_dot_product_attention(queries, keys.to(values.dtype), values, is_causal=True, enable_gqa=True)
+        return self.finish(joined, mixed)

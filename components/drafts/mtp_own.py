@@ -1,0 +1,246 @@
+"""Fine-tuning a model's own MTP module, one module used again for every guess (method `mtp` with `start: own`).
+
+Native modules are trained to guess one token and decay fast when used again; training that use is what pays most
+(FastMTP, arXiv:2509.18362). With e = the target's embedding, M = join, one block of the target's own kind, last norm:
+  step 0 at column t: M(e(x_{t+1}), h_t), guesses x_{t+2};   h_t = the target's last state
+  step k:             M(e(x_{t+1+k}), what step k - 1 gave at t), at rotary position t + k, guesses x_{t+2+k}
+and a step sees step-0 columns <= t and its own earlier steps at t, in training as in decoding: the cache that an engine
+keeps for such a module. (FastMTP trains each step without the steps before it.) The block is transformers' own layer
+class, so latent attention, experts, gates and (1 + w) norms are those of the model; which state is recycled and what
+comes first is the layout's (mtp_own_weights.py).
+
+Shapes: B sequences, T columns, R rows to draft from, H hidden size, N draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.contract import UserError
+from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
+from components.drafts.frozen import head_rows
+from components.drafts.losses import step_losses, teacher_of
+from components.drafts.masks import shift_left
+from components.drafts.mtp_own_weights import OwnLayout, find_own
+from components.drafts.sampling import Guesses
+from components.drafts.settings import MtpSettings
+from components.targets.inspect_files import read_config
+
+
+@final
+class OwnModule(nn.Module):
+    """Join, block and last norm, made of the target's own classes."""
+
+    def __init__(self, config: Any, layout: OwnLayout) -> None:
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):  # only to see which classes the model is made of
+            body = AutoModelForCausalLM.from_config(config).get_decoder()
+        config = body.config
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        index = max(place for place, kind in enumerate(kinds) if kind == "full_attention")
+        make_norm, hidden = type(body.norm), config.hidden_size
+        self.layout = layout
+        self.token_norm = make_norm(hidden, eps=config.rms_norm_eps)
+        self.hidden_norm = make_norm(hidden, eps=config.rms_norm_eps)
+        self.projection = nn.Linear(2 * hidden, hidden, bias=False)
+        self.block = type(body.layers[index])(config, index)
+        self.block.self_attn.layer_idx = 0  # it is alone in its cache
+        self.last_norm = make_norm(hidden, eps=config.rms_norm_eps)
+        self._rotary = (type(body.rotary_emb)(config),)  # in a tuple: nothing of it is trained or saved
+
+    def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """[B, R, H] each, positions int64 [B, R], mask [B, 1, R, cached + R]; the rows join `cache`. -> [B, R, H]."""
+        both = (self.token_norm(embedded), self.hidden_norm(hidden))
+        joined = self.projection(torch.cat(both if self.layout.embedding_first else both[::-1], -1))
+        rotary = self._rotary[0].to(joined.device)
+        out = self.block(
+            joined,
+            attention_mask=None if mask is None else mask.to(joined.dtype),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            position_embeddings=rotary(joined, positions),
+        )
+        return out[0] if isinstance(out, tuple) else out
+
+
+@dataclass
+class OwnState:
+    """The module's cache; its first num_columns rows are committed, later ones are dropped after each proposal."""
+
+    cache: Any
+    num_columns: int = 0
+
+
+@final
+class MtpOwn(AbstractDraft):
+    """See the module docstring. Trained parameters: module.*, every tensor of the checkpoint's MTP module."""
+
+    method: ClassVar[str] = "mtp"
+
+    def __init__(self, target: Any, module: OwnModule, draft_ids: Tensor, settings: MtpSettings) -> None:
+        super().__init__()
+        self.settings, self.module = settings, module
+        self.num_steps = settings.recursive_steps
+        self.max_depth = 2 * self.num_steps
+        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
+        self.draft_ids: Tensor
+        self.head_weight: Tensor  # [V, H], frozen
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        self.register_buffer("head_weight", head_rows(target, torch.arange(target.shape.vocab_size)), persistent=False)
+
+    @classmethod
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> MtpOwn:
+        """The drafter with the weights of the target's checkpoint; raises UserError when that has no module.
+
+        settings: MtpSettings with `start: own`.
+        """
+        folder: Path | None = getattr(target, "folder", None)
+        if folder is None:
+            raise UserError("mtp with start: own needs a target that was opened from a checkpoint's folder")
+        where = folder.name
+        own = find_own(folder, target.shape.num_layers, where)
+        config = copy.deepcopy(read_config(folder, where=where, trust_remote_code=False))
+        config._attn_implementation = "sdpa"
+        module = OwnModule(config, own.layout).float()
+        module.load_state_dict({name: t.float() for name, t in own.read(module.state_dict(), where).items()})
+        return cls(target, module, draft_ids, MtpSettings.model_validate(settings)).to(target.device)
+
+    @property
+    def target(self) -> Any:
+        """The AbstractTarget this drafter serves."""
+        return self._target[0]
+
+    def first(self, last: Tensor) -> Tensor:
+        """h from the target's last-layer output: [..., H] -> float32 [..., H]."""
+        with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
+            if self.settings.first_hidden == "pre_norm":
+                return last.float()
+            return self.target.final_norm(last.to(self.target.dtype)).float()
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The target's frozen embedding, [...] -> [..., H] float32."""
+        return F.embedding(ids, self.target.embedding).float()
+
+    def at_start(self, embedded: Tensor) -> Tensor:
+        """Step 0's embeddings from column 0 on, [B, T, H], its first zeroed where the layout has it so."""
+        if self.module.layout.zero_first:
+            embedded[:, 0] = 0.0
+        return embedded
+
+    def recycled(self, out: Tensor) -> Tensor:
+        """What the next step is given in place of the target's state."""
+        return self.module.last_norm(out) if self.module.layout.recycles_normed else out
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: teacher-forced, all reachable columns at once."""
+        teacher = teacher_of(self.target, batch.last, None)
+        s = self.settings
+        return step_losses(
+            batch,
+            lambda rows: self.teacher_forced(batch, rows),
+            self.num_steps,
+            teacher,
+            s.step_decay,
+            s.normaliser,
+            s.loss,
+        )
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """Logits [B, R, V] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
+        unrolled = _Unrolled(self, batch.last, shift_left(batch.ids, 1), rows)
+        for k in range(self.num_steps):
+            out = unrolled.step(shift_left(batch.ids, k + 1).gather(1, rows))
+            yield F.linear(self.module.last_norm(out), self.head_weight)
+
+    @torch.no_grad()
+    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """Greedy proposals from every column at once, each fed its own guesses: [T] ids -> int64 [T-1, depth]."""
+        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        unrolled = _Unrolled(self, last[None, :-1], ids[None, 1:], rows)
+        tokens, guesses = ids[None, 1:], list[Tensor]()
+        for _ in range(min(depth, self.max_depth)):
+            tokens = self.draft_ids[self.pruned_logits(unrolled.step(tokens)).argmax(-1)]
+            guesses.append(tokens[0])
+        return torch.stack(guesses, 1)
+
+    def pruned_logits(self, out: Tensor) -> Tensor:
+        """The block's output [..., H] -> [..., N]."""
+        return F.linear(self.module.last_norm(out), self.head_weight[self.draft_ids])
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+        """Nothing to lay out: decoding runs the model's own layer, in float32."""
+
+    def new_state(self, capacity: int) -> OwnState:
+        """State for one sequence; its cache grows."""
+        from transformers import DynamicCache
+
+        return OwnState(DynamicCache())
+
+    @torch.inference_mode()
+    def propose(
+        self, state: OwnState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """See Proposer."""
+        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        device, start = self.draft_ids.device, state.num_columns
+        tokens, hidden = columns.next_tokens.to(device)[None], self.first(columns.last)[None]
+        num_rows = tokens.shape[1]
+        positions = torch.arange(start, start + num_rows, device=device)[None]
+        ahead = torch.arange(start + num_rows, device=device) > positions[0, :, None]
+        embedded = self.embed(tokens) if start else self.at_start(self.embed(tokens))
+        out = self.module(embedded, hidden, positions, additive(ahead)[None, None], state.cache)[:, -1:]
+        state.num_columns += num_rows
+        depth = min(depth, self.max_depth)
+        for k in range(depth):
+            token = guesses.pick(self.pruned_logits(out)[0])
+            if k + 1 < depth:
+                position = positions[:, -1:] + k + 1
+                out = self.module(self.embed(token)[None], self.recycled(out), position, None, state.cache)
+        if depth > 1:
+            state.cache.crop(1 - depth)  # guesses leave no trace
+        return guesses.proposal()
+
+
+class _Unrolled:
+    """Step 0 over all columns, later steps over the chosen rows: block mask [causal | I | I | ...]."""
+
+    def __init__(self, draft: MtpOwn, last: Tensor, next_ids: Tensor, rows: Tensor) -> None:
+        """last: [B, T, H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R]."""
+        from transformers import DynamicCache
+
+        self.draft, self.rows, self.num_steps, self.cache = draft, rows, 0, DynamicCache()
+        columns = torch.arange(next_ids.shape[1], device=rows.device)
+        causal = additive(columns > columns[:, None])[None, None].expand(len(rows), 1, -1, -1)
+        embedded = draft.at_start(draft.embed(next_ids))
+        positions = columns.expand_as(next_ids)
+        out = draft.module(embedded, draft.first(last), positions, causal, self.cache)
+        self.out = out.gather(1, rows[..., None].expand(-1, -1, out.shape[-1]))
+        self.mask = additive(columns > rows[..., None])[:, None]  # [B, 1, R, T], then R more columns a step
+        self.own = additive(~torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)).expand(
+            len(rows), 1, -1, -1
+        )
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed x_{t+1+k}, int64 [B, R] (step 0 has them already); returns the block's output [B, R, H]."""
+        if self.num_steps:
+            self.mask = torch.cat((self.mask, self.own), -1)
+            hidden, positions = self.draft.recycled(self.out), self.rows + self.num_steps
+            self.out = self.draft.module(self.draft.embed(tokens), hidden, positions, self.mask, self.cache)
+        self.num_steps += 1
+        return self.out
+
+
+def additive(hidden: Tensor) -> Tensor:
+    """0 where a row may look, -inf where not."""
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,194 @@
+"""Parallel multi-token prediction: independent transformer heads on one trunk, one shared unembedding.
+
+Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction", arXiv:2404.19737, section 2:
+their p(x_{t+i} | x_{t:1}) = softmax(f_u(f_{h_i}(f_s(x_{t:1})))). The trunk f_s and the unembedding f_u are the frozen
+target's (its last layer's output y_t, its final norm and LM head), f_{h_1} is the target itself, and our head k, from
+0, is their f_{h_{k+2}}: one decoder layer of its own that attends over the trunk's states at columns <= t and guesses
+x_{t+2+k}. No token beyond x_t is read, so heads do not depend on each other's guesses. They run one at a time in
+training (independent_heads.py). Decoded as a chain this is blockwise parallel decoding (Stern et al. 2018,
+arXiv:1811.03115): the pass that verifies one block yields the states that the heads draft the next block from.
+
+  z_t = y_t / rms(y_t)                 the final norm undoes any scale, and at size one a new layer is heard at once
+  o_t = Block_k(z)_t                   causal; grouped-query attention, SwiGLU; both write zero at first
+  q   = LM head( w * o_t / rms(o_t) )  w: the weight of the target's final norm
+
+So an untrained head says what the target says next. Deviations: the trunk is not trained along; losses are soft
+(losses.py), weighted decay^k where the paper weighs all heads alike (`step_decay: 1`), over the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.cached_block import CachedBlock, KvCache, linear_kernel
+from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
+from components.drafts.frozen import head_rows, norm_weight_of
+from components.drafts.independent_heads import Head, independent_losses, proposal_of
+from components.drafts.layers import BlockShape, LlamaLayer, Rope, initialise
+from components.drafts.losses import teacher_of
+from components.drafts.sampling import Guesses
+from components.drafts.settings import MtpParallelSettings
+from components.targets.linear import Linear, calibrate
+
+
+class HeadDecoder(NamedTuple):
+    """One head's weights, laid out for decoding."""
+
+    qkv: Linear  # input_layernorm's weight folded in
+    block: CachedBlock
+
+
+class Decoder(NamedTuple):
+    """All heads and the unembedding that they share."""
+
+    heads: list[HeadDecoder]
+    unembedding: Linear
+    dtype: torch.dtype
+
+
+@dataclass
+class MtpParallelState:
+    """What committed columns leave behind: z of all, and for each head a cache whose first `done` rows are final."""
+
+    trunk: Tensor  # [capacity, H]
+    caches: list[KvCache]
+    done: list[int]
+    num_columns: int = 0
+
+
+@final
+class MtpParallel(AbstractDraft):
+    """See the module docstring. Trained parameters: heads.{k}."""
+
+    method: ClassVar[str] = "mtp-parallel"
+
+    def __init__(self, target: Any, settings: MtpParallelSettings, draft_ids: Tensor) -> None:
+        super().__init__()
+        self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
+        self.num_steps = self.max_depth = settings.num_heads
+        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
+        self.draft_ids: Tensor
+        self.unembedding: Tensor  # [N, H], the target's LM head with the final norm's weight folded in; frozen
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        rows = head_rows(target, draft_ids) * norm_weight_of(target)
+        self.register_buffer("unembedding", rows, persistent=False)
+        self.heads = nn.ModuleList(LlamaLayer(self.shape) for _ in range(settings.num_heads))
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> MtpParallel:
+        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
+
+        settings: MtpParallelSettings.
+        """
+        chosen = MtpParallelSettings.model_validate(settings)
+        draft = cls(target, chosen, draft_ids.to(target.device))
+        initialise(draft, torch.Generator().manual_seed(chosen.init_seed or 0))
+        for head in draft.heads:
+            nn.init.zeros_(head.self_attn.o_proj.weight)  # type: ignore[union-attr, arg-type]
+            nn.init.zeros_(head.mlp.down_proj.weight)  # type: ignore[union-attr, arg-type]
+        return draft.to(target.device)
+
+    @property
+    def target(self) -> Any:
+        """The AbstractTarget this drafter serves."""
+        return self._target[0]
+
+    def unit(self, x: Tensor) -> Tensor:
+        """x / rms(x), float32: [..., H] -> [..., H]."""
+        return F.rms_norm(x.float(), (x.shape[-1],), None, self.shape.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """A head's output [..., H] -> draft-vocabulary logits [..., N]."""
+        return F.linear(self.unit(hidden), self.unembedding)
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph, one head at a time; the unembedding runs on reachable columns only."""
+        self._decoder = None
+        trunk, rope = self._trunk(batch.last)
+        sequence = torch.arange(len(batch.ids), device=batch.ids.device)[:, None]
+
+        def logits(index: int, rows: Tensor) -> Tensor:
+            return self.logits(self.heads[index](trunk, rope)[sequence, rows])
+
+        heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.heads)]
+        return independent_losses(batch, heads, teacher_of(self.target, batch.last, self.draft_ids), self.settings)
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
+        """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads a token beyond its column."""
+        sequence = torch.arange(len(rows), device=rows.device)[:, None]
+        trunk, rope = self._trunk(batch.last)
+        return [self.logits(head(trunk, rope)[sequence, rows]) for head in self.heads]
+
+    @torch.no_grad()
+    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+        trunk, rope = self._trunk(last[None, : ids.numel() - 1])
+        guesses = [self.draft_ids[self.logits(head(trunk, rope))[0].argmax(-1)] for head in self.heads[:depth]]
+        return torch.stack(guesses, 1)
+
+    def _trunk(self, last: Tensor) -> tuple[Tensor, Rope]:
+        """z and rotary positions from the target's last-layer output [B, T, H]."""
+        return self.unit(last), Rope(self.shape, torch.arange(last.shape[1], device=last.device))
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        heads = []
+        for head in self.heads:
+            assert isinstance(head, LlamaLayer)
+            block = CachedBlock(self.shape, head.self_attn, head.post_attention_layernorm, head.mlp, dtype)
+            qkv = linear_kernel(block.norm.folded(block.qkv_weight, head.input_layernorm).to(dtype))
+            heads.append(HeadDecoder(qkv, block))
+        # CachedBlock's norm leaves sqrt(H) to the layer that follows.
+        unembedding = linear_kernel((self.unembedding * heads[0].block.norm.scale).to(dtype))
+        calibrate([*(part for head in heads for part in (head.qkv, *head.block.linears)), unembedding])
+        self._decoder = Decoder(heads, unembedding, dtype)
+
+    def new_state(self, capacity: int) -> MtpParallelState:
+        """State for one sequence of at most `capacity` tokens."""
+        if self._decoder is None:
+            self.prepare_decoding()
+        decoder = self._decoder
+        assert decoder is not None
+        return MtpParallelState(
+            trunk=torch.empty(capacity, self.shape.hidden_size, dtype=decoder.dtype, device=self.draft_ids.device),
+            caches=[head.block.new_cache(capacity) for head in decoder.heads],
+            done=[0] * len(decoder.heads),
+        )
+
+    @torch.inference_mode()
+    def propose(
+        self, state: MtpParallelState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """See Proposer. Heads deeper than `depth` do not run; the columns they missed wait in the state."""
+        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        logits = self._decoded(state, columns, min(depth, self.max_depth))
+        return proposal_of(logits, guesses) if depth else guesses.proposal()
+
+    @torch.inference_mode()
+    def begin(self, state: MtpParallelState, columns: Columns, depth: int) -> DepthBranches:
+        """See TreeProposer."""
+        return DepthBranches(self._decoded(state, columns, min(depth, self.max_depth)))
+
+    def _decoded(self, state: MtpParallelState, columns: Columns, depth: int) -> Tensor:
+        """Take in the columns; logits [depth, N] of the first heads at the newest one."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        before, state.num_columns = state.num_columns, state.num_columns + columns.last.shape[0]
+        state.trunk[before : state.num_columns] = self.unit(columns.last)
+        rows = []
+        for index, head in enumerate(decoder.heads[:depth]):
+            start = state.done[index]
+            z = state.trunk[start : state.num_columns]
+            qkv = head.qkv(head.block.norm(z))
+            rows.append(head.block.run(qkv, z, state.caches[index], start, last_only=True))
+            state.done[index] = state.num_columns
+        if not rows:
+            return state.trunk.new_empty(0, self.draft_ids.numel())
+        return decoder.unembedding(decoder.heads[0].block.norm(torch.cat(rows)))

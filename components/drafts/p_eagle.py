@@ -1,0 +1,300 @@
+"""P-EAGLE: EAGLE-3's input, all K guesses from one forward (Hui et al. 2026, arXiv:2602.01469).
+
+Column t pairs g_t = fc(taps_t) with x_{t+1}, as in EAGLE-3, and guesses x_{t+2}. For the guesses after it neither the
+token nor the hidden states are known, so row d of column t (depth d = 1 .. K-1, rotary position t + d) reads a learnt
+mask token and fc of a learnt mask state in their place, the same at every depth and column; position and attention tell
+the depths apart. A row sees the true columns <= t and the shallower rows of its own column: plain causal attention when
+a proposal is decoded, K rows in one pass. The first layer is EAGLE-3's, the others are plain Llama layers.
+
+Training draws each column's rows to a random depth ("COD" sampling): depth d is trained at a share max(r^d, floor) of
+the columns, nested, so that a row's shallower rows are there. Deep rows are near-copies of one another, and leaving
+them out costs little: with r = 0.7 and a floor of 0.2, seven depths cost 3.2 rows a column. A depth's loss is a mean
+over its rows, weighted step_decay^d; theirs is a mean over all rows, which is step_decay = r but for the floor.
+
+Tensor names are EAGLE-3's with `layers.0.*`, `layers.1.*` as in speculators and vLLM, and `mask_hidden` [3H].
+Deviations: 2 layers unless told otherwise, where the paper has 4 (built-in target, 300 steps, one seed: held-out AL
+1.79 with 4 and 1.76 with 2, which cost half as much); the mask token is a vector of its own, `mask_token` [H], instead
+of a row of a trained copy of the embedding (the target's own stays frozen); roots are sampled by shuffling the exactly
+reachable columns (masks.py) instead of sampling tokens, the same shares in expectation; the sample of a batch follows
+from its tokens and the seed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.batches import batch_generator
+from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
+from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
+from components.drafts.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
+from components.drafts.frozen import embedded, head_rows, norm_weight_of
+from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, Rope, initialise
+from components.drafts.losses import Normaliser, Roots, StepJudge, teacher_of
+from components.drafts.masks import shift_left
+from components.drafts.row_losses import row_loss
+from components.drafts.sampling import Guesses
+from components.drafts.settings import LossName
+from components.drafts.unrolled import BlockParts, attend, chosen, finished
+from components.targets.linear import Linear, calibrate
+
+
+class Decoder(NamedTuple):
+    """Frozen copies of the weights, laid out for decoding."""
+
+    fuse: Linear  # [T, 3H] -> [T, H]
+    token_part: TokenTable  # the token half of the first layer's q, k, v
+    hidden_part: Linear  # the feature half, hidden_norm's weight folded in
+    masked_qkv: Tensor  # [1, (A + 2G) D], what the first layer makes of a row without token and features
+    masked: Tensor  # [1, H], its residual
+    later_qkv: list[Linear]  # of the layers after the first, input_layernorm's weight folded in
+    blocks: list[CachedBlock]
+    head: Linear  # norm's weight folded in
+    dtype: torch.dtype
+
+
+class PEagleState:
+    """Cache rows below num_columns are committed columns; later rows hold the last mask rows and mean nothing."""
+
+    def __init__(self, caches: list[KvCache]) -> None:
+        self.caches, self.num_columns = caches, 0
+
+
+@final
+class PEagle(AbstractDraft):
+    """See the module docstring. Trained parameters: fc, layers, norm, lm_head, mask_token, mask_hidden."""
+
+    method: ClassVar[str] = "p-eagle"
+
+    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int) -> None:
+        super().__init__()
+        hidden = shape.hidden_size
+        self.shape, self.num_steps, self.max_depth = shape, depth, depth
+        self.step_decay, self.kept_share, self.least_share, self.seed = 0.7, 0.7, 0.2, 0
+        self.normaliser: Normaliser = "token"
+        self.loss_name: LossName = "soft_ce"
+        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
+        self.draft_ids: Tensor
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        self.fc = nn.Linear(NUM_TAPS * hidden, hidden, bias=False)
+        self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(num_layers - 1))])
+        self.norm = RmsNorm(hidden, shape.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, draft_ids.numel(), bias=False)
+        self.mask_token = nn.Parameter(torch.zeros(hidden))
+        self.mask_hidden = nn.Parameter(torch.zeros(NUM_TAPS * hidden))
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> PEagle:
+        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
+
+        settings: parallel_depth, num_layers, kept_share, least_share, loss, intermediate_size (0: the target's),
+        step_decay, normaliser, init_seed.
+        """
+        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
+        depth, num_layers = int(settings.get("parallel_depth", 7)), int(settings.get("num_layers", 2))
+        draft = cls(target, shape, draft_ids, depth, num_layers)
+        for name in ("step_decay", "kept_share", "least_share"):
+            setattr(draft, name, float(settings.get(name, getattr(draft, name))))
+        draft.normaliser = settings.get("normaliser", "token")
+        draft.loss_name = settings.get("loss", "soft_ce")
+        draft.seed = int(settings.get("init_seed", 0))
+        generator = torch.Generator().manual_seed(draft.seed)
+        initialise(draft, generator)
+        with torch.no_grad():
+            draft.mask_token.normal_(generator=generator)
+            draft.mask_hidden.normal_(generator=generator)
+            draft.lm_head.weight.copy_(head_rows(target, draft_ids))
+            draft.norm.weight.copy_(norm_weight_of(target))
+        return draft.to(target.device)
+
+    @property
+    def target(self) -> Any:
+        """The AbstractTarget this drafter serves."""
+        return self._target[0]
+
+    @property
+    def first(self) -> FirstLayer:
+        """The layer that reads tokens and hidden states."""
+        return self.layers[0]  # type: ignore[return-value]
+
+    @property
+    def all_layers(self) -> list[FirstLayer | LlamaLayer]:
+        """In the order they run."""
+        return [self.first, *self.later]
+
+    @property
+    def later(self) -> list[LlamaLayer]:
+        """The layers after it."""
+        return list(self.layers[1:])  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def fit_inputs(self, taps: Tensor) -> None:
+        """As EAGLE-3's; the mask state begins as large as the hidden states it stands for, and learns at that rate."""
+        sizes = tap_sizes(taps)
+        scale_fuse(self.fc, sizes)
+        self.mask_hidden.mul_(sizes.repeat_interleave(self.shape.hidden_size).to(self.mask_hidden))
+        self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean()), "mask_hidden": float(sizes.mean())}
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
+        self._decoder = None
+        teacher = teacher_of(self.target, batch.last, self.draft_ids)
+        judge = StepJudge(batch, teacher, self.num_steps, self.normaliser)
+        widths = [judge.roots.rows.shape[1]] * self.num_steps
+        if self.training:
+            judge.draw_from(_shuffled(judge.roots, batch_generator(batch.ids, self.seed)))
+            widths = [
+                max(1, round(widths[0] * max(self.kept_share**d, self.least_share))) for d in range(self.num_steps)
+            ]
+        for logits in self.guesses(batch.taps, shift_left(batch.ids, 1), judge.roots.rows, widths):
+            judge.add(logits, lambda said, wanted: row_loss(self.loss_name, said, wanted))
+        return judge.result(self.step_decay)
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
+        """Logits [B, R, N] of depths 0, 1, ... from columns rows [B, R]; no true token after x_{t+1} is read."""
+        return self.guesses(batch.taps, shift_left(batch.ids, 1), rows, [rows.shape[1]] * self.num_steps)
+
+    @torch.no_grad()
+    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        logits = self.guesses(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
+        return torch.stack([self.draft_ids[step[0].argmax(-1)] for step in logits], 1)
+
+    def guesses(self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int]) -> list[Tensor]:
+        """Logits of depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], N] each.
+
+        taps: [B, T, 3H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not rising.
+        """
+        columns = self.fc(taps.to(self.fc.weight.dtype)).float()  # [B, T, H]
+        masked = self.fc(self.mask_hidden).float().expand(len(rows), sum(widths[1:]), -1)
+        column_inputs = self.first.joined(embedded(self.target, next_ids), columns)
+        masked_inputs = self.first.joined(self.mask_token.expand_as(masked), masked)
+        for layer in self.all_layers:
+            if isinstance(layer, LlamaLayer):
+                column_inputs, masked_inputs = layer.input_layernorm(columns), layer.input_layernorm(masked)
+            state = LayerRows(self.shape, layer, column_inputs, rows, widths)
+            if layer is self.all_layers[-1]:
+                roots = finished(layer, chosen(columns, rows), state.mixed_at_roots())
+            else:
+                columns = finished(layer, columns, state.mixed_at_columns())
+            if masked.shape[1]:
+                masked = finished(layer, masked, state.mixed_at_masks(masked_inputs))
+        return list(self.lm_head(self.norm(torch.cat((roots, masked), 1))).split(widths, 1))
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        first, hidden = self.first, self.shape.hidden_size
+        blocks = [
+            CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
+            for layer in self.all_layers
+        ]
+        unit, weight = blocks[0].norm, blocks[0].qkv_weight
+        with torch.no_grad():
+            masked = self.fc(self.mask_hidden)[None]
+            masked_qkv = F.linear(first.joined(self.mask_token[None], masked), weight)
+        later = zip(self.later, blocks[1:], strict=True)
+        self._decoder = decoder = Decoder(
+            fuse=linear_kernel(self.fc.weight.detach().to(dtype)),
+            token_part=TokenTable(self.target.embedding, first.input_layernorm, weight[:, :hidden], dtype),
+            hidden_part=linear_kernel(unit.folded(weight[:, hidden:], first.hidden_norm).to(dtype)),
+            masked_qkv=masked_qkv.to(dtype),
+            masked=masked.to(dtype),
+            later_qkv=[
+                linear_kernel(unit.folded(block.qkv_weight, layer.input_layernorm).to(dtype)) for layer, block in later
+            ],
+            blocks=blocks,
+            head=linear_kernel(unit.folded(self.lm_head.weight, self.norm).to(dtype)),
+            dtype=dtype,
+        )
+        inside = [linear for block in blocks for linear in block.linears]
+        calibrate([decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *inside, decoder.head])
+
+    def new_state(self, capacity: int) -> PEagleState:
+        """State for one sequence of at most `capacity` tokens."""
+        if self._decoder is None:
+            self.prepare_decoding()
+        assert self._decoder is not None
+        return PEagleState([block.new_cache(capacity + self.max_depth) for block in self._decoder.blocks])
+
+    @torch.inference_mode()
+    def propose(
+        self, state: PEagleState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """See Proposer. One pass: the new columns, and a mask row for every guess after the first."""
+        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        depth = min(depth, self.max_depth)
+        logits = self._logits(state, columns, max(1, depth), scaled=not guesses.greedy)
+        for row in logits[:depth]:
+            guesses.pick(row[None])
+        return guesses.proposal()
+
+    @torch.inference_mode()
+    def begin(self, state: PEagleState, columns: Columns, depth: int) -> DepthBranches:
+        """See TreeProposer."""
+        return DepthBranches(self._logits(state, columns, depth, scaled=True))
+
+    def _logits(self, state: PEagleState, columns: Columns, depth: int, scaled: bool) -> Tensor:
+        """Take in new columns; logits of the next `depth` guesses, [depth, N]; unscaled, only their order holds."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        unit, start = decoder.blocks[0].norm, state.num_columns
+        fused = decoder.fuse(columns.taps.to(decoder.dtype))
+        tokens = decoder.token_part(columns.next_tokens.to(self.draft_ids.device))
+        qkv = torch.cat((tokens + decoder.hidden_part(unit(fused)), decoder.masked_qkv.expand(depth - 1, -1)))
+        hidden = torch.cat((fused, decoder.masked.expand(depth - 1, -1)))
+        state.num_columns += columns.next_tokens.shape[0]
+        for i, (block, cache) in enumerate(zip(decoder.blocks, state.caches, strict=True)):
+            if i > 0:
+                qkv = decoder.later_qkv[i - 1](unit(hidden))
+            hidden = block.run(qkv, hidden, cache, start, last_only=depth == 1 and block is decoder.blocks[-1])
+        hidden = hidden[-depth:]
+        return decoder.head(unit(hidden) if scaled else hidden)
+
+
+class LayerRows:
+    """One layer's attention: true columns, and mask rows of every depth, the depths side by side in one tensor.
+
+    Shapes: B sequences, T columns, R roots, M = all mask rows of a sequence, A heads, D head size.
+    """
+
+    def __init__(self, shape: BlockShape, layer: BlockParts, inputs: Tensor, rows: Tensor, widths: list[int]) -> None:
+        """inputs: what q, k, v read at the columns, [B, T, in]; rows: int64 [B, R]; widths: see PEagle.guesses."""
+        self.shape, self.attention, self.inputs, self.rows, self.widths = shape, layer.self_attn, inputs, rows, widths
+        columns = torch.arange(inputs.shape[1], device=rows.device)
+        self.rope = Rope(shape, columns)
+        self.keys, self.values = self.attention.keys_values(inputs, self.rope)
+        self.unseen = columns > rows[:, None, None, :, None]  # [B, 1, 1, R, T]
+
+    def mixed_at_columns(self) -> Tensor:
+        """Every column over those up to itself: [B, A, T, D]."""
+        queries, keys = (x.to(self.values.dtype) for x in (self.attention.queries(self.inputs, self.rope), self.keys))
+        return F.scaled_dot_product_attention(queries, keys, self.values, is_causal=True, enable_gqa=True)
+
+    def mixed_at_roots(self) -> Tensor:
+        """The roots only: [B, A, R, D]."""
+        queries = self.attention.queries(chosen(self.inputs, self.rows), Rope(self.shape, self.rows))
+        return attend(self.shape, queries, self.keys, self.values, self.unseen, [])
+
+    def mixed_at_masks(self, inputs: Tensor) -> Tensor:
+        """The mask rows over the columns up to their root and the shallower rows of their own: [B, A, M, D]."""
+        widths = self.widths[1:]
+        rope = Rope(self.shape, torch.cat([self.rows[:, :width] + d for d, width in enumerate(widths, start=1)], 1))
+        keys, values = (part.split(widths, 2) for part in self.attention.keys_values(inputs, rope))
+        queries = self.attention.queries(inputs, rope).split(widths, 2)
+        mixed = []
+        for i, width in enumerate(widths):
+            own = [(keys[j][:, :, :width], values[j][:, :, :width]) for j in range(i + 1)]
+            unseen = self.unseen[..., :width, :]
+            mixed.append(attend(self.shape, queries[i], self.keys, self.values, unseen, own))
+        return torch.cat(mixed, 2)
+
+
+def _shuffled(roots: Roots, generator: torch.Generator) -> Roots:
+    """The roots of every sequence in random order, filler rows among them: the first rows are then a fair sample."""
+    order = torch.rand(roots.rows.shape, generator=generator).argsort(1).to(roots.rows.device)
+    return Roots(roots.rows.gather(1, order), roots.valid.gather(1, order))

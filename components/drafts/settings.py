@@ -1,0 +1,277 @@
+"""What each drafting method can be told, method by method, without importing any of them.
+
+`train_draft` takes `settings: {eagle3: {ttt_steps: 5}, medusa: {num_heads: 4}}`: a matrix over methods then needs no
+step of its own for each. Only the entry of the method at hand reaches its key and its network; every entry is checked,
+and what a method does not know is refused when pipelines.yaml is checked. One class a method, one line each below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from components.contract import UserError
+
+Place = tuple[str | int, ...]
+Depth = Annotated[int, Field(ge=1, le=16)]
+LossName = Literal["soft_ce", "kl", "tv", "lk", "top_k", "hard_ce"]
+
+
+class Settings(BaseModel):
+    """What a method can be told. Unknown names are faults; a number in quotes is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the method learns anything with these settings; if not, no features are read and no time passes."""
+        return True
+
+
+class Trained(Settings):
+    """A method with weights of its own."""
+
+    init_seed: int | None = None
+    """Of the new weights; null: the seed of the run."""
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Drafting step k weighs step_decay^k in the loss, divided by the sum of the weights."""
+    normaliser: Literal["token", "sequence", "position"] = "token"
+    """What a step's loss is averaged over: its trained tokens, its sequences, or all positions of the batch."""
+
+
+class WithBlock(Trained):
+    """A method with decoder blocks of its own."""
+
+    intermediate_size: Annotated[int, Field(ge=0)] = 0
+    """Width of the blocks' MLP; 0: the target's."""
+
+
+class Distilled(Trained):
+    """A method whose guesses are compared with the target's own distribution."""
+
+    loss: LossName = "soft_ce"
+    """The distance between both, row by row; row_losses.py has the equations."""
+
+
+class Untrained(Settings):
+    """A method that learns nothing."""
+
+    @property
+    def trained(self) -> bool:
+        """See Settings."""
+        return False
+
+
+class NgramSettings(Untrained):
+    """Prompt lookup."""
+
+    max_ngram: Annotated[int, Field(ge=1, le=16)] = 3
+    """The longest suffix that is looked up, tokens."""
+    min_ngram: Annotated[int, Field(ge=1, le=16)] = 1
+    """The shortest suffix that is trusted, tokens."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is larger than max_ngram {self.max_ngram}")
+        return self
+
+
+class DraftModelSettings(Distilled, WithBlock):
+    """A small language model, trained here or given."""
+
+    num_layers: Annotated[int, Field(ge=1, le=16)] = 2
+    """Decoder layers."""
+    hidden_size: Annotated[int, Field(ge=0)] = 0
+    """Width of its residual stream, a multiple of the target's head size; 0: the target's width, and then its embedding
+    and LM head start as the target's."""
+    chain_depth: Depth = 5
+    """Guesses a chain is judged by while training; it may go further."""
+    model: str = ""
+    """A model that is there already: a folder in Hugging Face format or a hub id, with the target's own tokenizer. It
+    is used as it is, and the settings above mean nothing."""
+    model_files: dict[str, str] = {}
+    """sha256 of the given model's files; filled in when it is written down, compared when it is opened."""
+    first_token: int | None = None
+    """The token that a given model expects before all others; filled in."""
+
+    @property
+    def trained(self) -> bool:
+        """See Settings."""
+        return not self.model
+
+
+class LookaheadSettings(Untrained):
+    """Lookahead decoding."""
+
+    window: Annotated[int, Field(ge=1, le=64)] = 5
+    """W: columns of the Jacobi window."""
+    ngram_size: Annotated[int, Field(ge=2, le=16)] = 4
+    """N: tokens of an n-gram, the first of which is known; N-1 can be guessed."""
+    max_guesses: Annotated[int, Field(ge=1, le=64)] = 5
+    """G: n-grams verified in a pass, and kept for one first token."""
+    pool_from_text: bool = False
+    """Also pool the n-grams of prompt and output."""
+
+
+class Eagle3Settings(Distilled, WithBlock):
+    """EAGLE-3."""
+
+    ttt_steps: Depth = 7
+    """Drafting steps unrolled in training (training-time test)."""
+    fc_norm: bool = False
+    """EAGLE-3.1: each of the three hidden states has an RMSNorm of its own before fc."""
+    norm_output: bool = False
+    """EAGLE-3.1: the next step is given the block's output after the last norm."""
+
+
+class Eagle1Settings(Distilled, WithBlock):
+    """EAGLE-1."""
+
+    chain_depth: Depth = 7
+    """Guesses a chain is judged by while training; it may go further."""
+    feature_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the SmoothL1 distance between the guessed and the true feature."""
+    token_weight: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of `loss`, which compares the guessed tokens."""
+    feature_noise: Annotated[float, Field(ge=0)] = 0.1
+    """While training, features are moved by up to so much either way."""
+
+
+class HassSettings(Eagle1Settings):
+    """HASS: EAGLE-1 in the context it will meet."""
+
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Pass j weighs step_decay^j in the loss, divided by the sum of the weights."""
+    passes: Annotated[int, Field(ge=1, le=8)] = 3
+    """Passes trained; the later ones on the drafter's own features."""
+    top_k: Annotated[int, Field(ge=1)] = 10
+    """Tokens that the top-K loss looks at, the target's most likely."""
+    top_k_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the top-K loss; 0 leaves it out."""
+
+
+class MedusaSettings(Distilled):
+    """Medusa."""
+
+    num_heads: Annotated[int, Field(ge=1, le=8)] = 5
+    """How many heads, hence how many tokens can be guessed."""
+    num_layers: Annotated[int, Field(ge=1, le=4)] = 1
+    """Residual layers of a head."""
+    head: Literal["own", "tied"] = "own"
+    """own: every head has an LM head, which starts as the target's; tied: all use the target's, frozen."""
+
+
+class MtpParallelSettings(Distilled, WithBlock):
+    """Parallel multi-token prediction."""
+
+    num_heads: Annotated[int, Field(ge=1, le=8)] = 3
+    """How many heads beside the target's own, hence how many tokens can be guessed."""
+
+
+class PEagleSettings(Distilled, WithBlock):
+    """P-EAGLE: all guesses from one forward."""
+
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Depth d weighs step_decay^d in the loss, divided by the sum of the weights; 0.7: all rows weigh alike."""
+    parallel_depth: Depth = 7
+    """How many tokens one forward guesses."""
+    num_layers: Annotated[int, Field(ge=1, le=16)] = 2
+    """Decoder layers; the paper has 4, which hit a little more often for twice the time."""
+    kept_share: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Depth d is trained at a share kept_share^d of the columns; 1: at all."""
+    least_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """The smallest such share."""
+
+
+class MtpSettings(Distilled, WithBlock):
+    """DeepSeek-V3's sequential modules, or the model's own module used again and again."""
+
+    start: Literal["new", "own"] = "new"
+    """new: new modules; own: the MTP weights of the target's own checkpoint, fine-tuned (mtp_own.py)."""
+    recursive_steps: Depth = 3
+    """start own: for how many guesses the one module is trained to be used."""
+    mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3
+    """How many modules, hence how many tokens can be guessed."""
+    first_hidden: Literal["post_norm", "pre_norm"] = "post_norm"
+    """Whether module 1 reads the target's last state after or before the final norm."""
+
+
+SETTINGS: dict[str, str] = {
+    "draft-model": "components.drafts.settings:DraftModelSettings",
+    "eagle1": "components.drafts.settings:Eagle1Settings",
+    "eagle3": "components.drafts.settings:Eagle3Settings",
+    "hass": "components.drafts.settings:HassSettings",
+    "lookahead": "components.drafts.settings:LookaheadSettings",
+    "medusa": "components.drafts.settings:MedusaSettings",
+    "mtp": "components.drafts.settings:MtpSettings",
+    "mtp-parallel": "components.drafts.settings:MtpParallelSettings",
+    "p-eagle": "components.drafts.settings:PEagleSettings",
+    "ngram": "components.drafts.settings:NgramSettings",
+}
+
+
+def settings_class(method: str) -> type[Settings]:
+    """The class of a method's settings; raises UserError for a name that is not in SETTINGS."""
+    if method not in SETTINGS:
+        known = ", ".join(sorted(SETTINGS))
+        raise UserError(f"drafting method '{method}' is unknown{_did_you_mean(method, SETTINGS)}; known are {known}")
+    module, name = SETTINGS[method].split(":")
+    found: type[Settings] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def own_settings(method: str, given: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """The settings of one method out of those of all, with defaults; raises UserError for the first fault of any."""
+    found, faults = checked(method, given)
+    if found is None or faults:
+        place, what = faults[0]
+        raise UserError(f"train_draft: {'.'.join(map(str, place))}: {what}")
+    return found
+
+
+def checked(method: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[Settings | None, list[tuple[Place, str]]]:
+    """(settings of `method`, [(place below the step's settings, what is wrong)]) of the settings of all methods."""
+    faults: list[tuple[Place, str]] = []
+    own: Settings | None = None
+    for name in dict.fromkeys([method, *given]):
+        if name not in SETTINGS:
+            faults.append((("settings", name), f"unknown drafting method '{name}'{_did_you_mean(name, SETTINGS)}"))
+            continue
+        try:
+            found = settings_class(name).model_validate(dict(given.get(name, {})))
+        except ValidationError as error:
+            faults += [_fault(name, fault) for fault in error.errors(include_url=False)]
+        else:
+            own = found if name == method else own
+    return own, faults
+
+
+def _fault(method: str, fault: Any) -> tuple[Place, str]:
+    place: Place = ("settings", method, *fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = sorted(settings_class(method).model_fields)
+        name = str(fault["loc"][-1])
+        said = _did_you_mean(name, known)
+        return place, f"method {method} knows no setting '{name}'{said}; it knows {', '.join(known)}"
+    if not fault["loc"]:  # two settings that do not go together
+        return place, f"settings of method {method}: {fault['msg'].removeprefix('Value error, ')}"
+    what = fault["msg"].replace("Input should be", "must be", 1)
+    return place, f"setting '{place[-1]}' of method {method}: {what}, not {fault['input']!r}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def filled(settings: Settings, seed: int) -> dict[str, Any]:
+    """What `build` is given: every setting, init_seed filled in."""
+    values = settings.model_dump(mode="json")
+    if "init_seed" in values and values["init_seed"] is None:
+        values["init_seed"] = seed
+    return values

@@ -1,0 +1,126 @@
+"""What a chosen depth is called in each serving engine, by batch size where the engine takes that.
+
+An engine meets batch sizes that nobody measured. The choice of a measured size holds from just above the one before it,
+since a depth chosen for a larger batch is the shallower one and loses less where it is wrong.
+
+Forms, read in the engines' own documents and sources (November 2026):
+  vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
+                `num_speculative_tokens_per_batch_size` is [[first, last, K], ...] from 1 on, K = 0 drafts nothing, past
+                the end the last K holds. Newer versions also take [first, last, first_context, last_context, K] rows,
+                a full grid.
+  SGLang        --speculative-num-steps, --speculative-eagle-topk 1 (a chain), --speculative-num-draft-tokens: one more
+                than the steps.
+  TensorRT-LLM  `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts nothing above the last
+                key. (Older versions read the keys as first batch sizes.)
+  llama.cpp     --spec-draft-n-max, with --spec-draft-p-min 0 so that every draft is of that length.
+  MNN           `draft_predict_length` in config.json; EAGLE also takes `eagle_depth`, and `eagle_topk` 1 for a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from components.rows import DepthChoice
+
+if TYPE_CHECKING:
+    from components.speedup.policy import Policy
+
+_EAGLE = ("eagle1", "hass", "eagle3", "p-eagle")
+_VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
+    name: name for name in ("eagle3", "mtp", "medusa", "ngram")
+}
+_SGLANG = {"eagle1": "EAGLE", "hass": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft-model": "STANDALONE"} | {
+    "ngram": "NGRAM"
+}
+_LLAMA_CPP = {"eagle3": "draft-eagle3", "mtp": "draft-mtp"}
+_MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "lookahead"}
+_ALL_CONTEXTS = 2**31 - 1
+
+
+def engine_settings(policy: Policy) -> dict[str, Any]:
+    """The settings of every engine for the winner's depth; {} where the verdict is not to draft, or not to believe it.
+
+    A stated mixture's depth goes before that of all measured prompts.
+    """
+    winner = policy.winner
+    if winner is None or policy.verdict not in ("use", "undecided"):
+        return {}
+    shapes = {c.tree_budget for c in policy.ranking if c.draft_key == winner["draft_key"]}
+    if shapes and None not in shapes:
+        return {}  # what stands below makes chains
+    mine = [c for c in policy.choices if c.draft_key == winner["draft_key"]]
+    served = [c for c in mine if c.workload == "mixture"] or [c for c in mine if c.workload == "all"]
+    by_batch = {c.batch_size: c.depth_k for c in served}
+    contexts = [c for c in policy.contexts if c.draft_key == winner["draft_key"]]
+    return settings_for(str(winner["method"]), by_batch, contexts)
+
+
+def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> dict[str, Any]:
+    """by_batch: measured batch size -> depth; at least one depth is not 0. contexts: choices by context length."""
+    ranges = batch_ranges(by_batch)
+    first, deepest = by_batch[min(by_batch)], max(by_batch.values())
+    if deepest == 0:
+        return {}
+    depth = first or deepest
+    vllm: dict[str, Any] = {"num_speculative_tokens": deepest}
+    if method in _VLLM:
+        vllm = {"method": _VLLM[method], **vllm}
+    tensorrt: dict[str, Any] = {"max_draft_len": deepest}
+    if len(ranges) > 1:
+        vllm["num_speculative_tokens_per_batch_size"] = ranges
+        tensorrt["draft_len_schedule"] = {str(last): drafts for _, last, drafts in ranges}
+    sglang = ["--speculative-num-steps", depth, "--speculative-eagle-topk", 1]
+    sglang += ["--speculative-num-draft-tokens", depth + 1]
+    if method in _SGLANG:
+        sglang = ["--speculative-algorithm", _SGLANG[method], *sglang]
+    llama_cpp: list[Any] = ["--spec-draft-n-max", depth, "--spec-draft-p-min", 0]
+    if method in _LLAMA_CPP:
+        llama_cpp = ["--spec-type", _LLAMA_CPP[method], *llama_cpp]
+    mnn: dict[str, Any] = {"draft_predict_length": depth}
+    if method in _MNN:
+        mnn = {"speculative_type": _MNN[method], **mnn}
+    if method in _EAGLE:
+        mnn |= {"eagle_depth": depth, "eagle_topk": 1}
+    found: dict[str, Any] = {
+        "measured_batch_sizes": sorted(by_batch),
+        "vllm": {"speculative_config": vllm},
+        "sglang": {"flags": [str(word) for word in sglang]},
+        "tensorrt_llm": {"speculative_config": tensorrt},
+        "llama_cpp": {"flags": [str(word) for word in llama_cpp]},
+        "mnn": {"config": mnn},
+    }
+    grid = context_grid(contexts)
+    if grid:
+        deepest = max(deepest, *(row[-1] for row in grid))
+        by_context = {**vllm, "num_speculative_tokens": deepest, "num_speculative_tokens_per_batch_size": grid}
+        found["vllm_by_context"] = {"speculative_config": by_context}
+    return found
+
+
+def batch_ranges(by_batch: Mapping[int, int]) -> list[list[int]]:
+    """[[first, last, depth], ...] from batch size 1 to the largest measured, neighbours of one depth joined."""
+    ranges: list[list[int]] = []
+    start = 1
+    for batch_size in sorted(by_batch):
+        depth = by_batch[batch_size]
+        if ranges and ranges[-1][2] == depth:
+            ranges[-1][1] = batch_size
+        else:
+            ranges.append([start, batch_size, depth])
+        start = batch_size + 1
+    return ranges
+
+
+def context_grid(contexts: Sequence[DepthChoice]) -> list[list[int]]:
+    """vLLM's five-column form over batch size x context length; [] unless every cell of the grid was chosen."""
+    cells = {(c.batch_size, c.kv_len): c.depth_k for c in contexts if c.kv_len is not None}
+    batches, lengths = sorted({b for b, _ in cells}), sorted({length for _, length in cells})
+    if not lengths or len(cells) != len(batches) * len(lengths):
+        return []
+    grid = []
+    for before, batch_size in zip([0, *batches], batches, strict=False):
+        for shorter, length in zip([0, *lengths], lengths, strict=False):
+            last = _ALL_CONTEXTS if length == lengths[-1] else length
+            grid.append([before + 1, batch_size, shorter + 1, last, cells[batch_size, length]])
+    return grid

@@ -1,0 +1,180 @@
+"""One drafter's evidence, worked through: every batch size, workload and context it was measured at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from components.contract import UserError
+from components.rows import AcceptanceMap, CostCell, DepthChoice
+from components.speedup.acceptance import prompt_counts, replay_counts, summarise_acceptance
+from components.speedup.costs import CostTable, Setting, contexts_of, cost_table, only_depths
+from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict, round_cost
+from components.speedup.flags import prediction_flags
+from components.speedup.mixture import one_depth_for_all, stated_shares
+from components.speedup.policy import ALL, Policy, RoundCost
+from components.speedup.ranking import Entrant
+
+
+class Evidence(NamedTuple):
+    """What was measured about one drafter in one setting, and what is asked of it."""
+
+    maps: list[AcceptanceMap]
+    cells: list[CostCell]
+    tree_budget: int | None
+    draft_vocab: int | None
+    mixture: Mapping[str, float]  # workload -> share of decoded tokens; empty: those of the measured prompts
+    rule: Rule
+    seed: int
+
+    @property
+    def draft_key(self) -> str:
+        """The drafter."""
+        return self.maps[0].draft_key
+
+    def batch_sizes(self) -> list[int]:
+        """Those at which its drafts were timed."""
+        mine = (c for c in self.cells if c.phase == "draft" and c.draft_key == self.draft_key)
+        return sorted({c.batch_size for c in mine if c.tree_budget == self.tree_budget})
+
+    def costs(self, batch_size: int, kv_len: int | None = None) -> CostTable:
+        """Its cost at the depths that its maps reach."""
+        setting = Setting(self.draft_key, batch_size, self.tree_budget, kv_len)
+        deepest = min(m.k_max for m in self.maps)
+        table = only_depths(cost_table(self.cells, setting, self.rule.num_draws, self.seed), range(deepest + 1))
+        if len(table.depths) < 2:
+            raise UserError(
+                f"no depth of {self.maps[0].method} has both cost cells and acceptance (maps reach depth {deepest})"
+            )
+        return table
+
+
+def add_chain(policy: Policy, evidence: Evidence) -> Entrant:
+    """Enter a drafter's chains into the policy; what comes back stands for it among the others."""
+    entrant = None
+    for batch_size in evidence.batch_sizes():
+        table = evidence.costs(batch_size)
+        policy.dtype, policy.kernel = table.dtype, table.kernel
+        speeds, choice = _add_batch_size(policy, evidence, table, batch_size)
+        for kv_len in contexts_of(evidence.cells, evidence.draft_key, batch_size):
+            policy.contexts.append(_in_context(policy, evidence, batch_size, kv_len))
+        entrant = entrant or _entrant(evidence, speeds, choice)
+    assert entrant is not None, "cells without a draft phase were refused before"
+    return entrant
+
+
+def _who(policy: Policy, evidence: Evidence, workload: str, batch_size: int) -> Identity:
+    first = evidence.maps[0]
+    return Identity(policy.selection_id, policy.target_key, first.draft_key, first.method, workload, batch_size)
+
+
+def _entrant(evidence: Evidence, speeds: Speeds, choice: DepthChoice) -> Entrant:
+    return Entrant(
+        draft_key=choice.draft_key,
+        method=choice.method,
+        depth_k=choice.depth_k,
+        tree_budget=evidence.tree_budget if choice.depth_k else None,
+        draft_vocab=evidence.draft_vocab,
+        speedup=speeds.speedup[speeds.depths.index(choice.depth_k)],
+        verdict=choice.verdict,
+    )
+
+
+def _add_batch_size(
+    policy: Policy, evidence: Evidence, table: CostTable, batch_size: int
+) -> tuple[Speeds, DepthChoice]:
+    """Every workload, all of them pooled, and their mixture at one batch size. Gives the pooled ones."""
+    maps, rule = evidence.maps, evidence.rule
+    is_first = not any(s.draft_key == evidence.draft_key for s in policy.acceptance)
+    workloads = sorted({m.workload for m in maps} - {ALL})
+    speeds: dict[str, Speeds] = {}
+    choices: dict[str, DepthChoice] = {}
+    tokens: dict[str, float] = {}
+    for workload in [ALL, *workloads]:
+        mine = [m for m in maps if workload in (ALL, m.workload)]
+        who = _who(policy, evidence, workload, batch_size)
+        counts = replay_counts(mine, table.depths)
+        speeds[workload] = predict(counts.tokens, counts.rounds, table, workload, rule, evidence.seed)
+        choices[workload] = choice_row(speeds[workload], who, rule)
+        tokens[workload] = float(counts.tokens[:, 0].sum())
+        evals = depth_rows(speeds[workload], table, who)
+        summaries = summarise_acceptance(mine, counts, who.draft_key, who.method, workload)
+        policy.evals += evals
+        if is_first:
+            policy.acceptance += summaries
+        if workload == ALL:
+            policy.flags += prediction_flags(policy.selection_id, mine, evals, speeds[ALL], summaries, choices[ALL])
+            if is_first:
+                policy.prompts += prompt_counts(counts, who.draft_key, {m.prompt_id: m.workload for m in mine})
+    _add_mixture(policy, evidence, speeds, choices, tokens, batch_size)
+    policy.rounds += _round_costs(evidence, table, batch_size)
+    return speeds[ALL], choices[ALL]
+
+
+def _add_mixture(
+    policy: Policy,
+    evidence: Evidence,
+    speeds: dict[str, Speeds],
+    choices: dict[str, DepthChoice],
+    tokens: Mapping[str, float],
+    batch_size: int,
+) -> None:
+    """Choices with what one depth for all of them loses; a stated mixture brings a choice of its own."""
+    workloads = [name for name in speeds if name != ALL]
+    shares = stated_shares(evidence.mixture, workloads) if evidence.mixture else {}
+    if len(workloads) > 1 or shares:
+        measured = {name: tokens[name] / sum(tokens[w] for w in workloads) for name in workloads}
+        who = _who(policy, evidence, ALL, batch_size)
+        by_workload = {name: speeds[name] for name in workloads}
+        mixture, chosen = one_depth_for_all(
+            by_workload, shares or measured, None if shares else choices[ALL], choices, who, evidence.rule
+        )
+        policy.mixtures.append(mixture)
+        choices[chosen.workload] = replace(chosen, loss=mixture.loss)
+        for name in workloads:
+            choices[name] = replace(choices[name], loss=mixture.loss_by_workload[name])
+    policy.choices += choices.values()
+
+
+def _in_context(policy: Policy, evidence: Evidence, batch_size: int, kv_len: int) -> DepthChoice:
+    """The choice at one context length. Its cost is measured there; acceptance is that of all prompts."""
+    table = evidence.costs(batch_size, kv_len)
+    counts = replay_counts(evidence.maps, table.depths)
+    speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
+    return choice_row(speeds, _who(policy, evidence, ALL, batch_size), evidence.rule, kv_len)
+
+
+def _round_costs(evidence: Evidence, table: CostTable, batch_size: int) -> list[RoundCost]:
+    plain, cycle = round_cost(table.times, evidence.rule.include_host)
+    rows = []
+    for i, depth in enumerate(table.depths):
+        host = float(table.times.host[i]) if table.host_measured else None
+        ratio = float(cycle[i] / plain) if table.host_measured and evidence.rule.include_host else None
+        key = (evidence.draft_key, evidence.maps[0].method, batch_size, depth)
+        rows.append(RoundCost(*key, t_host_ms=host, cost_ratio_with_host=ratio, num_blocks=table.num_blocks))
+    return rows
+
+
+def add_tree(policy: Policy, evidence: Evidence) -> Entrant:
+    """Enter a drafter's tree of one budget: its predicted speedup over all prompts at its depth, every batch size.
+
+    A tree's map says how long a path is kept from each position, so it is replayed at its own depth alone.
+    """
+    depth = min(m.k_max for m in evidence.maps)
+    entrant = None
+    for batch_size in evidence.batch_sizes():
+        table = evidence.costs(batch_size)
+        if depth not in table.depths:
+            raise UserError(
+                f"cost: a tree of {evidence.tree_budget} has maps of depth {depth}, its draft times are of "
+                f"{', '.join(map(str, table.depths[1:]))}; measure both at one depth"
+            )
+        table = only_depths(table, (0, depth))
+        counts = replay_counts(evidence.maps, table.depths)
+        speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
+        who = _who(policy, evidence, ALL, batch_size)
+        policy.trees += depth_rows(speeds, table, who, evidence.tree_budget)[1:]
+        entrant = entrant or _entrant(evidence, speeds, choice_row(speeds, who, evidence.rule))
+    assert entrant is not None, "cells without a draft phase were refused before"
+    return entrant

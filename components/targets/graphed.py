@@ -1,0 +1,141 @@
+"""A fast target whose small passes (one row, a verification of k + 1 rows) are CUDA graphs over a static cache.
+
+Everything that changes from pass to pass lies on the device: the tokens, and the column of each row, from which follow
+rotation, the place to write, and what may be seen. Passes of other kinds (prefill, ragged ends, trees) run as they are.
+A pass looks at a window of the cache (captured.py), masked behind each row's own column. On a CPU the same static pass
+runs without being recorded: slower than the ordinary one, and there to be tested.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from components.targets.captured import Captured, window_of
+from components.targets.fast import FastTarget, Geometry
+from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TreeRows
+from components.targets.static_cache import StaticCache
+
+MOST_ROWS = 32  # of one sequence in a pass that is recorded; longer ones are prefill, bound by arithmetic
+
+
+class GraphedTarget(AbstractTarget):
+    """`inner` with recorded small passes; decodes the same tokens up to the rounding of other kernels."""
+
+    def __init__(self, inner: FastTarget) -> None:
+        self.inner = inner
+        self.shape, self.device, self.dtype = inner.shape, inner.device, inner.dtype
+        self.kernel = f"{inner.kernel}+graphs"
+        self._pool: dict[tuple[int, int], tuple[Tensor, weakref.ref[StaticCache]]] = {}
+        self._passes: dict[tuple[int, int, int, bool], _StaticPass] = {}
+
+    def new_cache(self, batch_size: int, capacity: int) -> StaticCache:
+        """See AbstractTarget. Memory of an earlier cache of this size is used again once nobody holds that cache:
+        graphs are bound to addresses, and recording one takes longer than many passes. Other unused memory is freed."""
+        kv, holder = self._pool.get((batch_size, capacity), (None, None))
+        if kv is not None and holder is not None and holder() is None:
+            cache = StaticCache(kv)
+        else:
+            self._free_unused()
+            cache = self.inner.new_cache(batch_size, capacity)
+        self._pool[batch_size, capacity] = (cache.kv, weakref.ref(cache))
+        return cache
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Tensor,
+        cache: AbstractCache,
+        *,
+        num_valid: Tensor | None = None,
+        logits: Literal["all", "last", "none"] = "all",
+        features: bool = False,
+        tree: TreeRows | None = None,
+    ) -> TargetPass:
+        """See AbstractTarget."""
+        assert isinstance(cache, StaticCache)
+        num_rows = ids.shape[1]
+        ordinary = num_valid is not None or tree is not None or num_rows > MOST_ROWS or logits == "none"
+        longest = int(cache.lengths.max()) + num_rows
+        if ordinary or longest == num_rows or not self._pooled(cache):
+            return self.inner.forward(ids, cache, num_valid=num_valid, logits=logits, features=features, tree=tree)
+        assert longest <= cache.capacity, f"{longest} columns do not fit a cache of {cache.capacity}"
+        window = window_of(longest, cache.capacity)
+        key = (cache.kv.data_ptr(), num_rows, window, features)
+        static = self._passes.get(key)
+        if static is None:
+            static = self._passes[key] = _StaticPass(self.inner, cache.kv, num_rows, window, features)
+        out = static(ids, cache.lengths)
+        cache.lengths = cache.lengths + num_rows
+        scores = out.logits if logits == "all" or out.logits is None else out.logits[:, -1:]
+        # The next replay overwrites what this one gave, and a drafter may hold on to features for longer.
+        last = out.last if features else None
+        return TargetPass(*(None if part is None else part.clone() for part in (scores, out.taps, last)))
+
+    def _free_unused(self) -> None:
+        """Forget caches that nobody holds, and the graphs over them."""
+        self._pool = {size: (kv, holder) for size, (kv, holder) in self._pool.items() if holder() is not None}
+        addresses = {kv.data_ptr() for kv, _ in self._pool.values()}
+        self._passes = {key: one for key, one in self._passes.items() if key[0] in addresses}
+
+    def _pooled(self, cache: StaticCache) -> bool:
+        """Whether the cache's memory is still that which `new_cache` gave; a batch that has shrunk has other memory."""
+        kv, _ = self._pool.get((cache.kv.shape[1], cache.capacity), (None, None))
+        return kv is cache.kv
+
+    def final_norm(self, last: Tensor) -> Tensor:
+        """See AbstractTarget."""
+        return self.inner.final_norm(last)
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        """See AbstractTarget."""
+        return self.inner.unembed(normed)
+
+    @property
+    def embedding(self) -> Tensor:
+        """See AbstractTarget."""
+        return self.inner.embedding
+
+
+class _StaticPass:
+    """T rows of B sequences over the first `window` columns of one cache."""
+
+    def __init__(self, target: FastTarget, kv: Tensor, num_rows: int, window: int, features: bool) -> None:
+        num_sequences, device = kv.shape[1], target.device
+        self.target, self.cache, self.features = target, StaticCache(kv), features
+        self.ids = torch.zeros(num_sequences, num_rows, dtype=torch.int64, device=device)
+        self.columns = torch.zeros_like(self.ids)
+        self.rotations = target.rotations(kv.shape[3])
+        self.seen = torch.arange(window, device=device)
+        self.places = torch.arange(num_sequences, device=device).repeat_interleave(num_rows)
+        self.rows = torch.arange(num_rows, device=device).repeat(num_sequences)
+        self.offsets = torch.arange(num_rows)
+        self.captured = Captured(self._run, device)
+
+    def __call__(self, ids: Tensor, lengths: Tensor) -> TargetPass:
+        self.ids.copy_(ids, non_blocking=True)
+        self.columns.copy_(lengths[:, None] + self.offsets, non_blocking=True)
+        return self.captured()
+
+    def _run(self) -> TargetPass:
+        window, kv_heads = len(self.seen), self.target.shape.num_key_value_heads
+        kv = self.cache.kv[:, :, :, :window]
+        hidden = self.seen > self.columns[:, None, :, None]  # [B, 1, T, window]
+        mask = torch.zeros(hidden.shape, dtype=kv.dtype, device=kv.device).masked_fill_(hidden, -math.inf)
+        geometry = Geometry(
+            rotation=self.rotations[self.columns],
+            slots=None,
+            scatter=(self.places, self.rows, self.places, self.columns.flatten()),
+            keys=kv[:, :, :kv_heads].unbind(0),
+            values=kv[:, :, kv_heads:].unbind(0),
+            mask=mask,
+            is_causal=False,
+        )
+        x = F.embedding(self.ids.flatten(), self.target.embedding)
+        batch, rows = self.ids.shape
+        return self.target.run_layers(x, geometry, self.cache, batch, rows, logits=True, features=self.features)

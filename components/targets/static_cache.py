@@ -1,0 +1,62 @@
+"""Keys and values of all layers in one tensor, allocated once and written in place; and what rows of a pass may see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from components.targets.model import AbstractCache, TreeRows
+
+
+class StaticCache(AbstractCache):
+    """Keys and values [layers, B, 2 * kv_heads, capacity, head_dim]: keys are the first kv_heads, values the rest."""
+
+    def __init__(self, kv: Tensor) -> None:
+        self.kv = kv
+        self.capacity = kv.shape[3]
+        self.lengths = torch.zeros(kv.shape[1], dtype=torch.int64)
+
+    def truncate(self, lengths: Tensor) -> None:
+        """See AbstractCache."""
+        assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
+        self.lengths = lengths.clone()
+
+    @torch.inference_mode()
+    def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
+        """See AbstractCache. Columns that are in place already are not touched."""
+        for sequence, (begin, kept) in enumerate(zip(start.tolist(), rows, strict=True)):
+            moved = next((place for place, row in enumerate(kept) if row != place), len(kept))
+            if moved < len(kept):
+                from_columns = torch.tensor([begin + row for row in kept[moved:]], device=self.kv.device)
+                columns = self.kv[:, sequence].index_select(2, from_columns)
+                self.kv[:, sequence, :, begin + moved : begin + len(kept)] = columns
+        self.lengths = start + torch.tensor([len(kept) for kept in rows])
+
+    def select(self, sequences: Sequence[int]) -> None:
+        """See AbstractCache."""
+        self.kv = self.kv[:, list(sequences)]
+        self.lengths = self.lengths[list(sequences)]
+
+    def bytes_per_token(self) -> int:
+        """See AbstractCache."""
+        return self.kv[:, 0, :, 0].numel() * self.kv.element_size()
+
+
+def tree_visibility(lengths: Tensor, tree: TreeRows, stop: int) -> Tensor:
+    """Which of columns 0 .. stop-1 each row of a tree sees: bool [B, 1, T, stop] on the CPU.
+
+    Cached columns are those below lengths[b] (int64 [B]); row j of the pass stands at column lengths[b] + j.
+    """
+    num_rows = tree.depths.shape[1]
+    visible = (torch.arange(stop) < lengths[:, None, None]).repeat(1, num_rows, 1)
+    for sequence, start in enumerate(lengths.tolist()):
+        visible[sequence, :, start : start + num_rows] = tree.visible[sequence]
+    return visible.unsqueeze(1)
+
+
+def additive(visible: Tensor, like: Tensor) -> Tensor:
+    """An attention mask of the dtype and device of `like`: 0 where visible, else -inf."""
+    return torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, -math.inf).to(like.device)

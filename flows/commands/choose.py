@@ -1,0 +1,110 @@
+"""Command that chooses a draft depth from rows measured anywhere, with the same model, rule and flags as a pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.contract import UserError
+from flows.commands.terminal import Seed, out, say
+
+if TYPE_CHECKING:
+    from components.speedup.policy import Policy
+
+
+def choose_depth(
+    rows: Annotated[list[Path], typer.Argument(help="Files of rows: .json, .jsonl, .csv or .parquet.")],
+    mixture: Annotated[
+        str, typer.Option(help="WORKLOAD=SHARE,...: shares of decoded tokens, for one depth that serves them all.")
+    ] = "",
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, max=0.49, help="Share of speed to give up for a shallower depth.")
+    ] = 0.01,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Probability of beating plain decoding that is asked.")
+    ] = 0.95,
+    draws: Annotated[int, typer.Option(min=200, max=50_000, help="Resamples behind each interval.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole policy as JSON, for programs.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Choose a draft depth from numbers that you measured elsewhere.
+
+    A row tells acceptance, cost or both; times in ms.
+
+    Acceptance: {prompt, accepted: [...]}, from every output position how many drafts would be kept; or
+    {k, tokens, rounds}; or vLLM's {k, num_drafts, accepted_per_pos: [...]}; or {k, al}, bonus token included.
+
+    Cost: {k, t_verify, t_draft} and t_target once; or {k, tpot} and a row of k = 0; or {k, speedup}.
+
+    Columns drafter, workload, batch_size, kv_len, draft_vocab and tree_budget tell cases apart; prompt and block give
+    intervals.
+    """
+    from dataclasses import asdict
+
+    from components.speedup.engines import engine_settings
+    from components.speedup.evaluate import Rule
+    from components.speedup.outside import policy_from
+    from components.speedup.outside_rows import read_outside
+
+    rule = Rule(tolerance, confidence, draws, include_host=True)
+    policy = policy_from(read_outside(rows), rule, _shares(mixture), seed)
+    policy.engines = engine_settings(policy)
+    if as_json:
+        say(json.dumps(asdict(policy), indent=1, allow_nan=False))
+        return
+    _print(policy)
+
+
+def _shares(text: str) -> dict[str, float]:
+    """code=0.7,chat=0.3 as a dictionary."""
+    shares = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, sign, share = part.rpartition("=")
+        try:
+            shares[name.strip()] = float(share)
+        except ValueError:
+            sign = ""
+        if not sign:
+            raise UserError(f"--mixture {part}: expected WORKLOAD=SHARE, as in code=0.7,chat=0.3")
+    return shares
+
+
+def _print(policy: Policy) -> None:
+    """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
+    from components.speedup.policy_table import (
+        Cells,
+        choice_cells,
+        depth_cells,
+        engine_lines,
+        flag_cells,
+        mixture_line,
+        ranking_cells,
+    )
+    from flows.answer import print_answer
+
+    def show(title: str, cells: Cells) -> None:
+        say(f"\n{title}")
+        print_answer(out, cells.header, cells.rows)
+
+    say(f"{policy.verdict.replace('_', ' ')}: {'; '.join(policy.reasons)}")
+    show(f"choices ({policy.rule})", choice_cells([*policy.choices, *policy.contexts]))
+    for mixture in policy.mixtures:
+        say(mixture_line(mixture))
+    pooled = [c for c in policy.choices if c.workload == "all"]
+    for choice in pooled:
+        mine = [e for e in policy.evals if (e.draft_key, e.batch_size) == (choice.draft_key, choice.batch_size)]
+        show(
+            f"{choice.draft_key}, batch {choice.batch_size}: every depth",
+            depth_cells([e for e in mine if e.workload == "all"], choice.depth_k),
+        )
+    if len(policy.ranking) > 1:
+        show("drafters against each other", ranking_cells(policy.ranking))
+    if policy.engines:
+        say("\nwhat the engines are told")
+        for line in engine_lines(policy.engines):
+            say(line)
+    if policy.flags:
+        show("reasons to doubt", flag_cells(policy.flags))

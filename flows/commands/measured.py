@@ -1,0 +1,82 @@
+"""Commands on what was measured: two ways to serve held against each other, and a number over time."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.answer import Format
+from flows.commands.ask import named_values
+from flows.commands.terminal import complain, out, say
+from storage.artifacts import Store, default_home
+
+
+class Over(StrEnum):
+    """What a trend runs over."""
+
+    runs = "runs"
+    machines = "machines"
+    versions = "versions"
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="A run, a key (Draft, DepthPolicy, Release) or NAME@ALIAS.")],
+    b: Annotated[
+        str, typer.Argument(help="Likewise; `champion`: the registered champion for A's target.")
+    ] = "champion",
+    depth_a: Annotated[int | None, typer.Option("--depth-a", min=0, help="A's depth, if not the chosen one.")] = None,
+    depth_b: Annotated[int | None, typer.Option("--depth-b", min=0, help="B's depth, if not the chosen one.")] = None,
+    margin: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share by which A may lie below B.")] = 0.02,
+    format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
+) -> None:
+    """A against B on the same prompts. Exit code 0: A is not worse; 1: it is; 3: undecided or not comparable."""
+    from flows.answer import print_in
+    from flows.compare import compare as weigh
+    from flows.compare_sides import find_champion, find_side
+
+    store = Store()
+    one = find_side(store, a, depth_a)
+    other = find_champion(store, one) if b == "champion" else find_side(store, b, depth_b)
+    found = weigh(store.home, one, other, margin)
+    if format_ is Format.table:
+        say(f"A: {one.name()}\nB: {other.name()}")
+    columns, rows = found.rows()
+    if rows or format_ is not Format.table:
+        print_in(format_, out, columns, rows)
+    tell = say if format_ is Format.table else complain
+    for note in found.notes:
+        tell(note)
+    tell(f"verdict: A is {found.verdict().replace('_', ' ')}" if rows else "verdict: not comparable")
+    if found.exit_code():
+        raise typer.Exit(found.exit_code())
+
+
+def trend(
+    metric: Annotated[
+        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tok_s_decode), or info.NAME.")
+    ],
+    over: Annotated[Over, typer.Option(help="What the values are told apart by.")] = Over.runs,
+    where: Annotated[
+        list[str], typer.Option("--where", "-w", help="COLUMN=VALUE that rows must have; may be repeated.")
+    ] = [],  # noqa: B006 (typer copies it)
+    limit: Annotated[int, typer.Option(min=1, help="The last values of each series.")] = 50,
+    picture: Annotated[Path | None, typer.Option(help="Write a page with a chart here (HTML).")] = None,
+    format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
+) -> None:
+    """One number over runs, machines or versions: a table, a line of bars, a picture."""
+    from flows.answer import print_in
+    from flows.trend import draw, find_trend, spark_lines, table
+
+    found = find_trend(default_home(), metric, named_values(where), limit)
+    print_in(format_, out, *table(found, over.value))
+    if format_ is Format.table:
+        for line in spark_lines(found) if over is Over.runs else []:
+            say(line)
+        say(f"{found.metric}: {len(found.dots)} values")
+    if picture is not None:
+        draw(found, over.value, picture)
+        if format_ is Format.table:
+            say(f"drawn: {picture}")

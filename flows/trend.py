@@ -1,0 +1,216 @@
+"""`draftsmith trend METRIC`: any number of any view over runs, machines or versions, as a table and a picture.
+
+A metric is a numeric column of a view (`speedup_meas`, `v_speed.tok_s_decode`) or `info.NAME`, a number among the facts
+of artifacts. What else the view tells apart (method, workload, depth, batch size ...) makes the series; only the newest
+row of a series counts for a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from components.contract import UserError
+from flows.problems import did_you_mean
+from storage.results import open_history
+
+# Where a bare column name is looked for, in this order.
+VIEWS = (
+    "v_choice", "v_depth", "v_comparison", "v_acceptance", "v_speedup", "v_speed", "v_position", "v_map", "v_cost",
+    "v_parity", "drift", "v_flags", "v_draft", "steps", "runs",
+)  # fmt: skip
+TELLS_APART = (
+    "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget", "position",
+    "batch_size", "kv_len", "dtype", "temperature",
+)  # fmt: skip
+OUTCOMES = {"v_choice": {"depth_k"}, "v_draft": {"step"}}  # what differs from run to run and makes no other series
+INTERVALS = {
+    "speedup_meas": ("meas_lo", "meas_hi"),
+    "speedup_pred": ("pred_lo", "pred_hi"),
+    "al": ("al_lo", "al_hi"),
+    "ratio": ("lo", "hi"),
+    "change": ("lo", "hi"),
+    "al_now": ("now_lo", "now_hi"),
+    "al_then": ("then_lo", "then_hi"),
+}
+OVER = ("runs", "machines", "versions")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One value. series: what tells it apart from others of its run, in words."""
+
+    at: datetime
+    series: str
+    value: float
+    lo: float | None
+    hi: float | None
+    machine: str
+    version: str
+    run: str
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Every value of a metric that was asked for, oldest first. metric: with its view."""
+
+    metric: str
+    dots: tuple[Dot, ...]
+
+    def series(self) -> list[str]:
+        """The series, those with the most values first."""
+        names = dict.fromkeys(dot.series for dot in self.dots)
+        return sorted(names, key=lambda name: (-sum(dot.series == name for dot in self.dots), name))
+
+    def of(self, series: str) -> list[Dot]:
+        """The values of one series, oldest first."""
+        return [dot for dot in self.dots if dot.series == series]
+
+
+def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) -> Trend:
+    """The last `limit` values of each series of a metric. filters: column -> the value that rows must have.
+
+    Raises:
+        UserError: there is no such metric or column.
+    """
+    with open_history(home) as ask:
+        columns = _columns(ask)
+        view, expression, name = _place(metric, columns)
+        known = columns[view]
+        for column in filters:
+            if column not in known:
+                raise UserError(f"trend: {view} has no column {column!r}; it has: {', '.join(known)}")
+        lo, hi = INTERVALS.get(name, ("NULL", "NULL"))
+        lo, hi = (lo, hi) if lo in known else ("NULL", "NULL")
+        apart = [column for column in TELLS_APART if column in known and column not in OUTCOMES.get(view, ())]
+        at = next(column for column in ("created_at", "started_at", "ended_at") if column in known)
+        key = "artifact_key" if "artifact_key" in known else "draft_key" if view == "v_draft" else None
+        made_by = f"LEFT JOIN artifact a ON a.artifact_key = v.{key}" if key else ""
+        facts = {
+            column: f"a.{column}" if key else f"v.{column}" if column in known else "NULL"
+            for column in ("machine_id", "draftsmith_version")
+        }
+        run = "v.run_id" if "run_id" in known else "a.run_id" if key else "NULL"
+        told = ", ".join(f"v.{column}" for column in apart)
+        where = " AND ".join(f"CAST(v.{column} AS VARCHAR) = ${column}" for column in filters)
+        shown = ", ".join([*facts.values(), run, *([told] if told else [])])
+        sql = f"""SELECT v.{at}, {expression}, {lo}, {hi}, {shown}
+                  FROM {view} v {made_by}
+                  WHERE {expression} IS NOT NULL {"AND " + where if where else ""} ORDER BY v.{at}"""
+        rows = ask(sql, dict(filters))[1]
+    return Trend(f"{view}.{name}", _dots(rows, apart, limit))
+
+
+def table(trend: Trend, over: str) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows: each value with its change, or what each machine or version gave."""
+    if over == "runs":
+        rows: list[list[Any]] = []
+        for series in trend.series():
+            before: float | None = None
+            for dot in trend.of(series):
+                change = None if not before else dot.value / before - 1.0
+                rows.append([series, dot.at, dot.value, dot.lo, dot.hi, change, dot.machine, dot.version, dot.run])
+                before = dot.value
+        return ["series", "at", "value", "lo", "hi", "change", "machine_id", "version", "run_id"], rows
+    place: Callable[[Dot], str] = (lambda dot: dot.machine) if over == "machines" else (lambda dot: dot.version)
+    rows = []
+    for series in trend.series():
+        dots = trend.of(series)
+        for where in dict.fromkeys(map(place, dots)):
+            values = [dot.value for dot in dots if place(dot) == where]
+            rows.append([series, where, len(values), values[-1], median(values), min(values), max(values)])
+    return ["series", over[:-1], "values", "newest", "median", "min", "max"], rows
+
+
+def spark_lines(trend: Trend, width: int = 40) -> list[str]:
+    """One line a series: its values as bars, the first and the last of them."""
+    lines = []
+    for series in trend.series():
+        values = [dot.value for dot in trend.of(series)][-width:]
+        low, span = min(values), max(values) - min(values)
+        bars = "".join(_BARS[round((value - low) / span * 7) if span else 3] for value in values)
+        lines.append(f"{bars}  {values[0]:.4g} -> {values[-1]:.4g}  {series}")
+    return lines
+
+
+def draw(trend: Trend, over: str, to: Path) -> None:
+    """A self-contained page with the picture and the table.
+
+    Raises:
+        UserError: the folder is not there, or there is nothing to draw.
+    """
+    from components.report.trend_page import TrendSeries, write_trend
+
+    if not trend.dots:
+        raise UserError(f"trend: no value of {trend.metric} yet, so there is nothing to draw")
+    if not to.parent.is_dir():
+        raise UserError(f"trend: --picture {to}: there is no folder {to.parent}")
+    drawn = []
+    for series in trend.series():
+        dots = trend.of(series)
+        labels = [
+            {"machines": dot.machine[:8], "versions": dot.version}.get(over, f"{dot.at:%y-%m-%d %H:%M}") for dot in dots
+        ]
+        drawn.append(TrendSeries(series, labels, [(dot.value, dot.lo, dot.hi) for dot in dots]))
+    columns, rows = table(trend, over)
+    to.write_text(write_trend(trend.metric, over, drawn, columns, rows), encoding="utf-8")
+
+
+def _columns(ask: Any) -> dict[str, dict[str, str]]:
+    """View -> column -> type."""
+    sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal ORDER BY column_index"
+    found: dict[str, dict[str, str]] = {}
+    for view, column, kind in ask(sql, {})[1]:
+        found.setdefault(view, {})[column] = kind
+    return found
+
+
+def _place(metric: str, columns: Mapping[str, Mapping[str, str]]) -> tuple[str, str, str]:
+    """(view, SQL expression, column) of a metric; names come from the catalogue, never from the user."""
+    view, _, name = metric.rpartition(".")
+    if view == "info":
+        if not name.isidentifier():
+            raise UserError(f"trend: {metric!r}: a fact has a name of letters, digits and underscores")
+        return "artifacts", f"TRY_CAST(v.info ->> '{name}' AS DOUBLE)", name
+    numbers = {
+        where: [column for column, kind in columns[where].items() if _is_number(kind)]
+        for where in ([view] if view else VIEWS)
+        if where in columns
+    }
+    for where, names in numbers.items():
+        if name in names:
+            return where, f"CAST(v.{name} AS DOUBLE)", name
+    known = sorted({column for names in numbers.values() for column in names})
+    raise UserError(
+        f"trend: no view has a number {metric!r}{did_you_mean(name, known)}; `info.NAME` takes a fact of artifacts"
+    )
+
+
+def _is_number(kind: str) -> bool:
+    return kind.split("(")[0] in ("DOUBLE", "FLOAT", "BIGINT", "INTEGER", "HUGEINT", "DECIMAL")
+
+
+def _dots(rows: Sequence[Sequence[Any]], apart: Sequence[str], limit: int) -> tuple[Dot, ...]:
+    """Values with the names of their series: only what differs is said."""
+    told = [column for i, column in enumerate(apart) if len({row[7 + i] for row in rows}) > 1]
+    dots: dict[tuple[str, str, datetime], Dot] = {}
+    for at, value, lo, hi, machine, version, run, *facts in rows:
+        said = dict(zip(apart, facts, strict=True))
+        series = ", ".join(_said(column, said[column]) for column in told if said[column] is not None) or "all"
+        dots[series, run or "", at] = Dot(
+            at, series, float(value), lo, hi, machine or "unknown", version or "unknown", run or ""
+        )
+    kept: list[Dot] = []
+    for series in dict.fromkeys(dot.series for dot in dots.values()):
+        kept += [dot for dot in dots.values() if dot.series == series][-limit:]
+    return tuple(sorted(kept, key=lambda dot: dot.at))
+
+
+def _said(column: str, value: Any) -> str:
+    short = {"depth_k": "k", "tree_budget": "tree", "batch_size": "batch", "kv_len": "context", "temperature": "T"}
+    return f"{short[column]}={value:g}" if column in short else str(value)

@@ -1,0 +1,150 @@
+"""Compaction: many small Parquet files become few large ones, while others read and write, whenever it is killed.
+
+Ten thousand files take seconds to scan, one file of the same rows takes milliseconds. A compaction writes a segment of
+the files that count, then swaps the manifest, then deletes what nobody reads any more. Killed before the swap, nothing
+has changed; killed after it, nothing is missing; what it left lying is swept up by the next. Segments grow by tiers
+(O'Neil et al. 1996): a segment is rewritten only together with at least a quarter of its size in newer rows, so a row
+is copied a few times in its life and a table has a handful of files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.dataset import Dataset, dataset
+
+from storage import segments
+from storage.records import RECORDS, columns_of
+from storage.schema import all_tables, reading_schema
+from storage.segments import Manifest, Segment, typed
+
+COMPACT_AT = 300  # files of their own in a table: their scan takes a tenth of a second
+TIER = 4  # a segment is merged when the rows newer than it are at least this part of it
+ROWS_AT_ONCE = 122_880  # about what a compaction holds in memory, and the largest row group
+GROUP_BYTES = 4 << 20  # of a row group before compression: a question about the newest rows reads the last few groups
+
+
+def compact(history: Path, at_least: int = COMPACT_AT, *, whole: bool = False) -> dict[str, int]:
+    """Merge the files of every table that has at least so many; table -> number of files merged.
+
+    whole: all segments of such a table become one; with at_least 0 every table becomes one file.
+    """
+    merged: dict[str, int] = {}
+    for table in all_tables():
+        directory = history / table
+        if directory.is_dir() and (count := _compact_table(history, directory, table, at_least, whole)):
+            merged[table] = count
+    return merged
+
+
+def replace_key(history: Path, table: str, key: str, rows: pa.Table) -> None:
+    """Put the rows of a key in the place of those it has: one step for a reader, wherever the old ones lie."""
+    directory = history / table
+    with segments.compacting(directory):
+        manifest = segments.read_manifest(directory)
+        if key not in segments.segment_keys(directory, manifest):
+            segments.write_parquet(directory / f"{key}.parquet", rows)
+            return
+        others = pc.not_equal(pc.field(key_column(table)), key)
+        sources = [segment.file for segment in manifest.segments]
+        rest = (batch.filter(others) for batch in _batches(directory, sources, table))
+        made = _write_segment(directory, table, _and_then(rest, typed(rows, table)))
+        _swap(history, directory, manifest, Manifest((made,), manifest.keys), sources)
+
+
+def key_column(table: str) -> str:
+    """The column that holds a file's key: the artifact's in measured tables, the row's own id in storage's."""
+    return next(iter(columns_of(table))) if table in RECORDS else "artifact_key"
+
+
+def _compact_table(history: Path, directory: Path, table: str, at_least: int, whole: bool) -> int:
+    with segments.compacting(directory):
+        old = segments.read_manifest(directory)
+        _sweep(history, directory, old)
+        old = segments.read_manifest(directory)
+        fresh = segments.fresh_keys(directory, old)
+        if len(fresh) < at_least or len(fresh) + len(old.segments) < 2:
+            return 0
+        names = [f"{key}.parquet" for key in fresh]
+        rows = _opened(directory, names, table).count_rows()
+        kept = list(old.segments)
+        taken: list[Segment] = []
+        while kept and (whole or kept[-1].rows <= TIER * rows):
+            taken.insert(0, kept.pop())
+            rows += taken[0].rows
+        sources = [*(segment.file for segment in taken), *names]
+        made = _write_segment(directory, table, _batches(directory, sources, table))
+        assert made.rows == rows, f"{table}: {made.rows} rows written of {rows}"
+        keys = segments.new_name("keys", ".txt")
+        known = sorted(segments.segment_keys(directory, old) | set(fresh))
+        segments.write_text(directory / keys, "\n".join(known) + "\n")
+        gone = [*sources, *([old.keys] if old.keys else [])]
+        _swap(history, directory, old, Manifest((*kept, made), keys), gone)
+        return len(sources)
+
+
+def _swap(history: Path, directory: Path, old: Manifest, new: Manifest, gone: list[str]) -> None:
+    """From now on the new manifest counts; files it replaces are deleted, or retired while somebody reads."""
+    retired = (*old.retired, *gone)
+    with segments.writing(directory, alone=True):
+        segments.swap_manifest(directory, Manifest(new.segments, new.keys, retired))
+    _sweep(history, directory, segments.read_manifest(directory))
+
+
+def _sweep(history: Path, directory: Path, manifest: Manifest) -> None:
+    """Delete retired files if nobody reads, and what killed compactions and writers have left."""
+    with segments.writing(directory, alone=True):
+        named = manifest.files()
+        left = [
+            name
+            for name in os.listdir(directory)
+            if (name.startswith(("_segment-", "_keys-")) and name not in named) or name.endswith(".tmp")
+        ]
+        segments.delete(directory, left)  # no manifest ever named them, and no writer is at work
+    if not manifest.retired:
+        return
+    with segments.nobody_reads(history) as nobody:
+        if nobody:
+            with segments.writing(directory, alone=True):
+                segments.delete(directory, manifest.retired)
+                segments.swap_manifest(directory, Manifest(manifest.segments, manifest.keys))
+
+
+def _batches(directory: Path, names: Iterable[str], table: str) -> Iterator[pa.Table]:
+    """The rows of some files under the present schema, about ROWS_AT_ONCE at a time."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in _opened(directory, names, table).to_batches(batch_size=ROWS_AT_ONCE, fragment_readahead=16):
+        waiting.append(batch)
+        if sum(map(len, waiting)) >= ROWS_AT_ONCE:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _opened(directory: Path, names: Iterable[str], table: str) -> Dataset:
+    return dataset([str(directory / name) for name in names], schema=reading_schema(table), format="parquet")
+
+
+def _and_then(tables: Iterable[pa.Table], last: pa.Table) -> Iterator[pa.Table]:
+    yield from tables
+    yield last
+
+
+def _write_segment(directory: Path, table: str, batches: Iterable[pa.Table]) -> Segment:
+    """A new segment; it counts once a manifest names it."""
+    name = segments.new_name("segment", ".parquet")
+    part = segments.part_of(directory / name)
+    rows = 0
+    with pq.ParquetWriter(part, reading_schema(table), compression="zstd") as writer:
+        for batch in batches:
+            fitting = GROUP_BYTES * max(1, len(batch)) // max(1, batch.nbytes)
+            writer.write_table(batch, row_group_size=min(ROWS_AT_ONCE, max(1024, fitting)))
+            rows += len(batch)
+    os.replace(part, directory / name)
+    return Segment(name, rows)

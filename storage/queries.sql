@@ -1,0 +1,230 @@
+-- The named queries of `draftsmith query NAME`. A block begins with its name, says in one line what it answers, and names its
+-- parameters with a type and a default; a parameter without a value is NULL and filters nothing.
+--
+--   -- query: NAME
+--   -- about: one line
+--   -- param: NAME text|int|float [= default]  what it is
+--   -- first: NAME = SELECT ...                 one value that is asked for first, and is a parameter of what follows
+
+-- query: runs
+-- about: Every run, newest first.
+-- param: pipeline text  one pipeline only
+-- param: limit int = 30  rows at most
+SELECT started_at, pipeline, status, seconds, num_executed, num_reused, how, reason, run_id, draftsmith_version
+FROM runs WHERE $pipeline IS NULL OR pipeline = $pipeline
+ORDER BY started_at DESC LIMIT $limit;
+
+-- query: failures
+-- about: Steps that failed, and why, newest first.
+-- param: pipeline text  one pipeline only
+-- param: limit int = 30  rows at most
+SELECT ended_at, pipeline, step, why, seconds, run_id
+FROM step WHERE status = 'failed' AND ($pipeline IS NULL OR pipeline = $pipeline)
+ORDER BY ended_at DESC LIMIT $limit;
+
+-- query: durations
+-- about: How long each step takes when it is not reused, the slowest first.
+-- param: pipeline text  one pipeline only
+SELECT pipeline, step, uses, count(*) AS times, round(median(seconds), 2) AS seconds_p50, round(max(seconds), 2) AS seconds_max,
+       max(ended_at) AS last
+FROM step WHERE status = 'completed' AND ($pipeline IS NULL OR pipeline = $pipeline)
+GROUP BY ALL ORDER BY seconds_p50 DESC;
+
+-- query: latest
+-- about: The depth to serve with now: the newest choice of each pipeline, method and machine.
+-- param: workload text = all  one workload
+-- param: method text  one method
+SELECT pipeline, method, workload, batch_size, kv_len, depth_k, verdict, speedup_meas, meas_lo, meas_hi, speedup_pred, pred_error,
+       machine_id, left(draft_key, 12) AS draft_key, created_at
+FROM v_latest WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
+ORDER BY created_at DESC, pipeline, method;
+
+-- query: depths
+-- about: Every depth, predicted beside measured, of the newest selections.
+-- param: method text  one method
+-- param: workload text = all  one workload
+-- param: limit int = 60  rows at most
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_eval ORDER BY 1 DESC LIMIT $limit)
+SELECT method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, cost_ratio, speedup_pred, pred_lo, pred_hi, speedup_meas,
+       meas_lo, meas_hi, marginal_gain, marginal_cost, p_best, regret, left(draft_key, 12) AS draft_key, created_at
+FROM depths_since($since) WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
+ORDER BY created_at DESC, method, draft_key, workload, batch_size, depth_k LIMIT $limit;
+
+-- query: workloads
+-- about: The depth that each workload would choose for itself, and what it loses at the one depth for all.
+-- param: method text  one method
+-- param: limit int = 60  rows at most
+SELECT created_at, method, workload, batch_size, kv_len, depth_k, verdict, speedup_pred, pred_lo, pred_hi, speedup_meas, loss,
+       left(draft_key, 12) AS draft_key
+FROM v_choice WHERE $method IS NULL OR method = $method
+ORDER BY created_at DESC, method, draft_key, workload LIMIT $limit;
+
+-- query: edge
+-- about: 3 and 7 drafts, the common settings on CPUs, beside the chosen depth.
+-- param: method text  one method
+-- param: limit int = 30  rows at most
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_choice ORDER BY 1 DESC LIMIT $limit)
+WITH depths AS MATERIALIZED (SELECT * FROM depths_since($since) WHERE workload = 'all' AND tree_budget IS NULL)
+SELECT c.created_at, c.method, c.batch_size, c.depth_k AS chosen, at_chosen.speedup_pred AS pred_chosen, at_3.speedup_pred AS pred_3,
+       at_7.speedup_pred AS pred_7, at_chosen.speedup_meas AS meas_chosen, at_3.speedup_meas AS meas_3, at_7.speedup_meas AS meas_7,
+       left(c.draft_key, 12) AS draft_key
+FROM v_choice c
+LEFT JOIN depths at_chosen ON (at_chosen.selection_id, at_chosen.draft_key, at_chosen.workload, at_chosen.batch_size, at_chosen.depth_k)
+                             = (c.selection_id, c.draft_key, c.workload, c.batch_size, c.depth_k)
+LEFT JOIN depths at_3 ON (at_3.selection_id, at_3.draft_key, at_3.workload, at_3.batch_size, at_3.depth_k)
+                        = (c.selection_id, c.draft_key, c.workload, c.batch_size, 3)
+LEFT JOIN depths at_7 ON (at_7.selection_id, at_7.draft_key, at_7.workload, at_7.batch_size, at_7.depth_k)
+                        = (c.selection_id, c.draft_key, c.workload, c.batch_size, 7)
+WHERE c.created_at >= $since AND c.workload = 'all' AND c.kv_len IS NULL AND ($method IS NULL OR c.method = $method)
+ORDER BY c.created_at DESC, c.method LIMIT $limit;
+
+-- query: gaps
+-- about: Predictions that a measurement contradicts by more than a share.
+-- param: more_than float = 0.1  the share
+-- param: limit int = 30  rows at most
+SELECT created_at, method, workload, batch_size, depth_k, tree_budget, speedup_pred, speedup_meas, meas_lo, meas_hi,
+       speedup_pred / speedup_meas - 1 AS pred_error, machine_id, left(draft_key, 12) AS draft_key
+FROM depth_eval
+WHERE abs(speedup_pred / speedup_meas - 1) > $more_than
+QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, workload, batch_size, depth_k, tree_budget ORDER BY created_at DESC) = 1
+ORDER BY created_at DESC, abs(pred_error) DESC LIMIT $limit;
+
+-- query: acceptance
+-- about: Acceptance length of decoding by every convention: pooled and per request, with and without the bonus token.
+-- param: method text  one method
+-- param: workload text = all  one workload
+-- param: newest int = 20  measurements to look at
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, temperature, dtype, requests, rounds, al_pooled_incl_bonus,
+       accepted_per_round_excl_bonus, al_macro_incl_bonus, accepted_macro_excl_bonus, draft_acceptance_rate, draft_acceptance_rate_macro,
+       left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
+FROM v_acceptance
+WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
+ORDER BY created_at DESC, method, depth_k, workload;
+
+-- query: positions
+-- about: How often the i-th draft is kept, by every convention; the newest measurement unless one is named.
+-- param: artifact text  the beginning of the key of an end-to-end measurement
+-- param: method text  one method
+-- param: workload text = all  one workload
+-- first: at = SELECT max(created_at) FROM request WHERE $artifact IS NULL OR starts_with(artifact_key, $artifact)
+SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, drafted, reached, accepted, accept_uncond, accept_cond,
+       accept_joint, accept_of_rounds, accept_uncond_macro, accept_cond_macro
+FROM v_position
+WHERE created_at = $at AND ($artifact IS NULL OR starts_with(artifact_key, $artifact))
+  AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
+ORDER BY method, depth_k, batch_size, workload, position;
+
+-- query: training-gap
+-- about: How far the training metric flatters: acceptance with teacher-forced inputs at every position, and without.
+-- param: method text  one method
+-- param: newest int = 10  measurements to look at
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM acceptance_map ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, tree_budget, position, positions, accept_joint_teacher_forced, accept_joint_everywhere,
+       left(draft_key, 12) AS draft_key
+FROM v_map WHERE created_at >= $since AND workload = 'all' AND ($method IS NULL OR method = $method)
+ORDER BY created_at DESC, method, position;
+
+-- query: speedups
+-- about: Each measured arm against the best plain decoding of its session, newest measurements first.
+-- param: method text  one method
+-- param: workload text = all  one workload
+-- param: newest int = 20  measurements to look at
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, tok_s_decode, base_tok_s_decode, speedup_decode_vs_best_plain,
+       speedup_e2e_vs_best_plain, requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
+FROM v_speedup
+WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
+ORDER BY created_at DESC, method, depth_k;
+
+-- query: costs
+-- about: What a pass costs, by batch size and context length; the newest measurements.
+-- param: method text  one method
+-- param: phase text  target_step, verify, draft, host, control, prefill or draft_prefill
+-- param: newest int = 10  measurements to look at
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM cost_cell ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, phase, depth_k, tree_budget, batch_size, kv_len, num_rows, ms_p50, ms_min, ms_max, blocks, dtype, num_threads,
+       machine_id
+FROM v_cost
+WHERE created_at >= $since AND ($method IS NULL OR method = $method) AND ($phase IS NULL OR phase = $phase)
+ORDER BY created_at DESC, method, phase, batch_size, kv_len, depth_k;
+
+-- query: parity
+-- about: Is the output that of plain decoding? Ties and divergences of each arm, newest measurements.
+-- param: newest int = 20  measurements to look at
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, divergences,
+       earliest_divergence, largest_margin, left(draft_key, 12) AS draft_key
+FROM v_parity WHERE created_at >= $since ORDER BY divergences DESC, created_at DESC;
+
+-- query: engines
+-- about: Acceptance as serving engines counted it themselves, newest first.
+-- param: engine text  one engine
+-- param: limit int = 40  rows at most
+SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, requests, rounds, al_pooled_incl_bonus,
+       accepted_per_round_excl_bonus, draft_acceptance_rate, accept_of_rounds, source, left(draft_key, 12) AS draft_key
+FROM v_engine_acceptance WHERE $engine IS NULL OR engine = $engine ORDER BY created_at DESC LIMIT $limit;
+
+-- query: flags
+-- about: Reasons to doubt a number, the worst and newest first.
+-- param: severity text  fault, warning or info
+-- param: limit int = 50  rows at most
+SELECT created_at, severity, code, method, value, detail, pipeline, step, left(artifact_key, 12) AS artifact_key
+FROM v_flags WHERE $severity IS NULL OR severity = $severity
+ORDER BY list_position(['fault', 'warning', 'info'], severity), created_at DESC LIMIT $limit;
+
+-- query: comparisons
+-- about: Challenger against champion on the same prompts, with intervals.
+-- param: limit int = 30  rows at most
+SELECT created_at, quantity, workload, method, ratio, lo, hi, verdict, num_prompts, challenger_depth, champion_depth,
+       left(challenger_key, 12) AS challenger_key,
+       left(champion_key, 12) AS champion_key
+FROM v_comparison ORDER BY created_at DESC, quantity, workload LIMIT $limit;
+
+-- query: drift
+-- about: Acceptance length on new traffic against that at release.
+-- param: limit int = 30  rows at most
+SELECT created_at, method, workload, workload_then, depth_k, al_then, al_now, change, lo, hi, drifted, num_prompts_then, num_prompts_now,
+       left(draft_key, 12) AS draft_key
+FROM drift ORDER BY created_at DESC, workload LIMIT $limit;
+
+-- query: promotions
+-- about: Every move of an alias: who, why, from which version to which.
+-- param: name text  one registered model
+-- param: limit int = 50  rows at most
+SELECT promoted_at, name, alias, action, from_version, to_version, who, why
+FROM promotions WHERE $name IS NULL OR name = $name ORDER BY promoted_at DESC LIMIT $limit;
+
+-- query: champions
+-- about: Which version each alias of each model is at now.
+SELECT name, alias, to_version AS version, action, promoted_at AS since, who, why
+FROM promotions QUALIFY row_number() OVER (PARTITION BY name, alias ORDER BY promoted_at DESC, promotion_id DESC) = 1 AND to_version IS NOT NULL
+ORDER BY name, alias;
+
+-- query: machines
+-- about: What was measured where: runs, the newest measured speedup and its depth, by machine and method.
+SELECT machine_id, method, count(DISTINCT run_id) AS runs, arg_max(depth_k, created_at) AS depth_k, arg_max(speedup_meas, created_at) AS speedup_meas,
+       median(speedup_meas) AS speedup_meas_p50, min(speedup_meas) AS speedup_meas_min, max(speedup_meas) AS speedup_meas_max, max(created_at) AS last
+FROM v_choice WHERE workload = 'all' GROUP BY ALL ORDER BY machine_id, method;
+
+-- query: versions
+-- about: Measured speedup and acceptance length by version of Draftsmith and method.
+-- param: method text  one method
+SELECT a.draftsmith_version, d.method, count(*) AS choices, median(d.speedup_meas) AS speedup_meas_p50, median(abs(d.pred_error)) AS abs_pred_error_p50,
+       max(d.created_at) AS last
+FROM v_choice d JOIN artifact a USING (artifact_key)
+WHERE d.workload = 'all' AND d.verdict <> 'invalid' AND ($method IS NULL OR d.method = $method)
+GROUP BY ALL ORDER BY last DESC, d.method;
+
+-- query: methods
+-- about: One line a drafter: parameters, training minutes, the chosen depth, acceptance length, predicted and measured speedup.
+-- param: limit int = 40  rows at most
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_choice ORDER BY 1 DESC LIMIT $limit)
+SELECT c.created_at, c.method, d.parameters, round(d.training_minutes, 2) AS training_minutes, c.depth_k, c.verdict, e.al, e.al_lo, e.al_hi,
+       e.cost_ratio, c.speedup_pred, c.speedup_meas, c.meas_lo, c.meas_hi, left(c.draft_key, 12) AS draft_key
+FROM v_choice c
+LEFT JOIN v_draft d USING (draft_key)
+LEFT JOIN depths_since($since) e ON (e.selection_id, e.draft_key, e.method, e.workload, e.batch_size, e.depth_k)
+                     = (c.selection_id, c.draft_key, c.method, c.workload, c.batch_size, c.depth_k) AND e.tree_budget IS NULL
+WHERE c.created_at >= $since AND c.workload = 'all' AND c.kv_len IS NULL
+ORDER BY c.created_at DESC, coalesce(c.speedup_meas, c.speedup_pred) DESC LIMIT $limit;

@@ -1,0 +1,179 @@
+"""A serving engine is measured as a client sees it: real servers on loopback, the same prompts, every request a row."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from serving_engine import free_port, served
+
+from components.bench.engine_server import EngineServer
+from components.bench.openai_server import asked_of, measure_server
+from components.contract import Context, Machine, Measurements, Prompts, Target, UserError
+from components.rows import EngineAcceptance, Request, Round, read_rows
+from components.targets.load import open_tokenizer
+
+Contexts = Callable[[str], Context]
+
+
+@pytest.fixture(scope="module")
+def transformers_serve(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `transformers serve` with the tiny target."""
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(target.path)]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    with served([*command, *options], tmp_path_factory.mktemp("served") / "log", {"OMP_NUM_THREADS": "1"}):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def measured(
+    transformers_serve: str,
+    target: Target,
+    prompts: Prompts,
+    machine: Machine,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Measurements:
+    folder = tmp_path_factory.mktemp("measured")
+    return measure_server(
+        target,
+        prompts,
+        servers=[EngineServer(base_url=f"{transformers_serve}/v1", model=str(target.path))],
+        num_prompts=3,
+        max_new_tokens=12,
+        concurrency=[1, 2],
+        num_warm_up=1,
+        num_compared=2,
+        wait_s=120,
+        ctx=Context(key="f" * 64, out=folder, scratch=folder, num_threads=1),
+        machine=machine,
+    )
+
+
+def test_every_request_is_a_row_of_the_common_table(measured: Measurements) -> None:
+    requests = read_rows(measured.path, Request)
+    assert [row.is_warmup for row in requests] == [True] + [False] * 10
+    assert {row.status for row in requests} <= {"ok", "eos"} and measured.info["num_failed"] == 0
+    for row in requests:
+        assert (row.engine, row.method, row.depth_k, row.draft_key) == ("transformers", "none", 0, "")
+        assert row.ttft_ns > 0 and row.decode_ns >= 0 and row.ttft_ns + row.decode_ns <= (row.e2e_ns or 0)
+        assert row.batch_size == row.concurrency and 1 <= row.tokens_kept <= 12
+    timed = [row for row in requests if not row.is_warmup]
+    assert {(row.workload, row.concurrency) for row in timed} == {(w, c) for w in ("even", "odd") for c in (1, 2)}
+    assert not {row.prompt_id for row in timed} & {row.prompt_id for row in requests if row.is_warmup}
+    assert read_rows(measured.path, Round) == [] and read_rows(measured.path, EngineAcceptance) == []
+
+
+def test_greedy_answers_of_a_server_are_our_own(measured: Measurements) -> None:
+    compared = [row for row in read_rows(measured.path, Request) if row.identical is not None]
+    assert len(compared) == 2 * 2 * 2 and all(row.identical for row in compared)
+
+
+def test_a_server_that_is_not_there_is_one_line(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts
+) -> None:
+    servers = [EngineServer(base_url=f"http://127.0.0.1:{free_port()}")]
+    with pytest.raises(UserError, match=r"no answer within 0\.3 s .*start it first") as told:
+        measure_server(target, prompts, servers=servers, wait_s=0.3, ctx=context("absent"), machine=machine)
+    assert "\n" not in str(told.value)
+
+
+def test_a_key_that_is_not_set_is_told_by_its_variable(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts
+) -> None:
+    servers = [EngineServer(base_url="http://127.0.0.1:9", api_key_variable="NO_SUCH_KEY")]
+    with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
+        measure_server(target, prompts, servers=servers, ctx=context("key"), machine=machine)
+
+
+def test_sampled_answers_cannot_be_compared(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts
+) -> None:
+    servers = [EngineServer(base_url="http://127.0.0.1:9")]
+    with pytest.raises(UserError, match="num_compared"):
+        measure_server(
+            target, prompts, servers=servers, temperature=1.0, num_compared=1, ctx=context("hot"), machine=machine
+        )
+
+
+class Flaky(BaseHTTPRequestHandler):
+    """An engine that fails in every way a real one may; a real one cannot be made to fail on cue."""
+
+    protocol_version = "HTTP/1.1"
+    ways = ("well", "refuses", "stops", "garbles", "complains")
+    asked = 0
+
+    def do_GET(self) -> None:
+        found = {"/v1/models": {"data": [{"id": "flaky"}]}, "/openapi.json": {"paths": {}}}.get(self.path)
+        self._send(404 if found is None else 200, json.dumps(found).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        way = self.ways[Flaky.asked % len(self.ways)]
+        Flaky.asked += 1
+        if way == "refuses":
+            self._send(503, b'{"error": "overloaded"}')
+            return
+        events: list[Any] = [{"choices": [{"text": "w1\u2028w2"}]}]
+        if way == "well":
+            usage = {"prompt_tokens": 3, "completion_tokens": 2}
+            events += [{"choices": [{"text": "", "finish_reason": "length"}], "usage": usage}]
+        lines = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
+        lines += {"garbles": "data: {nonsense\n\n", "complains": 'data: {"error": "out of memory"}\n\n'}.get(way, "")
+        self._send(200, lines.encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+def test_failures_are_rows_with_their_reason(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Flaky) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            made = measure_server(
+                target,
+                prompts,
+                servers=[EngineServer(base_url=address)],
+                num_warm_up=0,
+                max_new_tokens=4,
+                ctx=context("flaky"),
+                machine=machine,
+            )
+        finally:
+            server.shutdown()
+            thread.join()
+    rows = read_rows(made.path, Request)
+    assert made.info["num_failed"] == 4 and len(rows) == 5
+    assert [row.status for row in rows] == ["ok"] + ["error"] * 4
+    assert rows[0].tokens_kept == 2 and rows[0].engine == "openai"
+    assert [(row.error or "")[:24] for row in rows[1:]] == [
+        'status 503: {"error": "o',
+        "the stream ended before ",
+        "not an answer of openai:",
+        "out of memory",
+    ]
+    assert all(row.tokens_kept == 0 and row.e2e_ns for row in rows[1:])
+
+
+def test_text_for_a_server_without_ids_encodes_to_the_same_ids(target: Target) -> None:
+    tokenizer = open_tokenizer(target)
+    ids = [5, 9, 30]
+    asked = asked_of(tokenizer, "p", "code", ids)
+    assert asked.text is not None and tokenizer(asked.text)["input_ids"] == ids
+    assert asked_of(tokenizer, "p", "code", [5, 2, 2, 9]).text != ""

@@ -1,0 +1,54 @@
+"""What the measuring steps write is what the choosing steps read: trees, batches and contexts, end to end, tiny."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from components.bench import compare_end_to_end, measure_acceptance, measure_step_cost
+from components.contract import Context, Draft, Machine, Prompts, Target
+from components.speedup import choose_depth, confirm_depth
+from components.speedup.policy import read_policy
+
+
+def test_measured_trees_batches_and_contexts_reach_the_policy(
+    target: Target, drafts: list[Draft], prompts: Prompts, context: Callable[[str], Context], machine: Machine
+) -> None:
+    draft = drafts[0]
+    acceptance = measure_acceptance(target, draft, prompts, max_new_tokens=16, trees=[5], ctx=context("maps"))
+    cost = measure_step_cost(
+        target,
+        draft,
+        prompts,
+        kv_lengths=[16, 32],
+        batch_sizes=[1, 2],
+        trees=[5],
+        num_blocks=5,
+        tokens_per_block=20,
+        max_drift=50.0,
+        num_threads=1,
+        ctx=context("cost"),
+        machine=machine,
+    )
+    chosen = choose_depth([acceptance], [cost], num_draws=400, ctx=context("chosen"))
+    policy = read_policy(chosen.path)
+    assert {c.batch_size for c in policy.choices} == {1, 2}
+    assert {(c.batch_size, c.kv_len) for c in policy.contexts} == {(b, n) for b in (1, 2) for n in (16, 32)}
+    assert {(e.batch_size, e.tree_budget) for e in policy.trees} == {(1, 5), (2, 5)}
+    assert {c.tree_budget for c in policy.ranking if c.depth_k} <= {None, 5} and len(policy.ranking) == 2
+    measured = compare_end_to_end(
+        target,
+        drafts[:1],
+        prompts,
+        chosen,
+        depths=[1, 2],
+        trees=[5],
+        num_prompts=2,
+        max_new_tokens=16,
+        num_threads=1,
+        ctx=context("measured"),
+        machine=machine,
+    )
+    confirmed = read_policy(confirm_depth(chosen, measured, num_draws=400, ctx=context("confirmed")).path)
+    tree = next(e for e in confirmed.trees if e.batch_size == 1)
+    assert tree.speedup_meas is not None and tree.al_meas is not None
+    assert {a.tree_budget for a in confirmed.arms if a.method == draft.info["method"]} == {None, 5}

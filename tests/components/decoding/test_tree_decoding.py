@@ -1,0 +1,215 @@
+"""Decoding with trees says what plain decoding says; its rounds replay its acceptance map; sampling is unbiased."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+import torch
+from test_verification import LEVEL, chi_square_p_value
+from torch import Tensor
+from twin import Twin
+
+from components.contract import UserError
+from components.decoding.batch import decode_batch, decode_tree
+from components.decoding.chain import decode
+from components.decoding.sampling import draw
+from components.decoding.tree import GuessRows
+from components.decoding.tree_acceptance import tree_acceptance
+from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
+from components.decoding.tree_verification import TreeVerdict
+from components.drafts.draft import Branches, Columns, Sampling
+from components.drafts.ngram import Ngram
+from components.drafts.sampling import probabilities
+from components.speedup.replay import replay
+from components.targets.model import AbstractTarget
+
+LENGTH = 30
+PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])
+SHAPES: dict[str, TreeShape] = {
+    "chain": StaticShape.chain(4),
+    "static": StaticShape.branching([3, 2, 1]),
+    "medusa-paths": StaticShape(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
+    "dynamic": DynamicShape(depth=4, top_k=3, budget=10),
+    "published": DynamicShape(depth=4, top_k=3, budget=10, keep_chain=False),
+}
+
+
+def answer_of(target: AbstractTarget, prompt: Sequence[int], length: int = LENGTH + 8) -> list[int]:
+    return decode(target, None, prompt, max_new_tokens=length, ignore_eos=True).tokens
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_live_tree_run_is_plain_decoding_and_the_replay_of_its_map(target: AbstractTarget, name: str) -> None:
+    shape, accepted = SHAPES[name], 0
+    for prompt in PROMPTS:
+        answer = answer_of(target, prompt)
+        run = decode_tree(target, Twin(target), prompt, shape, max_new_tokens=LENGTH, ignore_eos=True)
+        assert run.tokens == answer[:LENGTH] and run.tokens_raw == answer[: len(run.tokens_raw)]
+        map_ = tree_acceptance(target, Twin(target), prompt, answer, LENGTH, shape)
+        expected = replay(map_, shape.depth)
+        assert [(r.out_pos, r.accepted, r.emitted) for r in run.rounds] == [
+            (r.out_pos, r.accepted, r.emitted) for r in expected
+        ]
+        assert [r.kv_len for r in run.rounds] == [len(prompt) + r.out_pos for r in expected]
+        assert all(0 < r.drafted <= shape.num_guesses for r in run.rounds)
+        accepted += sum(r.accepted for r in run.rounds)
+    assert accepted > 20, "the drafter is never right, so this test checks nothing"
+
+
+def test_a_tree_accepts_at_least_as_much_as_the_chain_of_its_depth_everywhere(target: AbstractTarget) -> None:
+    """By construction: the chain's guesses are in the tree. Some branch must also have been worth it."""
+    gained = 0
+    for prompt in PROMPTS:
+        answer = answer_of(target, prompt)
+        chain = tree_acceptance(target, Twin(target), prompt, answer, LENGTH, StaticShape.chain(4))
+        rounds = decode(target, Twin(target), prompt, max_new_tokens=LENGTH, depth=4, ignore_eos=True).rounds
+        assert [(r.out_pos, r.accepted) for r in rounds] == [(r.out_pos, r.accepted) for r in replay(chain, 4)]
+        for shape in (DynamicShape(4, 3, 8), DynamicShape(4, 3, 12), StaticShape.branching([2, 2, 2, 1])):
+            tree = tree_acceptance(target, Twin(target), prompt, answer, LENGTH, shape)
+            assert all(t >= c for t, c in zip(tree, chain, strict=True))
+            gained += sum(tree) - sum(chain)
+        budgets = [
+            tree_acceptance(target, Twin(target), prompt, answer, LENGTH, DynamicShape(4, 3, b)) for b in (4, 8, 16)
+        ]
+        assert budgets[0] == chain
+        assert all(a <= b <= c for a, b, c in zip(*budgets, strict=True))
+    assert gained > 0
+
+
+def test_end_of_text_stops_a_tree(target: AbstractTarget) -> None:
+    answer = answer_of(target, PROMPTS[0])
+    end = answer[13]
+    run = decode_tree(target, Twin(target), PROMPTS[0], SHAPES["dynamic"], max_new_tokens=LENGTH, eos_ids=[end])
+    assert run.tokens == answer[: answer.index(end) + 1] and run.status == "eos"
+
+
+class Cheap:
+    """Knows how likely each token is at each place on average, and adds whims of its own to it, path by path."""
+
+    method: ClassVar[str] = "cheap"
+    needs_features: ClassVar[bool] = False
+    max_depth = 4
+
+    def __init__(self, cells: dict[tuple[int, ...], float]) -> None:
+        tokens = sorted({token for said in cells for token in said})
+        self.draft_ids = torch.tensor(tokens)
+        self.means = torch.full((3, len(tokens)), 0.02)
+        for said, chance in cells.items():
+            for place, token in enumerate(said):
+                self.means[place, tokens.index(token)] += chance
+
+    def new_state(self, capacity: int) -> list[int]:
+        return []
+
+    def propose(self, *_: object) -> None:
+        raise AssertionError("only trees are asked for")
+
+    def begin(self, state: list[int], columns: Columns, depth: int) -> Branches:
+        state += columns.next_tokens.tolist()
+        return CheapBranches(self.means, state[-1], len(state) - len(PROMPTS[0]) + 1)
+
+
+class CheapBranches(Branches):
+    def __init__(self, means: Tensor, newest: int, place: int) -> None:
+        self.means, self.paths = means, [(newest,)]
+        self.place = place  # output tokens known so far
+        self.root = self.logits((newest,))
+
+    def logits(self, path: tuple[int, ...]) -> Tensor:
+        whims = [((sum(path) * 7 + i * i * 3 + i) % 11) / 8 for i in range(self.means.shape[1])]
+        return self.means[min(2, self.place + len(path) - 1)].log() + torch.tensor(whims)
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        new = [(*self.paths[parent + 1], token) for parent, token in zip(parents, tokens.tolist(), strict=True)]
+        self.paths += new
+        return torch.stack([self.logits(path) for path in new])
+
+
+def exact_triples(target: AbstractTarget, prompt: list[int], hot: Sampling) -> dict[tuple[int, ...], float]:
+    """The target's distribution of the first three output tokens."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        ids = torch.tensor([[*prompt, *said] for said in found])
+        logits = target.forward(ids, target.new_cache(*ids.shape), logits="last").logits
+        assert logits is not None
+        probs = probabilities(logits[:, 0], hot)
+        found = {
+            (*said, token): chance * float(probs[row, token])
+            for row, (said, chance) in enumerate(found.items())
+            for token in probs[row].nonzero().flatten().tolist()
+        }
+    return found
+
+
+def keeps_the_first_child(probs: Tensor, tree: GuessRows, rng: torch.Generator) -> TreeVerdict:
+    """Wrong: keeps the first guess whenever the target could say it at all."""
+    child = tree.children[0][0]
+    if probs[0, tree.tokens[child]] > 0:
+        return TreeVerdict([0, child], [tree.tokens[child], int(draw(probs[child][None], rng))])
+    return TreeVerdict([0], [int(draw(probs[:1], rng))])
+
+
+@pytest.mark.parametrize("rule", ["right", "wrong"])
+@pytest.mark.parametrize("name", ["static", "dynamic"])
+def test_sampled_trees_keep_the_distribution_of_the_whole_loop(
+    target: AbstractTarget, name: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first three tokens of N = 1,000 generations in batches against their exact distribution (27 cells).
+
+    Chi-square at level 1e-4. The static tree draws its children, the dynamic one takes the likeliest. Power: the same
+    test on the same loop must reject a rule that keeps whatever is possible.
+    """
+    if rule == "wrong":
+        monkeypatch.setattr("components.decoding.batch.verify_tree_sampled", keeps_the_first_child)
+    hot, count, batch = Sampling(temperature=1.0, top_k=3), 1000, 100
+    cells = exact_triples(target, PROMPTS[0], hot)
+    drafter = Cheap(cells)
+    seen = dict.fromkeys(cells, 0)
+    accepted = 0
+    for first in range(0, count, batch):
+        runs = decode_batch(
+            target,
+            drafter,  # type: ignore[arg-type]
+            [PROMPTS[0]] * batch,
+            max_new_tokens=3,
+            shape=SHAPES[name],
+            sampling=hot,
+            rngs=[torch.Generator().manual_seed(first + i) for i in range(batch)],
+            ignore_eos=True,
+        )
+        for run in runs:
+            seen[tuple(run.tokens)] += 1
+            accepted += run.rounds[0].accepted
+    assert accepted > count / 4
+    p_value = chi_square_p_value(torch.tensor(list(seen.values())), torch.tensor(list(cells.values())))
+    assert (p_value > LEVEL) == (rule == "right")
+
+
+def test_sampled_trees_are_reproducible_by_seed(target: AbstractTarget) -> None:
+    def run(seed: int, name: str) -> list[int]:
+        return decode_tree(
+            target,
+            Twin(target),
+            PROMPTS[0],
+            SHAPES[name],
+            max_new_tokens=20,
+            sampling=Sampling(1.5, top_p=0.9),
+            rng=torch.Generator().manual_seed(seed),
+            ignore_eos=True,
+        ).tokens
+
+    for name in ("static", "dynamic"):
+        assert run(1, name) == run(1, name) != run(2, name)
+
+
+def test_wrong_requests_are_refused_in_one_line(target: AbstractTarget) -> None:
+    with pytest.raises(UserError, match="do not branch"):
+        decode_tree(target, Ngram(), [1, 2], SHAPES["static"], max_new_tokens=4)
+    with pytest.raises(UserError, match="depth 9 is outside"):
+        decode_tree(target, Twin(target), [1], StaticShape.chain(9), max_new_tokens=4)
+    with pytest.raises(UserError, match="the target has 256"):
+        decode_tree(target, Twin(target), [1] * 250, SHAPES["static"], max_new_tokens=40)
+    with pytest.raises(UserError, match="seeded generator"):
+        decode_tree(target, Twin(target), [1], SHAPES["static"], max_new_tokens=4, sampling=Sampling(1.0))

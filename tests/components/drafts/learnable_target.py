@@ -1,0 +1,71 @@
+"""A random target that a drafter learns in a second, and the same weights in transformers, which keeps no cache.
+
+Thirty-two tokens, seven layers, wide embeddings: its greedy text does not settle into a loop, its distributions are
+flat enough to sample from, and much of the next token shows in the last one, so a drafter of one layer gets somewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from components.drafts.draft import Batch
+from components.targets.fast import FastTarget
+from components.targets.model import AbstractTarget
+from components.targets.shape import shape_of
+
+VOCAB_SIZE = 32
+PROMPT = [3, 4, 5, 6]
+
+
+class Learnable(NamedTuple):
+    """One set of weights twice: our forward pass, and transformers' own model."""
+
+    target: AbstractTarget
+    model: Any
+
+
+def make_learnable_target() -> Learnable:
+    """Both in float32 on the CPU; the same at every call."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).float().eval().requires_grad_(False)
+    torch.random.set_rng_state(state)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            weight.mul_(15.0 if "embed_tokens" in name or "lm_head" in name else 5.0)
+    weights = model.state_dict()
+    target = FastTarget(
+        config,
+        shape_of(config, "learnable"),
+        weights.__getitem__,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernel="plain",
+        has_lm_head=True,
+    )
+    return Learnable(target, model)
+
+
+def columns_of(target: AbstractTarget, ids: Tensor, num_prompt: int) -> Batch:
+    """The training batch of texts ids int64 [B, T]; what follows the first num_prompt tokens is answer."""
+    out = target.forward(ids, target.new_cache(*ids.shape), logits="none", features=True)
+    assert out.taps is not None and out.last is not None
+    mask = (torch.arange(ids.shape[1]) >= num_prompt).expand_as(ids)
+    return Batch(ids, mask, out.taps.clone(), out.last.clone(), torch.full((len(ids),), ids.shape[1]))

@@ -1,0 +1,301 @@
+"""The parity ladder: every drafting method climbs the same rungs. A method joins by being listed in METHODS.
+
+One drafter of each trained method is overfitted on one sample and climbs all rungs; a copy with noise on its weights
+climbs where guesses must sometimes be wrong. Methods without weights leave out what needs training.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact_draws import Watched, p_value
+from learnable_target import PROMPT, VOCAB_SIZE, Learnable, columns_of, make_learnable_target
+from safetensors.torch import load_file
+from tiny_drafts import TRAINED, batch_of, new_draft
+from torch import Tensor
+from without_cache import Guess, accepted_in_each_round, guess_by_lookup, guess_by_training_graph
+
+from components.contract import Draft
+from components.decoding import verification
+from components.decoding.batch import decode_tree
+from components.decoding.chain import Decoded, decode
+from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
+from components.drafts import METHODS
+from components.drafts.draft import AbstractDraft, Batch, Columns, Proposer, Sampling
+from components.drafts.files import method_class, open_draft, read_draft, save_draft
+from components.drafts.optimizer import Optimizer
+from components.publish.exact_check import write_checkpoint
+from components.publish.export import FORMATS
+from components.targets.model import AbstractTarget
+
+DEPTH = 3
+SETTINGS: dict[str, dict[str, Any]] = {
+    "eagle1": {"chain_depth": DEPTH, "feature_noise": 0.0, "token_weight": 1.0},
+    "eagle3": {"ttt_steps": DEPTH},
+    "hass": {"chain_depth": DEPTH, "feature_noise": 0.0, "token_weight": 1.0},
+    "medusa": {"num_heads": DEPTH, "loss": "hard_ce"},  # its own loss; soft targets this flat take it longer
+    "mtp": {"mtp_modules": DEPTH},
+    "mtp-parallel": {"num_heads": DEPTH},
+    "p-eagle": {"parallel_depth": DEPTH, "num_layers": 2, "kept_share": 1.0},
+}
+WITHOUT_FORMAT = ("draft-model", "eagle1", "hass", "lookahead", "medusa", "mtp-parallel", "ngram", "p-eagle")
+CHAINS = [name for name in METHODS if name != "lookahead"]
+"""Methods whose guesses depend on the text alone; lookahead's depend on the passes before, and are greedy only."""
+BRANCHING = [name for name in METHODS if hasattr(method_class(name), "begin")]  # fits TreeProposer
+SHAPES: list[TreeShape] = [StaticShape.branching([2, 2, 1]), DynamicShape(depth=3, top_k=2, budget=6)]
+SAMPLE_TOKENS = 36  # of the answer that is learnt by heart
+MOST_STEPS = 150
+FAMILIES = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
+HOT = Sampling(temperature=1.0)
+NUM_SAMPLED, SIGNIFICANCE = 600, 1e-4
+"""Of the chi-square tests: a shift of Cohen's w = 0.35 is found with a probability of 0.99 (noncentral chi-square, 11
+degrees of freedom, noncentrality 600 w^2 = 73.5). Wrong rules shift far more; one of the tests shows it."""
+
+
+@cache
+def learnable() -> Learnable:
+    torch.set_num_threads(1)
+    return make_learnable_target()
+
+
+@cache
+def sample() -> Batch:
+    """The prompt and the target's greedy answer to it."""
+    target = learnable().target
+    answer = decode(target, None, PROMPT, max_new_tokens=SAMPLE_TOKENS, ignore_eos=True).tokens
+    return columns_of(target, torch.tensor([PROMPT + answer]), len(PROMPT))
+
+
+@cache
+def learnt_weights(method: str) -> dict[str, Tensor]:
+    """A drafter after it has learnt the sample by heart, or MOST_STEPS optimiser steps."""
+    draft = untrained(method)
+    draft.fit_inputs(sample().taps[0])
+    draft.train()
+    optimizer = Optimizer(draft, "adamw", weight_decay=0.0, muon_lr_scale=1.0)
+    for step in range(MOST_STEPS):
+        result = draft.losses(sample())
+        optimizer.update(result.loss, 1e-2 * (1 - step / MOST_STEPS), clip_norm=1.0)
+    return {name: weight.detach().clone() for name, weight in draft.state_dict().items()}
+
+
+def untrained(method: str) -> AbstractDraft:
+    draft: AbstractDraft = method_class(method).build(
+        learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE)
+    )
+    return draft
+
+
+@cache
+def proposer(method: str, noise: float = 0.0) -> Any:
+    """The overfitted drafter of a method, ready to decode; `noise` moves every matrix by that share of its size."""
+    if method not in TRAINED:
+        return method_class(method).build(learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE))
+    draft, generator = untrained(method), torch.Generator().manual_seed(1)
+    draft.load_state_dict(learnt_weights(method))
+    with torch.no_grad():
+        for weight in draft.parameters():
+            if weight.ndim > 1 and noise:
+                weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=generator))
+    draft.eval().requires_grad_(False)
+    draft.prepare_decoding()
+    return draft
+
+
+def accepted_share(run: Decoded) -> float:
+    return sum(r.accepted for r in run.rounds) / max(1, sum(r.drafted for r in run.rounds))
+
+
+def depth_of(proposer: Proposer) -> int:
+    return min(DEPTH, proposer.max_depth)
+
+
+# -- learning ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_sample_learnt_by_heart_is_drafted_by_heart(method: str) -> None:
+    drafter = proposer(method)
+    room = SAMPLE_TOKENS - DEPTH - 1  # all guesses lie inside the sample
+    run = decode(learnable().target, drafter, PROMPT, max_new_tokens=room, depth=depth_of(drafter), ignore_eos=True)
+    assert sum(r.drafted for r in run.rounds) >= 18
+    assert accepted_share(run) >= 0.95
+    assert run.tokens == sample().ids[0, len(PROMPT) :][:room].tolist()
+
+
+# -- one network, two graphs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", TRAINED)
+def test_training_graph_equals_cached_decoding(
+    method: str, family: str, tiny_target: Callable[[str], AbstractTarget]
+) -> None:
+    """Feed the graph the tokens that decoding drafted: every step's distribution is the same within 1e-4."""
+    target = tiny_target(family)
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    committed, depth = 12, draft.num_steps
+
+    def columns(start: int, stop: int) -> Columns:
+        return Columns(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
+
+    state, rng = draft.new_state(32), torch.Generator().manual_seed(0)
+    draft.propose(state, columns(0, 9), 2, Sampling(), rng)
+    proposal = draft.propose(state, columns(9, committed), depth, HOT, rng)
+    assert proposal.probs is not None and proposal.probs.shape == (depth, target.shape.vocab_size)
+
+    ids = batch.ids.clone()
+    ids[0, committed + 1 : committed + 1 + depth] = proposal.tokens
+    taps, last = batch.taps.clone(), batch.last.clone()
+    taps[0, committed:] = last[0, committed:] = 0.0  # unknown while drafting, so nothing may read them
+    rows = torch.tensor([[committed - 1]])
+    with torch.no_grad():
+        steps = list(draft.teacher_forced(batch._replace(ids=ids, taps=taps, last=last), rows))  # type: ignore[operator]
+    assert len(steps) == depth
+    draft_ids: Tensor = draft.draft_ids  # type: ignore[assignment]
+    for found, logits in zip(proposal.probs, steps, strict=True):
+        expected = logits[0, 0]
+        if expected.numel() == target.shape.vocab_size:
+            expected = expected[draft_ids]
+        torch.testing.assert_close(found[draft_ids].log(), expected.log_softmax(-1), atol=1e-4, rtol=0)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def everywhere(draft: Any) -> Tensor:
+    found: Tensor = draft.draft_everywhere(sample().ids[0], sample().taps[0], sample().last[0], depth_of(draft))
+    return found
+
+
+def saved(folder: Path, method: str) -> Draft:
+    folder.mkdir()
+    drafter = proposer(method, noise=0.3)
+    facts = {"method": method, "target_key": "t", "num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
+    ids = torch.arange(VOCAB_SIZE)
+    settings = SETTINGS.get(method, {})
+    save_draft(folder, method, settings, learnable().target, ids, drafter.state_dict(), facts)
+    return Draft(key="d", path=folder, info=facts)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_saved_drafter_opens_with_the_same_guesses(method: str, tmp_path: Path) -> None:
+    opened = open_draft(saved(tmp_path / "d", method), learnable().target)
+    assert opened.method == method
+    assert torch.equal(everywhere(opened), everywhere(proposer(method, noise=0.3)))
+    assert not torch.equal(everywhere(opened), everywhere(proposer(method)))
+
+
+def test_every_method_either_has_a_format_or_is_known_to_have_none() -> None:
+    assert sorted(METHODS) == sorted({*FORMATS, *WITHOUT_FORMAT} & METHODS.keys())
+    assert not {*FORMATS} & {*WITHOUT_FORMAT}
+
+
+@pytest.mark.parametrize("method", [name for name in TRAINED if name in FORMATS])
+def test_an_exported_drafter_reads_back_with_the_same_guesses(method: str, tmp_path: Path) -> None:
+    """The release's tensors, under the names that engines read, are all that a drafter needs."""
+    record, tensors = read_draft(saved(tmp_path / "d", method).path)
+    module, function = FORMATS[method].split(":")
+    laid_out = getattr(importlib.import_module(module), function)(tensors, learnable().target.shape, record)
+    write_checkpoint(tmp_path / "out", laid_out)
+    again = untrained(method)
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    again.load_state_dict({name: tensor for name, tensor in exported.items() if name not in ("d2t", "t2d")})
+    again.eval()
+    assert torch.equal(everywhere(again), everywhere(proposer(method, noise=0.3)))
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == laid_out.config
+
+
+# -- decoding ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_decoding_is_token_identical(method: str) -> None:
+    target, drafter = learnable().target, proposer(method, noise=0.3)
+    for prompt in (PROMPT, [9], [1, 8, 30, 2, 2, 17, 5, 11, 29]):
+        plain = decode(target, None, prompt, max_new_tokens=60, ignore_eos=True).tokens
+        for depth in range(1, depth_of(drafter) + 1):
+            run = decode(target, drafter, prompt, max_new_tokens=60, depth=depth, ignore_eos=True)
+            assert run.tokens == plain, f"depth {depth}"
+
+
+@pytest.mark.parametrize("method", CHAINS)
+def test_a_noisy_drafter_is_accepted_as_a_reference_without_any_cache_says(method: str) -> None:
+    drafter = proposer(method, noise=0.7 if method == "medusa" else 0.3)  # hard targets leave wide margins
+    guess: Guess = (
+        guess_by_lookup(drafter.max_ngram) if method == "ngram" else guess_by_training_graph(drafter, learnable().model)
+    )
+    depth, wanted = depth_of(drafter), 40
+    run = decode(learnable().target, drafter, PROMPT, max_new_tokens=wanted, depth=depth, ignore_eos=True)
+    expected = accepted_in_each_round(learnable().model, guess, PROMPT, wanted, depth)
+    assert [r.accepted for r in run.rounds] == expected
+    assert 0.1 < accepted_share(run) < 0.95
+
+
+def sampled_chain(method: str) -> float:
+    watched: Any = Watched(proposer(method))
+    run = decode(
+        learnable().target,
+        watched,
+        PROMPT,
+        max_new_tokens=NUM_SAMPLED,
+        depth=depth_of(watched),
+        sampling=HOT,
+        rng=torch.Generator().manual_seed(11),
+        ignore_eos=True,
+    )
+    assert sum(r.accepted for r in run.rounds) >= 40
+    drafted_from = torch.zeros(NUM_SAMPLED, VOCAB_SIZE)
+    for facts, said in zip(run.rounds, watched.said, strict=True):
+        q = torch.nn.functional.one_hot(said.tokens, VOCAB_SIZE).float() if said.probs is None else said.probs
+        for j in range(min(facts.accepted + 1, facts.drafted, NUM_SAMPLED - facts.out_pos - 1)):
+            drafted_from[facts.out_pos + 1 + j] = q[j]
+    return p_value(learnable().model, run.tokens, drafted_from)
+
+
+@pytest.mark.parametrize("method", CHAINS)
+def test_sampled_chains_draw_from_the_target(method: str) -> None:
+    assert sampled_chain(method) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("wrong", ["replaced by a draw from p", "kept with probability p"])
+def test_the_chi_square_test_finds_wrong_rules(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if wrong.startswith("replaced"):
+        monkeypatch.setattr(verification, "_residual", lambda probs, guesses, q, row: probs[row : row + 1])
+    else:
+        kept = verification._num_kept
+        monkeypatch.setattr(verification, "_num_kept", lambda probs, guesses, q, rng: kept(probs, guesses, None, rng))
+    assert sampled_chain("mtp") < SIGNIFICANCE / 100
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["static", "dynamic"])
+@pytest.mark.parametrize("method", BRANCHING)
+def test_greedy_trees_are_token_identical_and_no_shorter_than_the_chain(method: str, shape: TreeShape) -> None:
+    target, drafter = learnable().target, proposer(method, noise=0.3)
+    plain = decode(target, None, PROMPT, max_new_tokens=40, ignore_eos=True).tokens
+    run = decode_tree(target, drafter, PROMPT, shape, max_new_tokens=40, ignore_eos=True)
+    chain = decode(target, drafter, PROMPT, max_new_tokens=40, depth=shape.depth, ignore_eos=True)
+    assert run.tokens == plain
+    assert len(run.rounds) <= len(chain.rounds)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["static", "dynamic"])
+@pytest.mark.parametrize("method", BRANCHING)
+def test_sampled_trees_draw_from_the_target(method: str, shape: TreeShape) -> None:
+    watched: Any = Watched(proposer(method))
+    rng = torch.Generator().manual_seed(11)
+    run = decode_tree(
+        learnable().target, watched, PROMPT, shape, max_new_tokens=NUM_SAMPLED, sampling=HOT, rng=rng, ignore_eos=True
+    )
+    assert sum(r.accepted for r in run.rounds) >= 40
+    drafted_from = torch.zeros(NUM_SAMPLED, VOCAB_SIZE)
+    for facts, root in zip(run.rounds, watched.roots, strict=True):
+        drafted_from[facts.out_pos + 1] = root.softmax(-1)
+    assert p_value(learnable().model, run.tokens, drafted_from) > SIGNIFICANCE

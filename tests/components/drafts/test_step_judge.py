@@ -1,0 +1,72 @@
+"""From losses of rows to one number, written out on six tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from components.drafts.draft import Batch
+from components.drafts.losses import StepJudge, averaged, teacher_of
+from components.drafts.row_losses import LOSS_NAMES, Teacher, row_loss
+from components.targets.model import AbstractTarget
+
+MakeTarget = Callable[[str], AbstractTarget]
+
+
+def six_tokens() -> Batch:
+    """x_2 .. x_5 is the answer: roots 1, 2 and 3 can draft one token, 1 and 2 two, 1 three."""
+    nothing = torch.zeros(1, 6, 1)
+    mask = torch.tensor([[False, False, True, True, True, True]])
+    return Batch(torch.arange(6)[None], mask, nothing, nothing, torch.tensor([6]))
+
+
+def test_steps_are_judged_one_column_further_each_and_weighted_by_powers_of_the_decay() -> None:
+    teacher = Teacher(torch.eye(6)[None], torch.arange(6)[None], torch.ones(1, 6))  # column t says token t
+    judge = StepJudge(six_tokens(), teacher, 3, "token")
+    assert judge.roots.rows[0, :3].tolist() == [1, 2, 3] and judge.roots.valid.sum() == 3
+    right = [{1, 2, 3}, {1}, {1}]  # which roots guess right at each step
+    for k in range(3):
+        judged = judge.judged()[0, :3].tolist()
+        assert judged == [min(t + k + 1, 5) for t in (1, 2, 3)]
+        logits = torch.zeros(1, judge.roots.rows.shape[1], 6)
+        for i, root in enumerate((1, 2, 3)):
+            logits[0, i, judged[i] if root in right[k] else 0] = 9.0
+        numbers = torch.tensor([[1.0, 2.0, 4.0]]) * 10**k
+        loss = torch.nn.functional.pad(numbers, (0, logits.shape[1] - 3))
+        judge.add(logits, lambda said, wanted, loss=loss: loss)  # type: ignore[misc]
+    result = judge.result(0.5)
+    assert result.reached.tolist() == [3, 2, 1]
+    assert result.accepted.tolist() == [3, 1, 1]
+    means = [(1 + 2 + 4) / 3, (10 + 20) / 2, 100.0]
+    torch.testing.assert_close(result.per_step, torch.tensor(means))
+    expected = (means[0] + 0.5 * means[1] + 0.25 * means[2]) / 1.75
+    torch.testing.assert_close(result.loss, torch.tensor(expected))
+
+
+def test_a_step_given_for_fewer_roots_counts_those_only() -> None:
+    teacher = Teacher(torch.eye(6)[None], torch.arange(6)[None], torch.ones(1, 6))
+    judge = StepJudge(six_tokens(), teacher, 2, "token")
+    for width in (3, 1):
+        judge.add(teacher.at(judge.judged(width)).probs, lambda said, wanted: row_loss("soft_ce", said, wanted))
+    assert judge.result(1.0).reached.tolist() == [3, 1] == judge.result(1.0).accepted.tolist()
+
+
+@pytest.mark.parametrize("normaliser, expected", [("token", 14 / 4), ("sequence", (2 + 8) / 2), ("position", 14 / 10)])
+def test_the_three_normalisers(normaliser: str, expected: float) -> None:
+    rows = torch.tensor([[1.0, 2.0, 3.0], [8.0, 100.0, 100.0]])
+    wanted = torch.tensor([[True, True, True], [True, False, False]])
+    assert float(averaged(rows, wanted, normaliser, 10)) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_a_pruned_teacher_is_renormalised_and_remembers_its_mass(tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    last = torch.randn(1, 5, target.shape.hidden_size, generator=torch.Generator().manual_seed(0))
+    full, ids = teacher_of(target, last, None), torch.arange(0, target.shape.vocab_size, 3)
+    pruned = teacher_of(target, last, ids)
+    torch.testing.assert_close(pruned.probs * pruned.mass[..., None], full.probs[..., ids], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(pruned.probs.sum(-1), torch.ones(1, 5))
+    for best, place in zip(full.best[0].tolist(), pruned.best[0].tolist(), strict=True):
+        assert place == (ids.tolist().index(best) if best % 3 == 0 else -1)
+    assert all(torch.isfinite(row_loss(name, torch.zeros(1, 5, len(ids)), pruned)).all() for name in LOSS_NAMES)

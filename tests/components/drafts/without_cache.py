@@ -1,0 +1,82 @@
+"""Speculative decoding by its definition: every token of every round computed anew from the whole text, no cache.
+
+The target is transformers' model, the drafter its training graph, fed its own guesses. Nothing here is shared with
+components/decoding or with a drafter's decoding path, so equal rounds mean that caches and indices are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.drafts.draft import AbstractDraft, Batch
+
+Guess = Callable[[list[int], int], list[int]]
+"""(x_0 .. x_n, depth) -> guesses for x_{n+1}, ..."""
+
+
+@torch.no_grad()
+def states(model: Any, ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [T, V], taps [T, 3H], last before the final norm [T, H] of a text, by transformers' model."""
+    caught: list[Tensor] = []
+    hook = model.model.layers[-1].register_forward_hook(lambda *call: caught.append(call[2]))
+    out = model(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+    hook.remove()
+    last = caught[0][0] if isinstance(caught[0], tuple) else caught[0]
+    n = model.config.num_hidden_layers
+    taps = torch.cat([out.hidden_states[place] for place in (2, n // 2, n - 3)], -1)
+    return out.logits[0], taps[0], last[0]
+
+
+def guess_by_training_graph(draft: AbstractDraft, model: Any) -> Guess:
+    """The drafter's greedy chain from the graph it was trained with."""
+
+    @torch.no_grad()
+    def guess(ids: list[int], depth: int) -> list[int]:
+        n, guesses = len(ids) - 1, list[int]()
+        _, taps, last = states(model, ids[:-1])
+        unknown = (0, 0, 0, draft.num_steps + 2)
+        taps, last = (torch.nn.functional.pad(part, unknown)[None] for part in (taps, last))
+        unread, tokens = torch.empty(0), torch.zeros(1, n + draft.num_steps + 2, dtype=torch.int64)
+        batch = Batch(tokens, unread, taps, last, unread)
+        for k in range(depth):
+            batch.ids[0, : n + 1 + k] = torch.tensor(ids + guesses)
+            logits = list(draft.teacher_forced(batch, torch.tensor([[n - 1]])))[k][0, 0]  # type: ignore[operator]
+            names = (
+                torch.arange(model.config.vocab_size) if logits.numel() == model.config.vocab_size else draft.draft_ids
+            )
+            guesses.append(int(names[logits.argmax()]))  # type: ignore[index]
+        return guesses
+
+    return guess
+
+
+def accepted_in_each_round(model: Any, guess: Guess, prompt: list[int], num_tokens: int, depth: int) -> list[int]:
+    """How many guesses each round of greedy decoding keeps, until `num_tokens` tokens are there."""
+    ids, kept = list(prompt), list[int]()
+    ids.append(int(states(model, ids)[0][-1].argmax()))
+    while len(ids) - len(prompt) < num_tokens:
+        guesses = guess(ids, depth)
+        says = states(model, ids + guesses)[0].argmax(-1).tolist()[len(ids) - 1 :]
+        right = [said == guessed for said, guessed in zip(says, guesses, strict=False)]
+        kept.append(right.index(False) if False in right else len(right))
+        ids += says[: kept[-1] + 1]
+    return kept
+
+
+def guess_by_lookup(max_ngram: int) -> Guess:
+    """Prompt lookup by searching the whole text: what followed the latest earlier occurrence of its longest suffix."""
+
+    def guess(ids: list[int], depth: int) -> list[int]:
+        text = ids[1:]  # a drafter never sees x_0
+        for size in range(min(max_ngram, len(text) - 1), 0, -1):
+            for place in range(len(text) - 1, size - 1, -1):
+                if text[place - size : place] == text[-size:]:
+                    period = len(text) - place
+                    return [text[place + i % period] for i in range(depth)]
+        return []
+
+    return guess

@@ -1,0 +1,151 @@
+"""Every gate fires on what it is for, with its value, and stays silent one step short of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from simulated_rows import DRAFT, make_cells, make_maps, make_request
+
+from components.contract import Context, DepthPolicy, Measurements
+from components.rows import AcceptanceMap, CostCell, QualityFlag
+from components.speedup import choose_depth, confirm_depth
+from components.speedup.flags import baseline_doubts, depth_doubts, looping_doubts, sample_doubts
+from components.speedup.policy import read_policy
+
+Rows = Callable[[list[object]], Measurements]
+NewCtx = Callable[..., Context]
+
+P = [0.8, 0.8, 0.8]
+
+
+def maps(**changes: object) -> list[AcceptanceMap]:
+    made = make_maps(P, num_prompts=64, num_tokens=96, seed=1)
+    return [dataclasses.replace(m, **changes) for m in made]  # type: ignore[arg-type]
+
+
+def cells() -> list[CostCell]:
+    return make_cells(10.0, [11.0, 11.5, 12.0], [0.5, 1.0, 1.5])
+
+
+@pytest.fixture
+def flags(measurements: Rows, new_ctx: NewCtx) -> Callable[..., dict[str, QualityFlag]]:
+    """Flags by code of a choice, without those that only inform."""
+
+    def run(acceptance: list, cost: list) -> dict[str, QualityFlag]:
+        policy = read_policy(choose_depth([measurements(acceptance)], [measurements(cost)], ctx=new_ctx()).path)
+        return {f.code: f for f in policy.flags if f.severity != "info"}
+
+    return run
+
+
+def test_a_clean_study_raises_nothing(flags: Callable[..., dict[str, QualityFlag]]) -> None:
+    assert flags(maps(), cells()) == {}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "severity"), [(1.001, None), (0.999, "warning"), (0.981, "warning"), (0.979, "fault")]
+)
+def test_a_speedup_above_its_length_is_doubted_and_beyond_noise_refused(ratio: float, severity: str | None) -> None:
+    found = baseline_doubts(ratio, 3)
+    assert [d.severity for d in found] == ([severity] if severity else [])
+    assert all((d.code, d.value) == ("bad_baseline", ratio) for d in found)
+
+
+def test_bounds_of_counts_depth_and_loops() -> None:
+    assert [d.code for d in sample_doubts(63, 199, 3)] == ["few_prompts", "few_rounds"]
+    assert sample_doubts(64, 200, 3) == []
+    assert [(d.code, d.value) for d in depth_doubts(8, 7)] == [("beyond_trained_depth", 8)]
+    assert depth_doubts(7, 7) == []
+    assert [(d.code, d.value) for d in looping_doubts(0.51)] == [("looping_output", 0.51)]
+    assert looping_doubts(0.5) == []
+
+
+def test_depth_beyond_the_trained_one_and_loops_come_from_the_maps(
+    flags: Callable[..., dict[str, QualityFlag]],
+) -> None:
+    found = flags(maps(trained_depth=1, repeated_bigrams=0.7), cells())
+    assert set(found) == {"beyond_trained_depth", "looping_output"}
+    assert found["looping_output"].value == pytest.approx(0.7)
+
+
+def test_length_that_falls_with_depth_is_flagged_beyond_chance_only(
+    flags: Callable[..., dict[str, QualityFlag]],
+) -> None:
+    """A map on which a third draft lands badly: two by two it takes two rounds, three at once then one by one three."""
+    found = flags(maps(accepted=[3, 0, 0, 2, 0, 0] * 16, num_tokens=97), cells())
+    assert found["al_falls_with_depth"].value == 3
+    flat = make_maps([0.8, 0.02, 0.02], num_prompts=64, num_tokens=96, seed=9)
+    assert "al_falls_with_depth" not in flags(flat, cells())
+
+
+def test_training_accuracy_far_from_replay_is_told(measurements: Rows, new_ctx: NewCtx) -> None:
+    flattered = [dataclasses.replace(m, proxy_accepted=[3] * 95) for m in maps()]
+    policy = read_policy(choose_depth([measurements(flattered)], [measurements(cells())], ctx=new_ctx()).path)
+    (flag,) = [f for f in policy.flags if f.code == "proxy_gap"]
+    al = next(e.al for e in policy.evals if e.depth_k == policy.choices[0].depth_k)
+    assert flag.value == pytest.approx(4.0 / al - 1.0)
+
+
+@pytest.fixture
+def chosen(measurements: Rows, new_ctx: NewCtx) -> DepthPolicy:
+    """Depth 1 is predicted to be 1.5x: AL 1.97, a round costs 4/3 of a plain step."""
+    one = make_maps([0.97], num_prompts=64, num_tokens=65, seed=1)
+    return choose_depth([measurements(one)], [measurements(make_cells(3.0, [3.5], [0.5]))], ctx=new_ctx())
+
+
+def decoded(depth: int, speedup: float, **changes: object) -> list[object]:
+    """Plain and speculative requests on 64 prompts."""
+    rows: list[object] = []
+    for n in range(64):
+        seconds = 1.0 + 0.3 * (n % 5)
+        rows.append(make_request("none", 0, n, 65, seconds))
+        rows.append(make_request("eagle3", depth, n, 65, seconds / speedup, **changes))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("measured", "code"),
+    [(1.49, None), (1.33, "prediction_gap"), (1.68, "prediction_gap")],
+    ids=["as-predicted", "slower", "faster"],
+)
+def test_a_prediction_more_than_ten_percent_off_is_flagged(
+    measured: float, code: str | None, chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    policy = read_policy(confirm_depth(chosen, measurements(decoded(1, measured)), ctx=new_ctx()).path)
+    assert {f.code for f in policy.flags if f.severity == "warning"} == ({code} if code else set())
+    # The gate's own limit is a setting (15 %): what is flagged may still pass.
+    assert policy.gate is not None and policy.gate["passed"]
+
+
+@pytest.mark.parametrize(("speed", "taxed"), [(0.93, True), (0.98, False), (1.04, False)])
+def test_a_drafter_that_is_loaded_and_drafts_nothing_pays_a_tax(
+    speed: float, taxed: bool, chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    """Rows of the arm that is loaded but off: the drafter's method and key, depth 0, a round a token."""
+    off = [r for r in decoded(0, speed, num_rounds=64, num_accepted=0, num_drafted=0) if r.method != "none"]  # type: ignore[attr-defined]
+    made = confirm_depth(chosen, measurements([*decoded(1, 1.49), *off]), ctx=new_ctx())
+    policy = read_policy(made.path)
+    found = {f.code: f for f in policy.flags if f.severity != "info"}
+    assert set(found) == ({"loaded_tax"} if taxed else set())  # and no speedup above a length of 1
+    if taxed:
+        assert found["loaded_tax"].value == pytest.approx(1.0 - speed)
+    arm = next(a for a in policy.arms if (a.method, a.depth_k, a.workload) == ("eagle3", 0, "all"))
+    assert arm.speedup == pytest.approx(speed)
+    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 1}
+
+
+def test_a_tree_at_the_same_depth_is_an_arm_of_its_own(
+    chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    tree = [
+        dataclasses.replace(r, tree_budget=8, decode_ns=r.decode_ns * 3)  # type: ignore[type-var, attr-defined]
+        for r in decoded(1, 1.49)
+        if r.method != "none"  # type: ignore[attr-defined]
+    ]
+    policy = read_policy(confirm_depth(chosen, measurements([*decoded(1, 1.49), *tree]), ctx=new_ctx()).path)
+    arms = {a.tree_budget: a for a in policy.arms if a.workload == "all"}
+    assert arms[None].speedup == pytest.approx(1.49) and arms[8].speedup == pytest.approx(1.49 / 3)
+    assert policy.choices[0].speedup_meas == pytest.approx(1.49)
+    assert arms[8].speedup_pred is None

@@ -1,0 +1,118 @@
+"""Rows from anywhere, right and wrong, mixed by chance: an answer that is JSON, or one line of complaint."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.contract import UserError
+from components.speedup.engines import engine_settings
+from components.speedup.evaluate import Rule
+from components.speedup.outside import policy_from
+from components.speedup.outside_rows import OutsideRow, Placed, read_outside
+from components.speedup.policy_table import policy_text
+
+RULE = Rule(tolerance=0.01, confidence=0.95, num_draws=200, include_host=True)
+ODD_VALUES: list[Any] = [0, -1, 1.5, "x", "", None, [1, 0, 2], [], "1 2", True, 1e308, 10**30, {"a": 1}]
+CASES: dict[str, list[Any]] = {
+    "workload": ["code", "chat"],
+    "batch_size": [1, 4],
+    "kv_len": [128, 512],
+    "drafter": ["x", "y"],
+    "tree_budget": [8],
+    "trained_depth": [1],
+    "draft_vocab": [100, 200],
+}
+
+
+def acceptance_rows(kind: int, k: int, rng: random.Random) -> list[dict[str, Any]]:
+    """One depth of one way to tell acceptance."""
+    if kind == 0:
+        return [{"k": k, "al": rng.uniform(1, k + 1)}]
+    if kind == 1:
+        return [{"prompt": p, "k": k, "tokens": rng.randint(10, 10 * k + 10), "rounds": 10} for p in "abc"]
+    if kind == 2:
+        kept = sorted((rng.randint(0, 10) for _ in range(k)), reverse=True)
+        return [{"k": k, "num_drafts": 10, "accepted_per_pos": kept}]
+    return [{"prompt": p, "accepted": [rng.randint(0, 3) for _ in range(9)], "k_max": 3} for p in "abc"]
+
+
+def cost_rows(kind: int, k: int, rng: random.Random) -> list[dict[str, Any]]:
+    """One depth of one way to tell cost."""
+    if kind == 0:
+        return [
+            {
+                "k": k,
+                "t_verify": rng.uniform(1, 5),
+                "t_draft": rng.uniform(0, 2),
+                "t_target": rng.uniform(1, 3),
+                "block": b,
+            }
+            for b in (0, 1)
+        ]
+    if kind == 1:
+        return [{"k": 0, "tpot": 2.0}, {"k": k, "tpot": rng.uniform(0.5, 3)}]
+    return [{"k": k, "speedup": rng.uniform(0.5, 3)}]
+
+
+def some_rows(seed: int) -> list[dict[str, Any]]:
+    """Rows of one study, set apart by a column or two, now and then spoilt."""
+    rng = random.Random(seed)
+    columns = rng.sample(sorted(CASES), rng.randint(0, 2))
+    acceptance, cost = rng.randrange(4), rng.randrange(3)
+    depths = [3] if acceptance == 3 else sorted(rng.sample([1, 2, 3], rng.randint(1, 3)))
+    rows = []
+    for case in range(rng.randint(1, 2)):
+        apart = {name: CASES[name][case % len(CASES[name])] for name in columns}
+        for k in depths:
+            rows += [{**row, **apart} for row in acceptance_rows(acceptance, k, rng)]
+        for k in [1, 2, 3] if rng.random() < 0.8 else depths[:1]:
+            rows += [{**row, **apart} for row in cost_rows(cost, k, rng)]
+    if rng.random() < 0.3:
+        rng.choice(rows)[rng.choice(sorted(OutsideRow.model_fields))] = rng.choice(ODD_VALUES)
+    rng.shuffle(rows)
+    return rows
+
+
+def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
+    file, answers = tmp_path / "rows.json", 0
+    for seed in range(250):
+        file.write_text(json.dumps(some_rows(seed)))
+        try:
+            policy = policy_from(read_outside([file]), RULE, {"code": 1.0} if seed % 7 == 0 else {}, seed)
+        except UserError as error:
+            assert str(error) and "\n" not in str(error), f"seed {seed}"
+            continue
+        policy.engines = engine_settings(policy)
+        assert json.loads(json.dumps(asdict(policy), allow_nan=False)) and policy_text(policy), f"seed {seed}"
+        assert policy.choices and (policy.verdict == "use") <= (policy.winner is not None), f"seed {seed}"
+        answers += 1
+    assert answers > 120, "most rows are right; too few were understood"
+
+
+def test_what_a_round_costs_is_borrowed_from_the_other_workloads() -> None:
+    """Three workloads, one cost: a speedup out of line is predicted by the two others and flagged."""
+    speeds = {"code": 2.0, "chat": 1.5, "maths": 2.4}
+    rows = [OutsideRow(workload=name, k=3, al=1.25 * speed, speedup=speed) for name, speed in speeds.items()]
+    odd = [row if row.workload != "maths" else row.model_copy(update={"speedup": 1.6}) for row in rows]
+    for given, gap in ((rows, 0.0), (odd, 0.5)):
+        policy = policy_from([Placed("", row) for row in given], RULE, {}, 0)
+        maths = next(c for c in policy.choices if c.workload == "maths")
+        assert maths.speedup_pred == pytest.approx(2.4)
+        assert maths.pred_error == pytest.approx(gap)
+        assert ("prediction_gap" in {f.code for f in policy.flags}) is (gap > 0)
+
+
+def test_trees_alone_are_chosen_among_but_told_to_no_engine() -> None:
+    rows = [
+        OutsideRow(drafter="eagle3", tree_budget=b, k=4, al=al, speedup=al / 1.5) for b, al in ((8, 2.8), (32, 3.3))
+    ]
+    policy = policy_from([Placed("", row) for row in rows], RULE, {}, 0)
+    assert policy.verdict == "use" and policy.winner is not None
+    assert policy.winner["draft_key"] == "eagle3, tree of 32" and policy.winner["depth_k"] == 4
+    assert policy.engines == engine_settings(policy) == {}

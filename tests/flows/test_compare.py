@@ -1,0 +1,156 @@
+"""Two ways to serve, held against each other: ratios with intervals where comparable, and why not elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_study  # noqa: F401 (simulated_rows lies beside the tests that it points to)
+from simulated_rows import make_maps, make_request
+
+from components.rows import DepthChoice, write_rows
+from flows.cli import main
+from flows.compare import Comparison, compare
+from flows.compare_sides import Side
+from storage.artifacts import Store
+from storage.results import remember_artifact
+
+A, B, TARGET = "a" * 64, "b" * 64, "t" * 64
+Add = Callable[..., None]
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Add:
+    """add(key, rows, machine=...) puts measured rows into the history of tmp_path."""
+
+    def write(key: str, rows: list[Any], machine: str = "m1", kind: str = "Measurements", info: Any = None) -> None:
+        store = Store(tmp_path)
+        out, _ = store.begin(key)
+        write_rows(out, rows)
+        record = {"pipeline": "p", "step": "s", "run_id": "r", "seconds": 1.0, "machine": {"machine_id": machine}}
+        remember_artifact(tmp_path, store.finish(key, kind, info or {}, record).path)
+
+    return write
+
+
+def timed(draft: str, speed: float, prompts: int = 24, depth: int = 3, **changes: Any) -> list[Any]:
+    """Requests of 101 tokens at `speed` tokens a second, a little different on every prompt."""
+    return [
+        make_request(
+            "mtp",
+            depth,
+            n,
+            101,
+            100 / speed * (1 + 0.01 * (n % 5)),
+            draft_key=draft,
+            request_id=f"{draft[:4]}{n}",
+            **changes,
+        )
+        for n in range(prompts)
+    ]
+
+
+def plain(speed: float, prompts: int = 24) -> list[Any]:
+    return [make_request("none", 0, n, 101, 100 / speed * (1 + 0.01 * (n % 3))) for n in range(prompts)]
+
+
+def side(draft: str, depth: int = 3, target: str = TARGET) -> Side:
+    return Side(draft[:8], draft, "mtp", depth, target)
+
+
+def only(found: Comparison, quantity: str) -> Any:
+    return next(row for row in found.ratios if (row.quantity, row.workload) == (quantity, "all"))
+
+
+def test_in_one_session_speeds_are_compared_directly_and_prompts_together(tmp_path: Path, add: Add) -> None:
+    add("e1", [*timed(A, 120.0), *timed(B, 100.0), *plain(80.0)])
+    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    speed = only(found, "decode_speed")
+    assert speed.ratio == pytest.approx(1.2) and speed.num_prompts == 24
+    assert 1.19 < speed.lo <= speed.ratio <= speed.hi < 1.21, "what a prompt does to both cancels"
+    assert (found.verdict(), found.exit_code()) == ("better", 0)
+    back = compare(tmp_path, side(B), side(A), margin=0.02)
+    assert (back.verdict(), back.exit_code()) == ("worse", 1)
+
+
+def test_in_two_sessions_each_is_taken_over_its_own_plain_decoding(tmp_path: Path, add: Add) -> None:
+    add("e1", [*timed(A, 120.0), *plain(80.0)])
+    add("e2", [*timed(B, 240.0), *plain(160.0)])
+    speed = only(compare(tmp_path, side(A), side(B), margin=0.02), "speedup")
+    assert (
+        speed.ratio == pytest.approx(1.0, abs=1e-6)
+        and speed.a == pytest.approx(speed.b)
+        and speed.verdict == "not_worse"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "machine", "says"),
+    [
+        (timed(B, 100.0), "m2", "other machine (m1 and m2)"),
+        (timed(B, 100.0, dtype="bfloat16"), "m1", "other dtype (float32 and bfloat16)"),
+        (timed(B, 100.0, batch_size=8), "m1", "other batch size (1 and 8)"),
+        (timed(B, 100.0, prompts=3), "m1", "other prompts (3 shared, at least 8 needed)"),
+        ([], "m1", "never timed end to end"),
+    ],
+)
+def test_what_is_not_comparable_is_said_and_gives_no_ratio(
+    tmp_path: Path, add: Add, other: list[Any], machine: str, says: str
+) -> None:
+    add("e1", [*timed(A, 120.0), *plain(80.0)])
+    add("e2", [*other, *plain(80.0)], machine)
+    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    assert any(says in note for note in found.notes), found.notes
+    assert not [row for row in found.ratios if row.quantity != "acceptance_length"]
+
+
+def test_other_targets_are_not_compared_at_all(tmp_path: Path) -> None:
+    found = compare(tmp_path, side(A), side(B, target="x" * 64), margin=0.02)
+    assert found.ratios == [] and found.exit_code() == 3 and "other target" in found.notes[0]
+
+
+def test_acceptance_is_replayed_on_common_prompts_whatever_the_machine(tmp_path: Path, add: Add) -> None:
+    good, bad = [0.8, 0.8, 0.8], [0.5, 0.5, 0.5]
+    add("m1", make_maps(good, num_prompts=20, num_tokens=64, seed=1, draft_key=A), "m1")
+    add("m2", make_maps(bad, num_prompts=20, num_tokens=64, seed=2, draft_key=B), "m2")
+    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    row = only(found, "acceptance_length")
+    assert row.lo > 1.2 and row.verdict == "better" and row.a > row.b
+    assert (found.verdict(), found.exit_code()) == ("better", 0)
+
+
+def test_workloads_have_rows_of_their_own(tmp_path: Path, add: Add) -> None:
+    rows = [*timed(A, 120.0), *timed(B, 100.0)]
+    import dataclasses
+
+    split = [dataclasses.replace(r, workload="chat" if int(r.prompt_id[-1]) % 2 else "code") for r in rows]
+    add("e1", split)
+    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    assert [row.workload for row in found.ratios if row.quantity == "decode_speed"] == ["all", "chat", "code"]
+
+
+def test_the_command_names_drafts_by_the_beginning_of_their_keys(
+    tmp_path: Path, add: Add, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path))
+    for key in (A, B):
+        add(key, [], kind="Draft", info={"method": "mtp", "target_key": TARGET})
+        choice = DepthChoice(
+            "sel", TARGET, key, "mtp", "all", 1, 3, "r", 0.01, 1.0, 1.2, 1.1, 1.3, None, None, None, None, "use", []
+        )
+        add(f"c{key}", [choice])
+    add("e1", [*timed(A, 100.0), *timed(B, 120.0)])
+    assert main(["compare", A[:8], B[:8], "--format", "json"]) == 1
+    told = capsys.readouterr()
+    rows = json.loads(told.out)
+    assert rows[0]["quantity"] == "decode_speed" and rows[0]["ratio"] == pytest.approx(100 / 120)
+    assert "verdict: A is worse" in told.err
+    assert main(["compare", A[:8], B[:8], "--depth-a", "5"]) == 3
+    assert "never timed end to end: aaaaaaaa (mtp, depth 5" in capsys.readouterr().out
+    assert main(["compare", "e1", B[:8]]) == 2
+    assert "e1 is a Measurements" in capsys.readouterr().err
+    assert main(["compare", A[:8]]) == 2, "there is no champion yet"
+    assert "no registered champion" in capsys.readouterr().err

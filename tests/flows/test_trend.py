@@ -1,0 +1,93 @@
+"""A number over time: found in whatever view has it, in series that differ in what the view tells apart."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.contract import UserError
+from components.rows import DepthChoice, write_rows
+from flows.cli import main
+from flows.trend import find_trend, spark_lines, table
+from storage.artifacts import Store
+from storage.results import remember_artifact
+
+CHOICE = DepthChoice("sel", "t", "d", "mtp", "all", 1, 3, "r", 0.01, 1.0, 1.2, 1.1, 1.3, 1.25, 1.2, 1.3, 0.0, "use", [])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A history of three choices of mtp at other depths, on two machines, and one of eagle3."""
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path))
+    store = Store(tmp_path)
+    for number, (method, depth, speed) in enumerate(
+        [("mtp", 3, 1.2), ("mtp", 2, 1.3), ("eagle3", 1, 1.1), ("mtp", 3, 1.5)]
+    ):
+        out, _ = store.begin(f"k{number}")
+        write_rows(
+            out,
+            [dataclasses.replace(CHOICE, selection_id=f"s{number}", method=method, depth_k=depth, speedup_meas=speed)],
+        )
+        record = {
+            "pipeline": "p",
+            "step": "verdict",
+            "run_id": f"r{number}",
+            "machine": {"machine_id": f"m{number % 2}"},
+        }
+        remember_artifact(tmp_path, store.finish(f"k{number}", "DepthPolicy", {"score": number / 2}, record).path)
+    return tmp_path
+
+
+def test_the_chosen_depth_may_differ_from_run_to_run_in_one_series(home: Path) -> None:
+    found = find_trend(home, "speedup_meas", {}, 50)
+    assert found.metric == "v_choice.speedup_meas" and found.series() == ["mtp", "eagle3"]
+    columns, rows = table(found, "runs")
+    assert [(row[0], row[2]) for row in rows] == [("mtp", 1.2), ("mtp", 1.3), ("mtp", 1.5), ("eagle3", 1.1)]
+    assert rows[1][columns.index("change")] == pytest.approx(1.3 / 1.2 - 1) and rows[0][columns.index("lo")] == 1.2
+    assert spark_lines(found)[0].startswith("▁▃█  1.2 -> 1.5")
+
+
+def test_machines_and_versions_are_summed_up(home: Path) -> None:
+    found = find_trend(home, "v_choice.speedup_meas", {"method": "mtp"}, 50)
+    assert table(found, "machines")[1] == [["all", "m0", 1, 1.2, 1.2, 1.2, 1.2], ["all", "m1", 2, 1.5, 1.4, 1.3, 1.5]]
+    assert len(table(found, "versions")[1]) == 1
+    assert len(find_trend(home, "speedup_meas", {"method": "mtp"}, 2).dots) == 2, "the last two"
+
+
+def test_facts_of_artifacts_are_metrics_too(home: Path) -> None:
+    assert [dot.value for dot in find_trend(home, "info.score", {}, 50).dots] == [0.0, 0.5, 1.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("metric", "where", "says"),
+    [
+        ("speedup_maes", {}, "did you mean 'speedup_meas'"),
+        ("v_choice.verdict", {}, "no view has a number 'v_choice.verdict'"),
+        ("info.x') FROM run --", {}, "a fact has a name of letters"),
+        ("speedup_meas", {"metod": "mtp"}, "v_choice has no column 'metod'"),
+    ],
+)
+def test_what_is_no_metric_costs_one_line(home: Path, metric: str, where: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        find_trend(home, metric, where, 50)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_command_prints_a_table_csv_json_and_draws_a_page(home: Path, capsys: Any, tmp_path: Path) -> None:
+    assert main(["trend", "speedup_meas", "--picture", str(tmp_path / "trend.html")]) == 0
+    assert "▁▃█" in capsys.readouterr().out
+    page = (tmp_path / "trend.html").read_text()
+    assert page.count("<circle") == 4 and not re.search(r"https?:|<script|<link", page)
+    assert main(["trend", "speedup_meas", "--over", "machines", "--format", "csv"]) == 0
+    assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 3
+    assert main(["trend", "speedup_meas", "-w", "method=mtp", "--format", "json"]) == 0
+    assert [row["value"] for row in json.loads(capsys.readouterr().out)] == [1.2, 1.3, 1.5]
+    assert main(["trend", "tok_s_decode", "--picture", str(tmp_path / "x.html")]) == 2
+    assert "nothing to draw" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""The named queries: each says what it answers, all of them work, and their parameters are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_results import choice, counted, depth_eval, rounds
+
+from components.contract import UserError
+from storage.named_queries import ask_by_name, find_query, is_name, list_rows, named_queries
+from storage.results import remember_artifact
+
+
+@pytest.mark.parametrize("name", named_queries())
+def test_every_query_answers_on_an_empty_history_and_says_what_it_is(home: Path, name: str) -> None:
+    query = named_queries()[name]
+    assert is_name(name) and query.about.endswith(".") and all(parameter.about for parameter in query.parameters)
+    columns, rows = ask_by_name(home, name, {})
+    assert rows == [] and len(columns) == len(set(columns)) > 2
+
+
+def test_answers_are_those_of_the_newest_measurements(home: Path, make: Any) -> None:
+    for number in range(3):
+        rows = [counted(f"r{number}", 4, 12, number), *rounds(f"r{number}", (3, 1))]
+        remember_artifact(home, make(f"m{number}", rows=rows).path)
+    columns, found = ask_by_name(home, "acceptance", {"newest": "2"})
+    at = columns.index("al_pooled_incl_bonus")
+    assert [row[at] for row in found] == [1.5, 1.25]
+    assert [row[5] for row in ask_by_name(home, "positions", {"artifact": "m0", "workload": ""})[1]] == [1, 2, 3] * 2
+    assert ask_by_name(home, "acceptance", {"method": "mtp"})[1] == []
+
+
+def test_three_and_seven_drafts_stand_beside_the_chosen_depth(home: Path, make: Any) -> None:
+    evals = [depth_eval(depth_k=k, speedup_pred=1 + k / 10) for k in (2, 3, 7)]
+    remember_artifact(home, make("a", rows=[choice(), *evals]).path)
+    columns, rows = ask_by_name(home, "edge", {})
+    assert [rows[0][columns.index(f"pred_{name}")] for name in ("chosen", "3", "7")] == [1.2, 1.3, 1.7]
+
+
+def test_what_is_no_query_or_parameter_costs_one_line(home: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'depths'"):
+        find_query("depth")
+    with pytest.raises(UserError, match="no parameter 'metod'; it has: method"):
+        ask_by_name(home, "depths", {"metod": "mtp"})
+    with pytest.raises(UserError, match="limit is 'many', expected int"):
+        ask_by_name(home, "depths", {"limit": "many"})
+
+
+def test_the_list_names_every_query_with_its_defaults() -> None:
+    columns, rows = list_rows()
+    assert list(columns) == ["name", "parameters", "about"]
+    assert ("depths", "method, workload=all, limit=60") in [row[:2] for row in rows]
