@@ -96,6 +96,8 @@ def decode(
         raise UserError("decoding: a block rule is for greedy decoding: set temperature 0, or leave the rule out")
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     if proposer is not None and proposer.method in LOOPS:
+        if not rule.lossless:
+            raise UserError(f"decoding: {proposer.method} has a loop of its own and no block rule: leave the rule out")
         module, function = LOOPS[proposer.method].split(":")
         run_loop = getattr(importlib.import_module(module), function)
         asked = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends}

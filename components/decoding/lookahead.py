@@ -44,8 +44,8 @@ def decode_lookahead(
     n = len(prompt_ids)
     state = proposer.new_state(n + max_new_tokens)
     assert isinstance(state, LookaheadState)
-    needed = n + max_new_tokens + depth + 1 + state.max_rows
-    cache = (session or Session(target, needed)).empty_cache(needed)
+    needed = n + max_new_tokens + max(depth + 1, state.settings.window + state.settings.ngram_size)
+    cache = (session or Session(target, needed + state.max_rows)).empty_cache(needed, state.max_rows)
     rng, nothing = torch.Generator(), torch.empty(0)
     start = time.perf_counter_ns()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)

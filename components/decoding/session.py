@@ -20,8 +20,10 @@ class Session:
         self.target = target
         self._cache = target.new_cache(1, capacity)
 
-    def empty_cache(self, num_tokens: int) -> AbstractCache:
+    def empty_cache(self, num_tokens: int, scratch_rows: int = 0) -> AbstractCache:
         """The cache with nothing in it and room for at least `num_tokens`.
+
+        scratch_rows: room for rows of one pass that share their positions with others (a tree, a window).
 
         Raises UserError when the target has no positions for that many tokens.
         """
@@ -31,8 +33,9 @@ class Session:
                 f"decoding: prompt, new tokens and drafts need {num_tokens} positions, the target has {longest}: "
                 "shorten the prompt, max_new_tokens or the draft depth"
             )
-        if num_tokens > self._cache.capacity:
+        needed = num_tokens + scratch_rows
+        if needed > self._cache.capacity:
             # Doubling: a run over growing prompts allocates a handful of times.
-            self._cache = self.target.new_cache(1, min(longest, max(num_tokens, 2 * self._cache.capacity)))
+            self._cache = self.target.new_cache(1, min(longest + scratch_rows, max(needed, 2 * self._cache.capacity)))
         self._cache.truncate(torch.zeros(1, dtype=torch.int64))
         return self._cache

@@ -58,6 +58,8 @@ class StaticShape:
     paths: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
+        if not self.paths:
+            raise UserError("tree: it has no paths: give at least one guess")
         known = {(), *self.paths}
         for path in self.paths:
             before = [path[:-1], *((*path[:-1], rank) for rank in range(path[-1]))] if path else []

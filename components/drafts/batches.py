@@ -67,13 +67,13 @@ def padded_length(num_tokens: int) -> int:
     return -(-num_tokens // LENGTH_STEP) * LENGTH_STEP
 
 
-def batch_generator(ids: Tensor, seed: int) -> torch.Generator:
-    """For what a method draws while training on a batch of ids [B, T]: the same batch and seed give the same numbers.
+def step_generator(batch: Batch, seed: int) -> torch.Generator:
+    """For what a method draws while training: the same optimiser step and seed give the same numbers.
 
-    It lives on the CPU, where a seed means the same on every machine. Nothing of it needs saving for a resumed run.
+    By the step, not by the batch: a row that comes alone every epoch must not meet the same noise each time. It lives
+    on the CPU, where a seed means the same on every machine, and nothing of it needs saving for a resumed run.
     """
-    places = torch.arange(1, ids.numel() + 1, device=ids.device)
-    return torch.Generator().manual_seed(seed * 1_000_003 + int((ids.flatten() * places).sum()))
+    return torch.Generator().manual_seed(seed * 1_000_003 + batch.step)
 
 
 def load_batch(features: FeatureSet, rows: list[FeatureRow], max_tokens: int, device: torch.device) -> Batch:

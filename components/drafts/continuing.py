@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from components.contract import Draft, UserError
 from components.drafts.draft import AbstractDraft
 from components.drafts.files import check_target, read_draft, take_vocabulary
 from components.targets.model import AbstractTarget
+
+MEANING: Final = {"norm_output": False, "first_hidden": "post_norm"}
+"""Settings that change what the weights mean and no shape, with what a drafter of before they existed was made with."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ def load_start(start: Start, draft: AbstractDraft, settings: Mapping[str, Any]) 
             f"start_from ({start.key[:12]}) has another shape: {wrong[0]}{_and_more(wrong)}; "
             + (f"give it the settings it was made with ({', '.join(differ)})" if differ else "train without start_from")
         )
+    for name, default in MEANING.items():
+        given, trained_with = settings.get(name, default), start.record["settings"].get(name, default)
+        if given != trained_with:
+            said = f"was trained with {name}: {trained_with!r}, not {given!r}; give it the same"
+            raise UserError(f"start_from ({start.key[:12]}) {said}")
     draft.load_state_dict(dict(start.weights))
 
 

@@ -3,7 +3,8 @@
 Notation as in targets/model.py. A *column* t pairs the target's features at x_t with the token that follows, x_{t+1}.
 After the target has processed x_0..x_{n-1} and x_n is known, columns 0..n-1 are complete; the next proposal guesses
 x_{n+1}, x_{n+2}, ... The state of a drafter is a function of committed columns only, so that replaying an acceptance
-map is exact.
+map is exact. Methods with a decoding loop of their own (decoding/chain.py LOOPS: lookahead) are the exception: their
+map is an estimate, and only an end-to-end run says what they do.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ class Batch(NamedTuple):
     taps: Tensor  # [B, T, 3H]
     last: Tensor  # [B, T, H] before the final norm
     lengths: Tensor  # [B] int64
+    step: int = 0  # the optimiser step it is for: what a method draws while training follows from it
 
 
 class StepLosses(NamedTuple):

@@ -13,8 +13,8 @@ its own errors.
 Tensor names are the first release's: fc.{weight,bias}, layers.0.* without input_layernorm; the embedding is not saved.
 Deviations: fc reads embeddings scaled to the size of the features (`token_scale`, a number of the target's; an engine
 that knows no scale needs fc's first half times it); only columns in M_0 (masks.py) are trained; while drafting, the
-head is pruned to the draft vocabulary. The noise of a batch follows from its tokens and the seed, so that a resumed run
-ends with the same bits.
+head is pruned to the draft vocabulary. The noise of a batch follows from its optimiser step and the seed, so that a
+resumed run ends with the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.batches import batch_generator
+from components.drafts.batches import step_generator
 from components.drafts.cached_block import CachedBlock, TokenTable, linear_kernel
 from components.drafts.draft import Batch, Columns, StepLosses
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
@@ -128,7 +128,7 @@ class FeatureDraft(OneBlockDraft):
         self._decoder = None
         features = self.features(batch.taps, batch.last)
         judge = StepJudge(batch, teacher_of(self.target, batch.last, None), self.num_passes, self.normaliser)
-        outputs = self.unroll(batch, self._noisy(features, batch.ids), judge.roots.rows)
+        outputs = self.unroll(batch, self._noisy(features, batch), judge.roots.rows)
         for _ in range(self.num_passes):
             output = next(outputs)
             distance = smooth_l1(output, chosen(features, judge.judged()))
@@ -142,11 +142,11 @@ class FeatureDraft(OneBlockDraft):
             loss = loss + self.top_k_weight * top_k_cross_entropy(logits, teacher.probs, self.top_k)
         return loss
 
-    def _noisy(self, features: Tensor, ids: Tensor) -> Tensor:
-        """Features [B, T, H] as the layer sees them in training; the same batch has the same noise."""
+    def _noisy(self, features: Tensor, batch: Batch) -> Tensor:
+        """Features [B, T, H] as the layer sees them in training; the same optimiser step has the same noise."""
         if not self.training or self.feature_noise == 0:
             return features
-        noise = torch.rand(features.shape, generator=batch_generator(ids, self.noise_seed)).to(features.device)
+        noise = torch.rand(features.shape, generator=step_generator(batch, self.noise_seed)).to(features.device)
         return features + (2.0 * noise - 1.0) * self.feature_noise
 
     def decoder(self, dtype: torch.dtype) -> ChainDecoder:

@@ -66,7 +66,8 @@ def train_from_features(
     )
     order = BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, ctx.seed)
     held_out = _held_out(model, data, choice, features)
-    weights, progress = train(draft, data, order, held_out, schedule, ctx, going_on=start is not None)
+    going_on = start is not None or settings.get("start") == "own"
+    weights, progress = train(draft, data, order, held_out, schedule, ctx, going_on=going_on)
     facts = {
         "method": method,
         "num_steps": draft.num_steps,
@@ -82,7 +83,7 @@ def train_from_features(
         "optimiser_steps": schedule.num_steps,
         **(start.facts if start is not None else {}),
     }
-    if start is not None and progress.best_step == 0:
+    if going_on and progress.best_step == 0:
         ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
     save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())

@@ -75,6 +75,7 @@ class _StaticProposal:
         """like: columns of the dtypes and widths that will come."""
         device, rows = drafter.draft_ids.device, depth + 1
         self.drafter, self.cache, self.depth, self.window = drafter, cache, depth, window
+        self.rotations = drafter.prepared.block.rotations  # a graph is bound to it; a longer state replaces the block's
         self.columns = Columns(
             torch.zeros(rows, dtype=torch.int64, device=device),
             torch.zeros(rows, like.taps.shape[1], dtype=like.taps.dtype, device=device),

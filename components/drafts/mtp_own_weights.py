@@ -102,8 +102,13 @@ class OwnWeights:
     def read(self, wanted: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         """The tensors of OwnModule, as stored, under OwnModule's names; `wanted` gives those names and shapes.
 
-        Raises UserError, one line, when one is missing or of another shape.
+        Raises UserError, one line, when one is missing, of another shape, or stored beside scales.
         """
+        if scales := [name for name in self.files if name.endswith(("_scale_inv", "weight_scale"))]:
+            raise UserError(
+                f"{where}: its {self.layout.name} module is quantised ({scales[0]}): convert the checkpoint to "
+                "bfloat16, or train a new one with start: new"
+            )
         found = stacked(self._stored())
         wrong = [
             f"{name} is {_shape(found.get(name))}, must be {_shape(tensor)}"

@@ -16,7 +16,7 @@ Deviations: 2 layers unless told otherwise, where the paper has 4 (built-in targ
 1.79 with 4 and 1.76 with 2, which cost half as much); the mask token is a vector of its own, `mask_token` [H], instead
 of a row of a trained copy of the embedding (the target's own stays frozen); roots are sampled by shuffling the exactly
 reachable columns (masks.py) instead of sampling tokens, the same shares in expectation; the sample of a batch follows
-from its tokens and the seed.
+from its optimiser step and the seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.batches import batch_generator
+from components.drafts.batches import step_generator
 from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
 from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
 from components.drafts.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
@@ -146,7 +146,7 @@ class PEagle(AbstractDraft):
         judge = StepJudge(batch, teacher, self.num_steps, self.normaliser)
         widths = [judge.roots.rows.shape[1]] * self.num_steps
         if self.training:
-            judge.draw_from(_shuffled(judge.roots, batch_generator(batch.ids, self.seed)))
+            judge.draw_from(_shuffled(judge.roots, step_generator(batch, self.seed)))
             widths = [
                 max(1, round(widths[0] * max(self.kept_share**d, self.least_share))) for d in range(self.num_steps)
             ]

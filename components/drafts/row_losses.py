@@ -72,7 +72,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
         exact = logits.float()
         log_sum = exact.logsumexp(-1)
-        losses = log_sum - torch.linalg.vecdot(probs, exact)
+        with torch.autocast(logits.device.type, enabled=False):  # it would round the product to bfloat16
+            losses = log_sum - torch.linalg.vecdot(probs, exact)
         ctx.save_for_backward((exact - log_sum[..., None]).exp_().sub_(probs).to(logits.dtype))
         return losses
 

@@ -93,7 +93,7 @@ class DraftModelSettings(Distilled, WithBlock):
     """Guesses a chain is judged by while training; it may go further."""
     model: str = ""
     """A model that is there already: a folder in Hugging Face format or a hub id, with the target's own tokenizer. It
-    is used as it is, and the settings above mean nothing."""
+    is used as it is; of the settings above only chain_depth means anything."""
     model_files: dict[str, str] = {}
     """sha256 of the given model's files; filled in when it is written down, compared when it is opened."""
     first_token: int | None = None
@@ -199,6 +199,14 @@ class MtpSettings(Distilled, WithBlock):
     """How many modules, hence how many tokens can be guessed."""
     first_hidden: Literal["post_norm", "pre_norm"] = "post_norm"
     """Whether module 1 reads the target's last state after or before the final norm."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        """By value, since what is written down names every setting."""
+        for name in {"own": ("mtp_modules", "intermediate_size"), "new": ("recursive_steps",)}[self.start]:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} means nothing with start: {self.start}")
+        return self
 
 
 SETTINGS: dict[str, str] = {

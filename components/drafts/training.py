@@ -98,7 +98,7 @@ def train(
         _judge(draft, held_out, progress, ctx)
     draft.train()
     while progress.step < schedule.num_steps:
-        batch = load_batch(features, next(batches), order.max_tokens, device)
+        batch = load_batch(features, next(batches), order.max_tokens, device)._replace(step=progress.step)
         with _exact(device):
             with _autocast(device, dtype):
                 result = draft.losses(batch)

@@ -29,7 +29,7 @@ class GraphedTarget(AbstractTarget):
 
     def __init__(self, inner: FastTarget) -> None:
         self.inner = inner
-        self.shape, self.device, self.dtype = inner.shape, inner.device, inner.dtype
+        self.shape, self.device, self.dtype, self.folder = inner.shape, inner.device, inner.dtype, inner.folder
         self.kernel = f"{inner.kernel}+graphs"
         self._pool: dict[tuple[int, int], tuple[Tensor, weakref.ref[StaticCache]]] = {}
         self._passes: dict[tuple[int, int, int, bool], _StaticPass] = {}

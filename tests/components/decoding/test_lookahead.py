@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from components.contract import UserError
 from components.decoding.batch import decode_batch
+from components.decoding.blockwise import BlockRule
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts.draft import Columns, Sampling
@@ -155,3 +156,16 @@ def test_a_session_is_reused_and_leaks_nothing(target: AbstractTarget) -> None:
             target, lookahead(target), prompt, max_new_tokens=LENGTH, depth=3, ignore_eos=True, session=session
         )
         assert run.tokens == plain(target, prompt)
+
+
+def test_rows_that_share_positions_need_none_of_their_own(target: AbstractTarget) -> None:
+    longest = target.shape.max_position_embeddings
+    wide = lookahead(target, window=8, ngram_size=4, max_guesses=8)
+    prompt = [(7 * i) % 30 + 1 for i in range(longest - 30)]  # its 48 rows a pass fit no position, its 12 deepest do
+    found = decode(target, wide, prompt, max_new_tokens=12, depth=3, ignore_eos=True)
+    assert found.tokens == plain(target, prompt, 12)
+
+
+def test_a_block_rule_is_refused_where_the_loop_knows_none(target: AbstractTarget) -> None:
+    with pytest.raises(UserError, match="no block rule"):
+        decode(target, lookahead(target), [3, 4], max_new_tokens=4, depth=2, rule=BlockRule("top_k", 2))

@@ -176,7 +176,7 @@ def test_heads_that_do_not_see_the_path_say_one_distribution_a_depth() -> None:
 
 
 def test_shapes_that_mean_nothing_are_refused() -> None:
-    for paths in (((0, 0),), ((1,),), ((0,), (0, 1)), ((0,), ())):
+    for paths in ((), ((0, 0),), ((1,),), ((0,), (0, 1)), ((0,), ())):
         with pytest.raises(UserError, match="tree"):
             StaticShape(paths)
     for bad in ({"depth": 0}, {"top_k": 0}, {"depth": 5, "budget": 4}):

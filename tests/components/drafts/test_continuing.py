@@ -136,6 +136,10 @@ def test_a_killed_continuation_ends_with_the_same_bits(
             {"settings": {"mtp": {"intermediate_size": 40}}},
             r"is \[\d+, \d+\] there and .*\(intermediate_size: 0 there, 40 here\)",
         ),
+        (
+            {"settings": {"mtp": {"first_hidden": "pre_norm"}}},
+            "was trained with first_hidden: 'post_norm', not 'pre_norm'; give it the same",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_in_one_line(

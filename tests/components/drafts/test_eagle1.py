@@ -131,18 +131,18 @@ def test_a_later_pass_sends_no_gradient_into_the_one_before(tiny_target: MakeTar
     assert torch.autograd.grad(third.square().sum(), draft.block.self_attn.k_proj.weight)[0].any()
 
 
-def test_noise_is_bounded_repeats_for_a_batch_and_stops_outside_training(tiny_target: MakeTarget) -> None:
+def test_noise_is_bounded_repeats_for_a_step_and_stops_outside_training(tiny_target: MakeTarget) -> None:
     target = tiny_target("llama")
     draft = new_draft(target, "eagle1", feature_noise=0.25, init_seed=5)
     assert isinstance(draft, FeatureDraft)
-    batch, other = batch_of(target), batch_of(target, seed=1)
+    batch = batch_of(target)._replace(step=3)
     features = torch.zeros(*batch.ids.shape, target.shape.hidden_size)
-    noisy = draft._noisy(features, batch.ids)
-    assert torch.equal(noisy, draft._noisy(features, batch.ids))
-    assert not torch.equal(noisy, draft._noisy(features, other.ids))
+    noisy = draft._noisy(features, batch)
+    assert torch.equal(noisy, draft._noisy(features, batch))
+    assert not torch.equal(noisy, draft._noisy(features, batch._replace(step=4)))
     assert float(noisy.abs().max()) <= 0.25 and float(noisy.abs().max()) > 0.24
     assert abs(float(noisy.mean())) < 0.01
-    assert torch.equal(draft.eval()._noisy(features, batch.ids), features)
+    assert torch.equal(draft.eval()._noisy(features, batch), features)
 
 
 def test_noise_changes_the_training_loss_and_the_same_batch_repeats_it(tiny_target: MakeTarget) -> None:

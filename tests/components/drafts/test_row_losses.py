@@ -15,6 +15,7 @@ from components.drafts.row_losses import (
     acceptance,
     row_loss,
     smooth_l1,
+    soft_cross_entropy,
     top_k_cross_entropy,
 )
 
@@ -126,3 +127,13 @@ def test_smooth_l1_is_quadratic_near_zero_and_linear_beyond_one() -> None:
     hidden = torch.tensor([[0.0, 0.5, -3.0, 1.0]])
     found = smooth_l1(hidden, torch.zeros(1, 4))
     torch.testing.assert_close(found, torch.tensor([(0.0 + 0.125 + 2.5 + 0.5) / 4]))
+
+
+def test_under_autocast_the_loss_is_still_taken_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 20 * torch.randn(4, 64, generator=generator)
+    probs = torch.randn(4, 64, generator=generator).softmax(-1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = soft_cross_entropy(logits, probs)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, soft_cross_entropy(logits, probs), rtol=0, atol=0)
