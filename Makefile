@@ -11,7 +11,8 @@ help:
 	@echo "make demo         set up, then build, measure, publish and promote a drafter (minutes, CPU only)"
 	@echo "make test         set up, then the tests that need nothing but Python"
 	@echo "make test-system  the tests in a real browser; installs Chromium from Debian when it is missing"
-	@echo "make test-engines the tests that serve with a real vLLM; builds it once for CPUs (about 3.5 GB)"
+	@echo "make test-engines the tests with a real vLLM (built once for CPUs, about 3.5 GB) and, where cmake, ninja and"
+	@echo "                  g++ are installed, with llama.cpp (built once, ten minutes or more; skipped without them)"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         formatting, lint and type checks"
 	@echo "make soak         long campaigns (fifty kills); records in benchmarks/results/"
@@ -39,6 +40,7 @@ test-gpu: $(READY)
 
 test-engines: $(READY)
 	@$(BIN)/python tests/engines/install_vllm.py
+	@$(BIN)/python tests/engines/install_llama_cpp.py || echo "test-engines: the tests with llama.cpp are skipped"
 	$(BIN)/python -m pytest -m engines -rs
 
 lint: $(READY)

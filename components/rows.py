@@ -77,8 +77,9 @@ class CostCell:
 class Request:
     """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns.
 
-    A drafter's method and key with depth_k 0: it is loaded and takes in every token, but drafts nothing, as an engine
-    does with a request that asks for no speculation.
+    A drafter's method and key with depth_k 0: it is loaded and drafts nothing, as an engine does with a request that
+    asks for no speculation, but keeps what it needs to go on: the EAGLE family and a draft model take every token in,
+    mtp and mtp-parallel only remember it.
     """
 
     session_id: str

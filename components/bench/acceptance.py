@@ -126,11 +126,11 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
     torch.set_num_threads(shard.num_threads)
     opened = opened_target(shard.target.path, shard.device, shard.dtype)
     drafter = _opened_drafter(shard.draft.path, shard.target.path, shard.device, shard.dtype)
+    check_branching(drafter, shard.trees)
     length = shard.max_new_tokens + extra_tokens(shard.k_max)
     count = len(shard.prompts)
     answers = greedy_answers(opened, [prompt.ids for prompt in shard.prompts], length, count)
     rows = []
-    check_branching(drafter, shard.trees)
     for number, (prompt, answer) in enumerate(zip(shard.prompts, answers, strict=True), start=1):
         kept = kept_length(answer[: shard.max_new_tokens], opened.shape.eos_token_ids)
         found = acceptance_map(opened, drafter, prompt.ids, answer, kept, shard.k_max)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -65,8 +65,8 @@ class Arm:
 PLAIN = Arm("none", "", 0, None)
 
 
-def chosen_depths(policy: DepthPolicy) -> Mapping[str, int]:
-    """draft_key -> the depth that the policy chose over all workloads, at the smallest batch size.
+def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
+    """draft_key -> the depths that the policy chose over all workloads, at one batch size or another; 0 left out.
 
     Raises UserError when the artifact is not a depth policy.
     """
@@ -76,20 +76,24 @@ def chosen_depths(policy: DepthPolicy) -> Mapping[str, int]:
             f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
         )
     choices = json.loads(file.read_text(encoding="utf-8"))["choices"]
-    pooled = sorted((c for c in choices if c["workload"] == "all"), key=lambda c: -int(c.get("batch_size", 1)))
-    return {choice["draft_key"]: int(choice["depth_k"]) for choice in pooled}
+    found: dict[str, set[int]] = {}
+    for choice in choices:
+        if choice["workload"] == "all" and choice["depth_k"] > 0:
+            found.setdefault(choice["draft_key"], set()).add(int(choice["depth_k"]))
+    return {key: frozenset(depths) for key, depths in found.items()}
 
 
-def depths_to_run(which: Depths, chosen: int, deepest: int) -> list[int]:
+def depths_to_run(which: Depths, chosen: Collection[int], deepest: int) -> list[int]:
     """The depths of one drafter, ascending.
 
-    "around": the chosen depth and its neighbours, 1, the edge settings and the deepest; "all": 1 to the deepest; a
-    list: those of it that the drafter can reach. `deepest` is the trained depth for the first two.
+    "around": the chosen depths and their neighbours, 1, the edge settings and the deepest; "all": 1 to the deepest, and
+    the chosen ones; a list: those of it that the drafter can reach. `deepest` is the trained depth for the first two; a
+    depth chosen beyond it (acceptance and cost may be measured deeper) is run too, for it cannot be confirmed else.
     """
     if which == "around":
-        wanted: Sequence[int] = (1, chosen - 1, chosen, chosen + 1, *EDGE_DEPTHS, deepest)
+        wanted: Iterable[int] = (1, *(k + near for k in chosen for near in (-1, 0, 1)), *EDGE_DEPTHS, deepest)
     elif which == "all":
         wanted = range(1, deepest + 1)
     else:
-        wanted = which
-    return sorted({depth for depth in wanted if 1 <= depth <= deepest})
+        wanted, chosen = which, ()
+    return sorted({depth for depth in wanted if 1 <= depth <= deepest} | set(chosen))

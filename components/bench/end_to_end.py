@@ -57,10 +57,10 @@ def compare_end_to_end(
         num_prompts: test prompts to use, evenly over the split.
         max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
         reps: times that every arm decodes every prompt.
-        depths: draft depths to run: around the chosen one (with 1, the trained depth, and the edge settings 3 and 7
-            up to it), all, or a list.
+        depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
+            settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
         lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
-        loaded_off: also run each drafter loaded but off: it takes every token in and drafts nothing.
+        loaded_off: also run each drafter loaded but off: it keeps what it needs to go on later and drafts nothing.
         trees: budgets (guesses verified in a pass) to run as trees too; an empty list runs chains only.
         batch_sizes: sequences decoded side by side; prompts are grouped by workload, and what fills no group is left
             out at that size.
@@ -74,6 +74,8 @@ def compare_end_to_end(
     from components.bench.timed_runs import run_arms
     from components.targets.load import open_target
 
+    for draft in drafts:
+        refuse_what_a_loop_cannot(draft, batch_sizes, trees)
     with clock.threads(ctx.num_threads):
         plain = open_target(target, device=ctx.device, dtype=dtype, kernel="plain")
     room = max_new_tokens + ROOM_FOR_GUESSES
@@ -112,6 +114,23 @@ def only_untimed(warm_up: Sequence[EncodedPrompt], asked: Sequence[EncodedPrompt
     if not found:
         raise UserError("prompts: every warm_up prompt is also a test prompt: give warm-up prompts of their own")
     return found
+
+
+def refuse_what_a_loop_cannot(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
+    """Raises UserError for a method with a decoding loop of its own where batches or trees are asked of it."""
+    from components.decoding.chain import LOOPS
+    from components.drafts.files import read_record
+
+    method = read_record(draft.path)["method"]
+    if method not in LOOPS:
+        return
+    if max(batch_sizes, default=1) > 1:
+        raise UserError(
+            f"batch_sizes: {method} ({draft.key[:12]}) decodes one sequence at a time: set batch_sizes [1], or leave "
+            "the drafter out"
+        )
+    if trees:
+        raise UserError(f"trees: {method} ({draft.key[:12]}) decodes chains alone: set trees [], or leave it out")
 
 
 def _write(
@@ -167,7 +186,8 @@ def _arms(
     for draft in drafts:
         drafter = open_drafter(draft, engine.target)
         deepest = max(depths) if isinstance(depths, list) and depths else drafter.num_steps
-        wanted = depths_to_run(depths, chosen.get(draft.key, 0), min(deepest, drafter.max_depth))
+        within_reach = [depth for depth in chosen.get(draft.key, ()) if depth <= drafter.max_depth]
+        wanted = depths_to_run(depths, within_reach, min(deepest, drafter.max_depth))
         if loaded_off and drafter.method not in LOOPS:  # a loop of its own guesses by passes of the target: no drafter
             arms.append(Arm(drafter.method, draft.key, 0, kept_off(drafter)))
         arms += [Arm(drafter.method, draft.key, depth, drafter) for depth in wanted]

@@ -13,6 +13,7 @@ Time to first token is the first chunk that holds a token; an engine that sends 
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ def body_of(server: Connected, asked: Asked, max_new_tokens: int, temperature: f
     }
     if server.engine == "vllm":
         body["return_token_ids"] = True
+        body["cache_salt"] = secrets.token_hex(16)  # no request finds another's prompt in the prefix cache
     return f"{root}/v1/completions", body
 
 
@@ -100,17 +102,19 @@ async def ask(
         async with client.stream("POST", address, json=body, headers=server.settings.headers()) as reply:
             if reply.status_code != 200:
                 said = (await reply.aread()).decode("utf-8", "replace")
-                answer.error = f"status {reply.status_code}: {' '.join(said.split())[:300]}"
+                answer.error = f"status {reply.status_code}: {said}"
             else:
                 async for event in _events(reply):
                     _take(answer, event, time.perf_counter_ns())
                 if answer.error is None and not answer.finish_reason:
                     answer.error = "the stream ended before the answer did"
     except httpx.HTTPError as error:
-        answer.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        answer.error = f"{type(error).__name__}: {error}"
     except (ValueError, KeyError, TypeError) as error:
-        answer.error = f"not an answer of {server.engine}: {' '.join(str(error).split())[:300]}"
+        answer.error = f"not an answer of {server.engine}: {error}"
     answer.end_ns = time.perf_counter_ns()
+    if answer.error is not None:
+        answer.error = server.settings.shown(answer.error)
     return answer
 
 
@@ -134,7 +138,7 @@ async def _events(reply: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
 def _take(answer: Answer, event: Mapping[str, Any], now: int) -> None:
     """Add one chunk to the answer."""
     if "error" in event:
-        answer.error = " ".join(str(event["error"]).split())[:300]
+        answer.error = str(event["error"])
         return
     if "meta_info" in event:
         _take_cumulative(answer, event, now)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from components.bench.identity import Identity, compare
 from components.bench.request_rows import sha256_of_tokens
-from components.contract import Context, Target
+from components.contract import Context, Target, UserError
 from components.rows import EngineAcceptance, Request, Round
 
 if TYPE_CHECKING:
-    from components.bench.engine_acceptance import Acceptance
     from components.bench.engine_answers import Answer, Asked
     from components.bench.engine_server import Connected
     from components.bench.openai_server import Taken, Turn
@@ -68,7 +68,7 @@ class EngineRows:
 
 def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, Any]:
     well = [row for row in rows if row.status != "error"]
-    decoding = [row for row in well if row.decode_ns > 0 and row.tokens_kept > 1]
+    decoding = [(row.decode_ns, later) for row in well if row.decode_ns > 0 and (later := _later_tokens(row)) > 0]
     rounds, accepted = sum(row.num_rounds for row in well), sum(row.num_accepted for row in well)
     compared = [row.identical for row in well if row.identical is not None]
     return {
@@ -79,12 +79,15 @@ def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, 
         "requests": len(rows),
         "failed": len(rows) - len(well),
         "ttft_ms_p50": round(statistics.median(row.ttft_ns for row in well) / 1e6, 3) if well else None,
-        "tpot_ms_p50": round(statistics.median(r.decode_ns / (r.tokens_kept - 1) for r in decoding) / 1e6, 3)
-        if decoding
-        else None,
+        "tpot_ms_p50": round(statistics.median(ns / later for ns, later in decoding) / 1e6, 3) if decoding else None,
         "al": round(1 + accepted / rounds, 4) if rounds else None,
         "identical": f"{sum(compared)} of {len(compared)}" if compared else None,
     }
+
+
+def _later_tokens(row: Request) -> int:
+    """Tokens that came within decode_ns: all but those that came at once with the first."""
+    return row.tokens_kept - (row.first_chunk_tokens or 1)
 
 
 def compared_answers(
@@ -125,9 +128,12 @@ class EngineSession:
     def rows(self, taken: Sequence[Taken], tokenizer: Any, expected: Expected | None) -> EngineRows:
         """Every answer as a row, in the order of the turns; nothing is dropped."""
         rows = EngineRows([], [], [])
+        # once for each server: a turn in which it found nothing to draft is no turn of plain decoding
+        depths = {server: _depth(server, taken) for server in dict.fromkeys(one.turn.server for one in taken)}
+        methods = {server: server.settings.method or ("external" if depths[server] else "none") for server in depths}
+        refuse_doubles([arm_of(server, methods[server], depth) for server, depth in depths.items()])
         for one in taken:
-            depth = _depth(one.turn.server, one.answers, one.counted)
-            method = one.turn.server.settings.method or ("external" if depth else "none")
+            depth, method = depths[one.turn.server], methods[one.turn.server]
             for asked, answer in zip(one.turn.asked, one.answers, strict=True):
                 identity = Identity(None, None, None, None)
                 if expected is not None and answer.error is None:
@@ -220,13 +226,34 @@ def _kept(answer: Answer, tokenizer: Any) -> int:
     return len(tokenizer(answer.text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _depth(server: Connected, answers: Sequence[Answer], counted: Acceptance | None) -> int:
-    """Guesses a round: what the server's positions reach to, else what was stated, else the most drafted on average."""
-    told = [answer.acceptance for answer in answers if answer.acceptance is not None]
-    told += [counted] if counted is not None else []
-    positions = max((len(acceptance.per_position or ()) for acceptance in told), default=0)
+def arm_of(server: Connected, method: str, depth: int) -> tuple[str, ...]:
+    """What rows of different servers are told apart by."""
+    return server.engine, server.version, method, str(depth), server.settings.draft_key
+
+
+def refuse_doubles(arms: Sequence[tuple[str, ...]]) -> None:
+    """Raise UserError for two servers whose rows would be pooled as one."""
+    twice = next((arm for number, arm in enumerate(arms) if arm in arms[:number]), None)
+    if twice is not None:
+        raise UserError(
+            f"servers: two are {' '.join(twice[:2]).strip()} with method {twice[2] or 'not given'}, depth_k {twice[3]} "
+            f"and draft_key {twice[4] or 'not given'}: give each the method (none for plain decoding), depth_k or "
+            "draft_key that tells it apart, or measure them one by one"
+        )
+
+
+def _depth(server: Connected, taken: Sequence[Taken]) -> int:
+    """Guesses a round: what was stated, else the most that any answer or turn of the server tells of.
+
+    SGLang's positions end at the longest acceptance it saw, vLLM's rounds may draft less than they may: the larger.
+    """
+    if server.settings.depth_k:
+        return server.settings.depth_k
+    mine = [one for one in taken if one.turn.server == server]
+    told = [answer.acceptance for one in mine for answer in one.answers if answer.acceptance is not None]
+    told += [one.counted for one in mine if one.counted is not None]
     means = [-(-acceptance.num_drafted // acceptance.num_rounds) for acceptance in told if acceptance.num_rounds]
-    return positions or server.settings.depth_k or max(means, default=0)
+    return max([*means, *(len(acceptance.per_position or ()) for acceptance in told)], default=0)
 
 
 def _counted(one: Taken, method: str, depth: int, session_id: str, target_key: str) -> list[EngineAcceptance]:
@@ -235,7 +262,9 @@ def _counted(one: Taken, method: str, depth: int, session_id: str, target_key: s
     summed = [answer.acceptance for answer in one.answers if answer.acceptance is not None]
     if summed:
         positions = [acceptance.per_position for acceptance in summed]
-        per_position = [] if None in positions else [sum(counts) for counts in zip(*positions, strict=True)]
+        # SGLang's end at the longest acceptance of each request
+        known = [] if None in positions else zip_longest(*(of_it or () for of_it in positions), fillvalue=0)
+        per_position = [sum(counts) for counts in known]
         drafted = sum(a.num_drafted for a in summed)
         sums = type(summed[0])(
             sum(a.num_rounds for a in summed), drafted, sum(a.num_accepted for a in summed), per_position

@@ -5,6 +5,7 @@ Answers of a server are never trusted to be well-formed; anything unexpected is 
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -33,18 +34,18 @@ _NOT_YET: Final = (429, 502, 503, 504)
 class EngineServer(BaseModel):
     """One server to be measured.
 
-    base_url: its address with or without /v1, such as http://127.0.0.1:8000.
+    base_url: its address with or without /v1, such as http://127.0.0.1:8000; no credentials, query or fragment.
     engine: which it is; auto asks it. openai is any other with /v1/completions.
     model: the name it serves; empty takes the first of /v1/models.
     method: how it speculates (eagle3, mtp, ngram ...); empty is external where it drafts, none where it does not.
-    depth_k: guesses a round it was started with, 0 without speculation; what it reports itself goes before.
+    depth_k: guesses a round it was started with; 0 takes what it reports itself.
     draft_key: the artifact key of the drafter it serves, where it is one of ours.
     api_key_variable: the environment variable that holds its key; the key is written nowhere.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_url: str = Field(pattern=r"^https?://[^/]+")
+    base_url: str = Field(pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$")
     engine: Engine = "auto"
     model: str = ""
     method: str = ""
@@ -58,15 +59,28 @@ class EngineServer(BaseModel):
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def headers(self) -> dict[str, str]:
-        """The credentials, where there are some; raises UserError when the variable is not set."""
+        """The credentials, where there are some; raises UserError when the variable holds no usable key."""
+        key = self._key()
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def shown(self, said: str) -> str:
+        """What the server or a library said, as one line of at most 300 characters, without the key."""
+        key = self._key()
+        for form in (key, json.dumps(key)[1:-1]) if key else ():  # as it is, and as a JSON text holds it
+            said = said.replace(form, "***")
+        return " ".join(said.split())[:300]
+
+    def _key(self) -> str:
+        """The key without the line feed that files end on; never shown, since HTTP libraries quote a bad header."""
         if not self.api_key_variable:
-            return {}
-        key = os.environ.get(self.api_key_variable)
+            return ""
+        where = f"servers: {self.base_url}: ${self.api_key_variable}"
+        key = os.environ.get(self.api_key_variable, "").strip()
         if not key:
-            raise UserError(
-                f"servers: {self.base_url}: ${self.api_key_variable} is not set; put the server's key there"
-            )
-        return {"Authorization": f"Bearer {key}"}
+            raise UserError(f"{where} is not set; put the server's key there")
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"{where} is no key: only printable ASCII characters can be sent; set it again")
+        return key
 
 
 @dataclass(frozen=True)
@@ -114,15 +128,33 @@ async def connect(client: httpx.AsyncClient, server: EngineServer, wait_s: float
     return Connected(server, engine, version, server.model or _first_model(reply, server))
 
 
+async def empty_cache(client: httpx.AsyncClient, server: Connected) -> bool:
+    """Empty SGLang's prefix cache, so that a turn pays for its prompts; whether it was done, or is not needed."""
+    import httpx
+
+    if server.engine != "sglang":
+        return True
+    try:
+        reply = await client.post(f"{server.settings.root}/flush_cache", headers=server.settings.headers())
+    except httpx.TransportError:  # its requests fail next, each a row with its reason
+        return False
+    return reply.status_code == 200
+
+
 async def counters(client: httpx.AsyncClient, server: Connected) -> Counters | None:
-    """The server's speculation counters now; None where it shows none."""
+    """The server's speculation counters now; None where it shows none, or none that can be read."""
     import httpx
 
     try:
         reply = await client.get(f"{server.settings.root}/metrics", headers=server.settings.headers())
     except httpx.TransportError:
         return None
-    return read_counters(reply.text) if reply.status_code == 200 and "vllm:" in reply.text else None
+    if reply.status_code != 200 or "vllm:" not in reply.text:
+        return None
+    try:
+        return read_counters(reply.text)
+    except (ValueError, KeyError):  # not Prometheus text, or cut off: its requests are still worth their rows
+        return None
 
 
 def _first_model(reply: httpx.Response, server: EngineServer) -> str:

@@ -32,6 +32,8 @@ _METHODS: Final[dict[SpeculationType, str]] = {
 }
 _PLAIN: Final = ("llama-completion", "llama-cli")
 _SPECULATIVE: Final = "llama-speculative-simple"
+_LIBRARIES: Final = ("libllama*.so*", "libggml*.so*", "libmtmd*.so*")
+"""By name, since ../lib may be the system's."""
 _ATTEMPTS: Final = 8
 """Runs of a program that ends well without its counts: its logging may be cut off at exit (its issue 22142)."""
 
@@ -77,6 +79,7 @@ def measure_llama_cpp(
         timeout_s: how long one process may take, seconds; then it counts as failed.
         dtype: the arithmetic of the GGUF files, for the record.
     """
+    from components.bench.end_to_end import only_untimed
     from components.bench.llama_cpp_output import read_version
     from components.bench.llama_cpp_rows import SessionFacts
     from components.bench.subjects import fitting_prompts, spread
@@ -84,13 +87,13 @@ def measure_llama_cpp(
     from components.targets.load import open_tokenizer, target_facts
 
     tools = Tools.found(programs, model, draft_model, depths)
+    version = read_version(printed_version(tools.plain))
     room = int(target_facts(target)["shape"]["max_position_embeddings"])
     found = fitting_prompts(target, room, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
     workloads = sorted({prompt.workload for prompt in found})
     timed = [p for w in workloads for p in spread([p for p in found if p.workload == w], num_prompts)]
-    warm_up = (
-        fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx)[:num_warm_up] if num_warm_up else []
-    )
+    warm_up = fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx) if num_warm_up else []
+    warm_up = only_untimed(warm_up, timed)[:num_warm_up] if num_warm_up else []
     tokenizer = open_tokenizer(target)
     plan = _planned(warm_up, timed, depths, reps, ctx.seed)
     ctx.note(f"{len(plan)} runs of {tools.speculative if depths else tools.plain}, one process each")
@@ -103,7 +106,6 @@ def measure_llama_cpp(
         ctx.progress(number + 1, len(plan), "runs")
     if all(run.printed is None for run in runs):
         raise UserError(f"{_SPECULATIVE}: every run failed; the first: {runs[0].error}")
-    version = read_version(_printed_version(tools.plain))
     identical = _compared(target, runs, tokenizer, num_compared, max_new_tokens, ctx)
     shared = SessionFacts(
         ctx.key[:16], target.key, draft_key, _METHODS[speculation], version, dtype, settings.num_threads, max_new_tokens
@@ -137,13 +139,14 @@ def _planned(
 
 
 def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The GGUF files and the programs behind the settings, for the step's key: file -> sha256."""
+    """The GGUF files, the programs and their libraries behind the settings, for the step's key: file -> sha256."""
     from components.targets.file_digests import sha256_of
 
     model, draft = str(settings["model"]), str(settings.get("draft_model", ""))
     depths = settings.get("depths", [3, 7])
     tools = Tools.found(str(settings.get("programs", "")), model, draft, depths)
-    files = [model, *([draft] if draft else []), tools.plain, *([tools.speculative] if depths else [])]
+    used = [tools.plain, *([tools.speculative] if depths else [])]
+    files = [model, *([draft] if draft else []), *used, *_libraries(used)]
     return {str(file): sha256_of(Path(file).expanduser()) for file in files}
 
 
@@ -237,8 +240,23 @@ def _run(
     return Run(prompt, depth, rep, is_warmup, printed, shown, None)
 
 
-def _printed_version(program: str) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, timeout=60, check=False)
+def _libraries(programs: Sequence[str]) -> list[str]:
+    """llama.cpp's shared libraries beside its programs and in ../lib, sorted: a shared build keeps its code there."""
+    folders = {
+        place for name in programs for place in (Path(name).resolve().parent, Path(name).resolve().parent / "../lib")
+    }
+    found = {file.resolve() for folder in folders for name in _LIBRARIES for file in folder.glob(name)}
+    return sorted(str(file) for file in found if file.is_file())
+
+
+def printed_version(program: str, timeout_s: float = 60.0) -> str:
+    """What a program says of its version; raises UserError for one that cannot be run or does not end."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"programs: {program}: --version did not end within {timeout_s:g} s; build it again") from error
+    except OSError as error:
+        raise UserError(f"programs: {program}: cannot be run ({error.strerror}); build it for this machine") from error
     return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
 
 

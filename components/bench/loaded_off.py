@@ -1,9 +1,12 @@
-"""A drafter that is loaded and kept up to date, but asked for nothing: the arm "loaded, off".
+"""A drafter that is loaded and could go on at any token, but is asked for nothing: the arm "loaded, off".
 
 It is what an engine does with a request that wants no speculation while a drafter is in memory: the target computes the
-features, the drafter takes every committed column in (so that drafting may resume at any token), and each round
-verifies no guess at all. Its speed against plain decoding is the tax of having speculation switched on (vLLM #49548
-saw 7 to 22 % of it); plain decoding, with nothing loaded, stays the baseline.
+features, the drafter gets every committed column and keeps what it needs to draft later, and each round verifies no
+guess at all. What it keeps differs: a drafter with one cache (the EAGLE family, a draft model) takes the column in by a
+pass of its own; mtp and mtp-parallel only remember it, and their modules pay when drafting resumes; prompt lookup
+enters it into its index; medusa keeps nothing. So the arm's speed against plain decoding, the tax of having speculation
+switched on (vLLM #49548 saw 7 to 22 % of it), holds that work for the first and not for the others. Plain decoding,
+with nothing loaded, stays the baseline.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class LoadedOff:
         return self.inner.new_state(capacity)
 
     def propose(self, state: Any, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator) -> Proposal:
-        """Take the columns in; no guess."""
+        """Keep of the columns what drafting later needs; no guess."""
         return self.inner.propose(state, columns, 0, sampling, rng)
 
     def propose_batch(

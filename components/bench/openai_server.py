@@ -3,6 +3,10 @@
 Every server gets the same prompts as the same token ids. Workload by workload and concurrency by concurrency, servers
 take turns in random order; within a turn at most `concurrency` requests are in flight, each followed by the next at
 once (a closed loop). Counters are read before and after each turn, so other clients of a server must be quiet.
+
+Every request pays for its own prompt where the engine lets it: vLLM gets a salt for each request, llama.cpp is told not
+to reuse prompts, SGLang's cache is emptied before each turn. Others may answer from a prefix cache: then TTFT at the
+second repetition or concurrency is that of a hit.
 """
 
 from __future__ import annotations
@@ -87,6 +91,7 @@ def measure_server(
         timeout_s: how long a request may go without news from the server before it counts as failed, seconds.
         dtype: the arithmetic of the server, for the record.
     """
+    from components.bench.end_to_end import only_untimed
     from components.bench.engine_rows import EngineSession, compared_answers
     from components.bench.subjects import fitting_prompts, spread
     from components.rows import write_rows
@@ -98,14 +103,12 @@ def measure_server(
     tokenizer = open_tokenizer(target)
     found = fitting_prompts(target, room, prompts, "test", max_new_tokens, ctx)
     by_workload = {prompt.workload: [p for p in found if p.workload == prompt.workload] for prompt in found}
-    timed = [
-        asked_of(tokenizer, prompt.prompt_id, workload, prompt.ids)
-        for workload in sorted(by_workload)
-        for prompt in spread(by_workload[workload], num_prompts)
-    ]
+    chosen = [prompt for workload in sorted(by_workload) for prompt in spread(by_workload[workload], num_prompts)]
+    timed = [asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in chosen]
     warm_up = []
     if num_warm_up:
-        warming = fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx)[:num_warm_up]
+        warming = only_untimed(fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx), chosen)
+        warming = warming[:num_warm_up]
         warm_up = [asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
     expected = compared_answers(target, timed, num_compared, max_new_tokens, ctx)
     sweep = Sweep(max_new_tokens, temperature, sorted(set(concurrency)), reps, ctx)
@@ -166,6 +169,7 @@ class Sweep:
         """Every turn, in the order in which they were taken; warm-up first."""
         import httpx
 
+        from components.bench.engine_rows import arm_of, refuse_doubles
         from components.bench.engine_server import connect
 
         # A connection for every request: servers close idle ones, and losing that race is no failure of theirs.
@@ -174,6 +178,7 @@ class Sweep:
             connected = [await connect(client, server, wait_s) for server in servers]
             for server in connected:
                 self.ctx.note(f"{server.settings.base_url}: {server.label}, model {server.model}")
+            refuse_doubles([arm_of(server, server.settings.method, server.settings.depth_k) for server in connected])
             turns = self._turns(connected, warm_up, timed)
             total, taken = sum(len(turn.asked) for turn in turns), list[Taken]()
             for turn in turns:
@@ -198,8 +203,13 @@ class Sweep:
     async def _take(self, client: httpx.AsyncClient, turn: Turn) -> Taken:
         """One closed loop: `concurrency` workers, each with its next request as soon as the last has ended."""
         from components.bench.engine_answers import ask
-        from components.bench.engine_server import counters
+        from components.bench.engine_server import counters, empty_cache
 
+        if not await empty_cache(client, turn.server):
+            where = turn.server.settings.base_url
+            self.ctx.note(
+                f"{where}: /flush_cache was refused: times to the first token may be hits of its prefix cache"
+            )
         before = await counters(client, turn.server)
         answers: dict[int, Answer] = {}
         waiting = iter(enumerate(turn.asked))

@@ -17,6 +17,10 @@ MAX_DRIFT = 0.05
 LOAD_OF_OTHERS = 1.0  # load average beyond the cores that our own threads may fill
 MAX_OVERSHOOT_SHARE = 0.05
 MAX_REPEATED_BIGRAMS = 0.4
+UNTRAINED = (
+    "ngram",
+    "lookahead",
+)  # methods that learn nothing, so that no depth lies beyond what they were trained for
 
 
 def run_flags(runs: Sequence[TimedRun], session_id: str, load: float | None, num_cores: int) -> list[QualityFlag]:
@@ -58,7 +62,7 @@ def _arm_flags(timed: Sequence[TimedRun], session_id: str) -> list[QualityFlag]:
         if share > MAX_OVERSHOOT_SHARE:
             detail = f"{arm.label}: share of tokens computed past the end and thrown away; longer answers waste less"
             flags.append(QualityFlag(session_id, arm.draft_key, arm.method, "overshoot", "info", share, detail))
-        trained = getattr(arm.proposer, "num_steps", arm.depth)
+        trained = arm.depth if arm.method in UNTRAINED else getattr(arm.proposer, "num_steps", arm.depth)
         if arm.depth > trained:
             detail = f"{arm.label}: the drafter is trained for depth {trained}"
             flags.append(

@@ -59,6 +59,8 @@ class WorkloadSource(BaseModel):
     def _names_rows(self) -> Self:
         if self.preset is None and not self.path:
             raise ValueError("name a preset or a path")
+        if self.revision and self.path:
+            raise ValueError("revision is of a preset's repository, and a path is read as it lies; leave one out")
         if self.preset is None and not (self.workload or self.workload_field):
             raise ValueError("rows of one's own need a workload, or a workload_field")
         if self.preset is None and not self.language:
@@ -145,7 +147,8 @@ def _tabular_files(path: str) -> list[Path]:
         return []
     if place.is_file():
         return [place]
-    return sorted(file for file in Path(place.anchor or ".").glob(str(place.relative_to(place.anchor))))
+    found = Path(place.anchor or ".").glob(str(place.relative_to(place.anchor)))
+    return sorted(file for file in found if file.is_file())
 
 
 def _file_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:

@@ -123,6 +123,8 @@ def _winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:
     known = [c for c in policy["choices"] if c["workload"] == "all" and c["draft_key"] in by_key]
     if not known:
         raise UserError("drafts: the policy says nothing about any of them; wire the drafters it was chosen from")
+    smallest = min(c["batch_size"] for c in known)
+    known = [c for c in known if c["batch_size"] == smallest]
     return by_key[max(known, key=lambda c: (c["pred_lo"], c["draft_key"]))["draft_key"]]
 
 
@@ -255,9 +257,11 @@ def _facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
     """The release's info: what a registry tags a version with."""
     serve = record["serve"]
     pooled = [c for c in policy["choices"] if c["workload"] == "all" and c["draft_key"] == serve["draft_key"]]
-    numbers = {k: pooled[0][k] for k in ("speedup_pred", "speedup_meas", "meas_lo", "meas_hi", "pred_error")}
+    best = min(pooled, key=lambda c: c["batch_size"])
+    numbers = {k: best[k] for k in ("speedup_pred", "speedup_meas", "meas_lo", "meas_hi", "pred_error")}
+    at = (serve["draft_key"], "all", best["batch_size"], serve["depth_k"])
     for e in policy["evals"]:
-        if (e["draft_key"], e["workload"], e["depth_k"]) == (serve["draft_key"], "all", serve["depth_k"]):
+        if (e["draft_key"], e["workload"], e["batch_size"], e["depth_k"]) == at:
             numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas")}
     gate = policy["gate"]
     return {

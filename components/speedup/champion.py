@@ -41,6 +41,9 @@ def challenge(
 def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:
     """Speed not worse with 95 % confidence, no workload's acceptance shown to be worse, and something was learned."""
     checks = []
+    if not any((row.quantity, row.workload) == ("acceptance_length", ALL) for row in policy.comparisons):
+        asked_for = "maps of both drafters on the same prompts, at one depth"
+        checks.append(GateCheck(f"acceptance_against_champion[{ALL}]", False, 0.0, asked_for))
     for row in policy.comparisons:
         asked = 1.0 - row.margin
         if (row.quantity, row.workload) == ("decode_speed", ALL):

@@ -34,8 +34,9 @@ def choose_depth(
         cost: step times of the same drafters on the machine that will serve them.
         tolerance: share by which a shallower depth's lower bound may lie below the best one and still be taken.
         confidence: probability of beating plain decoding that speculation must reach; below it depth 0 is chosen.
-        mixture: workload -> its share of the tokens that will be decoded, for one depth that serves them all; without
-            it the shares are those of the measured prompts.
+        mixture: workload -> its share of the tokens that will be decoded, for a line that says which one depth would
+            serve them all; without it the shares are those of the measured prompts. What is served stays the depth
+            over all measured prompts, the one that is measured end to end.
         num_draws: resamples of prompts and timing blocks behind each interval.
         include_host: count measured sampling and bookkeeping time on both sides of the ratio.
     """

@@ -17,7 +17,10 @@ def conclude(policy: Policy, entrants: Sequence[Entrant]) -> None:
     nothing but trees was measured, the best of them wins.
     """
     policy.ranking = rank(entrants, policy.tolerance)
-    chains = [e for e in entrants if e.tree_budget is None] or list(entrants)
+    # A drafter that only trees were mapped of has no choice of a depth, also where no tree of it is worth drafting.
+    chosen_for = {c.draft_key for c in policy.choices if c.workload == ALL}
+    able = [e for e in entrants if e.draft_key in chosen_for]
+    chains = [e for e in able if e.tree_budget is None] or able
     # A drafter whose numbers are at fault wins only if every one is.
     sound = [e for e in chains if not faults_of(policy, e.draft_key)] or chains
     first = next(c for c in rank(sound, policy.tolerance) if c.chosen)

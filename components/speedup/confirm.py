@@ -18,6 +18,11 @@ from components.rows import DepthChoice, QualityFlag, Request, read_rows
 if TYPE_CHECKING:
     from components.speedup.policy import GateCheck, MeasuredArm, Policy
 
+LEAST_PROMPTS = 4
+"""Prompts behind a measured bound that promotion asks for. An interval resamples prompts: over one it has no width and
+passes whatever it is, over three it hardly has any. Four let a trial run decide; flags say what is few for a release.
+"""
+
 
 def confirm_depth(
     policy: DepthPolicy,
@@ -116,8 +121,8 @@ def _same_prompts(policy: Policy, arm: MeasuredArm) -> float | None:
 
     Only AL depends on the prompts, so S = S_pred * AL(these prompts) / AL(all prompts).
     """
-    if arm.tree_budget is not None:
-        return None  # a tree was not replayed prompt by prompt
+    if arm.tree_budget is not None or arm.depth_k == 0:
+        return None  # a tree was not replayed prompt by prompt, and a drafter that is off was not predicted
     for e in policy.evals:
         same = (e.draft_key, e.workload, e.depth_k, e.batch_size) == (
             arm.draft_key,
@@ -143,21 +148,21 @@ def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
 def _pick_winner(policy: Policy, only: str | None) -> DepthChoice | None:
     """The drafter whose chosen depth has the best measured lower bound, at the smallest batch size.
 
+    That is the smallest that a depth was chosen for, be it 0: what a larger batch is drafted with is not served at it.
     only: the one drafter that may win, or None. A drafter at fault (its output differs, its numbers are impossible)
     wins only if every one is.
     """
-    from components.speedup.policy import ALL, faults_of
+    from components.speedup.policy import at_smallest_batch, faults_of
 
-    pooled = [c for c in policy.choices if c.workload == ALL and c.depth_k > 0 and c.meas_lo is not None]
+    pooled = [c for c in at_smallest_batch(policy) if c.depth_k > 0 and c.meas_lo is not None]
     pooled = [c for c in pooled if only in (None, c.draft_key)]
-    smallest = min((c.batch_size for c in pooled), default=1)
-    pooled = [c for c in pooled if c.batch_size == smallest]
     sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
     return max(sound or pooled, key=lambda c: (c.meas_lo or 0.0, c.draft_key), default=None)
 
 
 def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
     """What promotion asks for, each condition with its value and limit."""
+    from components.speedup.measured import arm_of
     from components.speedup.policy import ALL, GateCheck, faults_of
 
     if winner is None:
@@ -167,8 +172,11 @@ def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_ga
     gap = abs(prediction_gap(policy, winner))
     faults = len(faults_of(policy, winner.draft_key))
     low = winner.meas_lo or 0.0
+    arm = arm_of(policy, winner)
+    num_prompts = arm.num_prompts if arm is not None else 0
     return [
         GateCheck("depth_chosen_and_measured", True, float(winner.depth_k), ">= 1"),
+        GateCheck("prompts_measured", num_prompts >= LEAST_PROMPTS, float(num_prompts), f">= {LEAST_PROMPTS}"),
         GateCheck("outputs_compared", checked > 0, float(checked), "> 0 requests"),
         GateCheck("identical_output", divergences == 0, float(divergences), "0 divergences outside ties"),
         GateCheck("measured_lower_bound", low > min_speedup, low, f"> {min_speedup:g}"),
@@ -193,10 +201,10 @@ def _verdict(
     policy: Policy, winner: DepthChoice | None, checks: list[GateCheck], only: str | None
 ) -> tuple[str, list[str]]:
     """use | do_not_speculate | undecided | invalid, and why, in words. only: the one drafter that is judged."""
-    from components.speedup.policy import ALL, faults_of
+    from components.speedup.policy import ALL, at_smallest_batch, faults_of
 
     if winner is None:
-        if any(c.depth_k > 0 and only in (None, c.draft_key) for c in policy.choices):
+        if any(c.depth_k > 0 and only in (None, c.draft_key) for c in at_smallest_batch(policy)):
             return "undecided", ["the chosen depth was not measured end to end"]
         # Nothing was chosen: the prediction's own verdict and reasons stand.
         for c in policy.choices:
@@ -221,7 +229,11 @@ def _verdict(
 
 def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:
     """A choice with the verdict that its own measurement supports."""
-    if winner and (choice.draft_key, choice.workload) == (winner.draft_key, winner.workload):
+    if winner and (choice.draft_key, choice.workload, choice.batch_size) == (
+        winner.draft_key,
+        winner.workload,
+        winner.batch_size,
+    ):
         return dataclasses.replace(choice, verdict=policy.verdict, reasons=policy.reasons)
     if choice.meas_lo is None or choice.meas_hi is None:
         return choice

@@ -80,7 +80,8 @@ def in_words(row: Drift) -> str:
 
 
 def _maps(source: Measurements, name: str) -> list[AcceptanceMap]:
-    rows = [row for row in read_rows(source.path, AcceptanceMap) if row.num_tokens >= 2]
+    """Chains alone: a tree keeps more of the same guesses, and its maps say nothing about what is served."""
+    rows = [r for r in read_rows(source.path, AcceptanceMap) if r.tree_budget is None and r.num_tokens >= 2]
     if not rows:
         raise UserError(f"{name} ({source.key[:12]}): no usable acceptance maps; wire bench.measure_acceptance")
     return rows

@@ -19,6 +19,7 @@ Forms, read in the engines' own documents and sources (November 2026):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.rows import DepthChoice
@@ -41,7 +42,9 @@ _ALL_CONTEXTS = 2**31 - 1
 def engine_settings(policy: Policy) -> dict[str, Any]:
     """The settings of every engine for the winner's depth; {} where the verdict is not to draft, or not to believe it.
 
-    A stated mixture's depth goes before that of all measured prompts.
+    The depths are those over all measured prompts, as everywhere that something is served or judged; a stated mixture's
+    was never measured end to end and stands in the policy table only. A batch size that measured slower than plain
+    decoding is told to draft nothing.
     """
     winner = policy.winner
     if winner is None or policy.verdict not in ("use", "undecided"):
@@ -49,10 +52,15 @@ def engine_settings(policy: Policy) -> dict[str, Any]:
     shapes = {c.tree_budget for c in policy.ranking if c.draft_key == winner["draft_key"]}
     if shapes and None not in shapes:
         return {}  # what stands below makes chains
-    mine = [c for c in policy.choices if c.draft_key == winner["draft_key"]]
-    served = [c for c in mine if c.workload == "mixture"] or [c for c in mine if c.workload == "all"]
-    by_batch = {c.batch_size: c.depth_k for c in served}
-    contexts = [c for c in policy.contexts if c.draft_key == winner["draft_key"]]
+    served = [c for c in policy.choices if (c.draft_key, c.workload) == (winner["draft_key"], "all")]
+    slower = {c.batch_size for c in served if c.verdict == "do_not_speculate"}
+    by_batch = {c.batch_size: 0 if c.batch_size in slower else c.depth_k for c in served}
+    measured_slower = {c.batch_size for c in served if c.batch_size in slower and c.depth_k > 0}
+    contexts = [
+        replace(c, depth_k=0) if c.batch_size in measured_slower else c
+        for c in policy.contexts
+        if c.draft_key == winner["draft_key"]
+    ]
     return settings_for(str(winner["method"]), by_batch, contexts)
 
 

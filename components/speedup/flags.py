@@ -22,6 +22,10 @@ MAX_PROXY_GAP = 0.25
 MAX_CUT_SHARE = 0.10
 MAX_REPEATED_BIGRAMS = 0.5
 MAX_PREDICTION_GAP = 0.10
+UNTRAINED = (
+    "ngram",
+    "lookahead",
+)  # methods that learn nothing, so that no depth lies beyond what they were trained for
 
 
 class Doubt(NamedTuple):
@@ -50,7 +54,8 @@ def prediction_flags(
     at_choice = next(s for s in summaries if s.depth_k == (choice.depth_k or drafted[0].depth_k))
     doubts = cost_doubts(drafted)
     doubts += sample_doubts(summaries[-1].num_prompts, at_choice.num_rounds, at_choice.depth_k)
-    doubts += depth_doubts(choice.depth_k, min(m.trained_depth for m in maps))
+    if choice.method not in UNTRAINED:
+        doubts += depth_doubts(choice.depth_k, min(m.trained_depth for m in maps))
     doubts += falling_doubts(speeds)
     doubts += _acceptance_doubts(at_choice)
     if at_choice.num_cut_rounds > MAX_CUT_SHARE * at_choice.num_rounds:

@@ -1,7 +1,8 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
 speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts that both decoded, in
-the same dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token.
+the same dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token; of
+an engine that sent several at once there, all but those (first_chunk_tokens).
 Repetitions of a prompt are summed first; the interval resamples prompts, both arms together.
 """
 
@@ -31,7 +32,12 @@ class ArmKey(NamedTuple):
 
 def usable(request: Request) -> bool:
     """Whether a request counts: timed, finished, and long enough to have a decoding phase."""
-    return not request.is_warmup and request.status != "error" and request.tokens_kept > 1 and request.decode_ns > 0
+    return not request.is_warmup and request.status != "error" and timed_tokens(request) > 0 and request.decode_ns > 0
+
+
+def timed_tokens(request: Request) -> int:
+    """Tokens that came within decode_ns."""
+    return request.tokens_kept - (request.first_chunk_tokens or 1)
 
 
 def measured_arms(
@@ -70,7 +76,7 @@ def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Req
 
 def tokens_per_s(rows: Sequence[Request]) -> float:
     """Pooled decoding speed: kept tokens after the first, over decoding time."""
-    return sum(r.tokens_kept - 1 for r in rows) / sum(r.decode_ns for r in rows) * 1e9
+    return sum(timed_tokens(r) for r in rows) / sum(r.decode_ns for r in rows) * 1e9
 
 
 def _arm(
@@ -149,6 +155,6 @@ def _per_prompt(rows: list[Request], prompt_ids: list[str]) -> tuple[np.ndarray,
     index = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
     tokens, times = np.zeros(len(index)), np.zeros(len(index))
     for r in rows:
-        tokens[index[r.prompt_id]] += r.tokens_kept - 1
+        tokens[index[r.prompt_id]] += timed_tokens(r)
         times[index[r.prompt_id]] += r.decode_ns / 1e9
     return tokens, times

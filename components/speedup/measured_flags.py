@@ -47,7 +47,7 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         )
     if arm.ties:
         flag("ties", "info", arm.ties, f"of {arm.checked} outputs part from plain decoding at a tie of two tokens")
-    if arm.depth_k == 0 and arm.speedup < 1.0 - MAX_LOADED_TAX:
+    if arm.depth_k == 0 and arm.hi < 1.0 - MAX_LOADED_TAX:
         flag(
             "loaded_tax",
             "warning",

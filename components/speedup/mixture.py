@@ -8,6 +8,7 @@ stated shares, those of the measured prompts hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,14 +26,14 @@ def stated_shares(mixture: Mapping[str, float], workloads: list[str]) -> dict[st
     """The shares of a stated mixture, scaled to add up to 1.
 
     Raises:
-        UserError: a workload that was not measured, a negative share, or nothing but zeros.
+        UserError: a workload that was not measured, a share that is negative or no number, or nothing but zeros.
     """
     unknown = sorted(set(mixture) - set(workloads))
     if unknown:
         there = ", ".join(workloads) or "no row that names its workload"
         raise UserError(f"mixture: {', '.join(unknown)} not measured; there is {there}")
     total = sum(mixture.values())
-    if min(mixture.values(), default=0.0) < 0.0 or total <= 0.0:
+    if not all(0.0 <= share < math.inf for share in mixture.values()) or not 0.0 < total < math.inf:
         raise UserError("mixture: shares are numbers of at least 0, not all of them 0")
     return {name: share / total for name, share in sorted(mixture.items())}
 

@@ -94,13 +94,22 @@ class Case:
         mine = [row for row in self.rows if _tells_acceptance(row) and workload in (ALL, row.workload or ALL)]
         found = Acceptance(is_counted=all(row.al is None for row in mine))
         by_prompt = all(row.prompt is not None for row in mine)
-        deepest = max((row.k_max or max(row.accepted) for row in mine if row.accepted is not None), default=0)
+        deepest = _deepest([row for row in mine if row.accepted is not None])
         direct = {row.k for row in mine}
         for row in mine:
             unit = f"{row.workload}\n{row.prompt if by_prompt else ''}"
             _add(found, unit, row, deepest, direct)
         found.num_prompts = len({unit for unit, _ in found.cells}) if by_prompt else 0
         return found
+
+
+def _deepest(maps: Sequence[OutsideRow]) -> int:
+    """The depth that every map reaches, so that none is replayed beyond what was drafted for it.
+
+    Where none says how deep that was, the longest run of kept drafts is all there is.
+    """
+    stated = [row.k_max for row in maps if row.k_max is not None]
+    return min(stated, default=0) or max((max(row.accepted or [0]) for row in maps), default=0)
 
 
 def _add(found: Acceptance, unit: str, row: OutsideRow, deepest: int, direct: set[int | None]) -> None:
@@ -139,8 +148,7 @@ def cases_of(placed: Sequence[Placed], num_draws: int, seed: int) -> list[Case]:
         )
     cases = []
     for setting in settings:
-        # Rows that name no drafter (a plain step, a cost that all share) belong to each.
-        mine = [r for r in rows if _setting(r) == setting or (r.drafter is None and not _tells_acceptance(r))]
+        mine = [r for r in rows if _setting(r) == setting or _is_shared(r)]
         costed = [r for r in mine if r.t_verify is not None or r.tpot is not None or r.speedup is not None]
         if not costed:
             raise UserError(f"{_label(setting)}: no cost; give t_target, t_verify and t_draft, or tpot, or speedup")
@@ -157,6 +165,12 @@ Setting3 = tuple[str, int | None, int | None]  # drafter, draft_vocab, tree_budg
 
 def _setting(row: OutsideRow) -> Setting3:
     return row.drafter or row.method or "drafter", row.draft_vocab, row.tree_budget
+
+
+def _is_shared(row: OutsideRow) -> bool:
+    """Whether a row (a plain step, a cost that all share) belongs to every drafter: it names none, in no setting."""
+    named = (row.drafter, row.method, row.draft_vocab, row.tree_budget)
+    return all(value is None for value in named) and not _tells_acceptance(row)
 
 
 def _label(setting: Setting3) -> str:
@@ -177,7 +191,7 @@ def _case(
     known = [r for r in here if _tells_acceptance(r)] or [r for r in mine if _tells_acceptance(r)]
     at_length = [r for r in known if kv_len is not None and r.kv_len == kv_len] or known
     label = _label(setting)
-    cells = _cells(here, label, setting[2])
+    cells = _cells(here, label, setting[2], kv_len)
     timed = any(cell.phase == "verify" for cell in cells)
     wanted = Setting(label, batch_size, setting[2], kv_len)
     return Case(
@@ -194,8 +208,8 @@ def _case(
     )
 
 
-def _cells(rows: Sequence[OutsideRow], label: str, tree_budget: int | None) -> list[CostCell]:
-    """Timed phases as the cost cells of components/rows.py."""
+def _cells(rows: Sequence[OutsideRow], label: str, tree_budget: int | None, kv_len: int | None) -> list[CostCell]:
+    """Timed phases as the cost cells of components/rows.py. A time that names no context length holds at every one."""
     cells = []
     for row in rows:
         phases = {"target_step": row.t_target, "verify": row.t_verify, "draft": row.t_draft, "host": row.t_host}
@@ -212,7 +226,7 @@ def _cells(rows: Sequence[OutsideRow], label: str, tree_budget: int | None) -> l
                     depth_k=depth,
                     batch_size=row.batch_size,
                     num_rows=(tree_budget or depth) + 1,
-                    kv_len=row.kv_len or 0,
+                    kv_len=row.kv_len or kv_len or 0,
                     block=row.block or 0,
                     reps_in_block=1,
                     median_ns=milliseconds * 1e6,

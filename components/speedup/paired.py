@@ -14,7 +14,7 @@ import numpy as np
 
 from components.rows import DepthChoice, PairedComparison, Request
 from components.speedup.bootstrap import Floats, draw_weights, pooled_ratio
-from components.speedup.measured import best_plain, usable
+from components.speedup.measured import best_plain, timed_tokens, usable
 from components.speedup.policy import ALL, Policy, PromptCounts
 
 
@@ -49,14 +49,24 @@ def _speeds(policy: Policy, requests: Sequence[Request], pair: Pair) -> list[Pai
 def _acceptances(policy: Policy, pair: Pair, requests: Sequence[Request]) -> list[PairedComparison]:
     """Tokens a round on every prompt that both have maps of, at the depth that the challenger is to serve with.
 
-    Where that is 0, at the champion's, or at the deepest that either was measured at: plain decoding says nothing.
+    Where that is 0, at the champion's, or at the deepest: plain decoding says nothing. Where one of them was not mapped
+    that deep, at the deepest depth below it that both were.
     """
     keys = (pair.challenger.draft_key, pair.champion.draft_key)
-    deepest = min((max(c.depths) for c in policy.prompts if c.draft_key in keys), default=0)
-    depth = pair.challenger.depth_k or pair.champion.depth_k or deepest
+    common = _common_depths(policy.prompts, keys)
+    wanted = pair.challenger.depth_k or pair.champion.depth_k or max(common, default=0)
+    depth = max((k for k in common if k <= wanted), default=min(common, default=0))
+    if not depth:
+        return []
     session = next((r.session_id for r in requests), "")
     ours, theirs = (_counts(policy.prompts, key, depth) for key in keys)
     return _ratios(policy, pair, session, "acceptance_length", (depth, depth), ours, theirs)
+
+
+def _common_depths(prompts: Sequence[PromptCounts], keys: tuple[str, str]) -> set[int]:
+    """Depths above 0 that every prompt of both drafters was replayed at."""
+    replayed = [set(c.depths) for c in prompts if c.draft_key in keys]
+    return set.intersection(*replayed) - {0} if replayed else set()
 
 
 def _arm(rows: Sequence[Request], choice: DepthChoice) -> list[Request]:
@@ -74,7 +84,7 @@ def _per_prompt(rows: Sequence[Request]) -> PerPrompt:
     found: PerPrompt = {}
     for r in rows:
         _, tokens, seconds = found.get(r.prompt_id, ("", 0.0, 0.0))
-        found[r.prompt_id] = (r.workload, tokens + r.tokens_kept - 1, seconds + r.decode_ns / 1e9)
+        found[r.prompt_id] = (r.workload, tokens + timed_tokens(r), seconds + r.decode_ns / 1e9)
     return found
 
 

@@ -192,8 +192,25 @@ def read_policy(directory: Path) -> Policy:
 
 
 def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
-    """Faults that touch one drafter: its own, and those of the whole measurement."""
-    return [f for f in policy.flags if f.severity == "fault" and f.draft_key in ("", draft_key)]
+    """Faults that touch one drafter: its own, and those of the whole measurement or of plain decoding.
+
+    Prompt lookup has no key either; what is wrong with it says nothing about a drafter.
+    """
+
+    def touches(flag: QualityFlag) -> bool:
+        return flag.draft_key == draft_key or (flag.draft_key == "" and flag.method in ("", "none"))
+
+    return [f for f in policy.flags if f.severity == "fault" and touches(f)]
+
+
+def at_smallest_batch(policy: Policy, draft_key: str | None = None) -> list[DepthChoice]:
+    """Choices over all workloads at the smallest batch size that any was made for: the ones that are served.
+
+    draft_key: of one drafter, at the smallest of its own.
+    """
+    pooled = [c for c in policy.choices if c.workload == ALL and draft_key in (None, c.draft_key)]
+    smallest = min((c.batch_size for c in pooled), default=1)
+    return [c for c in pooled if c.batch_size == smallest]
 
 
 def headline(policy: Policy) -> dict[str, Any]:
@@ -206,9 +223,8 @@ def headline(policy: Policy) -> dict[str, Any]:
         "gate_failed": [check["name"] for check in policy.gate["checks"] if not check["passed"]] if policy.gate else [],
         "depth_k": 0,
     }
-    pooled = [c for c in policy.choices if c.workload == ALL]
-    if policy.winner:
-        pooled = [c for c in pooled if c.draft_key == policy.winner["draft_key"]] or pooled
+    won = at_smallest_batch(policy, policy.winner["draft_key"]) if policy.winner else []
+    pooled = won or at_smallest_batch(policy)
     if not pooled:
         return facts
     best = max(pooled, key=lambda c: (c.pred_lo, c.draft_key))
@@ -223,7 +239,12 @@ def headline(policy: Policy) -> dict[str, Any]:
         "pred_error": best.pred_error,
     }
     for row in policy.evals:
-        if (row.draft_key, row.workload, row.depth_k) == (best.draft_key, ALL, best.depth_k):
+        if (row.draft_key, row.workload, row.depth_k, row.batch_size) == (
+            best.draft_key,
+            ALL,
+            best.depth_k,
+            best.batch_size,
+        ):
             facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi, "al_meas": row.al_meas}
     for pair in policy.comparisons:
         if (pair.quantity, pair.workload) == ("decode_speed", ALL):
@@ -231,7 +252,9 @@ def headline(policy: Policy) -> dict[str, Any]:
             facts |= {"champion_key": pair.champion_key, "vs_champion_verdict": pair.verdict}
     mine = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
     if mine:
-        facts["speedup_pred_same_prompts"] = next((a.speedup_pred for a in mine if a.depth_k == best.depth_k), None)
+        # Identity is asked of every way that the drafter ran, speed of the one that is served.
+        served = (a for a in mine if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None))
+        facts["speedup_pred_same_prompts"] = next((a.speedup_pred for a in served), None)
         facts["identical"] = sum(a.divergences for a in mine) == 0 and sum(a.checked for a in mine) > 0
         facts["num_ties"] = sum(a.ties for a in mine)
         facts["num_checked"] = sum(a.checked for a in mine)

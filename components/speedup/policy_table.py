@@ -86,15 +86,16 @@ def choice_cells(choices: Iterable[DepthChoice]) -> Cells:
 
 
 def mixture_line(mixture: Mixture) -> str:
-    """A sentence about one depth for several workloads."""
+    """A line about one depth for several workloads; of a stated mixture, also what it is not."""
     shares = ", ".join(f"{name} {share:.0%}" for name, share in mixture.shares.items())
     apart = ", ".join(f"{name} {depth}" for name, depth in mixture.depths_apart.items())
     whose = "stated" if mixture.stated else "of what was measured"
     predicted = times(mixture.speedup_pred, mixture.pred_lo, mixture.pred_hi)
+    said = " It is a prediction: engines are told the depth over all measured prompts." if mixture.stated else ""
     return (
         f"{mixture.method}, batch {mixture.batch_size}: one depth for the mixture {whose} ({shares}) is "
         f"{mixture.depth_k}, {predicted}. Each workload at its own ({apart}) would give {mixture.speedup_apart:.2f}x: "
-        f"one depth loses {mixture.loss:.1%}."
+        f"one depth loses {mixture.loss:.1%}.{said}"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.arms import depths_to_run
+from components.bench.arms import chosen_depths, depths_to_run
 from components.bench.end_to_end import compare_end_to_end, only_untimed
 from components.bench.identity import compare, first_divergence, plain_margin
 from components.bench.loaded_off import kept_off
@@ -24,6 +24,7 @@ from components.contract import Context, DepthPolicy, Draft, Machine, Prompts, T
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts.draft import Columns, Sampling
+from components.drafts.files import save_untrained
 from components.rows import QualityFlag, Request, Round, read_rows
 from components.targets.model import AbstractTarget
 
@@ -231,12 +232,46 @@ def test_a_missing_token_is_a_divergence(ours: list[int], theirs: list[int], ind
 
 
 def test_depths_stay_within_reach() -> None:
-    assert depths_to_run("around", 3, 7) == [1, 2, 3, 4, 7]
-    assert depths_to_run("around", 0, 3) == [1, 3]
-    assert depths_to_run("around", 7, 7) == [1, 3, 6, 7], "3 and 7 are what engines ship with"
-    assert depths_to_run("around", 2, 9) == [1, 2, 3, 7, 9]
-    assert depths_to_run("all", 2, 3) == [1, 2, 3]
-    assert depths_to_run([5, 2, 9], 2, 7) == [2, 5]
+    assert depths_to_run("around", {3}, 7) == [1, 2, 3, 4, 7]
+    assert depths_to_run("around", {}, 3) == [1, 3]
+    assert depths_to_run("around", {7}, 7) == [1, 3, 6, 7], "3 and 7 are what engines ship with"
+    assert depths_to_run("around", {2}, 9) == [1, 2, 3, 7, 9]
+    assert depths_to_run("all", {2}, 3) == [1, 2, 3]
+    assert depths_to_run([5, 2, 9], {2}, 7) == [2, 5]
+
+
+def test_a_depth_chosen_for_any_batch_size_or_beyond_training_is_run(tmp_path: Path) -> None:
+    rows = [("a", 1, 5, "all"), ("a", 8, 2, "all"), ("a", 32, 0, "all"), ("a", 1, 7, "code"), ("b", 1, 0, "all")]
+    names = ("draft_key", "batch_size", "depth_k", "workload")
+    (tmp_path / "policy.json").write_text(json.dumps({"choices": [dict(zip(names, r, strict=True)) for r in rows]}))
+    assert chosen_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2}}
+    assert depths_to_run("around", {5, 2}, 9) == [1, 2, 3, 4, 5, 6, 7, 9]
+    assert depths_to_run("around", {6}, 4) == [1, 3, 4, 6]
+    assert depths_to_run("all", {6}, 4) == [1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_sizes": [1, 2]}, "batch_sizes: lookahead .* one sequence"),
+        ({"trees": [6]}, "trees: lookahead .* chains"),
+    ],
+)
+def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
+    settings: dict[str, list[int]],
+    said: str,
+    target: Target,
+    prompts: Prompts,
+    machine: Machine,
+    tmp_path: Path,
+    context: Callable[[str], Context],
+) -> None:
+    save_untrained(tmp_path, "lookahead", {"window": 3}, target)
+    missing = Target(key=target.key, path=tmp_path / "never opened")
+    policy = DepthPolicy(key="d" * 64, path=tmp_path / "nowhere")
+    drafts = [Draft(key="l" * 64, path=tmp_path)]
+    with pytest.raises(UserError, match=said):
+        compare_end_to_end(missing, drafts, prompts, policy, ctx=context("e2e"), machine=machine, **settings)  # type: ignore[arg-type]
 
 
 def test_prompts_are_spread_over_the_split() -> None:

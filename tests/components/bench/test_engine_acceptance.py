@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from components.bench.engine_acceptance import Acceptance, Counters, reached, read_acceptance, read_counters
 from components.bench.engine_answers import Answer, Asked, _take, body_of
-from components.bench.engine_rows import round_rows
+from components.bench.engine_rows import EngineRows, EngineSession, round_rows
 from components.bench.engine_server import Connected, EngineServer
+from components.bench.openai_server import Taken, Turn
+from components.contract import UserError
+from components.speedup.measured import tokens_per_s, usable
 
 # vLLM 0.32.0, eagle3 with three guesses, --per-request-spec-decode-metrics detailed.
 VLLM = {
@@ -144,3 +149,92 @@ def test_rounds_are_placed_only_where_their_places_are_certain() -> None:
     undrafted = dataclasses.replace(answer, chunk_tokens=[1, 1, 3, 2])  # a round without guesses: nobody knows which
     joined = dataclasses.replace(answer, chunk_tokens=[1, 5])  # two rounds in one chunk
     assert round_rows("r", asked, undrafted, 7) == round_rows("r", asked, joined, 6) == []
+
+
+ASKED = Asked("p", "code", [1, 2, 3], None)
+
+
+def turn_of(server: Connected, *told: Acceptance | None, chunks: Sequence[int] = (1, 2)) -> Taken:
+    """A turn of 8 ms after the first chunk for each answer."""
+    answers = [
+        Answer(
+            sent_ns=0,
+            first_ns=1_000_000,
+            last_ns=9_000_000,
+            end_ns=9_000_000,
+            tokens=[7] * sum(chunks),
+            chunk_tokens=list(chunks),
+            finish_reason="length",
+            acceptance=one,
+        )
+        for one in told
+    ]
+    return Taken(Turn(server, "code", 1, 0, False, [ASKED] * len(told)), answers, None)
+
+
+def rows_of(*taken: Taken) -> EngineRows:
+    return EngineSession("s", "t", "float32", 0.0).rows(taken, None, None)
+
+
+def test_a_server_that_drafted_nothing_in_one_turn_is_no_plain_server() -> None:
+    drafted, quiet = Acceptance(2, 6, 3, [2, 1, 0]), Acceptance(0, 0, 0, [])
+    rows = rows_of(turn_of(connected("vllm"), drafted), turn_of(connected("vllm"), quiet, None))
+    assert {(row.method, row.depth_k) for row in rows.requests} == {("external", 3)}
+    assert {(row.method, row.depth_k) for row in rows.counted} == {("external", 3)}
+    assert {(row.method, row.depth_k) for row in rows_of(turn_of(connected("vllm"), None)).requests} == {("none", 0)}
+
+
+def test_two_servers_that_cannot_be_told_apart_are_refused() -> None:
+    here, there = (
+        Connected(EngineServer(base_url=f"http://127.0.0.1:{port}", method="mtp"), "vllm", "1", "m")
+        for port in (8000, 8001)
+    )
+    drafted, deeper = Acceptance(2, 6, 3, [2, 1, 0]), Acceptance(2, 8, 3, [2, 1, 0, 0])
+    with pytest.raises(UserError, match="two are vllm 1 with method mtp, depth_k 3"):
+        rows_of(turn_of(here, drafted), turn_of(there, drafted))
+    rows = rows_of(turn_of(here, drafted), turn_of(there, deeper))
+    assert [row.depth_k for row in rows.requests] == [3, 4]
+
+
+def test_histograms_of_different_length_are_summed() -> None:
+    told = [Acceptance(3, 9, 1, [1]), Acceptance(2, 6, 5, [2, 2, 1])]
+    (counted,) = rows_of(turn_of(connected("sglang"), *told)).counted
+    assert (counted.accepted_per_position, counted.depth_k) == ([3, 2, 1], 3)
+    shallow = rows_of(turn_of(connected("sglang"), Acceptance(3, 9, 1, [1])))  # it saw no more than one accepted
+    assert shallow.counted[0].depth_k == 3
+
+
+def test_tokens_that_came_with_the_first_are_in_no_rate() -> None:
+    rows = rows_of(turn_of(connected("vllm"), None, chunks=[4, 2, 2]))
+    assert rows.summary()[0]["tpot_ms_p50"] == 2.0
+    assert usable(rows.requests[0]) and tokens_per_s(rows.requests) == 500.0
+    at_once = rows_of(turn_of(connected("vllm"), None, chunks=[4]))
+    assert at_once.summary()[0]["tpot_ms_p50"] is None and not usable(at_once.requests[0])
+
+
+def test_no_request_finds_another_ones_prompt_in_vllms_cache() -> None:
+    salts = {body_of(connected("vllm"), ASKED, 16, 0.0)[1]["cache_salt"] for _ in range(3)}
+    assert len(salts) == 3 and all(salts)
+
+
+@pytest.mark.parametrize("held", ["sk-secret\n", "  sk-secret\r\n"])
+def test_a_key_is_sent_without_the_line_feed_its_file_ends_on(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", held)
+    server = EngineServer(base_url="http://127.0.0.1:8000", api_key_variable="ENGINE_KEY")
+    assert server.headers() == {"Authorization": "Bearer sk-secret"}
+    assert server.shown("x" * 295 + "sk-secret") == "x" * 295 + "***"
+
+
+@pytest.mark.parametrize("held", ["sk-se\ncret", "sk-secr\u00e9t", "sk-\x7fsecret"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", held)
+    with pytest.raises(UserError, match="ENGINE_KEY is no key: only printable ASCII") as told:
+        EngineServer(base_url="http://127.0.0.1:8000", api_key_variable="ENGINE_KEY").headers()
+    assert "sk-" not in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("address", ["http://me:secret@host:1", "http://host?key=1", "http://host/v1#a", "http://a b/"])
+def test_an_address_holds_no_credentials(address: str) -> None:
+    with pytest.raises(ValidationError, match="base_url"):
+        EngineServer(base_url=address)
+    assert EngineServer(base_url="https://host:8000/base/v1/").root == "https://host:8000/base"

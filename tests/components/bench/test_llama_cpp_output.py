@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.bench.engine_acceptance import Acceptance
-from components.bench.llama_cpp import Settings, Tools
+from components.bench.llama_cpp import Settings, Tools, measure_llama_cpp_fingerprint, printed_version
 from components.bench.llama_cpp_output import Printed, read_plain, read_speculative, read_version
 from components.bench.llama_cpp_rows import Run, SessionFacts
 from components.bench.subjects import EncodedPrompt
@@ -105,5 +105,34 @@ def test_failed_and_overlong_runs_are_rows() -> None:
         ("ok", 8, 8, False),
     ]
     assert rows[1].error == "exit 1 without its counts" and [r.draft_key for r in rows] == ["d", "d", ""]
+    # the speculative program makes its first token within decode_ns: a tenth of ten tokens' time is that one's
+    assert [(r.ttft_ns, r.decode_ns) for r in rows] == [(5 + 9, 90 - 9), (0, 0), (5, 90)]
     (counted,) = facts.acceptance(runs)
     assert (counted.num_requests, counted.accepted_per_position) == (1, [3, 1, 0])
+
+
+def test_the_key_follows_the_libraries_that_the_programs_load(tmp_path: Path) -> None:
+    for name in ("model.gguf", "bin/llama-completion", "bin/libggml-cpu.so", "lib/libllama.so.0", "lib/libz.so"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(mode=0o755)
+    settings = {"model": str(tmp_path / "model.gguf"), "programs": str(tmp_path / "bin"), "depths": []}
+    before = measure_llama_cpp_fingerprint(settings)
+    assert {Path(file).name for file in before} == {
+        "model.gguf",
+        "llama-completion",
+        "libggml-cpu.so",
+        "libllama.so.0",
+    }
+    (tmp_path / "lib" / "libllama.so.0").write_bytes(b"another build")
+    assert measure_llama_cpp_fingerprint(settings) != before
+
+
+def test_a_program_that_hangs_or_cannot_run_is_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "llama-completion"
+    program.write_text("#!/bin/sh\nexec sleep 30\n")
+    program.chmod(0o755)
+    with pytest.raises(UserError, match=r"--version did not end within 0\.2 s"):
+        printed_version(str(program), timeout_s=0.2)
+    program.write_bytes(b"\x7fELF of another machine")
+    with pytest.raises(UserError, match="cannot be run"):
+        printed_version(str(program))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from serving_engine import free_port, served
@@ -118,7 +119,7 @@ class Flaky(BaseHTTPRequestHandler):
         way = self.ways[Flaky.asked % len(self.ways)]
         Flaky.asked += 1
         if way == "refuses":
-            self._send(503, b'{"error": "overloaded"}')
+            self._send(503, json.dumps({"error": f"overloaded for {self.headers['Authorization']}"}).encode())
             return
         events: list[Any] = [{"choices": [{"text": "w1\u2028w2"}]}]
         if way == "well":
@@ -138,26 +139,33 @@ class Flaky(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def test_failures_are_rows_with_their_reason(
-    target: Target, prompts: Prompts, machine: Machine, context: Contexts
-) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Flaky) as server:
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server of our own."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
-            address = f"http://127.0.0.1:{server.server_address[1]}"
-            made = measure_server(
-                target,
-                prompts,
-                servers=[EngineServer(base_url=address)],
-                num_warm_up=0,
-                max_new_tokens=4,
-                ctx=context("flaky"),
-                machine=machine,
-            )
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_failures_are_rows_with_their_reason(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sk-secret\n")
+    with answering(Flaky) as address:
+        made = measure_server(
+            target,
+            prompts,
+            servers=[EngineServer(base_url=address, api_key_variable="ENGINE_KEY")],
+            num_warm_up=0,
+            max_new_tokens=4,
+            ctx=context("flaky"),
+            machine=machine,
+        )
     rows = read_rows(made.path, Request)
     assert made.info["num_failed"] == 4 and len(rows) == 5
     assert [row.status for row in rows] == ["ok"] + ["error"] * 4
@@ -169,6 +177,52 @@ def test_failures_are_rows_with_their_reason(
         "out of memory",
     ]
     assert all(row.tokens_kept == 0 and row.e2e_ns for row in rows[1:])
+    assert rows[1].error == 'status 503: {"error": "overloaded for Bearer ***"}'
+
+
+class Cached(Flaky):
+    """SGLang's addresses, with a /metrics that is cut off."""
+
+    posted: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self._send(200, b'vllm:spec_decode_num_drafts_total{engine="0')
+        else:
+            super().do_GET()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.posted.append(self.path)
+        meta = {"prompt_tokens": 3, "completion_tokens": 2, "finish_reason": {"type": "length"}}
+        event = {"text": "w1 w2", "output_ids": [4, 5], "meta_info": meta}
+        self._send(200, b"" if self.path == "/flush_cache" else f"data: {json.dumps(event)}\n\n".encode())
+
+
+def test_sglangs_cache_is_emptied_before_each_turn(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts
+) -> None:
+    with answering(Cached) as address:
+        server = EngineServer(base_url=address, engine="sglang")
+        options: dict[str, Any] = {"num_warm_up": 1, "max_new_tokens": 4, "machine": machine}
+        made = measure_server(target, prompts, servers=[server], ctx=context("cached"), **options)
+        turns = "".join(path[1] for path in Cached.posted)
+        assert turns in ("fgfgggfgg", "fgfggfggg") and made.info["num_failed"] == 0
+        with pytest.raises(UserError, match="two are sglang with method not given"):
+            measure_server(target, prompts, servers=[server, server], ctx=context("twice"), **options)
+
+
+def test_a_timed_prompt_does_not_warm_up(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (prompts.path / "prompts.jsonl").read_text("utf-8").splitlines()]
+    tested = [row for row in rows if row["split"] == "test"]
+    copies = [{**row, "split": "warm_up", "prompt_id": f"{row['prompt_id']}-again"} for row in tested]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*tested, *copies]), "utf-8")
+    both = Prompts(key="c" * 64, path=tmp_path)
+    servers = [EngineServer(base_url="http://127.0.0.1:9")]
+    with pytest.raises(UserError, match="every warm_up prompt is also a test prompt"):
+        measure_server(target, both, servers=servers, ctx=context("warm"), machine=machine)
 
 
 def test_text_for_a_server_without_ids_encodes_to_the_same_ids(target: Target) -> None:

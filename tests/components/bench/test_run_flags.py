@@ -48,7 +48,9 @@ def test_looping_text_is_flagged() -> None:
 def test_overshoot_and_untrained_depth_are_flagged_for_their_arm() -> None:
     lookup = Ngram(max_depth=16)
     lookup.num_steps = 4
-    arm = Arm("ngram", "", 6, lookup)
+    arm = Arm("eagle3", "", 6, lookup)
     flags = run_flags([run(PLAIN), run(arm, overshoot=5)], "s", None, 2)
-    assert {(f.code, f.method) for f in flags} == {("overshoot", "ngram"), ("beyond_trained_depth", "ngram")}
+    assert {(f.code, f.method) for f in flags} == {("overshoot", "eagle3"), ("beyond_trained_depth", "eagle3")}
     assert not run_flags([run(PLAIN), run(dataclasses.replace(arm, depth=4))], "s", None, 2)
+    for untrained in ("ngram", "lookahead"):
+        assert not run_flags([run(PLAIN), run(dataclasses.replace(arm, method=untrained))], "s", None, 2)

@@ -19,7 +19,7 @@ from components.contract import Context, Prompts, Target, UserError
 from components.data.collecting import collect_prompts
 from components.data.prompts import encode_prompt, read_prompts
 from components.data.workload_presets import PRESETS, Preset, Workload
-from components.data.workload_rows import PresetName, WorkloadSource
+from components.data.workload_rows import PresetName, WorkloadSource, local_files
 from components.data.workloads import collect_workloads, collect_workloads_fingerprint
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -271,6 +271,7 @@ def test_a_preset_that_is_not_here_says_so_in_one_line(
         ({"workload": "chat"}, "name a preset or a path"),
         ({"preset": "gsm9k"}, "preset"),
         ({"preset": "gsm8k", "paht": "x"}, "paht"),
+        ({"preset": "gsm8k", "path": "x.jsonl", "revision": "main"}, "leave one out"),
     ],
 )
 def test_a_source_that_says_too_little_is_refused(source: dict[str, str], why: str) -> None:
@@ -330,3 +331,11 @@ def test_training_can_keep_out_what_a_benchmark_asks(copies: dict[str, str], tmp
         ctx=context(tmp_path / "train"),
     )  # fmt: skip
     assert made.info["kept_out"] == 5
+
+
+def test_a_folder_is_no_table_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    table = tmp_path / "table.csv"
+    table.write_text("question\nWhy?\n")
+    source = {"path": str(tmp_path / "*.csv"), "workload": "chat", "language": "en"}
+    assert local_files(WorkloadSource.model_validate(source)) == [table]

@@ -81,6 +81,21 @@ def test_a_card_tells_of_the_smallest_batch_and_engines_of_all(
     assert f"[[1, 1, {chosen['all']}], [2, 8, 1]]" in card
 
 
+def test_the_facts_of_a_release_are_those_of_the_smallest_batch(
+    export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+    won = next(c for c in raw["choices"] if c["draft_key"] == raw["winner"]["draft_key"] and c["workload"] == "all")
+    larger = {"speedup_meas": 9.0, "batch_size": 8}
+    raw["choices"] = [{**c, **larger} for c in raw["choices"]] + raw["choices"]
+    raw["evals"] += [{**e, "al": 99.0, "batch_size": 8} for e in raw["evals"]]
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "policy.json").write_text(json.dumps(raw))
+    info = export(policy=DepthPolicy(key="b" * 64, path=tmp_path / "two")).info
+    assert info["speedup_meas"] == won["speedup_meas"]
+    assert info["al"] == evidence["policy"].info["al"]
+
+
 def test_without_a_winner_the_card_says_do_not(
     export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -115,6 +115,45 @@ def test_one_workload_that_forgets_is_enough_to_fail(measurements: Rows, new_ctx
     assert policy.gate is not None and not policy.gate["passed"]
 
 
+def mapped_to(deepest: dict[str, int], measurements: Rows, new_ctx: NewCtx, shared: bool = True) -> DepthPolicy:
+    """Both drafters with maps and costs down to depths of their own; two guesses pay."""
+    maps, costs = [], []
+    for key, depth in deepest.items():
+        seed, workload = (1, "code") if shared or key == NEW.key else (2, "chat")
+        mine = make_maps(
+            [0.97] * depth, num_prompts=40, num_tokens=65, seed=seed, draft_key=key, method="mtp", workload=workload
+        )
+        maps.append(measurements(list(mine)))
+        verify, draft = [3.2 + 0.1 * k for k in range(depth)], [0.1 + 0.1 * k for k in range(depth)]
+        costs.append(measurements(list(make_cells(3.0, verify, draft, draft_key=key, method="mtp"))))
+    return choose_depth(maps, costs, ctx=new_ctx())
+
+
+def decoded_at(policy: DepthPolicy) -> list[object]:
+    """Both drafters at their chosen depths, equally fast."""
+    depths = {c.draft_key: c.depth_k for c in read_policy(policy.path).choices if c.workload == "all"}
+    rows: list[object] = [make_request("none", 0, n, 65, 2.0) for n in range(40)]
+    return rows + [make_request("mtp", k, n, 65, 1.0, draft_key=key) for key, k in depths.items() for n in range(40)]
+
+
+def test_acceptance_is_compared_where_the_champion_was_mapped_too(measurements: Rows, new_ctx: NewCtx) -> None:
+    policy = mapped_to({NEW.key: 4, OLD.key: 2}, measurements, new_ctx)
+    made = confirm(policy, decoded_at(policy), measurements, new_ctx)
+    rows = {(r.quantity, r.workload): r for r in read_rows(made.path, PairedComparison)}
+    assert rows["decode_speed", "all"].challenger_depth == 4
+    row = rows["acceptance_length", "all"]
+    assert (row.challenger_depth, row.champion_depth, row.num_prompts) == (2, 2, 40)
+    assert check(read_policy(made.path), "acceptance_against_champion[all]")
+
+
+def test_acceptance_that_cannot_be_compared_fails_the_gate(measurements: Rows, new_ctx: NewCtx) -> None:
+    policy = mapped_to({NEW.key: 2, OLD.key: 2}, measurements, new_ctx, shared=False)
+    found = read_policy(confirm(policy, decoded_at(policy), measurements, new_ctx).path)
+    assert {r.quantity for r in found.comparisons} == {"decode_speed"}
+    assert not check(found, "acceptance_against_champion[all]")
+    assert found.gate is not None and not found.gate["passed"]
+
+
 def test_a_challenger_that_learned_nothing_is_not_promoted(measurements: Rows, new_ctx: NewCtx) -> None:
     same = Draft(NEW.key, Path(), {"best_step": 0, "continued_from": OLD.key})
     rows = measurements(requests(1.0))

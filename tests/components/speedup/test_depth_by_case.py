@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, rea
 from components.speedup import choose_depth
 from components.speedup.bootstrap import Estimate
 from components.speedup.policy import Policy, read_policy
+from components.speedup.policy_table import policy_text
 from components.speedup.ranking import Entrant, rank
 
 Rows = Callable[[list[object]], Measurements]
@@ -71,7 +73,9 @@ def test_one_depth_for_all_says_what_it_loses(choose: Callable[..., Policy]) -> 
             assert choice.loss == pytest.approx(lost)
 
 
-def test_a_stated_mixture_moves_the_one_depth_and_the_engines_follow(choose: Callable[..., Policy]) -> None:
+def test_a_stated_mixture_is_a_line_of_its_own_and_engines_serve_what_is_measured(
+    choose: Callable[..., Policy],
+) -> None:
     cells = make_cells(10.0, VERIFY, DRAFTS)
     found = {}
     for share in (0.02, 0.98):
@@ -79,10 +83,18 @@ def test_a_stated_mixture_moves_the_one_depth_and_the_engines_follow(choose: Cal
         row = next(c for c in policy.choices if c.workload == "mixture")
         (mixture,) = policy.mixtures
         assert mixture.stated and mixture.depth_k == row.depth_k and mixture.loss == row.loss
-        assert policy.engines["vllm"]["speculative_config"]["num_speculative_tokens"] == row.depth_k
+        assert policy.winner is not None and policy.winner["depth_k"] == depths(policy)["all"]
+        assert policy.engines["vllm"]["speculative_config"]["num_speculative_tokens"] == depths(policy)["all"]
+        assert f"one depth for the mixture stated (chat {1 - share:.0%}, code {share:.0%}) is" in policy_text(policy)
         found[share] = row.depth_k
     assert found[0.02] == depths(policy)["chat"] and found[0.98] == depths(policy)["code"]
-    for wrong, said in (({"poems": 1.0}, "poems not measured"), ({"code": 0.0}, "not all of them 0")):
+    for wrong, said in (
+        ({"poems": 1.0}, "poems not measured"),
+        ({"code": 0.0}, "not all of them 0"),
+        ({"code": math.nan}, "mixture: shares are numbers"),
+        ({"code": 1.0, "chat": math.nan}, "mixture: shares are numbers"),
+        ({"code": math.inf}, "mixture: shares are numbers"),
+    ):
         with pytest.raises(UserError, match=said):
             choose(two_workloads(4), cells, mixture=wrong)
 
@@ -144,6 +156,25 @@ def test_a_tree_competes_with_the_chain_and_is_said_when_it_wins(choose: Callabl
     # What is served stays a chain, and chains read as if no tree had been measured.
     assert cheap.winner is not None and cheap.winner["depth_k"] == dear.choices[0].depth_k
     assert {e.tree_budget for e in cheap.evals} == {None}
+
+
+def test_a_drafter_that_only_trees_were_mapped_of_stands_back(choose: Callable[..., Policy]) -> None:
+    """Its tree is not worth drafting, and nor is the other's chain: nothing is chosen, and nothing breaks."""
+    other = "b" * 64
+    maps = make_maps([0.1] * 4, num_prompts=64, num_tokens=100, seed=1)
+    trees = [
+        dataclasses.replace(m, tree_budget=12)
+        for m in make_maps([0.3] * 4, num_prompts=64, num_tokens=100, seed=2, draft_key=other)
+    ]
+    cells = make_cells(10.0, [20.0] * 4, [3.0] * 4)
+    wide = [
+        dataclasses.replace(c, tree_budget=12, num_rows=13)
+        for c in make_cells(10.0, [20.0] * 4, [3.0] * 4, draft_key=other)
+        if c.depth_k == 4
+    ]
+    policy = choose([*maps, *trees], [*cells, *wide, *(c for c in cells if c.phase == "target_step")])
+    assert policy.verdict == "do_not_speculate" and policy.winner is None
+    assert {c.draft_key for c in policy.choices} == {DRAFT}
 
 
 def entrant(speed: float, noise: float, *, name: str, vocab: int | None = None, budget: int | None = None) -> Entrant:

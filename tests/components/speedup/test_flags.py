@@ -136,6 +136,22 @@ def test_a_drafter_that_is_loaded_and_drafts_nothing_pays_a_tax(
     assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 1}
 
 
+def test_a_tax_within_chance_is_no_tax_and_nothing_was_predicted(
+    chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    """Six per cent slower on the whole, but prompts scatter by thirty: the interval reaches 1."""
+    off = [
+        dataclasses.replace(r, decode_ns=int(r.decode_ns * (1.36 if n % 2 else 0.76)))  # type: ignore[type-var, attr-defined]
+        for n, r in enumerate(r for r in decoded(0, 1.0, num_rounds=64) if r.method != "none")  # type: ignore[attr-defined]
+    ]
+    made = confirm_depth(chosen, measurements([*decoded(1, 1.49), *off]), ctx=new_ctx())
+    policy = read_policy(made.path)
+    arm = next(a for a in policy.arms if (a.method, a.depth_k, a.workload) == ("eagle3", 0, "all"))
+    assert arm.speedup < 0.97 < arm.hi
+    assert "loaded_tax" not in {f.code for f in policy.flags}
+    assert arm.speedup_pred is None, "a drafter that is off was not predicted"
+
+
 def test_a_tree_at_the_same_depth_is_an_arm_of_its_own(
     chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
 ) -> None:

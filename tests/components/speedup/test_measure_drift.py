@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 
@@ -70,6 +71,16 @@ def test_the_flag_is_raised_at_about_its_rate_when_nothing_changed(measurements:
         then, now = measurements(maps(0.7, 2 * study, num=30)), measurements(maps(0.7, 2 * study + 1, num=30))
         alarms += bool(measure_drift(then, now, num_draws=300, ctx=new_ctx()).info["drifted"])
     assert alarms <= 12
+
+
+def test_trees_are_no_part_of_drift(measurements: Rows, new_ctx: NewCtx) -> None:
+    then, now = maps(0.8, 1), maps(0.8, 2)
+    trees = [dataclasses.replace(m, tree_budget=8, accepted=[3] * 64) for m in then]  # type: ignore[type-var]
+    alone = measure_drift(measurements(then), measurements(now), ctx=new_ctx())
+    beside = measure_drift(measurements([*trees, *then]), measurements(now), ctx=new_ctx())
+    assert beside.info == alone.info
+    with pytest.raises(UserError, match="no usable acceptance maps"):
+        measure_drift(measurements(list(trees)), measurements(now), ctx=new_ctx())
 
 
 def test_a_handful_of_prompts_is_flagged(measurements: Rows, new_ctx: NewCtx) -> None:

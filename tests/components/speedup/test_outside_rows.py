@@ -116,3 +116,38 @@ def test_trees_alone_are_chosen_among_but_told_to_no_engine() -> None:
     assert policy.verdict == "use" and policy.winner is not None
     assert policy.winner["draft_key"] == "eagle3, tree of 32" and policy.winner["depth_k"] == 4
     assert policy.engines == engine_settings(policy) == {}
+
+
+def policy_of(rows: list[dict[str, Any]]) -> Any:
+    return policy_from([Placed("", OutsideRow(**row)) for row in rows], RULE, {}, 0)
+
+
+@pytest.mark.parametrize("column", ["drafter", "method", "draft_vocab", "tree_budget"])
+def test_a_cost_that_names_a_drafter_or_its_setting_is_no_other_drafters(column: str) -> None:
+    """Two settings of the same acceptance; one of them drafts three times as dear."""
+    ones, others = ({"drafter": "x"}, {"drafter": "y"}) if column == "drafter" else ({column: 12}, {column: 16})
+    if column == "method":
+        ones, others = {"method": "eagle3"}, {"method": "mtp"}
+    rows = [{"k": 2, "al": 2.5, **setting} for setting in (ones, others)]
+    rows += [{"k": 2, "t_verify": 10.0, "t_draft": draft, **to} for draft, to in ((2.0, ones), (18.0, others))]
+    policy = policy_of([*rows, {"t_target": 10.0}])
+    assert [e.t_draft_ms for e in policy.evals if e.depth_k == 2 and e.workload == "all"] == [2.0, 18.0]
+
+
+def test_maps_of_two_depths_are_replayed_as_deep_as_both_were_drafted() -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "accepted": [2] * 9, "k_max": 2}]
+    rows += [{"prompt": "b", "accepted": [4] * 9, "k_max": 4}, {"t_target": 10.0}]
+    policy = policy_of([*rows, *({"k": k, "t_verify": 10.0, "t_draft": 1.0} for k in (1, 2, 3, 4))])
+    assert {e.depth_k for e in policy.evals} == {0, 1, 2}
+
+
+def test_a_plain_step_told_once_holds_at_every_context_length() -> None:
+    rows: list[dict[str, Any]] = [{"k": 1, "al": 1.8}, {"k": 2, "al": 2.4}, {"t_target": 10.0}]
+    for kv_len, verify in ((128, 11.0), (4096, 16.0)):
+        rows += [{"k": k, "kv_len": kv_len, "t_verify": verify, "t_draft": 0.5 * k} for k in (1, 2)]
+    policy = policy_of(rows)
+    assert {c.kv_len: round(c.speedup_pred, 6) for c in policy.contexts} == {
+        128: round(2.4 * 10.0 / 12.0, 6),
+        4096: round(2.4 * 10.0 / 17.0, 6),
+    }
+    assert {e.t_target_ms for e in policy.evals} == {10.0}
