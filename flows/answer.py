@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -42,9 +44,23 @@ def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequen
 
 
 def print_json(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A list of objects, one a row; NULL is null, times are ISO texts."""
-    json.dump([dict(zip(columns, row, strict=True)) for row in rows], sys.stdout, indent=1, default=str)
+    """A list of objects, one a row; NULL and what is no number (NaN, infinity) are null, times are ISO texts."""
+    answer = [dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
+    json.dump(answer, sys.stdout, indent=1, default=str, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has: DuckDB's decimals are numbers too."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
 
 
 def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

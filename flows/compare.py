@@ -97,7 +97,7 @@ WHERE temperature = 0 AND tree_budget IS NULL
   AND (method = 'none' OR list_contains($drafts, draft_key))
 ORDER BY created_at DESC"""
 _MAPS = """
-SELECT artifact_key, draft_key, dtype, prompt_id, workload, num_tokens, accepted, created_at FROM acceptance_map
+SELECT artifact_key, draft_key, dtype, prompt_id, workload, num_tokens, k_max, accepted, created_at FROM acceptance_map
 WHERE list_contains($drafts, draft_key) AND tree_budget IS NULL AND num_tokens >= 2 ORDER BY created_at DESC"""
 
 
@@ -129,7 +129,7 @@ def _compare_speed(found: Comparison, arms: Sequence[Facts], margin: float) -> N
 
 
 def _compare_acceptance(found: Comparison, maps: Sequence[Facts], arms: Sequence[Facts], margin: float) -> None:
-    """At A's depth for both (at their own where a side is counted, not replayed)."""
+    """At A's depth for both, or as deep as the maps of both go (at their own where a side is counted, not replayed)."""
     from components.speedup.replay import count
 
     a, b = found.a, found.b
@@ -141,14 +141,16 @@ def _compare_acceptance(found: Comparison, maps: Sequence[Facts], arms: Sequence
     dtypes = {m["dtype"] for m in mine} & {m["dtype"] for m in theirs}
     if depth and dtypes:
         dtype = next(m["dtype"] for m in mine if m["dtype"] in dtypes)
-        sides = []
-        for some in (mine, theirs):
-            counted: PerPrompt = {}
-            for m in some:  # the newest map of a prompt counts
-                if m["dtype"] == dtype and m["prompt_id"] not in counted:
-                    counts = count(m["accepted"], depth, m["num_tokens"])
-                    counted[m["prompt_id"]] = (m["workload"], float(counts.tokens), float(counts.rounds))
-            sides.append(counted)
+        newest: list[dict[str, Facts]] = [{}, {}]  # the newest map of a prompt counts
+        for some, maps_of in zip((mine, theirs), newest, strict=True):
+            for m in some:
+                if m["dtype"] == dtype:
+                    maps_of.setdefault(m["prompt_id"], m)
+        depth = min(depth, *(m["k_max"] for maps_of in newest for m in maps_of.values()))
+        sides: list[PerPrompt] = []
+        for maps_of in newest:
+            counted = {prompt: count(m["accepted"], depth, m["num_tokens"]) for prompt, m in maps_of.items()}
+            sides.append({p: (maps_of[p]["workload"], float(c.tokens), float(c.rounds)) for p, c in counted.items()})
         found.notes.append(f"acceptance length is replayed at depth {depth} for both")
         _add(found, "acceptance_length", [sides[0]], [sides[1]], margin)
         return

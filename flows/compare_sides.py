@@ -126,12 +126,13 @@ def _target_of(store: Store, key: str) -> dict[str, Any]:
 
 
 def _chosen_depth(home: Path, draft_key: str) -> int:
-    sql = """SELECT arg_max(depth_k, created_at) FROM v_choice
-             WHERE draft_key = $key AND workload = 'all' AND kv_len IS NULL"""
-    depth = query(sql, home, {"key": draft_key})[1][0][0]
-    if depth is None:
+    """That of the newest selection, at its smallest batch size."""
+    sql = """SELECT depth_k FROM v_choice WHERE draft_key = $key AND workload = 'all' AND kv_len IS NULL
+             ORDER BY created_at DESC, batch_size, artifact_key LIMIT 1"""
+    found = query(sql, home, {"key": draft_key})[1]
+    if not found:
         raise UserError(f"compare: no depth was ever chosen for drafter {draft_key[:12]}; give one with --depth")
-    return int(depth)
+    return int(found[0][0])
 
 
 def _side(said: str, facts: Mapping[str, Any], measured_in: frozenset[str]) -> Side:

@@ -1,8 +1,9 @@
 """`draftsmith trend METRIC`: any number of any view over runs, machines or versions, as a table and a picture.
 
 A metric is a numeric column of a view (`speedup_meas`, `v_speed.tok_s_decode`) or `info.NAME`, a number among the facts
-of artifacts. What else the view tells apart (method, workload, depth, batch size ...) makes the series; only the newest
-row of a series counts for a run.
+of artifacts. What else the view tells apart (method, workload, depth, batch size ...) makes the series. Of several rows
+of a series in one run the newest counts; of rows as old as each other, as a night's challenger and champion are, that
+of the newest drafter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VIEWS = (
 )  # fmt: skip
 TELLS_APART = (
     "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget", "position",
-    "batch_size", "kv_len", "dtype", "temperature",
+    "batch_size", "kv_len", "dtype", "kernel", "num_threads", "temperature", "engine", "concurrency", "source",
 )  # fmt: skip
 OUTCOMES = {"v_choice": {"depth_k"}, "v_draft": {"step"}}  # what differs from run to run and makes no other series
 INTERVALS = {
@@ -91,6 +92,8 @@ def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) 
         at = next(column for column in ("created_at", "started_at", "ended_at") if column in known)
         key = "artifact_key" if "artifact_key" in known else "draft_key" if view == "v_draft" else None
         made_by = f"LEFT JOIN artifact a ON a.artifact_key = v.{key}" if key else ""
+        drafter = "LEFT JOIN artifact d ON d.artifact_key = v.draft_key" if "draft_key" in known else ""
+        newest = "d.created_at NULLS FIRST, v.draft_key," if drafter else ""
         facts = {
             column: f"a.{column}" if key else f"v.{column}" if column in known else "NULL"
             for column in ("machine_id", "draftsmith_version")
@@ -100,8 +103,8 @@ def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) 
         where = " AND ".join(f"CAST(v.{column} AS VARCHAR) = ${column}" for column in filters)
         shown = ", ".join([*facts.values(), run, *([told] if told else [])])
         sql = f"""SELECT v.{at}, {expression}, {lo}, {hi}, {shown}
-                  FROM {view} v {made_by}
-                  WHERE {expression} IS NOT NULL {"AND " + where if where else ""} ORDER BY v.{at}"""
+                  FROM {view} v {made_by} {drafter}
+                  WHERE {expression} IS NOT NULL {"AND " + where if where else ""} ORDER BY v.{at}, {newest} 2"""
         rows = ask(sql, dict(filters))[1]
     return Trend(f"{view}.{name}", _dots(rows, apart, limit))
 
@@ -198,19 +201,23 @@ def _is_number(kind: str) -> bool:
 def _dots(rows: Sequence[Sequence[Any]], apart: Sequence[str], limit: int) -> tuple[Dot, ...]:
     """Values with the names of their series: only what differs is said."""
     told = [column for i, column in enumerate(apart) if len({row[7 + i] for row in rows}) > 1]
-    dots: dict[tuple[str, str, datetime], Dot] = {}
+    dots: dict[tuple[str, str | datetime], Dot] = {}  # the last of a run counts: rows come with the newest last
     for at, value, lo, hi, machine, version, run, *facts in rows:
         said = dict(zip(apart, facts, strict=True))
         series = ", ".join(_said(column, said[column]) for column in told if said[column] is not None) or "all"
-        dots[series, run or "", at] = Dot(
+        dots[series, run or at] = Dot(
             at, series, float(value), lo, hi, machine or "unknown", version or "unknown", run or ""
         )
+    ordered = sorted(dots.values(), key=lambda dot: dot.at)
     kept: list[Dot] = []
-    for series in dict.fromkeys(dot.series for dot in dots.values()):
-        kept += [dot for dot in dots.values() if dot.series == series][-limit:]
+    for series in dict.fromkeys(dot.series for dot in ordered):
+        kept += [dot for dot in ordered if dot.series == series][-limit:]
     return tuple(sorted(kept, key=lambda dot: dot.at))
 
 
 def _said(column: str, value: Any) -> str:
-    short = {"depth_k": "k", "tree_budget": "tree", "batch_size": "batch", "kv_len": "context", "temperature": "T"}
+    short = {
+        "depth_k": "k", "tree_budget": "tree", "batch_size": "batch", "kv_len": "context", "temperature": "T",
+        "num_threads": "threads", "concurrency": "concurrency",
+    }  # fmt: skip
     return f"{short[column]}={value:g}" if column in short else str(value)

@@ -43,12 +43,24 @@ def compact(history: Path, at_least: int = COMPACT_AT, *, whole: bool = False) -
 
 
 def replace_key(history: Path, table: str, key: str, rows: pa.Table) -> None:
-    """Put the rows of a key in the place of those it has: one step for a reader, wherever the old ones lie."""
+    """Put the rows of a key in the place of those it has: one step for a reader, wherever the old ones lie.
+
+    A reader may have the old file open: it is never written over, but retired, and the new rows become a segment.
+    """
     directory = history / table
     with segments.compacting(directory):
         manifest = segments.read_manifest(directory)
-        if key not in segments.segment_keys(directory, manifest):
-            segments.write_parquet(directory / f"{key}.parquet", rows)
+        known = segments.segment_keys(directory, manifest)
+        own = f"{key}.parquet"
+        if key not in known:
+            with segments.writing(directory, alone=True):  # no append of this key comes in between
+                if not (directory / own).is_file():
+                    segments.write_parquet(directory / own, rows)
+                    return
+            made = _write_segment(directory, table, [typed(rows, table)])
+            keys = _write_keys(directory, known | {key})
+            gone = [own, *([manifest.keys] if manifest.keys else [])]
+            _swap(history, directory, manifest, Manifest((*manifest.segments, made), keys), gone)
             return
         others = pc.not_equal(pc.field(key_column(table)), key)
         sources = [segment.file for segment in manifest.segments]
@@ -80,12 +92,17 @@ def _compact_table(history: Path, directory: Path, table: str, at_least: int, wh
         sources = [*(segment.file for segment in taken), *names]
         made = _write_segment(directory, table, _batches(directory, sources, table))
         assert made.rows == rows, f"{table}: {made.rows} rows written of {rows}"
-        keys = segments.new_name("keys", ".txt")
-        known = sorted(segments.segment_keys(directory, old) | set(fresh))
-        segments.write_text(directory / keys, "\n".join(known) + "\n")
+        keys = _write_keys(directory, segments.segment_keys(directory, old) | set(fresh))
         gone = [*sources, *([old.keys] if old.keys else [])]
         _swap(history, directory, old, Manifest((*kept, made), keys), gone)
         return len(sources)
+
+
+def _write_keys(directory: Path, known: set[str]) -> str:
+    """A new file of the keys in segments; it counts once a manifest names it."""
+    name = segments.new_name("keys", ".txt")
+    segments.write_text(directory / name, "\n".join(sorted(known)) + "\n")
+    return name
 
 
 def _swap(history: Path, directory: Path, old: Manifest, new: Manifest, gone: list[str]) -> None:

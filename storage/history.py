@@ -44,12 +44,12 @@ def write_table(
     checked_rows = [checked(table, row, columns, f"{where} row {i}") for i, row in enumerate(rows, 1)]
     made = pa.Table.from_pylist(checked_rows, schema=schema_of(table))
     segments.seed(directory, table)
-    if replace:
-        compaction.replace_key(history_dir(home), table, key, made)
-        return
     with segments.writing(directory):
-        if not segments.is_known(directory, key):
+        known = segments.is_known(directory, key)
+        if not known:
             segments.write_parquet(directory / f"{key}.parquet", made)
+    if known and replace:  # this alone waits for a compaction that is under way
+        compaction.replace_key(history_dir(home), table, key, made)
 
 
 def write_record(home: Path, table: str, key: str, rows: Sequence[Any], *, replace: bool = False) -> None:
@@ -60,16 +60,21 @@ def write_record(home: Path, table: str, key: str, rows: Sequence[Any], *, repla
 def write_measured(home: Path, directory: Path, provenance: Provenance, *, replace: bool = False) -> None:
     """Write every `TABLE.jsonl` of an artifact's directory into the history, with where it comes from.
 
+    replace: as in `write_table`; rows of a table that the artifact no longer has go.
+
     Raises:
         UserError: a file is not JSON lines, or a row does not have the columns and types of components/rows.py.
     """
     known = dataclasses.asdict(provenance)
     for table in TABLES:
-        source = directory / f"{table}.jsonl"
-        if source.is_file() and (replace or not is_known(home, table, provenance.artifact_key)):
-            rows = ({**row, **known} for row in _json_rows(source))
-            where = f"{provenance.step} {source.name}"
-            write_table(home, table, provenance.artifact_key, rows, where=where, replace=replace)
+        source, key = directory / f"{table}.jsonl", provenance.artifact_key
+        where = f"{provenance.step} {source.name}"
+        if source.is_file():
+            if replace or not is_known(home, table, key):
+                rows = ({**row, **known} for row in _json_rows(source))
+                write_table(home, table, key, rows, where=where, replace=replace)
+        elif replace and is_known(home, table, key):
+            write_table(home, table, key, (), where=where, replace=True)
 
 
 def is_known(home: Path, table: str, key: str) -> bool:

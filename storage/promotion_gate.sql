@@ -5,7 +5,8 @@
 -- Intervals and confidences come from resampling prompts, both sides together; the draws are the same every time.
 -- Parameters: challenger, challenger_depth, challenger_bytes; champion, ...; same_target, min_prompts, num_draws, max_slowdown,
 -- max_acceptance_loss, max_growth, confidence.
-WITH chain_prompt AS (SELECT * FROM v_arm_prompt WHERE tree_budget IS NULL),  -- trees are not yet served
+WITH chain_prompt AS (  -- trees are not yet served, and a drafter that is loaded but drafts nothing is nobody's way to serve
+  SELECT * FROM v_arm_prompt WHERE tree_budget IS NULL AND (method = 'none' OR depth_k > 0)),
 served AS (
   SELECT CASE WHEN draft_key = $challenger AND depth_k = $challenger_depth THEN 'challenger' ELSE 'champion' END AS side, *
   FROM chain_prompt

@@ -44,7 +44,7 @@ ORDER BY created_at DESC, pipeline, method;
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: limit int = 60  rows at most
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_eval ORDER BY 1 DESC LIMIT $limit)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_eval WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $limit)
 SELECT method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, cost_ratio, speedup_pred, pred_lo, pred_hi, speedup_meas,
        meas_lo, meas_hi, marginal_gain, marginal_cost, p_best, regret, left(draft_key, 12) AS draft_key, created_at
 FROM depths_since($since) WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
@@ -63,7 +63,7 @@ ORDER BY created_at DESC, method, draft_key, workload LIMIT $limit;
 -- about: 3 and 7 drafts, the common settings on CPUs, beside the chosen depth.
 -- param: method text  one method
 -- param: limit int = 30  rows at most
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_choice ORDER BY 1 DESC LIMIT $limit)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_choice WHERE $method IS NULL OR method = $method ORDER BY 1 DESC LIMIT $limit)
 WITH depths AS MATERIALIZED (SELECT * FROM depths_since($since) WHERE workload = 'all' AND tree_budget IS NULL)
 SELECT c.created_at, c.method, c.batch_size, c.depth_k AS chosen, at_chosen.speedup_pred AS pred_chosen, at_3.speedup_pred AS pred_3,
        at_7.speedup_pred AS pred_7, at_chosen.speedup_meas AS meas_chosen, at_3.speedup_meas AS meas_3, at_7.speedup_meas AS meas_7,
@@ -82,11 +82,10 @@ ORDER BY c.created_at DESC, c.method LIMIT $limit;
 -- about: Predictions that a measurement contradicts by more than a share.
 -- param: more_than float = 0.1  the share
 -- param: limit int = 30  rows at most
-SELECT created_at, method, workload, batch_size, depth_k, tree_budget, speedup_pred, speedup_meas, meas_lo, meas_hi,
-       speedup_pred / speedup_meas - 1 AS pred_error, machine_id, left(draft_key, 12) AS draft_key
-FROM depth_eval
-WHERE abs(speedup_pred / speedup_meas - 1) > $more_than
-QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, workload, batch_size, depth_k, tree_budget ORDER BY created_at DESC) = 1
+SELECT created_at, method, workload, batch_size, depth_k, tree_budget, speedup_pred, speedup_meas, meas_lo, meas_hi, pred_error,
+       machine_id, left(draft_key, 12) AS draft_key
+FROM v_depth  -- of several measurements the newest, so one that was settled since does not show
+WHERE abs(pred_error) > $more_than
 ORDER BY created_at DESC, abs(pred_error) DESC LIMIT $limit;
 
 -- query: acceptance
@@ -94,7 +93,7 @@ ORDER BY created_at DESC, abs(pred_error) DESC LIMIT $limit;
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE num_rounds > 0 AND depth_k > 0 AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, depth_k, tree_budget, workload, batch_size, temperature, dtype, requests, rounds, al_pooled_incl_bonus,
        accepted_per_round_excl_bonus, al_macro_incl_bonus, accepted_macro_excl_bonus, draft_acceptance_rate, draft_acceptance_rate_macro,
        left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
@@ -107,7 +106,7 @@ ORDER BY created_at DESC, method, depth_k, workload;
 -- param: artifact text  the beginning of the key of an end-to-end measurement
 -- param: method text  one method
 -- param: workload text = all  one workload
--- first: at = SELECT max(created_at) FROM request WHERE $artifact IS NULL OR starts_with(artifact_key, $artifact)
+-- first: at = SELECT max(created_at) FROM round WHERE $artifact IS NULL OR starts_with(artifact_key, $artifact)
 SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, drafted, reached, accepted, accept_uncond, accept_cond,
        accept_joint, accept_of_rounds, accept_uncond_macro, accept_cond_macro
 FROM v_position
@@ -119,7 +118,7 @@ ORDER BY method, depth_k, batch_size, workload, position;
 -- about: How far the training metric flatters: acceptance with teacher-forced inputs at every position, and without.
 -- param: method text  one method
 -- param: newest int = 10  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM acceptance_map ORDER BY 1 DESC LIMIT $newest)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM acceptance_map WHERE $method IS NULL OR method = $method ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, tree_budget, position, positions, accept_joint_teacher_forced, accept_joint_everywhere,
        left(draft_key, 12) AS draft_key
 FROM v_map WHERE created_at >= $since AND workload = 'all' AND ($method IS NULL OR method = $method)
@@ -130,7 +129,7 @@ ORDER BY created_at DESC, method, position;
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE method <> 'none' AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, tok_s_decode, base_tok_s_decode, speedup_decode_vs_best_plain,
        speedup_e2e_vs_best_plain, requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
 FROM v_speedup
@@ -142,7 +141,7 @@ ORDER BY created_at DESC, method, depth_k;
 -- param: method text  one method
 -- param: phase text  target_step, verify, draft, host, control, prefill or draft_prefill
 -- param: newest int = 10  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM cost_cell ORDER BY 1 DESC LIMIT $newest)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM cost_cell WHERE ($method IS NULL OR method = $method) AND ($phase IS NULL OR phase = $phase) ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, phase, depth_k, tree_budget, batch_size, kv_len, num_rows, ms_p50, ms_min, ms_max, blocks, dtype, num_threads,
        machine_id
 FROM v_cost
@@ -203,17 +202,18 @@ ORDER BY name, alias;
 
 -- query: machines
 -- about: What was measured where: runs, the newest measured speedup and its depth, by machine and method.
-SELECT machine_id, method, count(DISTINCT run_id) AS runs, arg_max(depth_k, created_at) AS depth_k, arg_max(speedup_meas, created_at) AS speedup_meas,
+SELECT machine_id, method, count(DISTINCT run_id) AS runs, arg_max(depth_k, created_at) FILTER (WHERE speedup_meas IS NOT NULL) AS depth_k,
+       arg_max(speedup_meas, created_at) AS speedup_meas,
        median(speedup_meas) AS speedup_meas_p50, min(speedup_meas) AS speedup_meas_min, max(speedup_meas) AS speedup_meas_max, max(created_at) AS last
-FROM v_choice WHERE workload = 'all' GROUP BY ALL ORDER BY machine_id, method;
+FROM v_choice WHERE workload = 'all' AND kv_len IS NULL GROUP BY ALL ORDER BY machine_id, method;
 
 -- query: versions
--- about: Measured speedup and acceptance length by version of Draftsmith and method.
+-- about: Measured speedup, and how far predictions were from it, by version of Draftsmith and method.
 -- param: method text  one method
 SELECT a.draftsmith_version, d.method, count(*) AS choices, median(d.speedup_meas) AS speedup_meas_p50, median(abs(d.pred_error)) AS abs_pred_error_p50,
        max(d.created_at) AS last
 FROM v_choice d JOIN artifact a USING (artifact_key)
-WHERE d.workload = 'all' AND d.verdict <> 'invalid' AND ($method IS NULL OR d.method = $method)
+WHERE d.workload = 'all' AND d.kv_len IS NULL AND d.verdict <> 'invalid' AND ($method IS NULL OR d.method = $method)
 GROUP BY ALL ORDER BY last DESC, d.method;
 
 -- query: methods

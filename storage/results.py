@@ -11,7 +11,6 @@ runs made.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +33,7 @@ from storage.records import (
     draftsmith_version,
 )
 from storage.schema import all_tables, reading_schema
-from storage.segments import reading
+from storage.segments import empty, reading
 from storage.sharing import catch_up
 
 __all__ = [
@@ -191,7 +190,7 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
 
     Rows that cannot be read are left out and counted as "refused", so that one bad artifact cannot hide the others.
     """
-    shutil.rmtree(history_dir(home), ignore_errors=True)
+    empty(history_dir(home))
     seed(home)
     counts = {"artifacts": 0, "runs": 0, "promotions": 0, "refused": 0}
     keys = store.keys()

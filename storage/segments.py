@@ -7,9 +7,10 @@
     TABLE/_schema.parquet        no rows, the present columns
 
 The manifest is swapped in by a rename, so a reader sees the state before a compaction or the one after it. Retired
-files are those whose rows a segment holds now; they go when nobody reads. Three locks (flock: they end with their
-process) keep the promises. `reading`: shared by readers, taken by whoever deletes, never waited for. `writing`:
-shared by appends, so that they go on side by side; alone for the swap. `compacting`: one compactor or replacer a table.
+files are those whose rows, or newer ones of their key, a segment holds; they go when nobody reads. Three locks (flock:
+they end with their process) keep the promises. `reading`: shared by readers, taken by whoever deletes, never waited
+for. `writing`: shared by appends, so that they go on side by side; alone for the swap. `compacting`: one compactor or
+replacer a table.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.contract import UserError
 from storage.schema import reading_schema, schema_of
 
 SCHEMA_FILE = "_schema.parquet"
@@ -53,13 +55,24 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The present manifest; an empty one where nothing was compacted yet."""
+    """The present manifest; an empty one where nothing was compacted yet.
+
+    Raises:
+        UserError: another version of Draftsmith has written it.
+    """
+    path = directory / "_manifest.json"
     try:
-        content = json.loads((directory / "_manifest.json").read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Manifest()
-    segments = tuple(Segment(**segment) for segment in content["segments"])
-    return Manifest(segments, content["keys"], tuple(content["retired"]))
+    try:
+        segments = tuple(Segment(**segment) for segment in content["segments"])
+        return Manifest(segments, content["keys"], tuple(content["retired"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: another version of Draftsmith has written this; delete the folder {directory.parent}, and "
+            "`draftsmith resync` makes it anew"
+        ) from error
 
 
 def swap_manifest(directory: Path, manifest: Manifest) -> None:
@@ -86,10 +99,15 @@ def fresh_keys(directory: Path, manifest: Manifest) -> list[str]:
 
 def is_known(directory: Path, key: str) -> bool:
     """The rows of this key are there. Without the lock `writing` the answer may be old."""
-    if (directory / f"{key}.parquet").is_file():
-        return True
-    manifest = read_manifest(directory)
-    return bool(manifest.keys) and key in segment_keys(directory, manifest)
+    while True:
+        if (directory / f"{key}.parquet").is_file():
+            return True
+        manifest = read_manifest(directory)
+        try:
+            return key in segment_keys(directory, manifest)
+        except FileNotFoundError:  # a compaction has put another file of keys in its place meanwhile
+            if read_manifest(directory) == manifest:
+                raise
 
 
 def files_of(directory: Path) -> list[str]:
@@ -181,6 +199,18 @@ def compacting(directory: Path) -> Iterator[None]:
     """The right to change what is in segments."""
     with _lock(directory / ".compacting.lock", fcntl.LOCK_EX):
         yield
+
+
+def empty(history: Path) -> None:
+    """Delete every file of a history but its locks, on which others may be waiting."""
+    for directory in [path for path in history.glob("*") if path.is_dir()]:
+        with compacting(directory), writing(directory, alone=True):
+            _delete_all(directory)
+    _delete_all(history)
+
+
+def _delete_all(directory: Path) -> None:
+    delete(directory, [path.name for path in directory.glob("*") if path.is_file() and path.suffix != ".lock"])
 
 
 @contextmanager

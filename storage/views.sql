@@ -102,28 +102,32 @@ FROM (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload) FR
 JOIN (SELECT unnest(range(1, 65)) AS position) p ON p.position <= k_max
 GROUP BY ALL;
 
--- Decode speed excludes prefill and the token that prefill makes; e2e includes both. tpot: time per output token.
+-- Decode speed excludes prefill and what came with it: the token that prefill makes, or all tokens of an engine's first chunk. An answer
+-- that came in one chunk has no decoding time and counts in e2e alone, which includes prefill. tpot: time per output token.
 CREATE VIEW v_speed AS
 WITH each AS (
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel, num_threads,
-         unnest(list_distinct([workload, 'all'])) AS workload, tokens_kept, ttft_ns, decode_ns
+         unnest(list_distinct([workload, 'all'])) AS workload, tokens_kept, ttft_ns, decode_ns,
+         tokens_kept - coalesce(first_chunk_tokens, 1) AS after_first
   FROM request WHERE NOT is_warmup AND status <> 'error')
 SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
        num_threads, workload, count(*) AS requests, sum(tokens_kept)::BIGINT AS tokens_kept,
-       1e9 * sum(tokens_kept - 1) / nullif(sum(decode_ns), 0) AS tok_s_decode,
+       1e9 * sum(after_first) FILTER (WHERE decode_ns > 0) / nullif(sum(decode_ns), 0) AS tok_s_decode,
        1e9 * sum(tokens_kept) / nullif(sum(ttft_ns + decode_ns), 0) AS tok_s_e2e,
        median(ttft_ns) / 1e6 AS ttft_ms_p50,
-       median(decode_ns / nullif(tokens_kept - 1, 0)) / 1e6 AS tpot_ms_p50,
-       quantile_cont(decode_ns / nullif(tokens_kept - 1, 0), 0.99) / 1e6 AS tpot_ms_p99
+       median(decode_ns / nullif(after_first, 0)) FILTER (WHERE decode_ns > 0) / 1e6 AS tpot_ms_p50,
+       quantile_cont(decode_ns / nullif(after_first, 0), 0.99) FILTER (WHERE decode_ns > 0) / 1e6 AS tpot_ms_p99
 FROM each GROUP BY ALL;
 
--- What one arm did with one prompt, repetitions summed: what comparisons are paired on. tokens: kept after the first, in decode_ns.
+-- What one arm did with one prompt, repetitions summed: what comparisons are paired on. tokens: kept after the first (after an
+-- engine's first chunk), in decode_ns.
 CREATE VIEW v_arm_prompt AS
 SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
-       kernel, num_threads, workload, prompt_id, count(*) AS requests, sum(tokens_kept - 1)::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
+       kernel, num_threads, workload, prompt_id, count(*) AS requests,
+       sum(tokens_kept - coalesce(first_chunk_tokens, 1))::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
        sum(num_rounds)::BIGINT AS rounds, count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
-FROM request WHERE NOT is_warmup AND status <> 'error' AND tokens_kept > 1 AND decode_ns > 0 GROUP BY ALL;
+FROM request WHERE NOT is_warmup AND status <> 'error' AND tokens_kept > coalesce(first_chunk_tokens, 1) AND decode_ns > 0 GROUP BY ALL;
 
 -- Each arm against the best plain decoding of the same session: the plain arm with the highest tok_s_decode over all workloads,
 -- same dtype, threads, batch and temperature. A ratio of throughputs; intervals over prompts stand in v_depth and v_choice.

@@ -19,6 +19,7 @@ from components.report.pictures import as_image, picture
 from components.report.tables import (
     Table,
     arm_table,
+    chain_or_tree,
     choice_table,
     comparison_table,
     depth_table,
@@ -123,10 +124,11 @@ def page_card(page: Page) -> str:
 def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
     """For each drafter and workload: how many drafts in a row are kept, over all places of all prompts.
 
-    A place's accepted length is the longest run of drafts that the target would keep there, at most k_max.
+    A place's accepted length is the longest run of drafts that the target would keep there, at most k_max. Maps of
+    trees are left out: a path kept of many guesses is no run of drafts.
     """
     groups: dict[tuple[str, str], list[AcceptanceMap]] = defaultdict(list)
-    for row in maps:
+    for row in (m for m in maps if m.tree_budget is None):
         groups[row.method, row.workload].append(row)
         groups[row.method, "all"].append(row)
     rows = []
@@ -141,33 +143,51 @@ def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
 
 def cost_table(cells: Sequence[CostCell]) -> Table:
     """Median time of each phase at each depth, over the context lengths and blocks that were measured, in ms."""
-    groups: dict[tuple[str, str, int, int], list[float]] = defaultdict(list)
+    groups: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)  # a tree's budget, 0 for a chain
     for cell in cells:
-        groups[cell.method, cell.phase, cell.batch_size, cell.depth_k].append(cell.median_ns / 1e6)
+        arm = (cell.method, cell.phase, cell.batch_size, cell.tree_budget or 0, cell.depth_k)
+        groups[arm].append(cell.median_ns / 1e6)
+    trees = any(budget for *_, budget, _ in groups)
     rows = [
-        [method or "-", phase.replace("_", " "), str(batch), str(depth), f"{median(times):.2f}", str(len(times))]
-        for (method, phase, batch, depth), times in sorted(groups.items())
+        [
+            method or "-",
+            phase.replace("_", " "),
+            str(batch),
+            *([chain_or_tree(budget or None)] if trees else []),
+            str(depth),
+            f"{median(times):.2f}",
+            str(len(times)),
+        ]
+        for (method, phase, batch, budget, depth), times in sorted(groups.items())
     ]
-    return Table(["drafter", "phase", "batch", "depth", "median ms", "cells"], rows)
+    header = ["drafter", "phase", "batch", *(["shape"] if trees else []), "depth", "median ms", "cells"]
+    return Table(header, rows)
 
 
 def speed_table(requests: Sequence[Request]) -> Table:
-    """For each arm: tokens a second over its timed requests, and how many were token for token the same as plain."""
-    groups: dict[tuple[str, str, int, str, str], list[Request]] = defaultdict(list)
+    """For each arm: tokens a second over its timed requests, and how many were token for token the same as plain.
+
+    Shape and batch size have a column where they are not those of every arm (a chain, batch 1).
+    """
+    groups: dict[tuple[str, str, int, int, int, str, str], list[Request]] = defaultdict(list)
     for r in requests:
-        groups[r.method, r.draft_key, r.depth_k, r.kernel, r.dtype].append(r)
+        arm = (r.method, r.draft_key, r.tree_budget or 0, r.batch_size, r.depth_k, r.kernel, r.dtype)
+        groups[arm].append(r)
+    trees, batches = any(arm[2] for arm in groups), {arm[3] for arm in groups}
     several = {method for method, key, *_ in groups if any(m == method and k != key for m, k, *_ in groups)}
     rows = []
-    for (method, draft_key, depth, kernel, dtype), some in sorted(groups.items()):
+    for (method, draft_key, budget, batch, depth, kernel, dtype), some in sorted(groups.items()):
         timed = [r for r in some if r.status != "error" and r.tokens_kept > 1 and r.decode_ns > 0]
         seconds = sum(r.decode_ns for r in timed) / 1e9  # from the first token on, as in speedup/measured.py
-        speed = f"{sum(r.tokens_kept - 1 for r in timed) / seconds:.1f}" if timed else "-"
+        speed = f"{sum(_after_first(r) for r in timed) / seconds:.1f}" if timed else "-"
         compared = [r for r in some if r.identical is not None]
         same = f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
         failed = sum(r.status == "error" for r in some)
         rows.append(
             [
                 "plain" if method == "none" else f"{method} {draft_key[:8]}" if method in several else method,
+                *([chain_or_tree(budget or None)] if trees else []),
+                *([str(batch)] if len(batches) > 1 else []),
                 str(depth),
                 kernel_name(kernel),
                 dtype,
@@ -177,7 +197,14 @@ def speed_table(requests: Sequence[Request]) -> Table:
                 str(failed),
             ]
         )
-    return Table(["arm", "depth", "kernel", "dtype", "requests", "tokens/s", "same tokens as plain", "failed"], rows)
+    varying = [*(["shape"] if trees else []), *(["batch"] if len(batches) > 1 else [])]
+    header = ["arm", *varying, "depth", "kernel", "dtype", "requests", "tokens/s", "same tokens as plain", "failed"]
+    return Table(header, rows)
+
+
+def _after_first(request: Request) -> int:
+    """Tokens that came in decode_ns: those after the first, or after an engine's first chunk."""
+    return request.tokens_kept - (request.first_chunk_tokens or 1)
 
 
 def _columns(table: Table, names: Sequence[str]) -> Table:

@@ -48,13 +48,21 @@ def cost_grid(cells: Sequence[CostCell], chosen: Mapping[str, int]) -> Table | N
 
 def prefill_table(cells: Sequence[CostCell]) -> Table | None:
     """What is paid once a generation, by prompt length; None where it was not measured."""
-    groups: dict[tuple[str, str, int, int], list[float]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, int, int], list[float]] = defaultdict(list)
     for c in cells:
         if c.phase in ("prefill", "draft_prefill"):
-            groups[c.method, c.phase, c.batch_size, c.kv_len].append(c.median_ns / 1e6)
+            groups[c.method, c.draft_key, c.phase, c.batch_size, c.num_rows].append(c.median_ns / 1e6)
+    several = {method for method, key, *_ in groups if any(m == method and k != key for m, k, *_ in groups)}
     words = {"prefill": "the target's pass over the prompt", "draft_prefill": "the drafter's intake and first proposal"}
     rows = [
-        [method or "-", words[phase], str(batch), str(length), f"{median(times):.3g}", str(len(times))]
-        for (method, phase, batch, length), times in sorted(groups.items(), key=lambda item: (item[0][1], item[0]))
+        [
+            f"{method} {key[:8]}" if method in several else method or "-",
+            words[phase],
+            str(batch),
+            str(length),
+            f"{median(times):.3g}",
+            str(len(times)),
+        ]
+        for (method, key, phase, batch, length), times in sorted(groups.items(), key=lambda item: (item[0][2], item[0]))
     ]
     return Table(["drafter", "what", "batch", "prompt tokens", "median ms", "blocks"], rows) if rows else None

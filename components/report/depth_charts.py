@@ -18,7 +18,8 @@ def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[dict[str, Any]], ch
     ]
     if measured:
         series.append(Series("measured", "meas", "dots", measured))
-    lookup = max((a["speedup"] for a in arms if a["method"] == "ngram"), default=None)
+    same = [a for a in arms if a["method"] == "ngram" and a["batch_size"] == choice.batch_size]
+    lookup = max((a["speedup"] for a in same), default=None)
     if lookup is not None:
         series.append(Series("prompt lookup", "other", "level", [Point(0, lookup)]))
     series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))

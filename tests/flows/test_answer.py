@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
+import math
+from datetime import datetime
+from decimal import Decimal
 
 import pytest
 from rich.console import Console
 
-from flows.answer import cell, print_answer
+from flows.answer import cell, print_answer, print_json
 
 COLUMNS = [f"column_{i}" for i in range(12)]
 ROW = [f"{i:064x}" for i in range(12)]
@@ -35,3 +39,15 @@ def test_null_is_empty_and_numbers_are_readable() -> None:
     assert cell(None) == ""
     assert cell(1.0 / 3.0) == "0.333333"
     assert cell(7) == "7"
+
+
+def test_json_has_numbers_for_decimals_and_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    row = [Decimal("12"), Decimal("0.25"), math.nan, [1.5, math.inf], {"a": math.nan}, datetime(2026, 1, 2)]
+    print_json(list("abcdef"), [row])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    expected = {"a": 12, "b": 0.25, "c": None, "d": [1.5, None], "e": {"a": None}, "f": "2026-01-02 00:00:00"}
+    assert found == [expected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 import report_study  # noqa: F401 (simulated_rows lies beside the tests that it points to)
 from simulated_rows import make_maps, make_request
 
+from components.contract import UserError
 from components.rows import DepthChoice, write_rows
 from flows.cli import main
 from flows.compare import Comparison, compare
-from flows.compare_sides import Side
+from flows.compare_sides import Side, find_side
 from storage.artifacts import Store
 from storage.results import remember_artifact
 
@@ -124,8 +126,6 @@ def test_acceptance_is_replayed_on_common_prompts_whatever_the_machine(tmp_path:
 
 def test_workloads_have_rows_of_their_own(tmp_path: Path, add: Add) -> None:
     rows = [*timed(A, 120.0), *timed(B, 100.0)]
-    import dataclasses
-
     split = [dataclasses.replace(r, workload="chat" if int(r.prompt_id[-1]) % 2 else "code") for r in rows]
     add("e1", split)
     found = compare(tmp_path, side(A), side(B), margin=0.02)
@@ -154,3 +154,25 @@ def test_the_command_names_drafts_by_the_beginning_of_their_keys(
     assert "e1 is a Measurements" in capsys.readouterr().err
     assert main(["compare", A[:8]]) == 2, "there is no champion yet"
     assert "no registered champion" in capsys.readouterr().err
+
+
+def test_acceptance_is_replayed_no_deeper_than_the_maps_of_both_go(tmp_path: Path, add: Add) -> None:
+    for key, draft, k_max in (("m1", A, 2), ("m2", B, 5)):
+        add(key, make_maps([0.9] * k_max, num_prompts=20, num_tokens=64, seed=1, draft_key=draft))
+    found = compare(tmp_path, side(A, depth=5), side(B, depth=5), margin=0.02)
+    assert "acceptance length is replayed at depth 2 for both" in found.notes
+    assert only(found, "acceptance_length").b <= 3.0
+
+
+def test_a_drafter_is_taken_at_the_depth_of_the_smallest_batch_of_its_newest_choice(tmp_path: Path, add: Add) -> None:
+    add(A, [], kind="Draft", info={"method": "mtp", "target_key": TARGET})
+    with pytest.raises(UserError, match="no depth was ever chosen"):
+        find_side(Store(tmp_path), A[:8], None)
+    one = DepthChoice(
+        "sel", TARGET, A, "mtp", "all", 1, 4, "r", 0.01, 1.0, 1.2, 1.1, 1.3, None, None, None, None, "use", []
+    )
+    larger = [dataclasses.replace(one, batch_size=batch, depth_k=1) for batch in (16, 4)]
+    for_long = dataclasses.replace(one, depth_k=2, kv_len=4096)
+    add("older", [dataclasses.replace(one, selection_id="sel0", depth_k=7)])
+    add("newer", [larger[0], one, larger[1], for_long])
+    assert find_side(Store(tmp_path), A[:8], None).depth_k == 4

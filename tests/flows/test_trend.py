@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from components.contract import UserError
-from components.rows import DepthChoice, write_rows
+from components.rows import DepthChoice, EngineAcceptance, write_rows
 from flows.cli import main
 from flows.trend import find_trend, spark_lines, table
 from storage.artifacts import Store
@@ -91,3 +91,47 @@ def test_the_command_prints_a_table_csv_json_and_draws_a_page(home: Path, capsys
     assert [row["value"] for row in json.loads(capsys.readouterr().out)] == [1.2, 1.3, 1.5]
     assert main(["trend", "tok_s_decode", "--picture", str(tmp_path / "x.html")]) == 2
     assert "nothing to draw" in capsys.readouterr().err
+
+
+def test_of_a_night_s_two_drafters_the_newest_counts_in_whatever_order_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    for key in ("b-old", "a-new"):
+        store.begin(key)
+        remember_artifact(tmp_path, store.finish(key, "Draft", {"method": "mtp"}, {"run_id": key}).path)
+    for night in range(2):
+        out, _ = store.begin(f"night{night}")
+        rows = [
+            dataclasses.replace(CHOICE, draft_key=key, speedup_meas=speed)
+            for key, speed in (("a-new", 1.5), ("b-old", 1.2))
+        ]
+        write_rows(out, rows if night else rows[::-1])
+        record = {"pipeline": "p", "run_id": f"r{night}"}
+        remember_artifact(tmp_path, store.finish(f"night{night}", "DepthPolicy", {}, record).path)
+    # both nights confirm one selection: of the view the newer stands
+    assert [dot.value for dot in find_trend(tmp_path, "speedup_meas", {}, 50).dots] == [1.5]
+    assert [dot.value for dot in find_trend(tmp_path, "depth_choice.speedup_meas", {}, 50).dots] == [1.5, 1.5]
+
+
+def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    out, _ = store.begin("k")
+    write_rows(
+        out,
+        [
+            EngineAcceptance("s", "t", "d", "mtp", 3, "all", load, engine, "1", source, 9, 10, 30, 12, [7, 4, 1], None)
+            for engine, load, source in [
+                ("vllm", 1, "prometheus"),
+                ("vllm", 4, "prometheus"),
+                ("sglang", 1, "responses"),
+            ]
+        ],
+    )
+    remember_artifact(tmp_path, store.finish("k", "Measurements", {}, {"run_id": "r"}).path)
+    found = find_trend(tmp_path, "v_engine_acceptance.al_pooled_incl_bonus", {}, 50)
+    assert sorted(found.series()) == [
+        "sglang, concurrency=1, responses",
+        "vllm, concurrency=1, prometheus",
+        "vllm, concurrency=4, prometheus",
+    ]

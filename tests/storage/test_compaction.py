@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from components.contract import UserError
 from components.rows import QualityFlag
 from storage import compaction, segments
 from storage.artifacts import Store
@@ -201,3 +202,71 @@ def test_files_written_before_a_column_was_added_stay_readable(home: Path, monke
 
 def test_the_threshold_of_a_run_is_the_one_documented() -> None:
     assert compaction.COMPACT_AT <= 500, "ten thousand small files take seconds to scan, a few hundred tenths of one"
+
+
+def test_a_key_is_replaced_under_a_reader_that_has_its_file_open(home: Path) -> None:
+    add(home, "k", *map(float, range(2000)))
+    with segments.reading(history_dir(home)):
+        file = next(name for name in files_of(home, "quality_flag") if name.endswith("k.parquet"))
+        before = Path(file).stat().st_ino
+        add(home, "k", 7.0, replace=True)
+        assert Path(file).stat().st_ino == before, "a reader that knows its footer would read other bytes"
+        assert pq.read_metadata(file).num_rows == 2000
+        assert values(home) == [("k", 7.0)], "whoever comes now sees the new rows"
+    add(home, "k", 8.0, replace=True)
+    add(home, "other", 9.0)
+    assert compact(home, 0, whole=True) and not Path(file).exists()
+    assert values(home) == [("k", 8.0), ("other", 9.0)]
+
+
+def test_a_new_key_waits_for_no_compaction_whether_its_step_was_forced_or_not(home: Path, monkeypatch: Any) -> None:
+    def waits(*_: Any) -> None:
+        raise AssertionError("whoever replaces a key waits until a compaction of its table has ended")
+
+    monkeypatch.setattr(compaction, "replace_key", waits)
+    add(home, "new", 1.0, replace=True)
+    assert values(home) == [("new", 1.0)]
+
+
+def test_a_key_is_looked_up_again_when_a_compaction_has_swapped_the_keys_meanwhile(
+    home: Path, monkeypatch: Any
+) -> None:
+    for i in range(3):
+        add(home, f"k{i}", float(i))
+    compact(home, 2)
+    real = segments.segment_keys
+    swaps: list[str] = []
+
+    def after_another_compaction(directory: Path, manifest: segments.Manifest) -> set[str]:
+        if not swaps:
+            swaps.append(manifest.keys)
+            add(home, "k3", 3.0)
+            add(home, "k4", 4.0)
+            monkeypatch.setattr(segments, "segment_keys", real)
+            compact(home, 2)
+        return real(directory, manifest)
+
+    monkeypatch.setattr(segments, "segment_keys", after_another_compaction)
+    assert segments.is_known(history_dir(home) / "quality_flag", "k1")
+    assert swaps and not (history_dir(home) / "quality_flag" / swaps[0]).exists()
+
+
+def test_a_manifest_of_another_version_costs_one_line_that_names_the_mend(home: Path) -> None:
+    add(home, "k", 1.0)
+    manifest = history_dir(home) / "quality_flag" / "_manifest.json"
+    manifest.write_text('{"segments": [{"file": "_segment-1.parquet", "before": 1.5, "covers": ["k"]}]}')
+    with pytest.raises(UserError, match=r"delete the folder .*history, and `draftsmith resync`") as refused:
+        values(home)
+    assert "\n" not in str(refused.value)
+    rebuild(home, Store(home))
+    assert values(home) == []
+
+
+def test_a_rebuild_leaves_the_locks_that_others_wait_on(home: Path) -> None:
+    add(home, "k", 1.0)
+    with segments.reading(history_dir(home)):
+        compact(home, 0, whole=True)
+    locks = {path: path.stat().st_ino for path in history_dir(home).rglob("*.lock")}
+    assert len(locks) > 2
+    rebuild(home, Store(home))
+    assert {path: path.stat().st_ino for path in locks} == locks and values(home) == []

@@ -9,6 +9,7 @@ import pytest
 from test_results import choice, counted, depth_eval, rounds
 
 from components.contract import UserError
+from components.rows import AcceptanceMap, CostCell
 from storage.named_queries import ask_by_name, find_query, is_name, list_rows, named_queries
 from storage.results import remember_artifact
 
@@ -52,3 +53,54 @@ def test_the_list_names_every_query_with_its_defaults() -> None:
     columns, rows = list_rows()
     assert list(columns) == ["name", "parameters", "about"]
     assert ("depths", "method, workload=all, limit=60") in [row[:2] for row in rows]
+
+
+def asked(home: Path, name: str, *wanted: str, **given: str) -> list[tuple[Any, ...]]:
+    columns, rows = ask_by_name(home, name, given)
+    return [tuple(row[columns.index(column)] for column in wanted) for row in rows]
+
+
+def test_machines_tell_depth_and_speed_of_one_choice(home: Path, make: Any) -> None:
+    short = choice(depth_k=6, speedup_meas=9.0, kv_len=64)
+    remember_artifact(home, make("a", rows=[choice(depth_k=2, speedup_meas=1.4), short]).path)
+    remember_artifact(home, make("b", rows=[choice(selection_id="sel2", depth_k=5)]).path)
+    assert asked(home, "machines", "depth_k", "speedup_meas", "speedup_meas_max") == [(2, 1.4, 1.4)]
+    assert asked(home, "versions", "choices", "speedup_meas_p50") == [(2, 1.4)]
+
+
+def test_positions_are_of_the_newest_measurement_that_has_rounds(home: Path, make: Any) -> None:
+    remember_artifact(home, make("a", rows=[counted("r", 1, 3, 1), *rounds("r", (3, 1))]).path)
+    remember_artifact(home, make("b", rows=[counted("q", 0, 0, 0)]).path)
+    assert asked(home, "positions", "position") == [(1,), (2,), (3,)]
+
+
+def test_a_gap_that_a_newer_measurement_has_settled_is_none(home: Path, make: Any) -> None:
+    remember_artifact(
+        home, make("a", rows=[depth_eval(speedup_meas=1.1), depth_eval(depth_k=4, speedup_meas=1.1)]).path
+    )
+    remember_artifact(home, make("b", rows=[depth_eval(speedup_meas=1.53), depth_eval(depth_k=4)]).path)
+    assert asked(home, "gaps", "depth_k", "speedup_meas") == [(4, 1.1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("depths", "limit"),
+        ("edge", "limit"),
+        ("acceptance", "newest"),
+        ("speedups", "newest"),
+        ("costs", "newest"),
+        ("training-gap", "newest"),
+    ],
+)
+def test_the_newest_rows_are_the_newest_of_the_method_asked_for(home: Path, make: Any, name: str, limit: str) -> None:
+    for key, method in (("old", "mtp"), ("new", "eagle3")):
+        rows = [
+            depth_eval(method=method),
+            choice(method=method),
+            counted(key, 2, 6, 2, method=method),
+            AcceptanceMap("t", "d", method, "p", "code", 2, 3, 4, [2, 0, 1], [2, 1, 1], 0.1, "float32"),
+            CostCell("t", "d", method, "verify", 2, 1, 3, 64, 0, 9, 1e6, 0.0, "float32", "plain", 1),
+        ]
+        remember_artifact(home, make(key, rows=rows).path)
+    assert {row[0] for row in asked(home, name, "method", method="mtp", **{limit: "1"})} == {"mtp"}

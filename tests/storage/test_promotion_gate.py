@@ -121,3 +121,13 @@ def test_the_answer_is_the_same_every_time(ask: Ask, home: Path) -> None:
     first = ask(timed([OLD, NEW]))
     assert decide(home, tags("new", 4), tags("old", 3), 1) == first
     assert query("SELECT sum(divergences), sum(compared) FROM v_arm_prompt", home)[1] == [(0, 24)]
+
+
+def test_a_drafter_that_is_loaded_but_drafts_nothing_is_no_evidence(ask: Ask, home: Path) -> None:
+    off = [("old", 0, 10.5, 60), ("new", 0, 10.5, 60)]
+    decision = ask(timed([OLD, NEW, *off]))
+    assert decision.passed
+    assert not [check for check in decision.checks if check.name.startswith("acceptance")], "no depth in common"
+    against_nothing = decide(home, tags("new", 4), tags("old", 0), 1)
+    assert "no such runs" in check(against_nothing, "prompts_measured_for_both").asked
+    assert not against_nothing.passed

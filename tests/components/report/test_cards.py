@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from report_study import make_report_study
 
 from components.contract import Measurements
-from components.report.cards import acceptance_table, decision_card, measurements_card, speed_table
-from components.rows import AcceptanceMap, DepthEval, Request, read_rows, write_rows
+from components.report.cards import acceptance_table, cost_table, decision_card, measurements_card, speed_table
+from components.report.cost_tables import prefill_table
+from components.report.depth_charts import speedup_chart
+from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, Request, read_rows, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +71,40 @@ def test_shares_and_speeds_are_those_of_the_rows() -> None:
     timed = Request(**{**common, "tokens_kept": 11, "decode_ns": 2_000_000_000, "identical": True})
     failed = Request(**{**common, "status": "error", "identical": None})
     assert speed_table([timed, failed]).rows == [["mtp", "0", "k", "float32", "2", "5.0", "1 of 1", "1"]]
+
+
+def test_a_tree_and_a_chain_two_batches_and_two_drafters_are_told_apart() -> None:
+    chain = AcceptanceMap("t", "d", "mtp", "p", "chat", 3, 3, 4, [0, 1, 3, 2], [0] * 4, 0.0, "float32")
+    tree = dataclasses.replace(chain, accepted=[3] * 4, tree_budget=12)
+    assert acceptance_table([chain, tree]).rows == acceptance_table([chain]).rows
+
+    cell = CostCell("t", "d", "mtp", "verify", 3, 1, 4, 64, 0, 9, 1e6, 0.0, "float32", "plain", 1)
+    costs = cost_table([cell, dataclasses.replace(cell, tree_budget=12, median_ns=3e6)])
+    assert [row[3:6] for row in costs.rows] == [["chain", "3", "1.00"], ["tree of 12", "3", "3.00"]]
+    assert "shape" not in cost_table([cell]).header
+
+    prefill = dataclasses.replace(cell, phase="draft_prefill", num_rows=48)
+    table = prefill_table([prefill, dataclasses.replace(prefill, draft_key="e", median_ns=3e6)])
+    assert table is not None
+    assert [(row[0], row[3], row[4]) for row in table.rows] == [("mtp d", "48", "1"), ("mtp e", "48", "3")]
+
+    common: dict[str, Any] = dict.fromkeys(Request.__dataclass_fields__, None)
+    common |= {"method": "mtp", "draft_key": "d", "depth_k": 3, "kernel": "k", "dtype": "float32", "batch_size": 1}
+    common |= {"status": "ok", "tokens_kept": 11, "decode_ns": 10**9}
+    requests = [Request(**{**common, **changes}) for changes in ({}, {"tree_budget": 12}, {"batch_size": 4})]
+    shown = speed_table([*requests, Request(**{**common, "first_chunk_tokens": 6, "batch_size": 8})])
+    assert shown.header[:4] == ["arm", "shape", "batch", "depth"]
+    assert [(*row[1:3], row[7]) for row in shown.rows] == [
+        ("chain", "1", "10.0"),
+        ("chain", "4", "10.0"),
+        ("chain", "8", "5.0"),
+        ("tree of 12", "1", "10.0"),
+    ]
+
+
+def test_prompt_lookup_is_drawn_beside_depths_of_its_own_batch_size(study: dict[str, Any]) -> None:
+    choice = read_rows(study["policy"].path, DepthChoice)[0]
+    evals = [e for e in read_rows(study["policy"].path, DepthEval) if e.draft_key == choice.draft_key]
+    arm = {"method": "ngram", "speedup": 1.5, "batch_size": choice.batch_size}
+    assert "prompt lookup" in speedup_chart(evals, [arm], choice)
+    assert "prompt lookup" not in speedup_chart(evals, [{**arm, "batch_size": choice.batch_size + 1}], choice)
