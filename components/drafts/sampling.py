@@ -15,14 +15,17 @@ from components.drafts.draft import Proposal, Sampling
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits [..., V] -> float32 probabilities [..., V], zero where top-k or top-p cut. Needs temperature > 0.
 
-    top_k keeps exactly k tokens; top_p keeps the smallest set of most likely tokens whose mass reaches top_p: the token
-    that crosses the line stays, so the set is never empty.
+    top_k keeps exactly k tokens, of equal ones those with the lower id, whatever the batch's shape (torch.topk keeps
+    any of them, and bf16 logits are often equal); top_p keeps the smallest set of most likely tokens whose mass reaches
+    top_p: the token that crosses the line stays, so the set is never empty.
     """
     assert sampling.temperature > 0, "temperature 0 is greedy: take the argmax"
     logits = logits.float() / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        kept, places = logits.topk(sampling.top_k, dim=-1)
-        logits = torch.full_like(logits, float("-inf")).scatter(-1, places, kept)
+        least = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        above, equal = logits > least, logits == least
+        room = sampling.top_k - above.sum(-1, keepdim=True)
+        logits = logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), float("-inf"))
     probs = logits.softmax(-1)
     if sampling.top_p < 1.0:
         ordered, places = probs.sort(dim=-1, descending=True, stable=True)

@@ -36,6 +36,13 @@ def test_a_distribution_sums_to_one_and_keeps_the_most_probable_token(
     assert probs[0, row[0].argmax()] > 0
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_of_equal_logits_top_k_keeps_those_with_the_lower_id(rows: int) -> None:
+    row = torch.tensor([0.0, 2.0, 1.0, 1.0, 3.0, 1.0, 1.0]).expand(rows, 7)
+    kept = probabilities(row, Sampling(1.0, top_k=4)) > 0
+    assert kept.tolist() == [[False, True, True, True, True, False, False]] * rows
+
+
 def test_the_same_seed_draws_the_same_tokens() -> None:
     probs = LOGITS.softmax(-1).expand(50, 5)
     first, second = (draw(probs, torch.Generator().manual_seed(7)) for _ in range(2))
