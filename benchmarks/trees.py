@@ -184,7 +184,7 @@ def main() -> None:
         numbers = measure_all(store, drafts, options)
     except UserError as error:
         raise SystemExit(str(error)) from error
-    file = write_record("trees", numbers)
+    file = write_record(f"trees-{options.dtype}", numbers)
     print(f"written: {file.relative_to(ROOT)}")
     rows = [row for draft in numbers["drafters"] for row in draft["arms"]]
     few = options.mapped * options.tokens / 200
