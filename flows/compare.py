@@ -76,7 +76,7 @@ def compare(home: Path, a: Side, b: Side, margin: float) -> Comparison:
     if a.target_key and b.target_key and a.target_key != b.target_key:
         found.notes.append(f"not comparable: other target ({a.target_key[:12]} and {b.target_key[:12]})")
         return found
-    if (a.draft_key, a.depth_k) == (b.draft_key, b.depth_k):
+    if (a.draft_key, a.depth_k, a.tree_budget) == (b.draft_key, b.depth_k, b.tree_budget):
         found.notes.append(
             "both are the same drafter at the same depth: what differs is when and where it was measured"
         )
@@ -90,15 +90,15 @@ def compare(home: Path, a: Side, b: Side, margin: float) -> Comparison:
 
 _ARMS = """
 SELECT artifact_key, machine_id, created_at, dtype, batch_size, method, draft_key, depth_k, kernel, prompt_id, workload,
-       tokens, decode_ns, rounds
+       tree_budget, tokens, decode_ns, rounds
 FROM v_arm_prompt
-WHERE temperature = 0 AND tree_budget IS NULL
+WHERE temperature = 0
   AND artifact_key IN (SELECT DISTINCT artifact_key FROM request WHERE list_contains($drafts, draft_key))
   AND (method = 'none' OR list_contains($drafts, draft_key))
 ORDER BY created_at DESC"""
 _MAPS = """
-SELECT artifact_key, draft_key, dtype, prompt_id, workload, num_tokens, k_max, accepted, created_at FROM acceptance_map
-WHERE list_contains($drafts, draft_key) AND tree_budget IS NULL AND num_tokens >= 2 ORDER BY created_at DESC"""
+SELECT artifact_key, draft_key, dtype, tree_budget, prompt_id, workload, num_tokens, k_max, accepted, created_at
+FROM acceptance_map WHERE list_contains($drafts, draft_key) AND num_tokens >= 2 ORDER BY created_at DESC"""
 
 
 def _compare_speed(found: Comparison, arms: Sequence[Facts], margin: float) -> None:
@@ -129,38 +129,59 @@ def _compare_speed(found: Comparison, arms: Sequence[Facts], margin: float) -> N
 
 
 def _compare_acceptance(found: Comparison, maps: Sequence[Facts], arms: Sequence[Facts], margin: float) -> None:
-    """At A's depth for both, or as deep as the maps of both go (at their own where a side is counted, not replayed)."""
-    from components.speedup.replay import count
-
+    """Replayed from the maps of both, where both have them in one dtype, else counted over the rounds decoded."""
     a, b = found.a, found.b
-    depth = a.depth_k or b.depth_k
     mine, theirs = (
-        [m for m in maps if m["draft_key"] == side.draft_key and len(m["accepted"]) >= m["num_tokens"] - 1]
+        [
+            m
+            for m in maps
+            if (m["draft_key"], m["tree_budget"]) == (side.draft_key, side.tree_budget)
+            and len(m["accepted"]) >= m["num_tokens"] - 1
+        ]
         for side in (a, b)
     )
-    dtypes = {m["dtype"] for m in mine} & {m["dtype"] for m in theirs}
-    if depth and dtypes:
-        dtype = next(m["dtype"] for m in mine if m["dtype"] in dtypes)
+    drafts = any(side.depth_k or side.tree_budget for side in (a, b))
+    dtype = next((m["dtype"] for m in mine if m["dtype"] in {n["dtype"] for n in theirs}), None)
+    if drafts and dtype is not None:
         newest: list[dict[str, Facts]] = [{}, {}]  # the newest map of a prompt counts
         for some, maps_of in zip((mine, theirs), newest, strict=True):
             for m in some:
                 if m["dtype"] == dtype:
                     maps_of.setdefault(m["prompt_id"], m)
-        depth = min(depth, *(m["k_max"] for maps_of in newest for m in maps_of.values()))
-        sides: list[PerPrompt] = []
-        for maps_of in newest:
-            counted = {prompt: count(m["accepted"], depth, m["num_tokens"]) for prompt, m in maps_of.items()}
-            sides.append({p: (maps_of[p]["workload"], float(c.tokens), float(c.rounds)) for p, c in counted.items()})
-        found.notes.append(f"acceptance length is replayed at depth {depth} for both")
+        depths = _replay_depths(found, newest)
+        sides = [_replayed(maps_of, depth) for maps_of, depth in zip(newest, depths, strict=True)]
         _add(found, "acceptance_length", [sides[0]], [sides[1]], margin)
         return
     decoded = [_rounds(arms, side) for side in (a, b)]
     if all(decoded):
-        found.notes.append(f"acceptance length is that of decoding, at depths {a.depth_k} and {b.depth_k}")
+        found.notes.append(f"acceptance length is that of decoding, of {a.name()} and {b.name()}")
         _add(found, "acceptance_length", decoded[:1], decoded[1:], margin)
         return
     why = "other dtype" if mine and theirs else "no acceptance map of both"
     found.notes.append(f"acceptance length not comparable: {why}")
+
+
+def _replay_depths(found: Comparison, newest: Sequence[Mapping[str, Facts]]) -> list[int]:
+    """A's depth for both chains, or as deep as the maps of both go; a tree's map holds at its own depth alone."""
+    a, b = found.a, found.b
+    deepest = [min(m["k_max"] for m in maps_of.values()) for maps_of in newest]
+    if a.tree_budget is None and b.tree_budget is None:
+        depth = min(a.depth_k or b.depth_k, *deepest)
+        found.notes.append(f"acceptance length is replayed at depth {depth} for both")
+        return [depth, depth]
+    depths = [
+        full if side.tree_budget is not None else min(side.depth_k, full)
+        for side, full in zip((a, b), deepest, strict=True)
+    ]
+    found.notes.append(f"acceptance length is replayed at depths {depths[0]} and {depths[1]}")
+    return depths
+
+
+def _replayed(maps_of: Mapping[str, Facts], depth: int) -> PerPrompt:
+    from components.speedup.replay import count
+
+    counted = {prompt: count(m["accepted"], depth, m["num_tokens"]) for prompt, m in maps_of.items()}
+    return {p: (maps_of[p]["workload"], float(c.tokens), float(c.rounds)) for p, c in counted.items()}
 
 
 def _add(found: Comparison, quantity: str, ours: list[PerPrompt], theirs: list[PerPrompt], margin: float) -> None:
@@ -208,9 +229,13 @@ Session = tuple[str, str, str, int]  # artifact, machine, dtype, batch size
 
 
 def _is_of(row: Mapping[str, Any], side: Side) -> bool:
-    here = not side.measured_in or row["artifact_key"] in side.measured_in
+    if side.measured_in and row["artifact_key"] not in side.measured_in:
+        return False
+    if side.tree_budget is not None:
+        return bool((row["draft_key"], row["tree_budget"]) == (side.draft_key, side.tree_budget))
     plain = side.depth_k == 0 and row["method"] == "none"
-    return here and (plain or (row["draft_key"], row["depth_k"]) == (side.draft_key, side.depth_k))
+    mine = (row["draft_key"], row["depth_k"], row["tree_budget"]) == (side.draft_key, side.depth_k, None)
+    return bool(plain or mine)
 
 
 def _session(row: Mapping[str, Any]) -> Session:
@@ -224,7 +249,7 @@ def _sessions(arms: Sequence[Facts], side: Side) -> list[Session]:
 
 
 def _arm(arms: Sequence[Facts], session: Session, side: Side) -> PerPrompt:
-    if side.depth_k == 0:
+    if side.depth_k == 0 and side.tree_budget is None:
         return _plain(arms, session)
     return _summed([row for row in arms if _session(row) == session and _is_of(row, side)])
 
@@ -254,7 +279,7 @@ def _rounds(arms: Sequence[Facts], side: Side) -> PerPrompt:
     """Tokens and rounds of each prompt, in the newest session that has any."""
     for session in _sessions(arms, side):
         rows = [row for row in arms if _session(row) == session and _is_of(row, side) and row["rounds"]]
-        if rows and side.depth_k:
+        if rows and (side.depth_k or side.tree_budget):
             return {row["prompt_id"]: (row["workload"], float(row["tokens"]), float(row["rounds"])) for row in rows}
     return {}
 

@@ -1,6 +1,6 @@
 """What `draftsmith compare` takes: a run, a drafter, a policy, a release or a registered version, as one way to serve.
 
-A side is a drafter at a depth. A run, a policy and a release say both; a drafter is taken at the depth that was last
+A side is a drafter at a depth, or with a tree of some budget. A run, a policy and a release say both; a drafter is taken at the depth that was last
 chosen for it, unless one is given. Nothing is measured here.
 """
 
@@ -25,7 +25,10 @@ _CHAMPION = "champion"
 
 @dataclass(frozen=True)
 class Side:
-    """One way to serve. measured_in: keys of the artifacts to look at; empty: every measurement of this drafter."""
+    """One way to serve. measured_in: keys of the artifacts to look at; empty: every measurement of this drafter.
+
+    tree_budget: guesses verified in one pass of a tree, whose depth is then the one that was measured; None: a chain.
+    """
 
     said: str
     draft_key: str
@@ -33,18 +36,22 @@ class Side:
     depth_k: int
     target_key: str
     measured_in: frozenset[str] = frozenset()
+    tree_budget: int | None = None
 
     def name(self) -> str:
         """For a heading."""
-        return f"{self.said} ({self.method}, depth {self.depth_k}, {self.draft_key[:12]})"
+        how = f"depth {self.depth_k}" if self.tree_budget is None else f"tree of {self.tree_budget}"
+        return f"{self.said} ({self.method}, {how}, {self.draft_key[:12]})"
 
 
-def find_side(store: Store, said: str, depth: int | None) -> Side:
-    """What a user has named. depth: instead of the chosen one.
+def find_side(store: Store, said: str, depth: int | None, tree: int | None = None) -> Side:
+    """What a user has named. depth: instead of the chosen one. tree: a tree of this budget instead of a chain.
 
     Raises:
         UserError: there is nothing of this name, or it says of no drafter how deep to draft.
     """
+    if depth is not None and tree is not None:
+        raise UserError(f"compare: {said} at a depth or with a tree, not both; a tree is as deep as it was measured")
     version = _VERSION.fullmatch(said)
     if version is not None:
         side = _of_version(store.home, said, version["name"], version["which"])
@@ -52,7 +59,7 @@ def find_side(store: Store, said: str, depth: int | None) -> Side:
         side = _of_run(store, said)
     else:
         side = _of_artifact(store, said)
-    return side if depth is None else dataclasses.replace(side, depth_k=depth)
+    return dataclasses.replace(side, depth_k=side.depth_k if depth is None else depth, tree_budget=tree)
 
 
 def find_champion(store: Store, other: Side) -> Side:

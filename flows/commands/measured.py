@@ -29,6 +29,8 @@ def compare(
     ] = "champion",
     depth_a: Annotated[int | None, typer.Option("--depth-a", min=0, help="A's depth, if not the chosen one.")] = None,
     depth_b: Annotated[int | None, typer.Option("--depth-b", min=0, help="B's depth, if not the chosen one.")] = None,
+    tree_a: Annotated[int | None, typer.Option("--tree-a", min=1, help="A with a tree of this budget.")] = None,
+    tree_b: Annotated[int | None, typer.Option("--tree-b", min=1, help="B with a tree of this budget.")] = None,
     margin: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share by which A may lie below B.")] = 0.02,
     format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
 ) -> None:
@@ -38,8 +40,8 @@ def compare(
     from flows.compare_sides import find_champion, find_side
 
     store = Store()
-    one = find_side(store, a, depth_a)
-    other = find_champion(store, one) if b == "champion" else find_side(store, b, depth_b)
+    one = find_side(store, a, depth_a, tree_a)
+    other = find_champion(store, one) if b == "champion" else find_side(store, b, depth_b, tree_b)
     found = weigh(store.home, one, other, margin)
     if format_ is Format.table:
         say(f"A: {one.name()}\nB: {other.name()}")

@@ -89,6 +89,22 @@ def test_in_two_sessions_each_is_taken_over_its_own_plain_decoding(tmp_path: Pat
     )
 
 
+def test_a_tree_is_held_against_the_chain_of_the_same_drafter(tmp_path: Path, add: Add) -> None:
+    trees = timed(A, 150.0, depth=4, tree_budget=12)
+    trees = [dataclasses.replace(row, request_id=f"tree-{row.request_id}") for row in trees]
+    add("e1", [*timed(A, 120.0), *trees, *plain(80.0)])
+    chain_maps = make_maps([0.6] * 4, num_prompts=24, num_tokens=101, seed=1, draft_key=A)
+    tree_maps = make_maps([0.8] * 4, num_prompts=24, num_tokens=101, seed=1, draft_key=A)
+    add("m1", [*chain_maps, *(dataclasses.replace(m, tree_budget=12) for m in tree_maps)])
+    tree = dataclasses.replace(side(A), tree_budget=12)
+    found = compare(tmp_path, tree, side(A), margin=0.02)
+    assert only(found, "decode_speed").ratio == pytest.approx(1.25) and found.verdict() == "better"
+    length = only(found, "acceptance_length")
+    assert length.a > length.b > 1 and any("depths 4 and 3" in note for note in found.notes)
+    other = dataclasses.replace(tree, tree_budget=30)
+    assert any("never timed" in note and "tree of 30" in note for note in compare(tmp_path, other, tree, 0.02).notes)
+
+
 @pytest.mark.parametrize(
     ("other", "machine", "says"),
     [
