@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from components.contract import UserError
+
+_PASSWORD = re.compile(r"://[^/@\s]*@")
 
 
 @dataclass
@@ -45,13 +48,13 @@ def one_line(text: object, limit: int = 300) -> str:
 
 
 def show(value: object) -> str:
-    """A value as a person would write it in YAML, short."""
+    """A value as a person would write it in YAML, short; never the password of an address."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
         return "nothing"
     if isinstance(value, str):
-        return f"'{one_line(value, 60)}'"
+        return f"'{one_line(_PASSWORD.sub('://***@', value), 60)}'"
     if isinstance(value, dict):
         return "a mapping"
     return one_line(value, 60)
