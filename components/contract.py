@@ -61,12 +61,16 @@ class Target(Artifact):
     """A causal LM in Hugging Face format: config.json, *.safetensors, tokenizer.json. Its tokens we want sooner."""
 
 
+class Chats(Artifact):
+    """Whole conversations and documents in unified rows: `part-*.parquet`, `manifest.json`; see data/chats.py."""
+
+
 class Prompts(Artifact):
     """`prompts.jsonl`: {"prompt_id", "split", "workload", "language", "source", "prompt" | "messages", "reference"}."""
 
 
 class Conversations(Artifact):
-    """The target's own answers: `shard-*.safetensors` of exact token ids and answer masks; see data/answers.py."""
+    """Answers to learn from, the target's or a source's: `shard-*.safetensors`, ids and masks; see data/answers.py."""
 
 
 class Features(Artifact):
@@ -98,6 +102,7 @@ KINDS: dict[str, type[Artifact]] = {
     for kind in (
         Corpus,
         Target,
+        Chats,
         Prompts,
         Conversations,
         Features,

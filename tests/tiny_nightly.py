@@ -20,7 +20,7 @@ pipelines:
       answers:
         uses: data.write_answers
         in: {{target: target, prompts: prompts}}
-        with: {{max_new_tokens: 24, batch_size: 8}}
+        with: {{max_new_tokens: 24, batch_size: 8, shard_size: 8}}
       features: {{uses: data.record_features, in: {{target: target, answers: answers}}}}
       draft:
         uses: drafts.train_draft
@@ -57,7 +57,7 @@ STEPS = """
       answers:
         uses: data.write_answers
         in: {{target: "{target}", prompts: mix}}
-        with: {{max_new_tokens: 24, batch_size: 8}}
+        with: {{max_new_tokens: 24, batch_size: 8, shard_size: 8}}
       features: {{uses: data.record_features, in: {{target: "{target}", answers: answers}}}}
       draft:
         uses: drafts.train_draft

@@ -1,13 +1,12 @@
 """The step that lets the target answer its own training prompts: a drafter must learn what this target says.
 
-Work is cut into shards of fixed prompts, and every row draws from a generator of its own, so a shard is the same bit
-for bit whenever and wherever it is written, after whatever kill; a shard that is there is not written again. Test
-prompts are not answered.
+Work is cut into shards of fixed prompts of similar length; within a shard a place in the batch that falls free goes to
+the next prompt. Every row draws from a generator of its own, so a shard is the same bit for bit whenever and wherever
+it is written, after whatever kill; a shard that is there is not written again. Test prompts are not answered.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
+from components.data.answer_summary import ANSWERED_SPLITS, summarise, write_manifest
 from components.data.prompts import encode_prompt, read_prompts
 from components.shards import sweep
 
 if TYPE_CHECKING:
-    from components.data.answers import AnswerRow, Conversation
+    from components.data.answers import Conversation
     from components.targets.model import AbstractTarget
-
-ANSWERED_SPLITS = ("train", "validation")
 
 
 def write_answers(
@@ -35,6 +33,7 @@ def write_answers(
     sampled_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25,
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
     batch_size: Annotated[int, Field(ge=1)] = 64,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
     ctx: Context,
 ) -> Conversations:
@@ -44,9 +43,11 @@ def write_answers(
         max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
         sampled_share: The share of prompts whose answer is sampled; the others are greedy. Validation is always greedy.
         temperature: Of the sampled answers.
-        batch_size: Prompts answered together; also the size of a shard, the unit of work that a kill may cost.
+        batch_size: Prompts answered together at most; bounds memory.
+        shard_size: Prompts of a shard, the unit of work that a kill may cost and that a worker takes.
         max_prompt_tokens: Prompts of more tokens are left out and counted.
     """
+    from components.data.answer_sample import sample_of_shards
     from components.data.answers import shard_name
     from components.targets.load import open_tokenizer, target_facts
     from components.targets.threads import threads_for
@@ -58,7 +59,7 @@ def write_answers(
         raise UserError(
             f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in this target's positions; lower it"
         )
-    jobs, num_too_long = _jobs(prompts, tokenizer, limit, sampled_share, ctx.seed)
+    jobs, num_too_long = jobs_of(prompts, tokenizer, limit, sampled_share, ctx.seed)
     if not jobs and not num_too_long:
         raise UserError("prompts: none is for train or validation; collect some with num_train and num_validation")
     if not jobs:
@@ -68,7 +69,8 @@ def write_answers(
     shards = [
         AnswerShard(
             file=ctx.out / shard_name(number),
-            jobs=tuple(jobs[start : start + batch_size]),
+            jobs=tuple(jobs[start : start + shard_size]),
+            batch_size=batch_size,
             target=target.path,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -76,17 +78,19 @@ def write_answers(
             device=ctx.device,
             num_threads=threads_for(facts["num_params"], ctx.num_threads),
         )
-        for number, start in enumerate(range(0, len(jobs), batch_size))
+        for number, start in enumerate(range(0, len(jobs), shard_size))
     ]
     todo = [shard for shard in shards if not shard.file.is_file()]
-    begun = time.monotonic()
-    for _ in ctx.map(answer_shard, todo, what="shards of answers", finished=len(shards) - len(todo)):
-        pass
+    begun, num_tokens, done = time.monotonic(), 0, len(shards) - len(todo)
+    for made in ctx.map(answer_shard, todo, what="shards of answers", finished=done):
+        num_tokens, done = num_tokens + made, done + 1
+        rate = num_tokens / (time.monotonic() - begun)
+        ctx.progress(done, len(shards), f"shards of answers, {rate:,.0f} tokens/s")
     sweep(ctx.out)
     names = [shard.file.name for shard in shards]
-    manifest = {"target_key": target.key, "shards": names, "batch_size": batch_size}
-    (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    info = _summary(ctx, names)
+    sample_of_shards(ctx.out, names, tokenizer, "The target answered these prompts itself.")
+    write_manifest(ctx, target.key, names, shard_size)
+    info = summarise(ctx, names)
     ctx.note(f"{info['num_answer_tokens']} answer tokens in {time.monotonic() - begun:.0f} s")
     return Conversations.made(ctx, {"target_key": target.key, "num_prompts_too_long": num_too_long, **info})
 
@@ -100,6 +104,8 @@ class Job:
     workload: str
     ids: tuple[int, ...]
     sampled: bool
+    language: str = ""
+    domain: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,7 @@ class AnswerShard:
 
     file: Path
     jobs: tuple[Job, ...]
+    batch_size: int
     target: Path
     max_new_tokens: int
     temperature: float
@@ -116,7 +123,7 @@ class AnswerShard:
     num_threads: int
 
 
-def _jobs(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, seed: int) -> tuple[list[Job], int]:
+def jobs_of(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, seed: int) -> tuple[list[Job], int]:
     """Every prompt to answer, by split and then by length, so that a batch pads little; and how many are too long."""
     import hashlib
 
@@ -130,90 +137,66 @@ def _jobs(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, se
                 continue
             digest = hashlib.sha256(f"sampled:{seed}:{prompt.prompt_id}".encode()).digest()
             sampled = split == "train" and int.from_bytes(digest[:8], "big") / 2**64 < sampled_share
-            of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled))
+            known = (prompt.language, prompt.domain)
+            of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *known))
         jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
     return jobs, num_too_long
 
 
 def answer_shard(shard: AnswerShard, tell: Tell) -> int:
-    """Answer the prompts of one shard and write its file; gives how many. Runs in any process that sees the paths."""
+    """Answer the prompts of one shard and write its file; gives the answer tokens. Runs wherever the paths are seen."""
     import torch
 
     from components.data.answers import write_shard
     from components.targets.opened import opened_target
 
     torch.set_num_threads(shard.num_threads)
-    answered = _answer(
-        opened_target(shard.target, shard.device),
-        shard.jobs,
-        max_new_tokens=shard.max_new_tokens,
-        temperature=shard.temperature,
-        seed=shard.seed,
-        on_token=lambda done: tell(done / shard.max_new_tokens),
-    )
+    model = opened_target(shard.target, shard.device)
+    answered = answer(model, shard, tell)
     write_shard(shard.file, answered)
-    return len(answered)
+    return sum(conversation.row.num_answer_tokens for conversation in answered)
 
 
-def _answer(
-    model: AbstractTarget, jobs: Sequence[Job], *, max_new_tokens: int, temperature: float, seed: int, on_token: Any
-) -> list[Conversation]:
+def answer(model: AbstractTarget, shard: AnswerShard, tell: Tell) -> list[Conversation]:
+    """The conversations of one shard, in its order."""
+    from components.targets.generate import Ask, continue_rows, row_generator
+
+    asks = [
+        Ask(
+            job.ids,
+            shard.max_new_tokens,
+            shard.temperature if job.sampled else 0.0,
+            row_generator(shard.seed, job.prompt_id),
+        )
+        for job in shard.jobs
+    ]
+    continuations = continue_rows(model, asks, batch_size=shard.batch_size, on_pass=tell)
+    return [
+        conversation_of(job, made.ids, ended=made.ended, temperature=shard.temperature)
+        for job, made in zip(shard.jobs, continuations, strict=True)
+    ]
+
+
+def conversation_of(
+    job: Job, answer_ids: Sequence[int], *, ended: bool, temperature: float, answered_by: str = "target"
+) -> Conversation:
+    """A prompt and its answer; the answer's own ids are the mask. temperature: of a job that is sampled."""
     import torch
 
     from components.data.answers import AnswerRow, Conversation, distinct_bigram_ratio
-    from components.targets.generate import continue_batch, row_generator
 
-    continuations = continue_batch(
-        model,
-        [job.ids for job in jobs],
-        max_new_tokens=max_new_tokens,
-        temperatures=[temperature if job.sampled else 0.0 for job in jobs],
-        generators=[row_generator(seed, job.prompt_id) for job in jobs],
-        on_token=on_token,
+    ids = torch.tensor([*job.ids, *answer_ids])
+    row = AnswerRow(
+        row_id=job.prompt_id,
+        split=job.split,
+        workload=job.workload,
+        temperature=temperature if job.sampled else 0.0,
+        num_prompt_tokens=len(job.ids),
+        num_answer_tokens=len(answer_ids),
+        ended=ended,
+        distinct_bigrams=distinct_bigram_ratio(answer_ids),
+        language=job.language,
+        domain=job.domain,
+        answered_by=answered_by,
     )
-    answered = []
-    for job, continuation in zip(jobs, continuations, strict=True):
-        ids = torch.tensor([*job.ids, *continuation.ids])
-        row = AnswerRow(
-            row_id=job.prompt_id,
-            split=job.split,
-            workload=job.workload,
-            temperature=temperature if job.sampled else 0.0,
-            num_prompt_tokens=len(job.ids),
-            num_answer_tokens=len(continuation.ids),
-            ended=continuation.ended,
-            distinct_bigrams=distinct_bigram_ratio(continuation.ids),
-        )
-        answered.append(Conversation(row, ids, torch.arange(len(ids)) >= len(job.ids)))
-    return answered
-
-
-def _summary(ctx: Context, shards: Sequence[str]) -> dict[str, Any]:
-    """Counts and looping rates over all rows; identical answers and low bigram ratios say that the data are thin."""
-    import hashlib
-
-    from components.data.answers import read_shard
-
-    rows: list[AnswerRow] = []
-    answers: set[bytes] = set()
-    for name in shards:
-        for row, ids, mask in read_shard(ctx.out / name):
-            rows.append(row)
-            answers.add(hashlib.sha256(ids[mask].numpy().tobytes()).digest())
-    greedy = [row for row in rows if row.temperature == 0.0]
-    sampled = [row for row in rows if row.temperature > 0.0]
-    return {
-        "num_rows": {split: sum(row.split == split for row in rows) for split in ANSWERED_SPLITS},
-        "num_tokens": sum(row.num_prompt_tokens + row.num_answer_tokens for row in rows),
-        "num_answer_tokens": sum(row.num_answer_tokens for row in rows),
-        "num_sampled": len(sampled),
-        "num_ended": sum(row.ended for row in rows),
-        "num_duplicate_answers": len(rows) - len(answers),
-        "distinct_bigrams_greedy": _mean(greedy),
-        "distinct_bigrams_sampled": _mean(sampled),
-        "num_looping": sum(row.distinct_bigrams < 0.3 for row in rows),
-    }
-
-
-def _mean(rows: Sequence[AnswerRow]) -> float | None:
-    return round(sum(row.distinct_bigrams for row in rows) / len(rows), 4) if rows else None
+    return Conversation(row, ids, torch.arange(len(ids)) >= len(job.ids))

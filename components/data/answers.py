@@ -1,4 +1,4 @@
-"""The target's own answers: how they lie on disk, and how to read them back.
+"""Answers to learn from, the target's own or a source's: how they lie on disk, and how to read them back.
 
 `manifest.json` lists the conversations; `shard-00000.safetensors` holds N tokens of R of them one after the other:
   ids [N] int32, mask [N] bool (x_t is an answer token), offsets [R + 1] int64,
@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -28,14 +28,17 @@ from components.shards import written_whole
 class AnswerRow:
     """One conversation without its tokens."""
 
-    row_id: str  # the prompt's id
+    row_id: str  # the prompt's id; "-0", "-1", ... follow where a chat became several rows
     split: str  # train | validation
     workload: str
-    temperature: float  # 0 is greedy
-    num_prompt_tokens: int
+    temperature: float | None  # 0 is greedy; None: a source's answer
+    num_prompt_tokens: int  # tokens that are no answer's
     num_answer_tokens: int
     ended: bool  # by an end-of-text token, not by the limit
     distinct_bigrams: float  # different neighbouring pairs over all pairs of the answer; near 0 is a loop
+    language: str = ""  # of the answer (en, zh), where known
+    domain: str = ""  # what it is about, where known
+    answered_by: str = "target"  # target | server | source
 
 
 class Conversation(NamedTuple):
@@ -51,17 +54,27 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
-def write_shard(file: Path, conversations: Sequence[Conversation]) -> None:
-    """Write a shard; it is whole or absent."""
+def write_shard(file: Path, conversations: Sequence[Conversation], notes: Mapping[str, Any] | None = None) -> None:
+    """Write a shard; it is whole or absent. notes: JSON facts that travel in its metadata; see `read_notes`."""
     lengths = [len(conversation.ids) for conversation in conversations]
+    none = torch.zeros(0)  # a shard may turn out empty
     tensors = {
-        "ids": torch.cat([conversation.ids for conversation in conversations]).to(torch.int32),
-        "mask": torch.cat([conversation.mask for conversation in conversations]),
+        "ids": torch.cat([none.int(), *(conversation.ids.int() for conversation in conversations)]),
+        "mask": torch.cat([none.bool(), *(conversation.mask for conversation in conversations)]),
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
     }
-    rows = json.dumps([dataclasses.asdict(conversation.row) for conversation in conversations])
+    metadata = {"rows": json.dumps([dataclasses.asdict(conversation.row) for conversation in conversations])}
+    if notes is not None:
+        metadata["notes"] = json.dumps(notes)
     with written_whole(file) as beside:
-        save_file(tensors, beside, metadata={"rows": rows})
+        save_file(tensors, beside, metadata=metadata)
+
+
+def read_notes(file: Path) -> dict[str, Any]:
+    """What `write_shard` was given besides conversations; {} where nothing was."""
+    with safe_open(file, framework="pt") as shard:
+        notes: dict[str, Any] = json.loads(shard.metadata().get("notes", "{}"))
+    return notes
 
 
 def read_shard(file: Path) -> list[Conversation]:

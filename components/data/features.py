@@ -1,24 +1,33 @@
 """Hidden states of the target over its own answers: how they lie on disk, and how to read them back.
 
 `manifest.json` names the shards and what is in them; `shard-00000.safetensors` holds whole conversations one after the
-other, so a row is a slice and reading it maps memory instead of copying the file. Per shard, N tokens of R rows:
-  ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, 3H] bf16, last [N, H] bf16, offsets [R + 1] int64.
-taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the last layer's output BEFORE the final norm.
+other, so a row is a slice, and reading it maps its pages of the file and no others. Per shard, N tokens of R rows:
+  ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, 3H], last [N, H], offsets [R + 1] int64;
+taps and last as feature_storage.py writes them. taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the
+last layer's output BEFORE the final norm. An artifact of `features_on_the_fly` has neither: feature_live.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import Features, UserError
+from components.data.feature_storage import Storage, decoded
+from components.targets.model import AbstractTarget
+
+OPEN_SHARDS: Final = 64
+"""Shards mapped at a time: a mapping costs address space only, but each holds a file open."""
 
 
 class Example(NamedTuple):
@@ -32,7 +41,7 @@ class Example(NamedTuple):
     last: Tensor  # [T, H] bf16, before the final norm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FeatureRow:
     """Where a conversation lies, known without touching a tensor."""
 
@@ -43,30 +52,69 @@ class FeatureRow:
     index: int  # place in the shard
     num_tokens: int
     num_answer_tokens: int
+    language: str = ""  # of the answer (en, zh), where known
+    domain: str = ""  # what it is about, where known
 
 
-class FeatureSet:
-    """The conversations of a Features artifact; tensors are read when asked for, a row at a time."""
+class Shards:
+    """The shards of an artifact, mapped when first asked for; any row is found in constant time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open: OrderedDict[str, tuple[Any, list[int]]] = OrderedDict()  # name -> handle and offsets, oldest first
+
+    def part(self, row: FeatureRow, name: str, max_tokens: int | None = None) -> Tensor:
+        """The row's (first `max_tokens`) tokens of the tensor `name`: a view of the mapped file."""
+        handle, offsets = self._shard(row.shard)
+        start, stop = offsets[row.index], offsets[row.index + 1]
+        return handle.get_slice(name)[start : stop if max_tokens is None else min(stop, start + max_tokens)]
+
+    def _shard(self, name: str) -> tuple[Any, list[int]]:
+        if name in self._open:
+            self._open.move_to_end(name)
+        else:
+            handle = safe_open(self.path / name, framework="pt")
+            self._open[name] = handle, handle.get_tensor("offsets").tolist()
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return self._open[name]
+
+
+class FeatureSource(ABC):
+    """The conversations of a Features artifact with their features, wherever those come from.
+
+    A source is a function of the artifact (and the target): what `load_all` gives depends on its arguments alone, not
+    on what was loaded before, so that a resumed run meets the same numbers.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
-        self.path = path
-        self.manifest = manifest
+        self.path, self.manifest = path, manifest
+        self.shards = Shards(path)
         self._rows = [FeatureRow(**row) for row in manifest["rows"]]
-        self._open: tuple[str, Any, Tensor] | None = None  # the shard read last: its name, its handle, its offsets
+
+    @abstractmethod
+    def load_all(self, rows: Sequence[FeatureRow], max_tokens: int | None = None) -> list[Example]:
+        """The examples of rows that are used together, each cut to its first `max_tokens` tokens."""
+
+    def computed_by(self, target: AbstractTarget) -> FeatureSource:
+        """The same source, told which target is open; stored features do not need one."""
+        return self
+
+    @cached_property
+    def _by_id(self) -> dict[str, FeatureRow]:
+        return {row.row_id: row for row in self._rows}
+
+    def row(self, row_id: str) -> FeatureRow:
+        """The row of this id; KeyError where there is none."""
+        return self._by_id[row_id]
 
     def rows(self, split: str) -> list[FeatureRow]:
         """The rows of a split ("train" or "validation") in their stored order, without their tensors."""
         return [row for row in self._rows if row.split == split]
 
     def load(self, row: FeatureRow) -> Example:
-        """The tensors of one row."""
-        shard, offsets = self._shard(row.shard)
-        start, stop = int(offsets[row.index]), int(offsets[row.index + 1])
-
-        def part(name: str) -> Tensor:
-            return shard.get_slice(name)[start:stop]
-
-        return Example(row.row_id, row.workload, part("ids").long(), part("mask"), part("taps"), part("last"))
+        """The example of one row."""
+        return self.load_all([row])[0]
 
     def examples(self, split: str) -> Iterator[Example]:
         """Every conversation of a split in the stored order, one in memory at a time."""
@@ -77,29 +125,47 @@ class FeatureSet:
         """How often each token occurs as an answer token: int64 [V], V = the target's vocabulary."""
         counts = torch.zeros(int(self.manifest["vocab_size"]), dtype=torch.int64)
         for row in self.rows(split):
-            shard, offsets = self._shard(row.shard)
-            start, stop = int(offsets[row.index]), int(offsets[row.index + 1])
-            ids = shard.get_slice("ids")[start:stop][shard.get_slice("mask")[start:stop]]
-            counts += torch.bincount(ids.long(), minlength=counts.numel())
+            counts += torch.bincount(self.answer_ids(row), minlength=counts.numel())
         return counts
 
-    def _shard(self, name: str) -> tuple[Any, Tensor]:
-        if self._open is None or self._open[0] != name:
-            handle = safe_open(self.path / name, framework="pt")
-            self._open = (name, handle, handle.get_tensor("offsets"))
-        return self._open[1], self._open[2]
+    def answer_ids(self, row: FeatureRow) -> Tensor:
+        """The answer tokens of one row, int64."""
+        return self.shards.part(row, "ids")[self.shards.part(row, "mask")].long()
 
 
-def open_features(features: Features) -> FeatureSet:
+@final
+class StoredFeatures(FeatureSource):
+    """Features read from their shards."""
+
+    def load_all(self, rows: Sequence[FeatureRow], max_tokens: int | None = None) -> list[Example]:
+        """See FeatureSource. bf16 tensors are views of the mapped file."""
+        storage: Storage = self.manifest.get("storage", "bf16")
+
+        def example(row: FeatureRow) -> Example:
+            def part(name: str) -> Tensor:
+                return self.shards.part(row, name, max_tokens)
+
+            states = (decoded(name, part, storage) for name in ("taps", "last"))
+            return Example(row.row_id, row.workload, part("ids").long(), part("mask"), *states)
+
+        return [example(row) for row in rows]
+
+
+def open_features(features: Features) -> FeatureSource:
     """Read a Features artifact's manifest.
 
-    `manifest` has target_key, tap_layers (three HF hidden_states indices), hidden_size, vocab_size, dtype, splits
-    (name -> {"rows", "tokens", "answer_tokens"}), shards (file names) and rows (the fields of FeatureRow).
-    Raises UserError when the directory is not a Features artifact.
+    `manifest` has target_key, tap_layers (three HF hidden_states indices), hidden_size, vocab_size, storage (Storage;
+    absent means bf16), splits (name -> {"rows", "tokens", "answer_tokens"}), shards (file names) and rows (the fields
+    of FeatureRow). Raises UserError when the directory is not a Features artifact.
     """
     file = features.path / "manifest.json"
     if not file.is_file():
         raise UserError(
             f"{features.path}: no manifest.json: not a Features artifact; make one with data.record_features"
         )
-    return FeatureSet(features.path, json.loads(file.read_text(encoding="utf-8")))
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    if manifest.get("storage") == "none":
+        from components.data.feature_live import LiveFeatures
+
+        return LiveFeatures(features.path, manifest)
+    return StoredFeatures(features.path, manifest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,9 @@ class Prompt:
     source:    the file it comes from; a stdlib file belongs to one side of the split only.
     reference: what a person answered, where known ("" otherwise).
     language:  code of the language that the answer is to be written in (en, zh), where known ("" otherwise).
+    domain:    what it is about (code, mathematics, ...), where known ("" otherwise).
+    tools:     the tools that a chat may call, as the chat template takes them; None where there are none.
+    conversation: the whole chat as its source has it, the source's own answers too; None where it had none.
     """
 
     prompt_id: str
@@ -34,13 +37,21 @@ class Prompt:
     workload: str
     source: str
     text: str | None
-    messages: tuple[dict[str, str], ...] | None
+    messages: tuple[dict[str, Any], ...] | None
     reference: str = ""
     language: str = ""
+    domain: str = ""
+    tools: tuple[dict[str, Any], ...] | None = None
+    conversation: tuple[dict[str, Any], ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The line of `prompts.jsonl`."""
+        """The line of `prompts.jsonl`; what a prompt does not have is left out of it."""
         asked = {"prompt": self.text} if self.messages is None else {"messages": list(self.messages)}
+        known: dict[str, Any] = {"domain": self.domain} if self.domain else {}
+        if self.tools is not None:
+            known["tools"] = list(self.tools)
+        if self.conversation is not None:
+            known["conversation"] = list(self.conversation)
         return {
             "prompt_id": self.prompt_id,
             "split": self.split,
@@ -49,6 +60,7 @@ class Prompt:
             "source": self.source,
             **asked,
             "reference": self.reference,
+            **known,
         }
 
 
@@ -64,19 +76,29 @@ def read_prompts(prompts: Prompts, split: str) -> list[Prompt]:
             row = json.loads(line)
             if row["split"] != split:
                 continue
-            messages = row.get("messages")
-            prompt = Prompt(
-                prompt_id=row["prompt_id"],
-                split=row["split"],
-                workload=row["workload"],
-                source=row["source"],
-                text=row.get("prompt"),
-                messages=None if messages is None else tuple(messages),
-                reference=row.get("reference", ""),
-                language=row.get("language", ""),
-            )
-            found.append(prompt)
+            found.append(prompt_of(row))
     return found
+
+
+def prompt_of(row: Mapping[str, Any]) -> Prompt:
+    """The prompt of one line of `prompts.jsonl`; fields that older files lack are as if not known."""
+    return Prompt(
+        prompt_id=row["prompt_id"],
+        split=row["split"],
+        workload=row["workload"],
+        source=row["source"],
+        text=row.get("prompt"),
+        messages=_tuple_or_none(row.get("messages")),
+        reference=row.get("reference", ""),
+        language=row.get("language", ""),
+        domain=row.get("domain", ""),
+        tools=_tuple_or_none(row.get("tools")),
+        conversation=_tuple_or_none(row.get("conversation")),
+    )
+
+
+def _tuple_or_none(found: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...] | None:
+    return None if found is None else tuple(found)
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -86,7 +108,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     joined as "role: content" paragraphs. Never empty: a prompt that encodes to nothing is the bos token, or 0.
     """
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
-        text = _rendered(tokenizer, prompt.messages)
+        text = render_chat(tokenizer, accepted_turns(tokenizer, prompt.messages, prompt.tools), tools=prompt.tools)
         ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # the template writes its own
     else:
         text = join_turns(prompt.messages) if prompt.messages is not None else str(prompt.text)
@@ -97,28 +119,74 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     return ids or [tokenizer.bos_token_id or 0]
 
 
-def _rendered(tokenizer: Any, messages: Sequence[dict[str, str]]) -> str:
-    """The chat as text, the same on every day; a system prompt that the template refuses opens the user's turn."""
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+    generation_prompt: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """The chat as the template writes it, the same on every day; raises UserError where the template refuses it.
+
+    options: further variables that the template reads, such as {"enable_thinking": False}.
+    """
     import jinja2
 
     try:
-        template: str = tokenizer.get_chat_template()
-        if "strftime_now" in template:  # answers resumed tomorrow would not be those begun today
-            template = _same_day_macro() + template
         text: str = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
+            list(messages),
+            tools=None if tools is None else list(tools),
+            chat_template=same_day_template(tokenizer, tools),
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **(options or {}),
         )
         return text
-    except (jinja2.TemplateError, ValueError) as error:  # ValueError: several templates, none the default
-        if messages[0]["role"] == "system" and len(messages) > 1:
-            first, second, *rest = messages
-            merged = {"role": second["role"], "content": f"{first['content']}\n\n{second['content']}"}
-            if second["role"] == "user":
-                return _rendered(tokenizer, [merged, *rest])
+    # ValueError: several templates, none the default. TypeError: a content that is no text, added to one
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"the target's chat template refuses a chat ({reason}); use another source or target"
         ) from error
+
+
+def accepted_turns(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The turns as this template takes them: a system prompt that it refuses opens the user's turn instead."""
+    turns = [_with_open_arguments(message) for message in messages]
+    if len(turns) < 2 or turns[0]["role"] != "system" or turns[1]["role"] != "user":
+        return turns
+    try:
+        render_chat(tokenizer, turns[:2], tools=tools)
+        return turns
+    except UserError:  # of the merged turns it says itself what it refuses
+        first, second, *rest = turns
+        return [{"role": "user", "content": f"{first['content']}\n\n{second['content']}"}, *rest]
+
+
+def _with_open_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of tool calls as objects, as templates take them; OpenAI's API writes them as a text of JSON."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call.get("function") or call)
+        try:
+            opened = json.loads(function.get("arguments") or "{}")
+        except (TypeError, ValueError):  # an object already, or no JSON: as it stands
+            opened = function.get("arguments")
+        if isinstance(opened, dict):
+            function["arguments"] = opened
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls}
+
+
+def same_day_template(tokenizer: Any, tools: Sequence[dict[str, Any]] | None = None) -> str:
+    """The tokenizer's chat template, told that it is the fixed day: what is resumed tomorrow must not differ."""
+    template: str = tokenizer.get_chat_template(tools=None if tools is None else list(tools))
+    return _same_day_macro() + template if "strftime_now" in template else template
 
 
 def _same_day_macro() -> str:
@@ -128,7 +196,7 @@ def _same_day_macro() -> str:
     return "{% macro strftime_now(format) %}{{ format" + said + " }}{% endmacro +%}"
 
 
-def join_turns(messages: Sequence[dict[str, str]]) -> str:
+def join_turns(messages: Sequence[dict[str, Any]]) -> str:
     """A chat as plain text, for a tokenizer without a chat template."""
-    turns = [f"{message['role']}: {message['content']}" for message in messages]
+    turns = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
     return "\n\n".join([*turns, "assistant:"])

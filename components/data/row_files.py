@@ -1,28 +1,37 @@
-"""Rows out of JSONL, JSON and Parquet files, one by one, each with the line it stands on; wrong ones are set aside.
+"""Rows out of files of every kind, one by one, each with the line it stands on; wrong ones are set aside.
 
-Every row is checked here before any library sees the file: the JSON loader of `datasets` gives up on the whole file at
-one malformed line, and lets a wrong type pass without a word.
+JSONL is read here, JSON arrays in row_json.py, tables and text in row_tables.py, through the decompression of
+row_streams.py. Every row is checked before any library sees the file: the JSON loader of `datasets` gives up on the
+whole file at one malformed line, and lets a wrong type pass without a word.
 """
 
 from __future__ import annotations
 
 import glob
-import gzip
 import json
 import os
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from components.contract import UserError
+from components.data.row_json import MAX_ROW_BYTES as MAX_ROW_BYTES
+from components.data.row_json import UTF16, json_rows, no_constant, why
+from components.data.row_json import SetAside as SetAside
+from components.data.row_streams import COMPRESSIONS, Place, opened, suffix_of
+from components.data.row_tables import Documents, arrow_rows, csv_rows, parquet_rows, text_rows
 
-SUFFIXES: Final = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json", ".json.gz", ".parquet")
-MAX_LINE_BYTES: Final = 64 << 20
-"""A longer line is not a row; it is set aside without being read into memory."""
-
-SetAside = Callable[[str, int, str, str], None]
-"""Called as (file, line, why, row) for what cannot be read."""
+_ARROW: Final = (".arrow", ".feather", ".ipc")
+_CSV: Final = (".csv", ".tsv")
+TEXT_SUFFIXES: Final = (".txt", ".text", ".md")
+SUFFIXES: Final = (
+    *(f"{kind}{compression}" for kind in (".jsonl", ".ndjson", ".json") for compression in ("", *COMPRESSIONS)),
+    ".parquet",
+    *_ARROW,
+)
+"""What every step takes for rows; chats may also be CSV and text."""
+TABLE_SUFFIXES: Final = (*SUFFIXES, *(f"{kind}{compression}" for kind in _CSV for compression in ("", *COMPRESSIONS)))
 
 
 def find_files(source: str) -> list[Path]:
@@ -65,158 +74,83 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
-def read_rows(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    """(line, row) for each row that parses. The line of a Parquet row is its number, from 1."""
-    if file.name.endswith(".parquet"):
-        yield from _parquet_rows(file, set_aside)
-    elif file.name.endswith((".json", ".json.gz")):
-        yield from _json_rows(file, set_aside)
+def read_rows(
+    file: Place, set_aside: SetAside, *, kind: str = "", documents: Documents = "file", span: Span | None = None
+) -> Iterator[tuple[int, Any]]:
+    """(line, row) for each row that parses. The line of a Parquet row is its number, from 1.
+
+    kind: how it is to be read, such as ".jsonl"; by its name where empty. documents: what a row of a text file is.
+    span: the lines of uncompressed JSONL that are read, as `cut_lines` gives them; all where None.
+    Raises UserError, also half-way, where the file cannot be read on.
+    """
+    kind = kind or suffix_of(str(file))
+    if kind == ".parquet":
+        yield from parquet_rows(file, set_aside)
+    elif kind in _ARROW:
+        yield from arrow_rows(file, set_aside)
+    elif kind == ".json":
+        yield from json_rows(file, set_aside)
+    elif kind in _CSV:
+        with opened(file) as stream:
+            yield from csv_rows(str(file), stream, set_aside)
+    elif kind in TEXT_SUFFIXES:
+        yield from text_rows(file, documents, set_aside)
     else:
-        yield from _jsonl_rows(file, set_aside)
+        yield from _jsonl_rows(file, set_aside, span)
 
 
-def _jsonl_rows(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    for number, raw in _lines(file):
+@dataclass(frozen=True)
+class Span:
+    """Whole lines of a file: bytes `start` to `stop`, the first of them being line `line`, from 1."""
+
+    start: int
+    stop: int
+    line: int
+
+
+def cut_lines(file: Path, size: int) -> list[Span]:
+    """Spans of at least `size` bytes each but the last, which cover the file."""
+    spans: list[Span] = []
+    start, line, at, newlines = 0, 1, 0, 0  # newlines: of the span that is open, in what has been read
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            counted = 0
+            while (end := block.find(b"\n", max(counted, start + size - 1 - at))) >= 0:
+                newlines += block.count(b"\n", counted, end + 1)
+                spans.append(Span(start, at + end + 1, line))
+                start, line, newlines, counted = at + end + 1, line + newlines, 0, end + 1
+            newlines += block.count(b"\n", counted)
+            at += len(block)
+    return [*spans, Span(start, at, line)] if at > start else spans
+
+
+def _jsonl_rows(file: Place, set_aside: SetAside, span: Span | None) -> Iterator[tuple[int, Any]]:
+    for number, raw in _lines(file, span):
         if not raw.strip():
             continue
         try:
-            if len(raw) > MAX_LINE_BYTES:
-                raise ValueError(f"longer than {MAX_LINE_BYTES >> 20} MiB")
+            if len(raw) > MAX_ROW_BYTES:
+                raise ValueError(f"longer than {MAX_ROW_BYTES >> 20} MiB")
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            row = json.loads(line, parse_constant=_no_constant)
+            row = json.loads(line, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-            set_aside(str(file), number, _why(error), raw[:400].decode("utf-8", "replace").rstrip())
+            set_aside(str(file), number, why(error), raw[:400].decode("utf-8", "replace").rstrip())
             continue
         yield number, row
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """(number, line) of a file that may be gzipped; of too long a line only the beginning."""
-    try:
-        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as stream:
-            number = 0
-            while line := stream.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                yield number, line
-                while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    line = stream.readline(MAX_LINE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-        raise UserError(f"source: {file}: cannot be read to its end ({error}); fetch the file again") from error
-
-
-def _json_rows(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    """The elements of a top-level array; or of the one list in a top-level object, such as {"data": [...]}."""
-    text = _whole_text(file)
-    begin = len(text) - len(text.lstrip())
-    if text[begin : begin + 1] != "[":
-        rows = _wrapped_list(file, text)
-        yield from enumerate(rows, start=1)
-        return
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
-    at, line, counted = _skip(text, begin + 1), 1, 0
-    while text[at : at + 1] != "]":
-        line += text.count("\n", counted, at)
-        counted = at
-        try:
-            row, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            resumed = _next_object(text, at)
-            why = _why(error) + ("" if resumed is not None else "; what follows it cannot be read either")
-            set_aside(str(file), line, why, text[at : at + 400])
-            if resumed is None:
-                return
-            at = resumed
-            continue
-        yield line, row
-        at = _skip(text, at)
-        if text[at : at + 1] == ",":
-            at = _skip(text, at + 1)
-        elif text[at : at + 1] != "]":
-            set_aside(str(file), line + text.count("\n", counted, at), "the list breaks off here", text[at : at + 80])
-            return
-    after = _skip(text, at + 1)
-    if after < len(text):
-        line += text.count("\n", counted, after)
-        set_aside(str(file), line, "text after the end of the list", text[after : after + 80])
-
-
-def _whole_text(file: Path) -> str:
-    try:
-        raw = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"source: {file}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"source: {file}: cannot be read to its end ({error}); fetch the file again") from error
-
-
-def _next_object(text: str, broken: int) -> int | None:
-    """Where the element after a broken one begins: the next "{" that opens a line after a comma, or None."""
-    at = broken
-    while (end := text.find("\n", at)) >= 0:
-        at = _skip(text, end)
-        before = end - 1
-        while before > broken and text[before] in " \t\r\n":
-            before -= 1
-        if text[at : at + 1] == "{" and text[before] == ",":
-            return at
-    return None
-
-
-def _wrapped_list(file: Path, text: str) -> list[Any]:
-    try:
-        whole = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        hint = "if it holds one object a line, name it .jsonl" if "Extra data" in str(error) else "mend the file"
-        raise UserError(f"source: {file}:{line}: not valid JSON ({_why(error)}); {hint}") from error
-    lists = [value for value in whole.values() if isinstance(value, list)] if isinstance(whole, dict) else []
-    if len(lists) != 1:
-        raise UserError(f"source: {file}: expected a list of rows, or an object with exactly one list in it")
-    return list(lists[0])
-
-
-def _parquet_rows(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=256):
-                for place in range(batch.num_rows):
-                    number += 1
-                    try:
-                        row = batch.slice(place, 1).to_pylist()[0]
-                    except (ValueError, OverflowError) as error:  # text that is not UTF-8, a date beyond Python's
-                        set_aside(str(file), number, _first_line(error), "")
-                        continue
-                    yield number, row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(
-            f"source: {file}: not readable as Parquet after row {number} ({_first_line(error)}); fetch it again"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON: {error.msg} (column {error.colno})"
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8 text (byte {error.start} of the line)"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return str(error)
+def _lines(file: Place, span: Span | None) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of a file; of too long a line only the beginning."""
+    with opened(file) as stream:
+        number = at = 0
+        if span is not None:
+            number, at = span.line - 1, stream.seek(span.start)
+        while (span is None or at < span.stop) and (line := stream.readline(MAX_ROW_BYTES + 1)):
+            number += 1
+            at += len(line)
+            if number == 1 and line.startswith(UTF16):
+                raise UserError(f"source: {file}: UTF-16 text; save it as UTF-8")
+            yield number, line
+            while len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+                line = stream.readline(MAX_ROW_BYTES + 1)
+                at += len(line)

@@ -2,7 +2,8 @@
 
 Recognised by their fields, in this order: messages (OpenAI), conversations (ShareGPT), turns (MT-Bench, Spec-Bench),
 instruction (Alpaca), prompt with canonical_solution (HumanEval), prompt with response, question (GSM8K), prompt, text.
-Of a chat only the first exchange is kept: later turns answer what another model said.
+Of a chat only the first exchange is kept: later turns answer what another model said. Whole conversations are read by
+chat_shapes.py; what a role and a text are is the same for both (chat_turns.py).
 """
 
 from __future__ import annotations
@@ -11,24 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_ROLES: Final = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bard": "assistant",
-    "bing": "assistant",
-    "model": "assistant",
-}
+from components.data.chat_turns import BadRow as BadRow
+from components.data.chat_turns import checked, first_of, joined_parts, kind_of, role_of
+
 _SHAPES: Final = "messages, conversations, turns, instruction, prompt, question, text"
 _TEXT_PROMPT_CHARACTERS: Final = 240
-
-
-class BadRow(ValueError):
-    """This row cannot be used; the message says why in one line."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class Ask:
 def read_shape(row: Any) -> Ask:
     """Recognise a row; raises BadRow for anything that is not one of the known shapes with usable text in it."""
     if not isinstance(row, Mapping):
-        raise BadRow(f"a row must be an object with fields, this is {_kind(row)}")
+        raise BadRow(f"a row must be an object with fields, this is {kind_of(row)}")
     if row.get("messages") is not None:
         return _chat(row["messages"], "messages", "role", "content")
     if row.get("conversations") is not None:
@@ -74,7 +62,7 @@ def _turns(row: Mapping[str, Any]) -> Ask:
     """The first of a list of questions; its reference is the first of a list too, or a text."""
     turns = row["turns"]
     if not isinstance(turns, list) or not turns:
-        raise BadRow(f"turns must be a list of texts, this is {_kind(turns)}")
+        raise BadRow(f"turns must be a list of texts, this is {kind_of(turns)}")
     reference = row.get("reference")
     if isinstance(reference, list):
         reference = reference[0] if reference else None
@@ -96,44 +84,29 @@ def _prompt(row: Mapping[str, Any]) -> Ask:
 
 def _chat(turns: Any, field: str, role_field: str, text_field: str) -> Ask:
     if not isinstance(turns, list) or not turns:
-        raise BadRow(f"{field} must be a list of turns, this is {_kind(turns)}")
+        raise BadRow(f"{field} must be a list of turns, this is {kind_of(turns)}")
     asked: list[dict[str, str]] = []
     for number, turn in enumerate(turns):
         where = f"{field}[{number}]"
         if not isinstance(turn, Mapping):
-            raise BadRow(f"{where} must be an object with {role_field} and {text_field}, this is {_kind(turn)}")
-        role = _first(turn, role_field, "role", "from")
-        known = _ROLES.get(role.strip().lower()) if isinstance(role, str) else None
-        if known is None:
-            raise BadRow(f"{where}: unknown role {role!r}; known: {', '.join(sorted(_ROLES))}")
-        content = _first(turn, text_field, "content", "value")
+            raise BadRow(f"{where} must be an object with {role_field} and {text_field}, this is {kind_of(turn)}")
+        known = role_of(turn, where, role_field)
+        if known in ("tool", "call"):
+            raise BadRow(f"{where}: a turn of a tool before the first answer; only what a user asks can be a prompt")
+        content = first_of(turn, text_field, "content", "value")
         asking = any(message["role"] == "user" for message in asked)
         if known == "assistant":
             if not asking:
                 continue  # a greeting before anything was asked
             # what another model answered is only a reference: it may be empty, but not something else than text
-            reference = "" if content == "" else _text(_joined(content), f"{where}.{text_field}")
+            reference = "" if content == "" else _text(joined_parts(content), f"{where}.{text_field}")
             return Ask(None, tuple(asked), reference)
         if asking:
             break
-        asked.append({"role": known, "content": _text(_joined(content), f"{where}.{text_field}")})
+        asked.append({"role": known, "content": _text(joined_parts(content), f"{where}.{text_field}")})
     if not any(message["role"] == "user" for message in asked):
         raise BadRow(f"{field}: no turn by the user")
     return Ask(None, tuple(asked), "")
-
-
-def _first(turn: Mapping[str, Any], *fields: str) -> Any:
-    """The first of `fields` that is not null: a table that mixes two formats has the fields of both."""
-    return next((turn[field] for field in fields if turn.get(field) is not None), None)
-
-
-def _joined(content: Any) -> Any:
-    """OpenAI's list of parts as one text; what is not such a list is returned as it is, to be refused by `_text`."""
-    if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
-        texts = [part.get("text") for part in content if part.get("type") == "text"]
-        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            return "\n".join(map(str, texts))
-    return content
 
 
 def _question(text: str, reference: str) -> Ask:
@@ -166,28 +139,6 @@ def read_label(row: Mapping[str, Any], field: str) -> str:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadRow(f"{where} must be text, this is {_kind(value)}")
-    if not value.strip():
+    if not checked(value, where).strip():
         raise BadRow(f"{where} is empty")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadRow(f"{where} holds half a character (a lone surrogate)") from None
-    return value
-
-
-def _kind(value: Any) -> str:
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    if value is None:
-        return "empty"
-    if isinstance(value, list) and not value:
-        return "an empty list"
-    return names.get(type(value), type(value).__name__)
+    return str(value)

@@ -13,22 +13,18 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from components.contract import Context, NothingNew, Prompts, UserError
+from components.data.chat_shapes import open_row
 from components.data.choosing import choose, deal_rows, hash_number, question_of
 from components.data.collecting import digests_of, prompt_of, questions_of_source
 from components.data.prompts import Prompt
 from components.data.row_files import SUFFIXES, find_files, printable, read_rows
 from components.data.row_shapes import Ask, BadRow, read_label, read_shape
 from components.data.seen import EVALUATION, digest_of, questions_in, read_seen, write_seen
-
-_ENVELOPES: Final = ("body", "request")
-"""Where logs of servers keep what was asked: OpenAI's batch files in "body", many gateways in "request"."""
-_AS_TEXT: Final = (*_ENVELOPES, "messages", "conversations")
-"""Fields that tables often hold as JSON text."""
 
 
 def collect_traffic(
@@ -152,7 +148,7 @@ def _usable(source: str, workload: str, field: str, counts: Counter[str], ctx: C
         for line, row in read_rows(file, set_aside):
             counts["rows"] += 1
             try:
-                inner = _opened(row)
+                inner = open_row(row) if isinstance(row, Mapping) else row
                 ask = read_shape(inner)
                 label = read_label({**inner, **row}, field) if field else workload
             except BadRow as error:
@@ -160,25 +156,6 @@ def _usable(source: str, workload: str, field: str, counts: Counter[str], ctx: C
                 continue
             yield prompt_of(ask, "train", label, printable(file.name))
         ctx.progress(number + 1, len(files), "files")
-
-
-def _opened(row: Any) -> Any:
-    """A logged request without its envelope, and JSON text in the fields that tables keep so as what it says."""
-    if not isinstance(row, Mapping):
-        return row
-    opened = dict(row)
-    for field in _AS_TEXT:
-        value = opened.get(field)
-        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-            try:
-                opened[field] = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise BadRow(f"{field} is not valid JSON ({type(error).__name__})") from error
-    for field in _ENVELOPES:
-        inside = opened.get(field)
-        if isinstance(inside, Mapping) and "messages" not in opened and "prompt" not in opened:
-            return _opened(inside)
-    return opened
 
 
 def _fresh(

@@ -6,11 +6,10 @@ formats of every other source this reads CSV, also inside a zip, because that is
 
 from __future__ import annotations
 
-import csv
 import fnmatch
 import io
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from components.contract import UserError
 from components.data.hub_rows import PREFIX, HubSource, hub_rows, parse_hub_source, source_files
 from components.data.row_files import SetAside, find_files, read_rows, stem_of
+from components.data.row_tables import csv_rows
 from components.data.workload_presets import PRESETS, Preset
 
 PresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
@@ -153,7 +153,7 @@ def _tabular_files(path: str) -> list[Path]:
 
 def _file_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:
     if file.name.endswith(".csv"):
-        yield str(file), _category(stem_of(file), split), _csv_rows(str(file), file.read_bytes(), set_aside)
+        yield str(file), _category(stem_of(file), split), read_rows(file, set_aside)
     elif file.name.endswith(".zip"):
         yield from _zip_tables(file, members or "*.csv", split, set_aside)
     else:
@@ -168,7 +168,11 @@ def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> It
                 raise UserError(f"source: {file}: holds no {members}; give the archive as it was handed out")
             for name in names:
                 where = f"{file}!{name}"
-                yield where, _category(stem_of(Path(name)), split), _csv_rows(where, archive.read(name), set_aside)
+                yield (
+                    where,
+                    _category(stem_of(Path(name)), split),
+                    csv_rows(where, io.BytesIO(archive.read(name)), set_aside),
+                )
     except (zipfile.BadZipFile, OSError, RuntimeError) as error:
         raise UserError(f"source: {file}: not a readable zip ({error}); fetch it again") from error
 
@@ -176,29 +180,3 @@ def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> It
 def _category(stem: str, split: str) -> str:
     """C-Eval calls a subject's files SUBJECT_val.csv."""
     return stem.removesuffix(f"_{split}") if split else stem
-
-
-def _csv_rows(where: str, raw: bytes, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"source: {where}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    columns: list[str] | None = None
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            set_aside(where, reader.line_num, f"not CSV: {error}; what follows it cannot be read", "")
-            return
-        if cells is None:
-            return
-        if not cells:
-            continue
-        if columns is None:
-            columns = cells
-        elif len(cells) != len(columns):
-            why = f"{len(cells)} cells under {len(columns)} columns"
-            set_aside(where, reader.line_num, why, ",".join(cells)[:400])
-        else:
-            yield reader.line_num, dict(zip(columns, cells, strict=True))

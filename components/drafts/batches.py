@@ -1,21 +1,27 @@
 """Training batches in an order that only the seed decides.
 
-Rows are shuffled by (seed, epoch), sorted by length inside pools of a few batches so that little is padding, cut into
-batches of at most `batch_tokens` padded tokens, and the batches of a pool are shuffled again. Step s always gets the
-same batch, so a resumed run needs no saved generator: it counts.
+Rows are shuffled by (seed, epoch) and cut into batches of at most `batch_tokens` tokens, padding included:
+  none    as they come, each padded to the longest of its batch;
+  bucket  sorted by length inside pools of a few batches, so that little is padding, and the pool's batches shuffled;
+  pack    several conversations to a row (packing.py), pool by pool.
+Step s always gets the same batch, so a resumed run needs no saved generator: it counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from components.data.features import Example, FeatureRow, FeatureSet
+from components.data.features import Example, FeatureRow, FeatureSource
 from components.drafts.draft import Batch
+from components.drafts.packing import first_fit_decreasing, lane_width, packed
 
+Packing = Literal["none", "bucket", "pack"]
 BATCHES_IN_POOL = 8
 LENGTH_STEP = 32  # padded lengths are multiples of this: oneDNN compiles and keeps a bf16 kernel for every new shape
 
@@ -28,6 +34,12 @@ class BatchOrder:
     batch_tokens: int
     max_tokens: int
     seed: int
+    packing: Packing = "bucket"
+
+    @cached_property
+    def lane_width(self) -> int:
+        """Columns of a packed batch: the same for all batches of all epochs."""
+        return lane_width(max(map(self.length, self.rows)), self.batch_tokens, LENGTH_STEP)
 
     def length(self, row: FeatureRow) -> int:
         """Tokens of a row that are used."""
@@ -37,13 +49,26 @@ class BatchOrder:
         """The batches of one pass over the rows."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = [self.rows[i] for i in torch.randperm(len(self.rows), generator=generator).tolist()]
+        if self.packing == "none":
+            return self._cut(order)
         mean = sum(map(self.length, order)) / len(order)
         pool_size = max(1, int(BATCHES_IN_POOL * self.batch_tokens / mean))
         batches: list[list[FeatureRow]] = []
         for start in range(0, len(order), pool_size):
-            pool = self._cut(sorted(order[start : start + pool_size], key=self.length))
+            some = order[start : start + pool_size]
+            if self.packing == "pack":
+                batches += self._packed(some, generator)
+                continue
+            pool = self._cut(sorted(some, key=self.length))
             batches += [pool[i] for i in torch.randperm(len(pool), generator=generator).tolist()]
         return batches
+
+    def batch(self, features: FeatureSource, rows: list[FeatureRow], device: torch.device) -> Batch:
+        """The rows of a batch with their features, which become float32."""
+        examples = features.load_all(rows, self.max_tokens)
+        if self.packing == "pack":
+            return packed(examples, self.max_tokens, self.lane_width, device)
+        return padded(examples, self.max_tokens, device)
 
     def from_step(self, step: int) -> Iterator[list[FeatureRow]]:
         """Batches of steps `step`, `step` + 1, ... without end; step 0 is the first."""
@@ -53,13 +78,26 @@ class BatchOrder:
             yield from batches[step:]
             step, number = max(0, step - len(batches)), number + 1
 
-    def _cut(self, ascending: list[FeatureRow]) -> list[list[FeatureRow]]:
+    def _cut(self, rows: list[FeatureRow]) -> list[list[FeatureRow]]:
         batches: list[list[FeatureRow]] = [[]]
-        for row in ascending:  # ascending: the newcomer is the longest and sets the padded length
-            if batches[-1] and (len(batches[-1]) + 1) * padded_length(self.length(row)) > self.batch_tokens:
+        width = 0
+        for row in rows:
+            width = max(width, padded_length(self.length(row)))
+            if batches[-1] and (len(batches[-1]) + 1) * width > self.batch_tokens:
                 batches.append([])
+                width = padded_length(self.length(row))
             batches[-1].append(row)
         return batches
+
+    def _packed(self, rows: list[FeatureRow], generator: torch.Generator) -> list[list[FeatureRow]]:
+        """Batches of whole lanes, lane after lane."""
+        lanes = first_fit_decreasing([self.length(row) for row in rows], self.lane_width)
+        lanes = [lanes[i] for i in torch.randperm(len(lanes), generator=generator).tolist()]
+        in_batch = max(1, self.batch_tokens // self.lane_width)
+        return [
+            [rows[place] for lane in lanes[start : start + in_batch] for place in lane]
+            for start in range(0, len(lanes), in_batch)
+        ]
 
 
 def padded_length(num_tokens: int) -> int:
@@ -74,11 +112,6 @@ def step_generator(batch: Batch, seed: int) -> torch.Generator:
     on the CPU, where a seed means the same on every machine, and nothing of it needs saving for a resumed run.
     """
     return torch.Generator().manual_seed(seed * 1_000_003 + batch.step)
-
-
-def load_batch(features: FeatureSet, rows: list[FeatureRow], max_tokens: int, device: torch.device) -> Batch:
-    """Read rows and pad them to the right; features become float32."""
-    return padded([features.load(row) for row in rows], max_tokens, device)
 
 
 def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:

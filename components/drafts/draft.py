@@ -18,6 +18,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from components.drafts.causal_mask import CausalMask, Documents
+
 
 class Columns(NamedTuple):
     """New complete columns of one sequence, in order. T of them."""
@@ -166,7 +168,7 @@ class BatchProposer(Protocol):
 
 
 class Batch(NamedTuple):
-    """Training columns, right-padded. B sequences of T tokens."""
+    """Training columns, right-padded. B rows of T tokens: a conversation each, or several packed (`documents`)."""
 
     ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool: x_t is an answer token (False on padding)
@@ -174,6 +176,12 @@ class Batch(NamedTuple):
     last: Tensor  # [B, T, H] before the final norm
     lengths: Tensor  # [B] int64
     step: int = 0  # the optimiser step it is for: what a method draws while training follows from it
+    documents: Documents | None = None  # None: every row is one document
+
+    @property
+    def causal(self) -> CausalMask:
+        """Where the columns stand and what they see."""
+        return CausalMask(self.ids.shape[1], self.ids.device, self.documents)
 
 
 class StepLosses(NamedTuple):
@@ -190,6 +198,7 @@ class AbstractDraft(nn.Module, ABC):
 
     method: ClassVar[str]
     needs_features: ClassVar[bool] = True
+    packs: ClassVar[bool] = False  # whether `losses` heeds Batch.documents
     num_steps: int  # drafting steps it is trained for
     max_depth: int
     lr_scales: Mapping[str, float] = MappingProxyType({})  # parameters that learn at another rate than peak_lr, times

@@ -58,6 +58,7 @@ class DraftModel(AbstractDraft):
     """See the module docstring. Trained parameters: model.*, lm_head; none where the model is given."""
 
     method: ClassVar[str] = "draft-model"
+    packs: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
 
     def __init__(self, target: Any, settings: DraftModelSettings, draft_ids: Tensor) -> None:
@@ -125,7 +126,7 @@ class DraftModel(AbstractDraft):
         judge = StepJudge(batch, teacher, self.num_steps, self.settings.normaliser)
         rows = judge.roots.rows
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
-        logits = self._logits(self.model(shift_left(batch.ids, 1))[sequence, rows])
+        logits = self._logits(self.model(shift_left(batch.ids, 1), batch.causal)[sequence, rows])
         losses = row_loss(self.settings.loss, logits, teacher.at(judge.judged()))
         # Where a column stands among the rows: where M_k allows t, column t + k is a root of its own.
         places = (judge.reached[0].long().cumsum(1) - 1).clamp(min=0)
@@ -137,7 +138,7 @@ class DraftModel(AbstractDraft):
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, N] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
-        hidden = self.model(shift_left(batch.ids, 1))
+        hidden = self.model(shift_left(batch.ids, 1), batch.causal)
         for k in range(self.num_steps):
             yield self._logits(hidden[sequence, (rows + k).clamp(max=batch.ids.shape[1] - 1)])
 

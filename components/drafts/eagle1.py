@@ -1,9 +1,10 @@
 """EAGLE-1: one decoder layer that continues the target's own last features (Li et al. 2024, arXiv:2401.15077).
 
 f_t is the target's last hidden state after its final norm, what its LM head reads. Column t pairs f_t with x_{t+1}:
-  x = fc([e(x_{t+1}) ; f_t]) with a bias,  f'_{t+1} = Layer(x),  q = head(f'_{t+1}) guesses x_{t+2},
-embedding and head being the target's, frozen. The layer is the target's kind without its first norm: q, k, v and the
-residual read x itself. f' takes the place of f at the next step. EAGLE-2 draws a dynamic tree with the same weights.
+  x = fc([e(x_{t+1}) ; f_t]) with a bias,   f'_{t+1} = Layer(x),   q = head(f'_{t+1}) guesses x_{t+2},
+embedding and head being the target's, frozen (`fc_bias: false` leaves the bias out, for vLLM, which has none). The
+layer is the target's kind without its first norm: q, k, v and the residual read x itself. f' takes the place of f at
+the next step. EAGLE-2 draws a dynamic tree with the same weights.
 
 Loss (their section 3.2): feature_weight * SmoothL1(f'_{t+1}, f_{t+1}) + token_weight * CE(p_{t+2}, q_{t+2}), with 1.0
 and 0.1 as in their code; true features go in, so only the first step is trained. Uniform noise from (-noise, noise) on
@@ -38,6 +39,18 @@ from components.drafts.unrolled import chosen
 from components.targets.linear import calibrate
 
 
+def token_scale_of(target: Any) -> float:
+    """What an AbstractTarget's embeddings are multiplied by before fc.
+
+    Features are as large as the final norm's weight, embeddings often far smaller (the built-in target: 1.5 and 0.14);
+    at one size, both halves of fc learn at one pace.
+    """
+    feature_size, token_size = (
+        float(x.float().square().mean().sqrt()) for x in (norm_weight_of(target), target.embedding)
+    )
+    return feature_size / max(token_size, 1e-6)
+
+
 @final
 class FeatureLayer(nn.Module):
     """The tensors of `layers.0.*`: a Llama layer without input_layernorm."""
@@ -55,7 +68,7 @@ class FeatureDraft(OneBlockDraft):
     Trained parameters: fc, layers.0.
     """
 
-    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int) -> None:
+    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, fc_bias: bool) -> None:
         super().__init__(target, shape, draft_ids, depth)
         self.num_passes, self.feature_weight, self.token_weight = 1, 1.0, 0.1
         self.top_k, self.top_k_weight = 0, 0.0
@@ -65,24 +78,20 @@ class FeatureDraft(OneBlockDraft):
         head = head_rows(target, torch.arange(target.shape.vocab_size))
         self.register_buffer("head_weight", head, persistent=False)
         self.register_buffer("pruned_head", head[draft_ids.to(head.device)], persistent=False)
-        # Features are as large as the final norm's weight, embeddings often far smaller (the built-in target: 1.5 and
-        # 0.14); at one size, both halves of fc learn at one pace.
-        feature_size, token_size = (
-            float(x.float().square().mean().sqrt()) for x in (norm_weight_of(target), target.embedding)
-        )
-        self.token_scale = feature_size / max(token_size, 1e-6)
-        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size)
+        self.token_scale = token_scale_of(target)
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([FeatureLayer(shape)])
 
     @classmethod
     def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Self:
         """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
 
-        settings: chain_depth, feature_weight, token_weight, feature_noise, loss, intermediate_size (0: the target's),
-        step_decay, normaliser, init_seed; HASS has passes, top_k and top_k_weight as well.
+        settings: chain_depth, fc_bias, feature_weight, token_weight, feature_noise, loss, intermediate_size (0: the
+        target's), step_decay, normaliser, init_seed; HASS has passes, top_k and top_k_weight as well.
         """
         shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
-        draft = cls(target, shape, draft_ids, int(settings.get("chain_depth", 7)))
+        depth, fc_bias = int(settings.get("chain_depth", 7)), bool(settings.get("fc_bias", True))
+        draft = cls(target, shape, draft_ids, depth, fc_bias)
         draft.take_training_settings(settings)
         draft.num_passes = int(settings.get("passes", draft.num_passes))
         for name in ("feature_weight", "token_weight", "feature_noise", "top_k_weight"):
@@ -97,7 +106,8 @@ class FeatureDraft(OneBlockDraft):
     def _begin_from_the_feature(self) -> None:
         """fc starts as the identity on f, with the token beside it."""
         hidden = self.shape.hidden_size
-        self.fc.bias.zero_()
+        if self.fc.bias is not None:
+            self.fc.bias.zero_()
         self.fc.weight[:, hidden:] += torch.eye(hidden).to(self.fc.weight)
 
     @property
@@ -153,7 +163,8 @@ class FeatureDraft(OneBlockDraft):
         """See OneBlockDraft. fc and the projection of its result to q, k, v are one linear layer each half."""
         layer, hidden = self.block, self.shape.hidden_size
         block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
-        fuse, bias = self.fc.weight.detach(), self.fc.bias.detach()
+        fuse = self.fc.weight.detach()
+        bias = fuse.new_zeros(hidden) if self.fc.bias is None else self.fc.bias.detach()
         # Rows of q, k, v first, then x itself, which is the residual.
         both = torch.cat((block.qkv_weight @ fuse, fuse))
         both_bias = torch.cat((block.qkv_weight @ bias, bias))

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from components.contract import Context, Draft, Features, Target, UserError
-from components.data.features import Example, FeatureRow, FeatureSet, open_features
-from components.drafts.batches import BatchOrder
+from components.data.features import Example, FeatureRow, FeatureSource, open_features
+from components.drafts.batches import BatchOrder, Packing
 from components.drafts.continuing import Start, load_start, read_start
 from components.drafts.draft import AbstractDraft
 from components.drafts.files import method_class, save_draft
 from components.drafts.held_out import greedy_examples
 from components.drafts.training import Schedule, train
-from components.drafts.vocabulary import DraftVocabulary, choose_vocabulary, coverage, default_size
+from components.drafts.vocabulary import (
+    DraftVocabulary,
+    choose_vocabulary,
+    coverage,
+    coverage_by,
+    default_size,
+    described,
+)
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
@@ -32,6 +39,7 @@ class DataChoice:
     batch_tokens: int
     max_tokens: int
     eval_rows: int
+    packing: Packing
 
 
 def train_from_features(
@@ -52,19 +60,21 @@ def train_from_features(
     if not rows:
         raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
     model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
+    data = data.computed_by(model)
 
     start = read_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
     vocabulary = _vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
     covered = coverage(data.token_counts("validation"), vocabulary.ids)
+    covered_by = coverage_by(data, "validation", vocabulary.ids)
     draft: AbstractDraft = method_class(method).build(model, dict(settings), vocabulary.ids.to(model.device))
-    draft.fit_inputs(torch.cat([data.load(row).taps for row in rows[:FITTED_ROWS]]).to(model.device))
+    if choice.packing == "pack":
+        _check_packing(draft, settings)
+    draft.fit_inputs(torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device))
     if start is not None:
         load_start(start, draft, settings)
-    ctx.note(
-        f"{method}: {sum(p.numel() for p in draft.parameters()):,} parameters; draft vocabulary"
-        f" {vocabulary.ids.numel()} ({vocabulary.num_padded} padded) covers {covered:.2%} of held-out answer tokens"
-    )
-    order = BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, ctx.seed)
+    size = sum(p.numel() for p in draft.parameters())
+    ctx.note(f"{method}: {size:,} parameters; {described(vocabulary, covered, covered_by)}")
+    order = BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, ctx.seed, choice.packing)
     held_out = _held_out(model, data, choice, features)
     going_on = start is not None or settings.get("start") == "own"
     weights, progress = train(draft, data, order, held_out, schedule, ctx, going_on=going_on)
@@ -76,6 +86,7 @@ def train_from_features(
         "draft_vocab_size": vocabulary.ids.numel(),
         "num_padded_tokens": vocabulary.num_padded,
         "held_out_coverage": covered,
+        "held_out_coverage_by": covered_by,
         "held_out_al": progress.best_al,
         "held_out_al_by_workload": progress.best_by_workload,
         "held_out_answers": len(held_out),
@@ -97,21 +108,31 @@ def _vocabulary(counts: Tensor, start: Start | None, size: int) -> DraftVocabula
     return DraftVocabulary(start.draft_ids, int((counts[start.draft_ids] == 0).sum()))
 
 
-def _check_fit(target: Target, data: FeatureSet) -> None:
+def _check_fit(target: Target, data: FeatureSource) -> None:
     """The features must be this target's."""
     recorded = data.manifest.get("target_key")
     if recorded and target.key and recorded != target.key:
         raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
 
 
-def _held_out(model: AbstractTarget, data: FeatureSet, choice: DataChoice, features: Features) -> list[Example]:
+def _check_packing(draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
+    """The drafter must heed document borders, and its loss must not depend on how much of a batch is padding."""
+    if not draft.packs:
+        raise UserError(f"train_draft: packing: pack is not for method {draft.method}; take packing: bucket")
+    if settings.get("normaliser") == "position":
+        raise UserError(
+            "train_draft: packing: pack has no padding for normaliser: position to divide by; take token or sequence"
+        )
+
+
+def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, features: Features) -> list[Example]:
     """The answers that checkpoints are judged on."""
     rows = [row for row in data.rows("validation") if row.num_answer_tokens >= 2]
     if not rows:
         raise UserError(
             f"{features.path}: no validation row has two answer tokens; collect prompts with num_validation"
         )
-    return greedy_examples(model, [data.load(row) for row in _spread(rows, choice.eval_rows)])
+    return greedy_examples(model, data.load_all(_spread(rows, choice.eval_rows)))
 
 
 def _spread(rows: list[FeatureRow], limit: int) -> list[FeatureRow]:

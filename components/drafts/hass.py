@@ -30,6 +30,6 @@ class Hass(FeatureDraft):
 
     method: ClassVar[str] = "hass"
 
-    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int) -> None:
-        super().__init__(target, shape, draft_ids, depth)
+    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, fc_bias: bool) -> None:
+        super().__init__(target, shape, draft_ids, depth, fc_bias)
         self.num_passes, self.step_decay, self.top_k, self.top_k_weight = 3, 1.0, TOP_K, 1.0

@@ -100,6 +100,17 @@ class AttentionProjections(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
 
+def seen_mix(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+    """Every column's attention over what it sees: queries [B, A, T, D], keys and values [B, G, T, D] -> [B, A, T, D].
+
+    visible: bool [B, 1, T, T]; None: every column up to itself. In the dtype of the values.
+    """
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=visible, is_causal=visible is None, enable_gqa=True
+    )
+
+
 @final
 class SwiGlu(nn.Module):
     """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
@@ -125,12 +136,11 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = SwiGlu(shape)
 
-    def forward(self, x: Tensor, rope: Rope) -> Tensor:
-        """All columns at once, causal: [B, T, H] -> [B, T, H]."""
+    def forward(self, x: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
+        """All columns at once, causal or as `visible` says: [B, T, H] -> [B, T, H]."""
         normed = self.input_layernorm(x)
         keys, values = self.self_attn.keys_values(normed, rope)
-        queries = self.self_attn.queries(normed, rope).to(values.dtype)
-        mixed = F.scaled_dot_product_attention(queries, keys.to(values.dtype), values, is_causal=True, enable_gqa=True)
+        mixed = seen_mix(self.self_attn.queries(normed, rope), keys, values, visible)
         hidden = x + self.self_attn.output(mixed)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 

@@ -49,19 +49,27 @@ def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | N
     return Teacher(kept.softmax(-1), places[best], mass)
 
 
-def averaged(rows: Tensor, wanted: Tensor, normaliser: Normaliser, num_positions: int) -> Tensor:
+def averaged(
+    rows: Tensor, wanted: Tensor, normaliser: Normaliser, num_positions: int, sequences: Tensor | None = None
+) -> Tensor:
     """One number from losses [B, R] where wanted [B, R].
 
     token: mean over wanted rows. sequence: mean over sequences of their means, so that short answers weigh as much as
     long ones. position: sum over the B * T positions of the padded batch, as the first public trainers do.
+    sequences: int64 [B, R], the sequence of every row, from 0; None: those of one b are one.
     """
     kept = rows.masked_fill(~wanted, 0.0)
     if normaliser == "position":
         return kept.sum() / num_positions
     if normaliser == "token":
         return kept.sum() / wanted.sum().clamp(min=1)
-    counts = wanted.sum(1)
-    return (kept.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+    if sequences is None:
+        sums, counts = kept.sum(1), wanted.sum(1)
+    else:
+        places, num_sequences = sequences[wanted], int(sequences.max()) + 1
+        sums = kept.new_zeros(num_sequences).index_add(0, places, rows[wanted])
+        counts = places.bincount(minlength=num_sequences)
+    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
 
 class Roots(NamedTuple):
@@ -107,7 +115,10 @@ class StepJudge:
         teacher = self.teacher.at(self.judged(width))
         best = teacher.best
         row_losses = loss(logits, teacher)
-        self.losses.append(averaged(row_losses, allowed & (best >= 0), self.normaliser, self.batch.ids.numel()))
+        documents = self.batch.documents
+        sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
+        trained = allowed & (best >= 0)
+        self.losses.append(averaged(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences))
         # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
         said = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
         self.alive = self.alive[:, :width] & said & (best >= 0)

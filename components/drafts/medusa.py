@@ -57,6 +57,7 @@ class Medusa(AbstractDraft):
     """See the module docstring. Trained parameters: medusa_head.{i}.{j}.linear, and medusa_head.{i}.{L} unless tied."""
 
     method: ClassVar[str] = "medusa"
+    packs: ClassVar[bool] = True
 
     def __init__(self, target: Any, settings: MedusaSettings, draft_ids: Tensor) -> None:
         super().__init__()

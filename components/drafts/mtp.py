@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
+from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows, norm_weight_of
 from components.drafts.layers import BlockShape, Rope, initialise
@@ -86,6 +87,7 @@ class Mtp(AbstractDraft):
     """See the module docstring. Trained parameters: model.layers.{n + j}, n = the target's layers, j from 0."""
 
     method: ClassVar[str] = "mtp"
+    packs: ClassVar[bool] = True
 
     def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, num_modules: int) -> None:
         super().__init__()
@@ -151,11 +153,12 @@ class Mtp(AbstractDraft):
             return last
         return self.target.final_norm(last.to(self.target.dtype))
 
-    def embedded(self, ids: Tensor, j: int) -> Tensor:
+    def embedded(self, ids: Tensor, j: int, causal: CausalMask | None = None) -> Tensor:
         """What module j reads at every column: e(x_{t+j}) for ids [B, T]; zeroed at position 0 (module 1, column 0)."""
         embedded = self.embed(shift_left(ids, j))
         if j == 1:
-            embedded[:, 0] = 0.0
+            causal = CausalMask(ids.shape[1], ids.device) if causal is None else causal
+            embedded[causal.is_first(len(ids))] = 0.0
         return embedded
 
     def losses(self, batch: Batch) -> StepLosses:
@@ -175,11 +178,12 @@ class Mtp(AbstractDraft):
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, V] of modules 1, 2, ... at columns rows [B, R], each fed the true x_{t+j}."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
-        rope = Rope(self.shape, torch.arange(batch.ids.shape[1], device=rows.device))
+        causal = batch.causal
+        rope, visible = Rope(self.shape, causal.positions), causal.visible
         with torch.no_grad(), torch.autocast(batch.last.device.type, enabled=False):
             hidden = self.first(batch.last).float()
         for j, module in enumerate(self.mtp_modules, start=1):
-            hidden = module(self.embedded(batch.ids, j), hidden, rope)
+            hidden = module(self.embedded(batch.ids, j, causal), hidden, rope, visible)
             yield F.linear(module.shared_head.norm(hidden[sequence, rows]), self.head_weight)
 
     @torch.no_grad()

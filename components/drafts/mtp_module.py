@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu
+from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, seen_mix
 
 
 @final
@@ -47,11 +46,10 @@ class MtpModule(nn.Module):
         hidden = residual + self.self_attn.output(mixed)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
-    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope) -> Tensor:
-        """All columns at once, causal: [B, T, H] each -> [B, T, H]."""
+    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
+        """All columns at once, causal or as `visible` says: [B, T, H] each -> [B, T, H]."""
         joined = self.join(embedded, hidden)
         normed = self.input_layernorm(joined)
         keys, values = self.self_attn.keys_values(normed, rope)
-        queries = self.self_attn.queries(normed, rope).to(values.dtype)
-        mixed = F.scaled_dot_product_attention(queries, keys.to(values.dtype), values, is_causal=True, enable_gqa=True)
+        mixed = seen_mix(self.self_attn.queries(normed, rope), keys, values, visible)
         return self.finish(joined, mixed)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.contract import UserError
+from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows
 from components.drafts.losses import step_losses, teacher_of
@@ -87,6 +88,7 @@ class MtpOwn(AbstractDraft):
     """See the module docstring. Trained parameters: module.*, every tensor of the checkpoint's MTP module."""
 
     method: ClassVar[str] = "mtp"
+    packs: ClassVar[bool] = True
 
     def __init__(self, target: Any, module: OwnModule, draft_ids: Tensor, settings: MtpSettings) -> None:
         super().__init__()
@@ -132,10 +134,16 @@ class MtpOwn(AbstractDraft):
         """The target's frozen embedding, [...] -> [..., H] float32."""
         return F.embedding(ids, self.target.embedding).float()
 
-    def at_start(self, embedded: Tensor) -> Tensor:
-        """Step 0's embeddings from column 0 on, [B, T, H], its first zeroed where the layout has it so."""
+    def at_start(self, embedded: Tensor, is_first: Tensor | None = None) -> Tensor:
+        """Step 0's embeddings from column 0 on, [B, T, H], the first zeroed where the checkpoint's layout has it so.
+
+        is_first: bool [B, T], the columns at position 0; None: column 0.
+        """
         if self.module.layout.zero_first:
-            embedded[:, 0] = 0.0
+            if is_first is None:
+                embedded[:, 0] = 0.0
+            else:
+                embedded[is_first] = 0.0
         return embedded
 
     def recycled(self, out: Tensor) -> Tensor:
@@ -158,7 +166,7 @@ class MtpOwn(AbstractDraft):
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, V] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
-        unrolled = _Unrolled(self, batch.last, shift_left(batch.ids, 1), rows)
+        unrolled = _Unrolled(self, batch.last, shift_left(batch.ids, 1), rows, batch.causal)
         for k in range(self.num_steps):
             out = unrolled.step(shift_left(batch.ids, k + 1).gather(1, rows))
             yield F.linear(self.module.last_norm(out), self.head_weight)
@@ -167,7 +175,7 @@ class MtpOwn(AbstractDraft):
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """Greedy proposals from every column at once, each fed its own guesses: [T] ids -> int64 [T-1, depth]."""
         rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
-        unrolled = _Unrolled(self, last[None, :-1], ids[None, 1:], rows)
+        unrolled = _Unrolled(self, last[None, :-1], ids[None, 1:], rows, CausalMask(ids.numel() - 1, ids.device))
         tokens, guesses = ids[None, 1:], list[Tensor]()
         for _ in range(min(depth, self.max_depth)):
             tokens = self.draft_ids[self.pruned_logits(unrolled.step(tokens)).argmax(-1)]
@@ -215,18 +223,18 @@ class MtpOwn(AbstractDraft):
 class _Unrolled:
     """Step 0 over all columns, later steps over the chosen rows: block mask [causal | I | I | ...]."""
 
-    def __init__(self, draft: MtpOwn, last: Tensor, next_ids: Tensor, rows: Tensor) -> None:
-        """last: [B, T, H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R]."""
+    def __init__(self, draft: MtpOwn, last: Tensor, next_ids: Tensor, rows: Tensor, causal: CausalMask) -> None:
+        """last: [B, T, H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R]; causal: what the T columns see."""
         from transformers import DynamicCache
 
-        self.draft, self.rows, self.num_steps, self.cache = draft, rows, 0, DynamicCache()
-        columns = torch.arange(next_ids.shape[1], device=rows.device)
-        causal = additive(columns > columns[:, None])[None, None].expand(len(rows), 1, -1, -1)
-        embedded = draft.at_start(draft.embed(next_ids))
-        positions = columns.expand_as(next_ids)
-        out = draft.module(embedded, draft.first(last), positions, causal, self.cache)
+        self.draft, self.positions, self.num_steps, self.cache = draft, causal.at(rows), 0, DynamicCache()
+        visible = causal.columns <= causal.columns[:, None] if causal.visible is None else causal.visible
+        mask = additive(~visible).expand(len(rows), 1, -1, -1)
+        embedded = draft.at_start(draft.embed(next_ids), causal.is_first(len(rows)))
+        positions = causal.positions.expand_as(next_ids)
+        out = draft.module(embedded, draft.first(last), positions, mask, self.cache)
         self.out = out.gather(1, rows[..., None].expand(-1, -1, out.shape[-1]))
-        self.mask = additive(columns > rows[..., None])[:, None]  # [B, 1, R, T], then R more columns a step
+        self.mask = additive(causal.unseen(rows)[:, :, 0])  # [B, 1, R, T], then R more columns a step
         self.own = additive(~torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)).expand(
             len(rows), 1, -1, -1
         )
@@ -235,7 +243,7 @@ class _Unrolled:
         """Feed x_{t+1+k}, int64 [B, R] (step 0 has them already); returns the block's output [B, R, H]."""
         if self.num_steps:
             self.mask = torch.cat((self.mask, self.own), -1)
-            hidden, positions = self.draft.recycled(self.out), self.rows + self.num_steps
+            hidden, positions = self.draft.recycled(self.out), self.positions + self.num_steps
             self.out = self.draft.module(self.draft.embed(tokens), hidden, positions, self.mask, self.cache)
         self.num_steps += 1
         return self.out

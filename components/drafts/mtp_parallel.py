@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.cached_block import CachedBlock, KvCache, linear_kernel
+from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows, norm_weight_of
 from components.drafts.independent_heads import Head, independent_losses, proposal_of
@@ -67,6 +68,7 @@ class MtpParallel(AbstractDraft):
     """See the module docstring. Trained parameters: heads.{k}."""
 
     method: ClassVar[str] = "mtp-parallel"
+    packs: ClassVar[bool] = True
 
     def __init__(self, target: Any, settings: MtpParallelSettings, draft_ids: Tensor) -> None:
         super().__init__()
@@ -111,11 +113,11 @@ class MtpParallel(AbstractDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph, one head at a time; the unembedding runs on reachable columns only."""
         self._decoder = None
-        trunk, rope = self._trunk(batch.last)
+        trunk, rope, visible = self._trunk(batch.last, batch.causal)
         sequence = torch.arange(len(batch.ids), device=batch.ids.device)[:, None]
 
         def logits(index: int, rows: Tensor) -> Tensor:
-            return self.logits(self.heads[index](trunk, rope)[sequence, rows])
+            return self.logits(self.heads[index](trunk, rope, visible)[sequence, rows])
 
         heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.heads)]
         return independent_losses(batch, heads, teacher_of(self.target, batch.last, self.draft_ids), self.settings)
@@ -123,19 +125,19 @@ class MtpParallel(AbstractDraft):
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads a token beyond its column."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
-        trunk, rope = self._trunk(batch.last)
-        return [self.logits(head(trunk, rope)[sequence, rows]) for head in self.heads]
+        trunk, rope, visible = self._trunk(batch.last, batch.causal)
+        return [self.logits(head(trunk, rope, visible)[sequence, rows]) for head in self.heads]
 
     @torch.no_grad()
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
-        trunk, rope = self._trunk(last[None, : ids.numel() - 1])
+        trunk, rope, _ = self._trunk(last[None, : ids.numel() - 1], CausalMask(ids.numel() - 1, last.device))
         guesses = [self.draft_ids[self.logits(head(trunk, rope))[0].argmax(-1)] for head in self.heads[:depth]]
         return torch.stack(guesses, 1)
 
-    def _trunk(self, last: Tensor) -> tuple[Tensor, Rope]:
-        """z and rotary positions from the target's last-layer output [B, T, H]."""
-        return self.unit(last), Rope(self.shape, torch.arange(last.shape[1], device=last.device))
+    def _trunk(self, last: Tensor, causal: CausalMask) -> tuple[Tensor, Rope, Tensor | None]:
+        """z from the target's last-layer output [B, T, H], rotary positions, and what columns see."""
+        return self.unit(last), Rope(self.shape, causal.positions), causal.visible
 
     def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""

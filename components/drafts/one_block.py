@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class OneBlockState:
 
 class OneBlockDraft(AbstractDraft):
     """See the module docstring. Subclasses say what the abstract methods ask."""
+
+    packs: ClassVar[bool] = True
 
     def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, num_steps: int) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class OneBlockDraft(AbstractDraft):
 
         Step k is fed the true x_{t+1+k}. features: [B, T, H], what step 0 is given.
         """
-        unrolled = Unrolled(self, features, shift_left(batch.ids, 1), rows)
+        unrolled = Unrolled(self, features, shift_left(batch.ids, 1), rows, batch.causal)
         k = 0
         while True:
             yield unrolled.step(shift_left(batch.ids, k + 1).gather(1, rows))

@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from components.drafts.batches import step_generator
 from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
+from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
 from components.drafts.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
-from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, Rope, initialise
+from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, Rope, initialise, seen_mix
 from components.drafts.losses import Normaliser, Roots, StepJudge, teacher_of
 from components.drafts.masks import shift_left
 from components.drafts.row_losses import row_loss
@@ -68,6 +69,7 @@ class PEagle(AbstractDraft):
     """See the module docstring. Trained parameters: fc, layers, norm, lm_head, mask_token, mask_hidden."""
 
     method: ClassVar[str] = "p-eagle"
+    packs: ClassVar[bool] = True
 
     def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int) -> None:
         super().__init__()
@@ -150,13 +152,14 @@ class PEagle(AbstractDraft):
             widths = [
                 max(1, round(widths[0] * max(self.kept_share**d, self.least_share))) for d in range(self.num_steps)
             ]
-        for logits in self.guesses(batch.taps, shift_left(batch.ids, 1), judge.roots.rows, widths):
+        for logits in self.guesses(batch.taps, shift_left(batch.ids, 1), judge.roots.rows, widths, batch.causal):
             judge.add(logits, lambda said, wanted: row_loss(self.loss_name, said, wanted))
         return judge.result(self.step_decay)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of depths 0, 1, ... from columns rows [B, R]; no true token after x_{t+1} is read."""
-        return self.guesses(batch.taps, shift_left(batch.ids, 1), rows, [rows.shape[1]] * self.num_steps)
+        widths = [rows.shape[1]] * self.num_steps
+        return self.guesses(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
 
     @torch.no_grad()
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
@@ -165,11 +168,15 @@ class PEagle(AbstractDraft):
         logits = self.guesses(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
         return torch.stack([self.draft_ids[step[0].argmax(-1)] for step in logits], 1)
 
-    def guesses(self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int]) -> list[Tensor]:
+    def guesses(
+        self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None
+    ) -> list[Tensor]:
         """Logits of depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], N] each.
 
-        taps: [B, T, 3H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not rising.
+        taps: [B, T, 3H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not rising;
+        causal: positions and visibility of the columns; None: a document each row.
         """
+        causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
         columns = self.fc(taps.to(self.fc.weight.dtype)).float()  # [B, T, H]
         masked = self.fc(self.mask_hidden).float().expand(len(rows), sum(widths[1:]), -1)
         column_inputs = self.first.joined(embedded(self.target, next_ids), columns)
@@ -177,7 +184,7 @@ class PEagle(AbstractDraft):
         for layer in self.all_layers:
             if isinstance(layer, LlamaLayer):
                 column_inputs, masked_inputs = layer.input_layernorm(columns), layer.input_layernorm(masked)
-            state = LayerRows(self.shape, layer, column_inputs, rows, widths)
+            state = LayerRows(self.shape, layer, column_inputs, rows, widths, causal)
             if layer is self.all_layers[-1]:
                 roots = finished(layer, chosen(columns, rows), state.mixed_at_roots())
             else:
@@ -262,28 +269,30 @@ class LayerRows:
     Shapes: B sequences, T columns, R roots, M = all mask rows of a sequence, A heads, D head size.
     """
 
-    def __init__(self, shape: BlockShape, layer: BlockParts, inputs: Tensor, rows: Tensor, widths: list[int]) -> None:
+    def __init__(
+        self, shape: BlockShape, layer: BlockParts, inputs: Tensor, rows: Tensor, widths: list[int], causal: CausalMask
+    ) -> None:
         """inputs: what q, k, v read at the columns, [B, T, in]; rows: int64 [B, R]; widths: see PEagle.guesses."""
         self.shape, self.attention, self.inputs, self.rows, self.widths = shape, layer.self_attn, inputs, rows, widths
-        columns = torch.arange(inputs.shape[1], device=rows.device)
-        self.rope = Rope(shape, columns)
+        self.positions, self.visible = causal.at(rows), causal.visible
+        self.rope = Rope(shape, causal.positions)
         self.keys, self.values = self.attention.keys_values(inputs, self.rope)
-        self.unseen = columns > rows[:, None, None, :, None]  # [B, 1, 1, R, T]
+        self.unseen = causal.unseen(rows)  # [B, 1, 1, R, T]
 
     def mixed_at_columns(self) -> Tensor:
         """Every column over those up to itself: [B, A, T, D]."""
-        queries, keys = (x.to(self.values.dtype) for x in (self.attention.queries(self.inputs, self.rope), self.keys))
-        return F.scaled_dot_product_attention(queries, keys, self.values, is_causal=True, enable_gqa=True)
+        return seen_mix(self.attention.queries(self.inputs, self.rope), self.keys, self.values, self.visible)
 
     def mixed_at_roots(self) -> Tensor:
         """The roots only: [B, A, R, D]."""
-        queries = self.attention.queries(chosen(self.inputs, self.rows), Rope(self.shape, self.rows))
+        queries = self.attention.queries(chosen(self.inputs, self.rows), Rope(self.shape, self.positions))
         return attend(self.shape, queries, self.keys, self.values, self.unseen, [])
 
     def mixed_at_masks(self, inputs: Tensor) -> Tensor:
         """The mask rows over the columns up to their root and the shallower rows of their own: [B, A, M, D]."""
         widths = self.widths[1:]
-        rope = Rope(self.shape, torch.cat([self.rows[:, :width] + d for d, width in enumerate(widths, start=1)], 1))
+        places = [self.positions[:, :width] + d for d, width in enumerate(widths, start=1)]
+        rope = Rope(self.shape, torch.cat(places, 1))
         keys, values = (part.split(widths, 2) for part in self.attention.keys_values(inputs, rope))
         queries = self.attention.queries(inputs, rope).split(widths, 2)
         mixed = []

@@ -134,6 +134,8 @@ class Eagle1Settings(Distilled, WithBlock):
 
     chain_depth: Depth = 7
     """Guesses a chain is judged by while training; it may go further."""
+    fc_bias: bool = True
+    """Whether the layer that joins token and feature has a bias, as in the paper; vLLM serves drafters without one."""
     feature_weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the SmoothL1 distance between the guessed and the true feature."""
     token_weight: Annotated[float, Field(ge=0)] = 0.1

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from components.drafts.causal_mask import CausalMask
 from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, Rope
 from components.drafts.unrolled import attend, finished
 
@@ -26,12 +27,12 @@ class LlamaStack(nn.Module):
         self.layers = nn.ModuleList(LlamaLayer(shape) for _ in range(num_layers))
         self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 [B, T] -> normed hidden states [B, T, H]."""
+    def forward(self, tokens: Tensor, causal: CausalMask) -> Tensor:
+        """Tokens int64 [B, T] and where their columns stand -> normed hidden states [B, T, H]."""
         hidden = self.embed_tokens(tokens).float()
-        rope = Rope(self.shape, torch.arange(tokens.shape[1], device=tokens.device))
+        rope, visible = Rope(self.shape, causal.positions), causal.visible
         for layer in self.layers:
-            hidden = layer(hidden, rope)
+            hidden = layer(hidden, rope, visible)
         return self.norm(hidden)
 
 

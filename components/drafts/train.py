@@ -30,6 +30,7 @@ def train_draft(
     clip_norm: Annotated[float, Field(gt=0)] = 1.0,
     batch_tokens: Annotated[int, Field(ge=16)] = 1024,
     max_tokens: Annotated[int, Field(ge=8)] = 2048,
+    packing: Literal["none", "bucket", "pack"] = "bucket",
     draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     eval_every: Annotated[int, Field(ge=1)] = 50,
@@ -43,7 +44,8 @@ def train_draft(
 
     Args:
         target: the model to draft for.
-        features: its hidden states over its own answers, splits train and validation; trained methods need them.
+        features: its hidden states over its own answers, splits train and validation, stored (data.record_features) or
+            computed along the way (data.features_on_the_fly); trained methods need them.
         start_from: a drafter to go on from instead of starting over, of the same method and shape: its weights and
             vocabulary, a new optimiser. The schedule begins again with its warm-up, so give a peak_lr well below the
             one it was trained with (a quarter). If no step improves on it, its own weights are kept.
@@ -61,6 +63,8 @@ def train_draft(
         clip_norm: largest gradient norm.
         batch_tokens: tokens in a batch, padding included.
         max_tokens: tokens of a conversation that are used, from its start.
+        packing: what shares a batch. bucket: conversations of similar length, one a row. pack: several in a row, each
+            with its own positions and attention, so that little is padding. none: as the shuffle has them, a row each.
         draft_vocab_size: tokens the drafter can guess, the most frequent ones of the answers; 0 takes a quarter of the
             target's vocabulary, at least 256 and at most 32000. For mtp it prunes the head while drafting, not
             training.
@@ -89,7 +93,7 @@ def train_draft(
         optimizer,
         muon_lr_scale,
     )
-    choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows)
+    choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing)
     return train_from_features(target, features, start_from, method, filled(chosen, ctx.seed), schedule, choice, ctx)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from components.contract import Context
-from components.data.features import Example, FeatureSet
-from components.drafts.batches import BatchOrder, load_batch
+from components.data.features import Example, FeatureSource
+from components.drafts.batches import BatchOrder
 from components.drafts.checkpoints import (
     Progress,
     keep_metrics_until,
@@ -73,7 +73,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
 
 def train(
     draft: AbstractDraft,
-    features: FeatureSet,
+    features: FeatureSource,
     order: BatchOrder,
     held_out: Sequence[Example],
     schedule: Schedule,
@@ -98,7 +98,7 @@ def train(
         _judge(draft, held_out, progress, ctx)
     draft.train()
     while progress.step < schedule.num_steps:
-        batch = load_batch(features, next(batches), order.max_tokens, device)._replace(step=progress.step)
+        batch = order.batch(features, next(batches), device)._replace(step=progress.step)
         with _exact(device):
             with _autocast(device, dtype):
                 result = draft.losses(batch)

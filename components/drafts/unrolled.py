@@ -16,6 +16,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from components.drafts.causal_mask import CausalMask
 from components.drafts.joined_attention import joined_attention
 from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu
 
@@ -48,14 +49,20 @@ class OneBlock(Protocol):
 class Unrolled:
     """Step 0 for all keys, then one diagonal a step."""
 
-    def __init__(self, draft: OneBlock, features: Tensor, next_ids: Tensor, rows: Tensor) -> None:
-        """features: [B, T, H], what step 0 is given; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots."""
-        self.draft, self.rows = draft, rows
+    def __init__(
+        self, draft: OneBlock, features: Tensor, next_ids: Tensor, rows: Tensor, causal: CausalMask | None = None
+    ) -> None:
+        """features: [B, T, H], what step 0 is given; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots.
+
+        causal: positions and visibility of the columns; None: a document each row.
+        """
+        causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
+        self.draft, self.positions = draft, causal.at(rows)
         self.hidden = chosen(features, rows)  # each step's output takes its place
-        columns = torch.arange(next_ids.shape[1], device=rows.device)
         inputs, _ = draft.block_inputs(next_ids, features)
-        self.keys, self.values = draft.block.self_attn.keys_values(inputs, Rope(draft.shape, columns))  # [B, G, T, D]
-        self.unseen = columns > rows[:, None, None, :, None]  # [B, 1, 1, R, T]: step-0 columns after the row
+        rope = Rope(draft.shape, causal.positions)
+        self.keys, self.values = draft.block.self_attn.keys_values(inputs, rope)  # [B, G, T, D]
+        self.unseen = causal.unseen(rows)  # [B, 1, 1, R, T]: step-0 columns after the row
         self.mask = additive(self.unseen, draft.shape.group, self.values.dtype)
         self.later: list[tuple[Tensor, Tensor]] = []  # keys and values of steps 1..k at the rows, [B, G, R, D]
         self.num_steps = 0
@@ -64,7 +71,7 @@ class Unrolled:
         """Feed x_{t+1+k}, int64 [B, R]; returns the block's output [B, R, H]."""
         draft, attention = self.draft, self.draft.block.self_attn
         inputs, residual = draft.block_inputs(tokens, self.hidden)
-        rope = Rope(draft.shape, self.rows + self.num_steps)
+        rope = Rope(draft.shape, self.positions + self.num_steps)
         if self.num_steps > 0:
             self.later.append(attention.keys_values(inputs, rope))
         mixed = attend(

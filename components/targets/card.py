@@ -6,9 +6,41 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _LICENCES = {"PSF-2.0": "Python Software Foundation License 2 (https://docs.python.org/3/license.html)"}
+
+
+class _Words(NamedTuple):
+    """What a card says besides numbers, for one kind of corpus. prompt: of {} tokens."""
+
+    title: str
+    opening: str
+    prompt: str
+    limits: str
+
+
+_CODE = _Words(
+    "Draftsmith's built-in target",
+    """A small Llama that continues Python code. It is the large model of every example, test and quickstart that must
+run on a laptop without a download; it is not a useful assistant. It was trained from random weights by the pipeline
+`build-builtin-target`.""",
+    "{} tokens that ends a `def` line of a held-out library file",
+    """It writes plausible Python, not correct Python. It has seen nothing but the standard library: no other language,
+hardly any prose, no chats, no instructions. End-of-text stands at the end of files only, so a continuation seldom ends
+by itself. Greedy text repeats itself more than real code does. The test suite of a held-out module may be in the
+training data (files are held out one by one). Do not read its acceptance lengths as those of a large model.""",
+)
+_CHATS = _Words(
+    "A small chat target",
+    """A small Llama that answers in chats. It stands in for a large model where a pipeline must show something about
+its data (a mix of languages, say) without a download; it is not a useful assistant. It was trained from random weights
+by `targets.pretrain_target` on chats.""",
+    "at most {} tokens that ends where an answer begins in a held-out chat",
+    """It writes plausible sentences, not true ones: it has seen nothing but the chats named above. A turn ends with the
+end-of-text token; roles have tokens of their own, and the chat template writes both. Its licence is that of its chats.
+Do not read its acceptance lengths as those of a large model.""",
+)
 
 
 def training_machine(num_processes: int, device: str) -> dict[str, Any]:
@@ -31,11 +63,10 @@ def card_text(facts: Mapping[str, Any]) -> str:
     """The card as Markdown, from the Target's facts alone."""
     layers = facts["plan"]["shape"]["num_layers"]
     window, loops = facts["plan"]["shape"]["max_positions"], facts["loops"]
-    return f"""# Draftsmith's built-in target
+    words = _CHATS if facts["corpus"].get("markup") else _CODE
+    return f"""# {words.title}
 
-A small Llama that continues Python code. It is the large model of every example, test and quickstart that must run on a
-laptop without a download; it is not a useful assistant. It was trained from random weights by the pipeline
-`build-builtin-target`.
+{words.opening}
 
 {_table(_model_rows(facts))}
 
@@ -52,15 +83,12 @@ large model.
 
 Held-out loss: windows of {window} tokens, weights as stored. Distinct bigrams / all bigrams of a text, averaged over
 {loops["num_measured"]} continuations of {loops["continuation_tokens"]} tokens, each after a prompt of
-{loops["prompt_tokens"]} tokens that ends a `def` line of a held-out library file. A continuation ends before the first
+{words.prompt.format(loops["prompt_tokens"])}. A continuation ends before the first
 end-of-text token ({loops["num_too_short"]} were too short to count).
 
 ## Limits
 
-It writes plausible Python, not correct Python. It has seen nothing but the standard library: no other language, hardly
-any prose, no chats, no instructions. End-of-text stands at the end of files only, so a continuation seldom ends by
-itself. Greedy text repeats itself more than real code does. The test suite of a held-out module may be in the training
-data (files are held out one by one). Do not read its acceptance lengths as those of a large model.
+{words.limits}
 """
 
 
@@ -95,12 +123,17 @@ def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
             f"sequence-level unlikelihood (weight {plan['unlikelihood_weight']:g}) at one step in {every}"
         )
     licence = str(corpus.get("licence", "unknown"))
+    if corpus.get("markup"):
+        languages = ", ".join(f"{name} {count:,}" for name, count in corpus["languages"]["train"].items())
+        source, hashed, unit = f"chats by language: {languages}", "question", "chats"
+    else:
+        source = f"{corpus.get('source', 'given')}, Python {corpus.get('python_version', '?')}"
+        hashed, unit = "path", "files"
     return {
-        "corpus": f"{corpus.get('source', 'given')}, Python {corpus.get('python_version', '?')}: "
-        f"{corpus.get('train_documents', 0):,} files, {facts['corpus_tokens']:,} tokens an epoch",
+        "corpus": f"{source}: {corpus.get('train_documents', 0):,} {unit}, {facts['corpus_tokens']:,} tokens an epoch",
         "licence of the corpus": _LICENCES.get(licence, licence),
-        "held out": f"{corpus.get('held_out_documents', 0):,} files ({corpus.get('held_out_percent', '?')} % by a hash "
-        "of the path), never trained on",
+        "held out": f"{corpus.get('held_out_documents', 0):,} {unit} ({corpus.get('held_out_percent', '?')} % by a "
+        f"hash of the {hashed}), never trained on",
         "tokens seen": f"{facts['tokens_seen']:,}: {facts['epochs']:.1f} epochs ({_repeats(facts['group_repeats'])}), "
         f"in the decay {facts['decay_epochs']:.1f} ({_repeats(plan['decay_group_repeats'])})",
         "optimiser": "Muon (matrices), AdamW (embeddings, gains); warm-up, stable, linear decay over the last "
@@ -116,14 +149,15 @@ def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _repeats(group_repeats: Mapping[str, int]) -> str:
     named = ", ".join(f"{group} x {times}" for group, times in group_repeats.items())
-    return f"of which {named}" if named else "every file once"
+    return f"of which {named}" if named else "everything once"
 
 
 def _quality_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    whose = "chats" if facts["corpus"].get("markup") else "files"
     return {
         **{f"held-out loss, {group}": f"{loss:.3f} nats/token" for group, loss in facts["held_out_loss"].items()},
         "distinct bigrams, greedy continuations": f"{facts['loops']['greedy']:.3f}",
-        "distinct bigrams, the files' own continuations": f"{facts['loops']['real']:.3f}",
+        f"distinct bigrams, the {whose}' own continuations": f"{facts['loops']['real']:.3f}",
     }
 
 

@@ -276,14 +276,19 @@ class FastTarget(AbstractTarget):
             assert geometry.scatter is not None
             from_sequence, from_row, sequence, column = geometry.scatter
             cache.kv[index][sequence, :, column] = new[from_sequence, from_row]
+        queries, grouped = qkv.narrow(2, 0, heads).transpose(1, 2), batch > 1 and rows == 1 and x.device.type == "cpu"
+        if grouped:  # the CPU's kernel reads keys and values once for each row of queries, so let a group be its rows
+            queries = queries.reshape(batch, self._kv_heads, -1, self._head_dim)
         attended = F.scaled_dot_product_attention(
-            qkv.narrow(2, 0, heads).transpose(1, 2),
+            queries,
             geometry.keys[index],
             geometry.values[index],
             attn_mask=geometry.mask,
             is_causal=geometry.is_causal,
-            enable_gqa=True,
+            enable_gqa=not grouped,
         )
+        if grouped:
+            attended = attended.reshape(batch, heads, 1, self._head_dim)
         x = layer.out.add_to(x, attended.transpose(1, 2).reshape(batch * rows, -1))
         gate_up = layer.gate_up(self._normed(x, layer.mlp_norm))
         width = gate_up.shape[1] // 2

@@ -1,4 +1,4 @@
-"""The step that trains the built-in target from nothing: tokenizer, language-model training, quality, model card."""
+"""The step that trains a small target from nothing: tokenizer, language-model training, quality, model card."""
 
 from __future__ import annotations
 
@@ -51,11 +51,14 @@ def pretrain_target(
 ) -> Target:
     """Train a small Llama on a corpus; write it in Hugging Face format, bf16, with measured quality and a model card.
 
+    A corpus in chat markup (`data.corpus_from_chats`) gives a target that answers: its tokenizer knows the roles and
+    brings a chat template, and an answer ends with the end-of-text token.
+
     An interrupted run goes on from its last checkpoint and ends with the same weights, bit for bit. A run before its
     decay, called again on the same scratch folder with other `num_steps` and `decay_steps`, ends as one planned so.
 
     Args:
-        vocab_size: tokens of the byte-level BPE, with 256 bytes and three specials.
+        vocab_size: tokens of the byte-level BPE, with 256 bytes and three specials (and four roles for chats).
         hidden_size: width of the residual stream; a multiple of twice `num_heads`.
         num_layers: layers; many narrow ones make a one-layer drafter relatively cheap.
         num_heads: query heads.
@@ -157,12 +160,28 @@ def _tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
     from tokenizers import Tokenizer
 
     from components.targets.byte_bpe import save_tokenizer, train_byte_bpe
+    from components.targets.chat_markup import CHAT_TEMPLATE, ROLE_TOKENS, said_in
     from components.targets.token_windows import read_documents
 
     if not all((ctx.out / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
-        save_tokenizer(train_byte_bpe(texts, plan.shape.vocab_size), ctx.out, plan.shape.max_positions)
-    return Tokenizer.from_file(str(ctx.out / "tokenizer.json"))
+        if is_chats(corpus):
+            pieces = (piece for text in texts for piece in said_in(text))
+            trained = train_byte_bpe(pieces, plan.shape.vocab_size, ROLE_TOKENS)
+            save_tokenizer(trained, ctx.out, plan.shape.max_positions, CHAT_TEMPLATE)
+        else:
+            save_tokenizer(train_byte_bpe(texts, plan.shape.vocab_size), ctx.out, plan.shape.max_positions)
+    tokenizer = Tokenizer.from_file(str(ctx.out / "tokenizer.json"))
+    if (least := tokenizer.get_vocab_size()) > plan.shape.vocab_size:
+        raise UserError(f"vocab_size: {plan.shape.vocab_size} does not hold bytes and specials; use {least} or more")
+    return tokenizer
+
+
+def is_chats(corpus: Corpus) -> bool:
+    """Are its documents written in chat markup?"""
+    from components.targets.chat_markup import MARKUP
+
+    return corpus.info.get("markup") == MARKUP
 
 
 def _token_stream(
@@ -241,7 +260,7 @@ def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Map
         "decay_epochs": plan.decay_steps * plan.tokens_per_step / facts["decay_corpus_tokens"],
         "plan": asdict(plan),
         "trained_on": training_machine(plan.num_processes, ctx.device),
-        **measure_quality(ctx.out, plan, corpus.path / "held_out.jsonl", tokenizer),
+        **measure_quality(ctx.out, plan, corpus.path / "held_out.jsonl", tokenizer, is_chats(corpus)),
     }
     write_card(ctx.out, info)
     return Target.made(ctx, info)

@@ -3,9 +3,10 @@
 Held-out loss is in nats per token over non-overlapping windows, each group of documents (library, tests) by itself.
 
 Looping is measured on greedy continuations of held-out text: a prompt is the PROMPT_TOKENS tokens that end a `def` line
-of a file never trained on, the continuation the next CONTINUATION_TOKENS tokens. It ends before the first EOS; with
-fewer than two tokens it is left out and counted. The ratio is distinct bigrams / all bigrams of a text, averaged over
-texts (distinct-n: Li et al. 2016, arXiv:1510.03055); the files' own continuations give that of real text.
+of a file never trained on, or that a chat says up to an assistant's turn (a shorter chat is padded on the left); the
+continuation the next CONTINUATION_TOKENS tokens. It ends before the first EOS; with fewer than two tokens it is left
+out and counted. The ratio is distinct bigrams / all bigrams of a text, averaged over texts (distinct-n: Li et al. 2016,
+arXiv:1510.03055); the held-out texts' own continuations give that of real text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from components.targets.byte_bpe import EOS_ID, PAD_ID
+from components.targets.byte_bpe import BOS_ID, EOS_ID, PAD_ID
+from components.targets.chat_markup import ANSWER_BEGINS
 from components.targets.token_windows import pack_documents, read_documents, source_group
 
 if TYPE_CHECKING:
@@ -85,9 +87,26 @@ def cut_prompts(
             after = tokenizer.encode(text[match.end() : match.end() + 2000], add_special_tokens=False).ids
             if len(before) > PROMPT_TOKENS and len(after) > CONTINUATION_TOKENS:
                 candidates.append((before[-PROMPT_TOKENS:], after[:CONTINUATION_TOKENS]))
+    return _spread(candidates, num_prompts)
+
+
+def cut_chats(path: Path, tokenizer: Tokenizer, num_prompts: int = NUM_PROMPTS) -> tuple[np.ndarray, np.ndarray]:
+    """As cut_prompts, of chats in any language: prompts are padded with PAD on the left, shorter answers with EOS."""
+    candidates: list[tuple[list[int], list[int]]] = []
+    for _, text in read_documents(path):
+        for match in ANSWER_BEGINS.finditer(text):
+            before = [BOS_ID, *tokenizer.encode(text[: match.end()], add_special_tokens=False).ids][-PROMPT_TOKENS:]
+            after = until_eos(tokenizer.encode(text[match.end() :], add_special_tokens=False).ids)[:CONTINUATION_TOKENS]
+            if len(after) >= 2:
+                padded = [PAD_ID] * (PROMPT_TOKENS - len(before)) + before
+                candidates.append((padded, after + [EOS_ID] * (CONTINUATION_TOKENS - len(after))))
+    return _spread(candidates, num_prompts)
+
+
+def _spread(candidates: Sequence[tuple[list[int], list[int]]], count: int) -> tuple[np.ndarray, np.ndarray]:
     if not candidates:
         return np.zeros((0, PROMPT_TOKENS), np.int64), np.zeros((0, CONTINUATION_TOKENS), np.int64)
-    chosen = np.linspace(0, len(candidates) - 1, min(num_prompts, len(candidates))).astype(int)
+    chosen = np.linspace(0, len(candidates) - 1, min(count, len(candidates))).astype(int)
     return np.array([candidates[i][0] for i in chosen]), np.array([candidates[i][1] for i in chosen])
 
 
@@ -104,14 +123,17 @@ def until_eos(tokens: Sequence[int]) -> list[int]:
 
 
 def greedy_continuations(folder: Path, prompts: np.ndarray, num_tokens: int, dtype: torch.dtype) -> Tensor:
-    """Greedy continuations [n, num_tokens] of prompts [n, time] by the saved model, as transformers generates them."""
+    """Greedy continuations [n, num_tokens] of prompts [n, time] by the saved model, as transformers generates them.
+
+    PAD on the left of a prompt is not seen.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).eval()
     tokens = torch.from_numpy(prompts)
     out: Tensor = model.generate(
         input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
+        attention_mask=(tokens != PAD_ID).long(),
         max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=PAD_ID,
@@ -124,7 +146,7 @@ def measure_loops(folder: Path, prompts: np.ndarray, references: np.ndarray, dty
     made = [until_eos(row) for row in greedy_continuations(folder, prompts, references.shape[1], dtype).tolist()]
     measured = [row for row in made if len(row) >= 2]
     greedy = [distinct_bigram_ratio(row) for row in measured]
-    real = [distinct_bigram_ratio(row) for row in references.tolist()]
+    real = [distinct_bigram_ratio(until_eos(row)) for row in references.tolist()]
     return Loops(
         greedy=float(np.mean(greedy)) if greedy else 0.0,
         real=float(np.mean(real)) if real else 0.0,
@@ -133,10 +155,12 @@ def measure_loops(folder: Path, prompts: np.ndarray, references: np.ndarray, dty
     )
 
 
-def measure_quality(folder: Path, plan: TrainingPlan, held_out: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+def measure_quality(
+    folder: Path, plan: TrainingPlan, held_out: Path, tokenizer: Tokenizer, chats: bool = False
+) -> dict[str, Any]:
     """Facts for the model card, of the weights as stored: held_out_loss by group, loops, characters_per_token.
 
-    The first group of documents in alphabetical order ("stdlib" before "stdlib-tests") gives the prompts.
+    The first group of documents in alphabetical order ("stdlib" before "stdlib-tests") gives the prompts; of chats all.
     """
     from components.targets.lean_llama import LeanLlama
 
@@ -144,7 +168,7 @@ def measure_quality(folder: Path, plan: TrainingPlan, held_out: Path, tokenizer:
     windows = held_out_windows(held_out, tokenizer, plan.shape.max_positions)
     weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
     model = LeanLlama(plan.shape, weights, dtype)
-    prompts, references = cut_prompts(held_out, tokenizer, min(windows))
+    prompts, references = cut_chats(held_out, tokenizer) if chats else cut_prompts(held_out, tokenizer, min(windows))
     loops = measure_loops(folder, prompts, references, dtype) if len(prompts) else Loops(0.0, 0.0, 0, 0)
     texts = [text for _, text in read_documents(held_out)]
     num_tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))

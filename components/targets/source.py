@@ -74,7 +74,7 @@ def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     model = str(settings.get("model", BUILTIN))
     trust = bool(settings.get("trust_remote_code", False))
-    folder = _local_folder(model)
+    folder = local_folder(model)
     if folder is None:
         return {}
     return {file.relative_to(folder).as_posix(): sha256_of(file) for file in list_files(folder, model, trust)}
@@ -82,7 +82,7 @@ def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def find_folder(model: str, trust_remote_code: bool = False) -> Path:
     """The folder that `model` names, downloaded first if it is a hub id; raises UserError in one line."""
-    folder = _local_folder(model)
+    folder = local_folder(model)
     if folder is not None:
         return folder
     name, _, revision = model.partition("@")
@@ -144,7 +144,8 @@ def open_record(path: Path) -> tuple[Path, dict[str, Any]]:
     return folder, record
 
 
-def _local_folder(model: str) -> Path | None:
+def local_folder(model: str) -> Path | None:
+    """The folder that `model` names on this machine; None for a hub id. Never asks the network."""
     if model == BUILTIN:
         if not (_BUILTIN_FOLDER / "config.json").is_file():
             raise UserError(

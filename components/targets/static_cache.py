@@ -19,6 +19,16 @@ class StaticCache(AbstractCache):
         self.capacity = kv.shape[3]
         self.lengths = torch.zeros(kv.shape[1], dtype=torch.int64)
 
+    @torch.inference_mode()
+    def put(self, sequences: Sequence[int], other: AbstractCache) -> None:
+        """See AbstractCache."""
+        assert isinstance(other, StaticCache) and len(sequences) == len(other.lengths)
+        longest = int(other.lengths.max())
+        assert longest <= self.capacity, f"{longest} columns do not fit a cache of {self.capacity}"
+        places = torch.tensor(list(sequences))
+        self.kv[:, places.to(self.kv.device), :, :longest] = other.kv[:, :, :, :longest]
+        self.lengths = self.lengths.index_copy(0, places, other.lengths)
+
     def truncate(self, lengths: Tensor) -> None:
         """See AbstractCache."""
         assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape, TreeRows
-from components.targets.shape import kv_bytes_per_token
+from components.targets.shape import MIN_LAYERS, kv_bytes_per_token
 
 _SPARE_SLOTS = 64
 """Dead slots tolerated before the cache is squeezed."""
@@ -32,6 +32,32 @@ class SlotCache(AbstractCache):
         self.lengths = torch.zeros(batch_size, dtype=torch.int64)
         self.live = torch.zeros(batch_size, 0, dtype=torch.bool)  # [B, slots], on the CPU
         self._bytes_per_token = bytes_per_token
+        from transformers.cache_utils import DynamicLayer
+
+        self.takes_others = all(type(layer) is DynamicLayer for layer in cache.layers)
+
+    @torch.inference_mode()
+    def put(self, sequences: Sequence[int], other: AbstractCache) -> None:
+        """See AbstractCache. Their slots become the first of these sequences; all others of these are dead."""
+        assert isinstance(other, SlotCache) and len(sequences) == len(other.lengths) and self.takes_others
+        assert int(other.lengths.max()) <= self.capacity
+        width, places = other.live.shape[1], torch.tensor(list(sequences))
+        more = max(0, width - self.live.shape[1])
+        self.live = torch.nn.functional.pad(self.live, (0, more))
+        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+            if not mine.is_initialized:
+                mine.lazy_initialization(theirs.keys, theirs.values)
+            for name in ("keys", "values"):
+                part, new = getattr(mine, name), getattr(theirs, name)
+                if part.shape[0] != len(self.lengths):  # nothing is in it yet
+                    part = new.new_zeros(len(self.lengths), new.shape[1], 0, new.shape[3])
+                part = torch.nn.functional.pad(part, (0, 0, 0, self.live.shape[1] - part.shape[2]))
+                part[places.to(part.device), :, :width] = new
+                setattr(mine, name, part)
+        self.live[places] = False
+        self.live[places, :width] = other.live
+        self.lengths = self.lengths.index_copy(0, places, other.lengths)
+        self._drop_dead_tail()
 
     def truncate(self, lengths: Tensor) -> None:
         """See AbstractCache."""
@@ -115,7 +141,9 @@ class TransformersTarget(AbstractTarget):
         self._bytes_per_token = kv_bytes_per_token(model.config, self.dtype.itemsize)
         self._caught: dict[int, Tensor] = {}
         self._catching = False
-        for index in sorted({*(tap - 1 for tap in shape.tap_layers), shape.num_layers - 1}):
+        # A draft model may have too few layers for taps; nobody asks for its.
+        self._taps = [tap - 1 for tap in shape.tap_layers] if shape.num_layers >= MIN_LAYERS else []
+        for index in sorted({*self._taps, shape.num_layers - 1}):
             self._layers[index].register_forward_hook(self._catcher(index))
         self._check_head(where)
 
@@ -192,7 +220,7 @@ class TransformersTarget(AbstractTarget):
             scores = scores[torch.arange(num_sequences, device=self.device), place].unsqueeze(1)
         if not features:
             return TargetPass(scores, None, None)
-        taps = torch.cat([caught[tap - 1] for tap in self.shape.tap_layers], dim=-1)
+        taps = torch.cat([caught[tap] for tap in self._taps], dim=-1) if self._taps else None
         return TargetPass(scores, taps, caught[self.shape.num_layers - 1])
 
     def _tree_mask(self, cache: SlotCache, seen: Tensor, tree: TreeRows) -> Tensor:

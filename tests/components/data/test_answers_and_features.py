@@ -17,13 +17,19 @@ from tiny_targets import Family, make_tiny_target
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, record_features, write_answers
-from components.data.answering import Job, _answer
+from components.data.answering import AnswerShard, Job, answer
 from components.data.answers import distinct_bigram_ratio, open_answers
 from components.data.features import open_features
 from components.targets import load_target
 from components.targets.load import open_target
 
-SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "batch_size": 5, "sampled_share": 0.5, "max_prompt_tokens": 400}
+SETTINGS: dict[str, Any] = {
+    "max_new_tokens": 12,
+    "batch_size": 3,
+    "shard_size": 5,
+    "sampled_share": 0.5,
+    "max_prompt_tokens": 400,
+}
 
 
 def context(folder: Path, events: list[Any] | None = None) -> Context:
@@ -85,14 +91,17 @@ def test_greedy_answers_are_the_argmax_of_a_plain_pass(target: Target, answers: 
             assert torch.equal(logits[0, :-1].argmax(-1)[mask[1:]], ids[1:][mask[1:]])
 
 
-def test_the_end_of_text_token_belongs_to_the_answer_and_ends_it(target: Target, answers: Conversations) -> None:
+def test_the_end_of_text_token_belongs_to_the_answer_and_ends_it(
+    target: Target, answers: Conversations, tmp_path: Path
+) -> None:
     """The target says its second token again with that token declared the end of text."""
     row, ids, mask = next(iter(open_answers(answers).conversations("validation")))
     end = int(ids[mask][1])
     model = open_target(target, kernel="plain")
     model.shape = dataclasses.replace(model.shape, eos_token_ids=(end,))
     job = Job(row.row_id, row.split, row.workload, tuple(ids[~mask].tolist()), sampled=False)
-    (again,) = _answer(model, [job], max_new_tokens=12, temperature=0.8, seed=0, on_token=None)
+    shard = AnswerShard(tmp_path / "one", (job,), 1, target.path, 12, 0.8, 0, "cpu", 1)
+    (again,) = answer(model, shard, float)
     first = ids[mask].tolist().index(end)
     assert again.ids[again.mask].tolist() == ids[mask][: first + 1].tolist()
     assert again.row.ended and again.row.num_answer_tokens == first + 1
@@ -184,7 +193,7 @@ def test_another_process_in_another_order_writes_the_same_bytes(
             file.name: file.read_bytes() for file in answers.path.iterdir()
         }
         assert again.info == answers.info
-        assert [event["done"] for event in events if event["event"] == "progress"] == [1, 2, 3]
+        assert [event["done"] for event in events if event["event"] == "progress"] == [1, 1, 2, 2, 3, 3]
         here = record_features(target, answers, ctx=context(tmp_path / "here"))
         ctx = context(tmp_path / "there")
         ctx.mapper = elsewhere

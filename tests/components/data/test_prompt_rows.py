@@ -189,7 +189,7 @@ def test_a_broken_element_of_an_array_costs_itself_only(tmp_path: Path) -> None:
         ("cut.json.gz", gzip.compress(b'[{"prompt": "a"}]')[:-3], "cannot be read"),
         ("spoilt.jsonl.gz", gzip.compress(os.urandom(99))[:30] + b"\xff" * 99, "cannot be read"),
         ("latin1.json", b'[{"prompt": "\xe9"}]', "not UTF-8"),
-        ("utf16.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "no usable row"),
+        ("utf16.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "UTF-16"),
         ("~no-such-user/rows.jsonl", None, "usable path"),
         ("x" * 300 + ".jsonl", None, "usable path"),
     ],
@@ -326,7 +326,7 @@ def test_a_parquet_row_that_is_not_text_costs_itself_only(tmp_path: Path) -> Non
 
 
 def test_too_long_a_line_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_files, "MAX_LINE_BYTES", 50)
+    monkeypatch.setattr(row_files, "MAX_ROW_BYTES", 50)
     file = write_lines(tmp_path / "rows.jsonl", [{"a": 1}, {"a": "x" * 500}, {"a": 2}])
     aside: list[int] = []
     assert list(read_rows(file, lambda source, line, why, row: aside.append(line))) == [(1, {"a": 1}), (3, {"a": 2})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_a_template_without_system_turns_gets_the_system_prompt_in_the_users(tem
     templated.chat_template = "{{ raise_exception('no chats') }}"
     with pytest.raises(UserError, match="no chats"):
         encode_prompt(templated, chat(("system", "Be brief."), ("user", "Why?")))
+
+
+def test_a_chat_with_tools_shows_them_to_the_template(templated: Any) -> None:
+    templated.chat_template = "{{ tools | tojson if tools else 'none' }}" + TEMPLATE
+    told = chat(("user", "天"))
+    assert templated.decode(encode_prompt(templated, told)) == "none<user>天<bot>"
+    offered = dataclasses.replace(told, tools=({"type": "function", "function": {"name": "weather"}},))
+    assert '"name": "weather"' in templated.decode(encode_prompt(templated, offered))
 
 
 def test_a_tokenizer_that_closes_every_text_does_not_close_a_prompt(tokenizer: Any) -> None:

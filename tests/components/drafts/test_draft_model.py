@@ -106,6 +106,15 @@ def test_a_given_model_drafts_what_it_says_itself(
     assert everywhere.shape == (23, 4) and everywhere[11].tolist() == expected.tolist()
 
 
+def test_a_given_model_too_small_for_feature_taps_still_drafts(
+    tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget
+) -> None:
+    one_layer = make_tiny_target("deepseek_v3", tmp_path / "one", num_layers=1, seed=3)
+    draft = open_draft(given(one_layer, tiny_folder("llama"), tmp_path / "out"), tiny_target("llama"))
+    ids = batch_of(tiny_target("llama"), num_rows=1).ids[0]
+    assert draft.propose(draft.new_state(64), columns(ids, 0, 5), 3, GREEDY, RNG).tokens.shape == (3,)
+
+
 def test_a_given_model_of_another_tokenizer_or_with_other_files_is_refused(
     tmp_path: Path, small_folder: Path, tiny_folder: Folder, tiny_target: MakeTarget
 ) -> None:

@@ -20,7 +20,7 @@ from components.drafts.files import open_draft, read_draft
 from components.drafts.mtp import Mtp
 from components.drafts.mtp_own import MtpOwn
 from components.drafts.train import train_draft
-from components.publish.export import _export
+from components.publish.mtp_stitch import stitch
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
@@ -151,7 +151,7 @@ def test_a_fine_tuned_module_is_put_back_and_nothing_else_changes(
         moved = {name: weight + 0.01 if weight.is_floating_point() else weight for name, weight in tensors.items()}
         save_file(moved, made.path / "model.safetensors", metadata={"format": "pt"})
     drafter = open_draft(made, target)
-    facts = _export(made, Target(key="", path=folder), target.shape, tmp_path / "mtp")
+    facts = stitch(folder, tmp_path / "mtp", read_draft(made.path)[1], target.shape.num_layers)
 
     before, after, own = stored_tensors(folder), stored_tensors(tmp_path / "mtp"), own_tensors(layout, folder)
     assert before.keys() == after.keys()

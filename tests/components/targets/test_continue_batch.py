@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.targets.generate import continue_batch, row_generator
+from components.targets.generate import Ask, continue_batch, continue_rows, row_generator
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 from components.targets.row_noise import row_count_noise
@@ -63,6 +63,58 @@ def test_rows_stop_at_the_end_token_and_the_others_go_on(target: AbstractTarget)
         cut = open_end.ids.index(end) + 1 if end in open_end.ids else 16
         assert answer.ids == open_end.ids[:cut]
         assert answer.ended == (end in open_end.ids)
+
+
+ASKS = [
+    Ask([3 + row] * (1 + 5 * row % 13), 3 + 7 * row % 17, 1.0 if row % 3 == 2 else 0.0, row_generator(7, str(row)))
+    for row in range(11)
+]
+
+
+def fresh(asks: list[Ask]) -> list[Ask]:
+    """The same rows with generators that have drawn nothing."""
+    return [ask._replace(generator=row_generator(7, str(row))) for row, ask in enumerate(asks)]
+
+
+def test_a_row_says_the_same_whoever_had_its_place_before(target: AbstractTarget) -> None:
+    """Ragged prompts and limits over few places: every row is as it would be alone, greedy or sampled."""
+    alone = [continue_rows(target, [ask], batch_size=1)[0] for ask in fresh(ASKS)]
+    for batch_size in (2, 3, 8, 64):
+        assert continue_rows(target, fresh(ASKS), batch_size=batch_size) == alone
+    assert [len(one.ids) for one in alone if not one.ended] == [
+        ask.limit for ask, one in zip(ASKS, alone, strict=True) if not one.ended
+    ]
+
+
+def test_work_is_done_when_the_last_row_is(target: AbstractTarget) -> None:
+    shares: list[float] = []
+    continue_rows(target, fresh(ASKS), batch_size=4, on_pass=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1.0 and all(share < 1.0 for share in shares[:-1])
+
+
+def test_no_pass_is_spent_on_rows_that_have_ended(target: AbstractTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    forward = type(target).forward
+
+    def counted(self: AbstractTarget, ids: torch.Tensor, *args: Any, **more: Any) -> Any:
+        rows.append(ids.shape[0])
+        return forward(self, ids, *args, **more)
+
+    monkeypatch.setattr(type(target), "forward", counted)
+    limits = [40, 2, 2, 2, 2, 2, 2, 2]
+    continue_rows(target, [Ask([5], limit) for limit in limits], batch_size=4, stop_at_eos=False)
+    assert max(rows) <= 4 and rows[-30:] == [1] * 30
+    assert sum(rows) < 40 * 4 / 2  # static batches would take 160 and more
+
+
+def test_a_cache_that_takes_no_others_is_filled_batch_by_batch(
+    target: AbstractTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = continue_rows(target, fresh(ASKS), batch_size=4)
+    monkeypatch.setattr(
+        type(target.new_cache(1, 1)), "takes_others", property(lambda self: False, lambda self, _: None)
+    )
+    assert continue_rows(target, fresh(ASKS), batch_size=4) == together
 
 
 def test_row_count_noise_is_small_and_not_nothing(target: AbstractTarget) -> None:

@@ -1,0 +1,120 @@
+"""What recording features will cost, said before it starts: bytes on disk, and time by a short probe of real rows.
+
+Bytes follow from the number of tokens alone. Seconds follow from the passes that will run, padding included, at the
+speed of a few of them: the probe runs in the process that will record, its first pass only warms up, and it ends early
+where a pass takes long. Attention's share grows with the length of a row, so the passes are spread over the lengths. On
+a cluster there is no probe: starting one takes longer, and the first shards tell as much.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from components.contract import Context, UserError
+
+if TYPE_CHECKING:
+    from components.data.feature_storage import Storage
+
+SPARE_BYTES: Final = 256 << 20
+"""Disk space left free for everything else."""
+PROBE_PASSES: Final = 3
+PROBE_SECONDS: Final = 20.0
+"""The probe starts no pass after so long."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A shard of answers to try, and how. target: the artifact's directory."""
+
+    answers: Path
+    target: Path
+    tokens_per_pass: int
+    device: str
+    num_threads: int
+
+
+def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, *, share_left: float) -> None:
+    """Say how much disk the features take; raises UserError when it has not that much for the share left to write."""
+    from components.data.feature_storage import bytes_per_token
+
+    size = num_tokens * bytes_per_token(hidden_size, storage)
+    what = "ids and masks only" if storage == "none" else f"4 x {hidden_size} {storage}"
+    ctx.note(f"features: {num_tokens} tokens x {what} = {size / 2**20:.0f} MiB on disk")
+    free = shutil.disk_usage(ctx.out).free
+    if size * share_left + SPARE_BYTES > free:
+        live = "or take data.features_on_the_fly"
+        smaller = {"bf16": f", set storage: fp8, {live}", "fp8": f", {live}", "none": ""}[storage]
+        raise UserError(
+            f"features need {size * share_left / 2**20:.0f} MiB and {SPARE_BYTES >> 20} MiB to spare, the disk at "
+            f"{ctx.out} has {free / 2**20:.0f} MiB free; free some, answer fewer prompts{smaller}"
+        )
+
+
+def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> float | None:
+    """Seconds that passes over shards of answers take; None on a cluster, and where so few are not worth a probe.
+
+    probe: `answers` is one of the shards.
+    """
+    from components.data.feature_passes import grouped, padded_tokens
+
+    if ctx.mapper is not None:
+        return None
+    lengths = [lengths_of(shard) for shard in shards]
+    if sum(len(grouped(of_shard, probe.tokens_per_pass)) for of_shard in lengths) <= 2 * PROBE_PASSES:
+        return None
+    return seconds_per_token(probe) * sum(padded_tokens(of_shard, probe.tokens_per_pass) for of_shard in lengths)
+
+
+def seconds_per_token(probe: Probe) -> float:
+    """Seconds a token, padding included, of passes over a few groups of rows of a shard."""
+    import torch
+
+    from components.data.answers import read_shard
+    from components.data.feature_passes import grouped, one_pass
+    from components.targets.opened import opened_target
+
+    torch.set_num_threads(probe.num_threads)
+    rows = [conversation.ids for conversation in read_shard(probe.answers)]
+    model = opened_target(probe.target, probe.device)
+    groups = grouped([len(row) for row in rows], probe.tokens_per_pass)
+    chosen = [groups[round(place)] for place in _spread(len(groups), min(PROBE_PASSES, len(groups)))]
+    seconds, tokens, began = 0.0, 0, time.perf_counter()
+    for number, group in enumerate([chosen[0], *chosen]):
+        if number and time.perf_counter() - began > PROBE_SECONDS:
+            break
+        if number == 1:
+            seconds, tokens = 0.0, 0  # the first pass has warmed up
+        start = time.perf_counter()
+        one_pass(
+            model, [rows[index] for index in group]
+        )  # ends on the CPU, where finiteness is read: nothing is pending
+        seconds += time.perf_counter() - start
+        tokens += len(group) * max(len(rows[index]) for index in group)
+    return seconds / tokens
+
+
+def lengths_of(shard: Path) -> list[int]:
+    """Tokens of each conversation of a shard of answers, without reading them."""
+    from safetensors import safe_open
+
+    with safe_open(shard, framework="pt") as opened:
+        lengths: list[int] = opened.get_tensor("offsets").diff().tolist()
+    return lengths
+
+
+def told(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _spread(count: int, wanted: int) -> Iterator[float]:
+    """`wanted` places from 0 to count - 1, evenly; the middle for one."""
+    for i in range(wanted):
+        yield (count - 1) * (i / (wanted - 1) if wanted > 1 else 0.5)

@@ -1,0 +1,61 @@
+"""Where the columns of a training batch stand and what they may see: one document a row, or several packed into one.
+
+Packed documents attend block by block (a column sees the columns of its own document up to itself) and count their
+positions from their own start, so each is computed as if it were alone. No step may guess across a border: that is kept
+by the answer mask, which a packed batch clears at every document's first token. No root reads that token's mask where
+a document stands alone (M_k of masks.py looks ahead of its column), so clearing it loses nothing.
+
+Shapes: B rows, T columns, R chosen columns of each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+
+class Documents(NamedTuple):
+    """Which document every column of a packed batch belongs to."""
+
+    numbers: Tensor  # int64 [B, T]: 0, 1, ... over the whole batch; -1 on padding
+    positions: Tensor  # int64 [B, T]: columns since the document's first
+
+
+@final
+class CausalMask:
+    """Positions and visibility of T columns."""
+
+    def __init__(self, num_columns: int, device: torch.device, documents: Documents | None = None) -> None:
+        self.columns = torch.arange(num_columns, device=device)
+        self.documents = documents
+
+    @property
+    def positions(self) -> Tensor:
+        """Rotary positions: int64 [T], or [B, T] where documents are packed."""
+        return self.columns if self.documents is None else self.documents.positions
+
+    @property
+    def visible(self) -> Tensor | None:
+        """What each column sees, bool [B, 1, T, T]; None: every column up to itself (torch's is_causal)."""
+        if self.documents is None:
+            return None
+        numbers = self.documents.numbers
+        return ((self.columns <= self.columns[:, None]) & (numbers[:, None] == numbers[..., None]))[:, None]
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Positions of chosen columns, int64 [B, R]."""
+        return rows if self.documents is None else self.documents.positions.gather(1, rows)
+
+    def unseen(self, rows: Tensor) -> Tensor:
+        """The columns that chosen ones, int64 [B, R], do not see: bool [B, 1, 1, R, T]."""
+        later = self.columns > rows[:, None, None, :, None]
+        if self.documents is None:
+            return later
+        numbers = self.documents.numbers
+        return later | (numbers[:, None] != numbers.gather(1, rows)[..., None])[:, None, None]
+
+    def is_first(self, batch_size: int) -> Tensor:
+        """Columns at position 0: bool [B, T]."""
+        return (self.positions == 0).expand(batch_size, -1)

@@ -1,0 +1,57 @@
+"""Rows for steps that make or take chats, and `collect_chats` under the invariant that every row is accounted for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.contract import Chats, Context
+from components.data.chat_collecting import collect_chats
+from components.data.chat_sources import ChatSource
+from components.data.chats import read_chats, read_dropped, read_manifest
+
+SUBJECTS = ("rivers", "bridges", "ovens", "clocks", "kites", "seeds", "stones", "wheels", "lamps", "shoes")
+
+
+def rows(number: int, start: int = 0) -> list[dict[str, str]]:
+    return [
+        {
+            "prompt": f"Explain in few words how the {index} {SUBJECTS[index % 10]} of our town are looked after.",
+            "response": f"The {SUBJECTS[index % 10]} are looked after by {index + 2} people who meet every morning.",
+        }
+        for index in range(start, start + number)
+    ]
+
+
+def write_lines(file: Path, content: Sequence[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content), encoding="utf-8")
+    return file
+
+
+def context(folder: Path, notes: list[str] | None = None) -> Context:
+    (folder / "scratch").mkdir(parents=True, exist_ok=True)
+    (folder / "out").mkdir(exist_ok=True)
+
+    def send(event: Any) -> None:
+        if notes is not None and event["event"] == "note":
+            notes.append(event["message"])
+
+    return Context(key="k", out=folder / "out", scratch=folder / "scratch", send=send)
+
+
+def collect(folder: Path, *sources: str | ChatSource | dict[str, Any], **settings: Any) -> Chats:
+    given = [ChatSource.model_validate(one) for one in sources]
+    made = collect_chats(sources=given, ctx=context(folder, settings.pop("notes", None)), **settings)
+    counted = made.info
+    assert counted["num_rows"] + counted["num_dropped"] == counted["num_read"]
+    assert sum(counted["dropped"].values()) == counted["num_dropped"] == len(list(read_dropped(made.path)))
+    assert len(list(read_chats(made))) == counted["num_rows"] == read_manifest(made)["num_rows"]
+    return made
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
