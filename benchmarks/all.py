@@ -12,10 +12,15 @@ from benchmarks.finished import missing_for
 from benchmarks.record import ROOT
 
 BENCHMARKS: dict[str, tuple[str, ...] | None] = {
+    "answering_speed": None,
     "bootstrap": None,
     "commands": (),
+    "datasets_at_scale": None,
+    "feature_precision": None,
+    "feature_store": None,
     "history": None,
     "identity": ("target", "draft"),
+    "packing": None,
     "predicted_measured": ("target", "draft"),
     "trees": ("target", "draft"),
 }

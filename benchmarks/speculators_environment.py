@@ -2,6 +2,8 @@
 
 Made once under the user's cache directory, or where DRAFTSMITH_SPECULATORS_ENV says. torch is the version that
 Draftsmith is pinned to, from wherever TORCH_INDEX says (see install.py), so that both sides run the same kernels.
+
+    python -m benchmarks.speculators_environment       makes it, where it is not there
 """
 
 from __future__ import annotations
@@ -51,3 +53,7 @@ def _version(interpreter: Path) -> str:
 def _run(command: list[str]) -> None:
     if subprocess.run(command, check=False).returncode != 0:
         raise SystemExit(f"speculators: `{' '.join(command)}` failed, its own message is above")
+
+
+if __name__ == "__main__":
+    python()

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from components.comparison_rows import AcceptanceByLanguage as AcceptanceByLanguage
+from components.comparison_rows import Drift as Drift
+from components.comparison_rows import EngineComparison as EngineComparison
+from components.comparison_rows import PairedComparison as PairedComparison
+
 
 @dataclass(frozen=True)
 class AcceptanceMap:
@@ -24,6 +29,9 @@ class AcceptanceMap:
     repeated_bigrams: share of the answer's bigrams that occurred before in it; repetition flatters acceptance.
     tree_budget: None for a chain. For a tree, the guesses verified in one pass; accepted[i] is then the length of the
         path kept, and replaying it at k_max (its depth) gives the tree's acceptance length.
+    prompt_tokens: tokens before output token 0; None in rows written before it was kept.
+    language: of the prompt, "" where it is not known. num_guessable: how many of output tokens 1 .. num_tokens - 1 are
+        in the draft vocabulary at all, a bound on what can be kept; None in rows written before it was counted.
     """
 
     target_key: str
@@ -39,6 +47,9 @@ class AcceptanceMap:
     repeated_bigrams: float
     dtype: str
     tree_budget: int | None = None
+    prompt_tokens: int | None = None
+    language: str = ""
+    num_guessable: int | None = None
 
 
 @dataclass(frozen=True)
@@ -201,66 +212,6 @@ class DepthChoice:
 
 
 @dataclass(frozen=True)
-class PairedComparison:
-    """A challenger against the champion on the same prompts of one session; ratio > 1: the challenger is better.
-
-    quantity: decode_speed (kept tokens a second, each at its own chosen depth) or acceptance_length (tokens a round,
-    both replayed at one depth, the challenger's). lo, hi: 95 % interval of the ratio over prompts, resampled together.
-    margin: share by which the challenger may lie below. verdict: better (lo > 1), not_worse (lo >= 1 - margin), worse
-    (hi < 1 - margin), else undecided.
-    """
-
-    session_id: str
-    selection_id: str
-    target_key: str
-    challenger_key: str
-    champion_key: str
-    method: str
-    champion_method: str
-    workload: str
-    quantity: str
-    challenger_depth: int
-    champion_depth: int
-    num_prompts: int
-    challenger_value: float
-    champion_value: float
-    ratio: float
-    lo: float
-    hi: float
-    margin: float
-    verdict: str
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Acceptance length of one drafter on new traffic against that on the prompts it was released with.
-
-    then: the prompts of the release; now: the new ones. change: al_now - al_then in tokens a round; intervals are 95 %
-    over prompts, the two sets resampled apart, since they share none. drifted: the interval of change excludes zero.
-    """
-
-    session_id: str
-    target_key: str
-    draft_key: str
-    method: str
-    workload: str  # of the new prompts; "all" pools them
-    workload_then: str  # what it is held against: the same workload where the release had it, else "all"
-    depth_k: int
-    num_prompts_then: int
-    num_prompts_now: int
-    al_then: float
-    then_lo: float
-    then_hi: float
-    al_now: float
-    now_lo: float
-    now_hi: float
-    change: float
-    lo: float
-    hi: float
-    drifted: bool
-
-
-@dataclass(frozen=True)
 class QualityFlag:
     """A named reason to doubt a number, with its value. severity: info | warning | fault."""
 
@@ -310,8 +261,10 @@ TABLES: dict[str, type[Any]] = {
     "depth_choice": DepthChoice,
     "paired_comparison": PairedComparison,
     "drift": Drift,
+    "acceptance_by_language": AcceptanceByLanguage,
     "quality_flag": QualityFlag,
     "engine_acceptance": EngineAcceptance,
+    "engine_comparison": EngineComparison,
 }
 
 Row = TypeVar("Row")

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from components.contract import UserError
-from flows.commands import ask, choose, make, measured, operate, registry
+from flows.commands import ask, choose, make, measured, operate, registry, validate
 from flows.commands.terminal import Invocation, complain, say
 from flows.signature import named_packages
 from storage.artifacts import default_home
@@ -39,6 +39,7 @@ for _command in (
     make.check,
     make.plan,
     make.run,
+    validate.validate,
     ask.show,
     ask.query,
     ask.compact,

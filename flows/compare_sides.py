@@ -1,7 +1,7 @@
 """What `draftsmith compare` takes: a run, a drafter, a policy, a release or a registered version, as one way to serve.
 
-A side is a drafter at a depth, or with a tree of some budget. A run, a policy and a release say both; a drafter is taken at the depth that was last
-chosen for it, unless one is given. Nothing is measured here.
+A side is a drafter at a depth, or with a tree of some budget. A run, a policy and a release say both; a drafter is
+taken at the depth that was last chosen for it, unless one is given. Nothing is measured here.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
-from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
+from components.contract import Artifact, Conversations, DepthPolicy, Measurements, Page, Release
 from components.escapes import in_markdown
+from components.report.answers_card import answers_card
 from components.report.cards import decision_card, measurements_card, page_card
 from components.report.tables import Table
 from flows.direct import RunOutcome
@@ -90,6 +91,8 @@ class Screen:
             self._markdown(f"decision-{step.name}", lambda: decision_card(artifact), "how deep to draft, and why")
         elif isinstance(artifact, Measurements):
             self._markdown(f"measured-{step.name}", lambda: measurements_card(artifact), "what was measured")
+        elif isinstance(artifact, Conversations):
+            self._markdown(f"answers-{step.name}", lambda: answers_card(artifact), "what is trained on")
         elif isinstance(artifact, Page):
             self._markdown(f"report-{step.name}", lambda: self._where_page_is(artifact), "the report")
 

@@ -31,6 +31,8 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     say("kind", content["kind"])
     say("key", key)
     say("path", store.path_of(key))
+    if "sample.html" in content["files"]:
+        say("to look at", store.path_of(key) / "sample.html")
     elsewhere = found.why == "absent"  # its record came from the shared store
     state = "in the shared store, not on this machine" if elsewhere else f"BROKEN: {found.why}"
     say("state", "whole" if found.artifact is not None else state)
@@ -45,6 +47,12 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     for name, value in content["info"].items():
         say(f"  {name}", one_line(value, 200))
     files = content["files"]
+    if "dropped.parquet" in files and found.artifact is not None:
+        from components.data.chats import dropped_examples
+
+        for row in dropped_examples(store.path_of(key)):
+            place = f"{row['source']} {row['where']}: " if row["where"] else ""
+            say("dropped, such as", one_line(f"{row['reason']}: {place}{row['excerpt']}", 200))
     for name, facts in list(files.items())[:MAX_FILES]:
         say("file" if name == next(iter(files)) else "", f"{name}  {facts['size']:,} bytes")
     if len(files) > MAX_FILES:

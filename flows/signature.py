@@ -175,11 +175,24 @@ def _slot(address: str, name: str, hint: Any, parameter: inspect.Parameter) -> S
     return Slot(kind=kind, many=many, optional=parameter.default is not parameter.empty)
 
 
+def _dotted(place: tuple[str | int, ...]) -> str:
+    """Where in a setting: "sources[0].max_rows"; without the names of types, which pydantic puts among them."""
+    said = ""
+    for part in place:
+        if isinstance(part, int):
+            said += f"[{part}]"
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
+            said += f".{part}"
+    return said.removeprefix(".")
+
+
 def _setting_fault(fault: Any, known: tuple[str, ...]) -> tuple[tuple[str | int, ...], str]:
     place = tuple(fault["loc"])
-    name, kind, given = str(place[0]) if place else "", fault["type"], fault["input"]
+    name, kind, given = _dotted(place), fault["type"], fault["input"]
     if kind == "extra_forbidden" and len(place) == 1:
         return place, f"unknown setting '{name}'{did_you_mean(name, known)}"
+    if kind == "extra_forbidden":
+        return place, f"unknown setting '{name}'"
     if kind == "missing" and len(place) == 1:
         return (), f"the setting '{name}' is missing"
     if kind == "literal_error":
@@ -189,6 +202,8 @@ def _setting_fault(fault: Any, known: tuple[str, ...]) -> tuple[tuple[str | int,
         return place, f"setting '{name}' must be one of {expected}, not {show(given)}" + (
             said if "mean" in said else ""
         )
+    if kind == "value_error":  # the type's own words
+        return place, f"setting '{name}': {one_line(fault['msg']).removeprefix('Value error, ')}"
     return place, f"setting '{name}': {one_line(fault['msg'])}, not {show(given)}".replace(
         "Input should be", "must be", 1
     )

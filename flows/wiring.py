@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.contract import UserError
+from flows.held_apart import trained_on_benchmark
 from flows.inserts import fill
 from flows.problems import Problems, did_you_mean, one_line
 from flows.runs_on import HERE, RunsOn, misplaced, of_step
+from flows.served import unserved
 from flows.signature import PACKAGES, Slot, StepFunction, resolve
 from flows.sources import is_outside, reference_error, source_misfit, source_name
 from flows.spec import PipelineSpec, Spec, StepSpec, pipeline_of
@@ -119,6 +121,10 @@ class _Wirer:
         for base in order:
             self._wire_step(base, self.pipeline.steps[base])
         steps = tuple(step for base in order for step in self.made.get(base, []))
+        for line, what in trained_on_benchmark(steps):
+            self.problems.add(line, what)
+        for base, why in unserved(steps):
+            self._note(base, why, "with", "engines")
         return Wiring(steps, tuple(self.skipped.items()))
 
     def _note(self, base: str, message: str, *place: str | int) -> None:

@@ -3,7 +3,8 @@
 The champion's place is taken on evidence that anybody can ask for again: prompts that both decoded, paired. The
 challenger need not be shown to be faster, only not slower (by more than `max_slowdown`) with 95 % confidence; its text
 must be that of plain decoding; no workload's acceptance may fall for sure; its weights may not grow beyond measure.
-Without a champion the release's own gate (speedup.confirm_depth) decides alone, and it is asked for in any case.
+Without a champion the release's own gate (speedup.confirm_depth) decides alone, and it is asked for in any case; so are
+the engines that served the drafter, where there are such (speedup.compare_engines, engine_gate.sql).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _SQL = Path(__file__).with_name("promotion_gate.sql")
+_ENGINES = Path(__file__).with_name("engine_gate.sql")
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,14 @@ def decide(
     passed = challenger.get("gate.status") == "passed"
     asked = "no check of the release itself fails" + (f" ({', '.join(failed)})" if failed else "")
     own = Check("own_gate", passed, float(len(failed)), None, None, asked)
-    checks: Sequence[Check] = (own,)
+    checks: Sequence[Check] = (own, *compare_engines(home, challenger))
     if champion is not None:
-        checks = (own, *compare(home, challenger, champion, limits or Limits()))
+        checks = (*checks, *compare(home, challenger, champion, limits or Limits()))
     return Decision(tuple(checks), against)
 
 
 def compare(home: Path, challenger: Mapping[str, str], champion: Mapping[str, str], limits: Limits) -> list[Check]:
     """Every check against the champion."""
-    from storage.results import query
-
     revisions = [tags.get("draftsmith.target_revision") for tags in (challenger, champion)]
     parameters: dict[str, Any] = {
         **_side("challenger", challenger),
@@ -115,7 +115,18 @@ def compare(home: Path, challenger: Mapping[str, str], champion: Mapping[str, st
         **dataclasses.asdict(limits),
         "same_target": revisions[0] is not None and revisions[0] == revisions[1],
     }
-    names, rows = query(_SQL.read_text(encoding="utf-8"), home, parameters)
+    return _checks(home, _SQL, parameters)
+
+
+def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
+    """Whether serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
+    return _checks(home, _ENGINES, {"draft_key": challenger.get("draftsmith.draft_key", "")})
+
+
+def _checks(home: Path, sql: Path, parameters: Mapping[str, Any]) -> list[Check]:
+    from storage.results import query
+
+    names, rows = query(sql.read_text(encoding="utf-8"), home, parameters)
     found = [dict(zip(names, row, strict=True)) for row in rows]
     return [Check(**{field.name: row[field.name] for field in dataclasses.fields(Check)}) for row in found]
 

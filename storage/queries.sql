@@ -59,6 +59,16 @@ SELECT created_at, method, workload, batch_size, kv_len, depth_k, verdict, speed
 FROM v_choice WHERE $method IS NULL OR method = $method
 ORDER BY created_at DESC, method, draft_key, workload LIMIT $limit;
 
+-- query: languages
+-- about: Acceptance length by language of drafters that learned from different mixes, newest first.
+-- param: language text  one language (en, zh, ..., all)
+-- param: pipeline text  one pipeline only
+-- param: limit int = 60  rows at most
+SELECT created_at, language, trained_on, num_prompts, method, depth_k, al, al_lo, al_hi, change, change_lo, change_hi, verdict, coverage,
+       left(draft_key, 12) AS draft_key
+FROM v_language WHERE ($language IS NULL OR language = $language) AND ($pipeline IS NULL OR pipeline = $pipeline)
+ORDER BY created_at DESC, language, verdict <> 'baseline', trained_on LIMIT $limit;
+
 -- query: edge
 -- about: 3 and 7 drafts, the common settings on CPUs, beside the chosen depth.
 -- param: method text  one method
@@ -106,7 +116,7 @@ ORDER BY created_at DESC, method, depth_k, workload;
 -- param: artifact text  the beginning of the key of an end-to-end measurement
 -- param: method text  one method
 -- param: workload text = all  one workload
--- first: at = SELECT max(created_at) FROM round WHERE $artifact IS NULL OR starts_with(artifact_key, $artifact)
+-- first: at = SELECT max(created_at) FROM round WHERE ($artifact IS NULL OR starts_with(artifact_key, $artifact)) AND ($method IS NULL OR artifact_key IN (SELECT artifact_key FROM request WHERE method = $method AND num_rounds > 0))
 SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, drafted, reached, accepted, accept_uncond, accept_cond,
        accept_joint, accept_of_rounds, accept_uncond_macro, accept_cond_macro
 FROM v_position
@@ -136,6 +146,16 @@ FROM v_speedup
 WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
 ORDER BY created_at DESC, method, depth_k;
 
+-- query: throughput
+-- about: Tokens a second of all requests decoded together, by batch size, and over plain decoding of the same batch size.
+-- param: method text  one method
+-- param: newest int = 10  measurements to look at
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE NOT is_warmup AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, kernel, engine, batches, requests, tok_s, speedup_vs_plain, left(draft_key, 12) AS draft_key
+FROM v_throughput
+WHERE created_at >= $since AND ($method IS NULL OR method IN ($method, 'none'))
+ORDER BY created_at DESC, batch_size, method, depth_k;
+
 -- query: costs
 -- about: What a pass costs, by batch size and context length; the newest measurements.
 -- param: method text  one method
@@ -163,6 +183,17 @@ FROM v_parity WHERE created_at >= $since ORDER BY divergences DESC, created_at D
 SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, requests, rounds, al_pooled_incl_bonus,
        accepted_per_round_excl_bonus, draft_acceptance_rate, accept_of_rounds, source, left(draft_key, 12) AS draft_key
 FROM v_engine_acceptance WHERE $engine IS NULL OR engine = $engine ORDER BY created_at DESC LIMIT $limit;
+
+-- query: engines_beside_ours
+-- about: Predicted, ours and the engine side by side: texts, acceptance length and speedup of the same drafter on the same prompts.
+-- param: engine text  one engine
+-- param: workload text = all  one workload
+-- param: limit int = 40  rows at most
+SELECT created_at, engine, engine_version, method, depth_k, workload, verdict, num_identical, num_ties, num_compared, al_pred, al_ours, al_engine,
+       num_paired, num_different, speedup_pred, speedup_ours, speedup_engine, left(draft_key, 12) AS draft_key
+FROM v_engine_comparison
+WHERE ($engine IS NULL OR engine = $engine) AND ($workload IS NULL OR workload = $workload)
+ORDER BY created_at DESC, engine, method, depth_k LIMIT $limit;
 
 -- query: flags
 -- about: Reasons to doubt a number, the worst and newest first.

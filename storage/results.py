@@ -222,7 +222,8 @@ def _connect(home: Path) -> duckdb.DuckDBPyConnection:
     for table in all_tables():
         connection.register(table, dataset(files_of(home, table), schema=reading_schema(table), format="parquet"))
     connection.execute(_VIEWS.read_text(encoding="utf-8")).fetchall()
-    for setting in ("enable_external_access=false", "lock_configuration=true"):
+    # A progress bar would stand in front of answers that other programs read.
+    for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")
     return connection
 

@@ -119,6 +119,22 @@ SELECT created_at, artifact_key, session_id, target_key, draft_key, method, dept
        quantile_cont(decode_ns / nullif(after_first, 0), 0.99) FILTER (WHERE decode_ns > 0) / 1e6 AS tpot_ms_p99
 FROM each GROUP BY ALL;
 
+-- Throughput: tokens of everything decoded side by side over the time until the last of them was done, prefill left out; v_speed is
+-- what one request sees. Requests that a server decoded side by side share no batch_id (they come and go): they are not here.
+CREATE VIEW v_throughput AS
+WITH batch AS (
+  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+         num_threads, engine, coalesce(batch_id, request_id) AS batch_id, count(*) AS requests,
+         sum(tokens_kept - coalesce(first_chunk_tokens, 1)) AS tokens, max(decode_ns) AS wall_ns
+  FROM request WHERE NOT is_warmup AND status <> 'error' AND (batch_size = 1 OR batch_id IS NOT NULL) GROUP BY ALL),
+arm AS (
+  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+         num_threads, engine, count(*) AS batches, sum(requests)::BIGINT AS requests, 1e9 * sum(tokens) / nullif(sum(wall_ns), 0) AS tok_s
+  FROM batch GROUP BY ALL)
+SELECT *, tok_s / max(tok_s) FILTER (WHERE method = 'none') OVER
+            (PARTITION BY created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, engine) AS speedup_vs_plain
+FROM arm;
+
 -- What one arm did with one prompt, repetitions summed: what comparisons are paired on. tokens: kept after the first (after an
 -- engine's first chunk), in decode_ns.
 CREATE VIEW v_arm_prompt AS
@@ -201,6 +217,14 @@ SELECT quantity, workload, method, challenger_depth, challenger_value, champion_
        created_at
 FROM paired_comparison;
 
+-- Acceptance length by language, a drafter for each training mix: the newest comparison of each pair of drafters at each depth. change:
+-- against the baseline's drafter on the same prompts. coverage: answer tokens that the drafter can guess at all.
+CREATE VIEW v_language AS
+SELECT language, array_to_string(trained_on, '+') AS trained_on, num_trained_on, num_prompts, method, depth_k, al, al_lo, al_hi, change, change_lo,
+       change_hi, verdict, coverage, draft_key, baseline_key, target_key, session_id, pipeline, run_id, machine_id, artifact_key, created_at
+FROM acceptance_by_language
+QUALIFY created_at = max(created_at) OVER (PARTITION BY draft_key, baseline_key, depth_k);
+
 -- What serving engines counted about themselves, pooled over the server; positions as they report them, over all rounds.
 CREATE VIEW v_engine_acceptance AS
 SELECT created_at, engine, engine_version, source, method, depth_k, workload, concurrency, num_requests AS requests, num_rounds AS rounds,
@@ -211,6 +235,13 @@ SELECT created_at, engine, engine_version, source, method, depth_k, workload, co
        [kept / nullif(num_rounds, 0) FOR kept IN accepted_per_position] AS accept_of_rounds,
        target_key, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
 FROM engine_acceptance;
+
+-- A serving engine beside our own loop on the same prompts: predicted, ours and the engine's. gap: of acceptance length, engine over ours.
+CREATE VIEW v_engine_comparison AS
+SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, verdict, num_prompts, num_compared, num_identical, num_ties,
+       num_divergences, num_paired, num_different, al_pred, al_ours, al_engine, al_engine / al_ours - 1 AS gap, tolerance, our_rounds_from,
+       speedup_pred, speedup_ours, speedup_engine, target_key, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
+FROM engine_comparison;
 
 -- Reasons to doubt a number, newest first.
 CREATE VIEW v_flags AS

@@ -116,7 +116,7 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
     """Answer and map the prompts of one shard and write its file; gives how many. Runs wherever the paths are seen."""
     import torch
 
-    from components.bench.acceptance_map import acceptance_map, extra_tokens, repeated_bigrams
+    from components.bench.acceptance_map import acceptance_map, extra_tokens, guessable_tokens, repeated_bigrams
     from components.bench.subjects import greedy_answers, kept_length
     from components.bench.trees import check_branching, tree_shape
     from components.decoding.tree_acceptance import tree_acceptance
@@ -147,6 +147,9 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
             proxy_accepted=found.proxy_accepted,
             repeated_bigrams=repeated_bigrams(answer[:kept]),
             dtype=shard.dtype,
+            prompt_tokens=len(prompt.ids),
+            language=prompt.language,
+            num_guessable=guessable_tokens(answer[1:kept], drafter),
         )
         rows.append(row)
         for budget in shard.trees:

@@ -81,6 +81,15 @@ def _run_lengths(right: list[bool], count: int, longest: int) -> list[int]:
     return [min(run, longest) for run in runs[:count]]
 
 
+def guessable_tokens(tokens: Sequence[int], draft: Drafter) -> int:
+    """How many of these tokens are in the draft vocabulary at all; all of them where a drafter has none."""
+    ids = getattr(draft, "draft_ids", None)
+    if ids is None:
+        return len(tokens)
+    known = set(ids.tolist())
+    return sum(token in known for token in tokens)
+
+
 def repeated_bigrams(tokens: Sequence[int]) -> float:
     """The share of bigrams that occurred before in the same text; 0 for fewer than two tokens."""
     bigrams = list(itertools.pairwise(tokens))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Machine, Measurements, Prompts, Target, UserError
+from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 
 if TYPE_CHECKING:
     from components.bench.llama_cpp_rows import Run
@@ -41,6 +41,7 @@ _ATTEMPTS: Final = 8
 def measure_llama_cpp(
     target: Target,
     prompts: Prompts,
+    draft: Draft | None = None,
     *,
     model: Annotated[str, Field(min_length=1)],
     draft_model: str = "",
@@ -64,10 +65,11 @@ def measure_llama_cpp(
     Args:
         target: the model in Hugging Face format; its tokenizer encodes the prompts.
         prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        draft: the drafter that `draft_model` was made from; its key stands in the rows.
         model: the same model as a GGUF file.
         draft_model: the drafter as a GGUF file; empty where the model holds it (draft-mtp).
         speculation: llama.cpp's --spec-type.
-        draft_key: the artifact key of the drafter, where it is one of ours.
+        draft_key: the artifact key of the drafter, where it is one of ours and `draft` is not given.
         depths: guesses a round (--spec-draft-n-max); 3 and 7 are common on a CPU. Empty measures plain only.
         programs: the folder with llama-completion and llama-speculative-simple; empty looks on the PATH.
         num_prompts: test prompts of each workload, evenly over the split.
@@ -100,26 +102,25 @@ def measure_llama_cpp(
     settings = Settings(
         model, draft_model, speculation, max_new_tokens, room, num_threads or ctx.num_threads, timeout_s
     )
-    runs = []
-    for number, (rep, is_warmup, prompt, depth) in enumerate(plan):
+    runs: list[Run] = []
+    for rep, is_warmup, prompt, depth in plan:
         runs.append(_run(tools, settings, tokenizer, prompt, depth, rep, is_warmup, ctx.scratch / "prompt.txt"))
-        ctx.progress(number + 1, len(plan), "runs")
+        ctx.progress(len(runs), len(plan), "runs")
     if all(run.printed is None for run in runs):
         raise UserError(f"{_SPECULATIVE}: every run failed; the first: {runs[0].error}")
-    identical = _compared(target, runs, tokenizer, num_compared, max_new_tokens, ctx)
+    draft_key = draft.key if draft is not None else draft_key
     shared = SessionFacts(
         ctx.key[:16], target.key, draft_key, _METHODS[speculation], version, dtype, settings.num_threads, max_new_tokens
     )
-    requests = shared.requests(runs, identical)
+    requests = shared.requests(runs, _compared(target, runs, tokenizer, num_compared, max_new_tokens, ctx))
     write_rows(ctx.out, [*requests, *shared.acceptance(runs)])
-    failed = sum(row.status == "error" for row in requests)
     return Measurements.made(
         ctx,
         {
             "engine": f"llama.cpp {version}".strip(),
             "num_prompts": len(timed),
             "num_runs": len(runs),
-            "num_failed": failed,
+            "num_failed": sum(row.status == "error" for row in requests),
             "machine_id": machine.machine_id,
             "num_threads": settings.num_threads,
         },

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.bench.engine_server import EngineServer
-from components.contract import Context, Machine, Measurements, Prompts, Target, UserError
+from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 
 if TYPE_CHECKING:
     import httpx
@@ -54,6 +54,7 @@ class Taken:
 def measure_server(
     target: Target,
     prompts: Prompts,
+    draft: Draft | None = None,
     *,
     servers: Annotated[list[EngineServer], Field(min_length=1)],
     label: str = "",
@@ -75,6 +76,7 @@ def measure_server(
     Args:
         target: the model they serve; its tokenizer encodes the prompts and counts tokens where a server does not.
         prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        draft: the drafter that servers of its method serve; its key is their draft_key where they state none.
         servers: base_url of each, with engine, model, method, depth_k, draft_key and api_key_variable where they say
             more than the server itself does.
         label: what is behind the addresses, in words; it is part of the step's key, which a server is not: change it,
@@ -112,7 +114,7 @@ def measure_server(
         warm_up = [asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
     expected = compared_answers(target, timed, num_compared, max_new_tokens, ctx)
     sweep = Sweep(max_new_tokens, temperature, sorted(set(concurrency)), reps, ctx)
-    taken = asyncio.run(sweep.run(servers, warm_up, timed, wait_s, timeout_s))
+    taken = asyncio.run(sweep.run([with_key(one, draft) for one in servers], warm_up, timed, wait_s, timeout_s))
     rows = EngineSession(ctx.key[:16], target.key, dtype, temperature).rows(taken, tokenizer, expected)
     if all(row.status == "error" for row in rows.requests):
         raise UserError(f"servers: every request failed; the first: {rows.requests[0].error}")
@@ -134,18 +136,19 @@ def measure_server(
     )
 
 
+def with_key(server: EngineServer, draft: Draft | None) -> EngineServer:
+    """The server with the key of the drafter that it serves, where it stated none."""
+    if draft is None or server.draft_key or server.method != draft.info["method"]:
+        return server
+    return server.model_copy(update={"draft_key": draft.key})
+
+
 def asked_of(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> Asked:
     """A prompt as ids, and as the text that a server without ids has to be given to see the same ones."""
     from components.bench.engine_answers import Asked
+    from components.data.server_tokens import text_of
 
-    text = None
-    beginning = getattr(tokenizer, "bos_token_id", None)
-    for part in (ids, ids[1:] if ids and ids[0] == beginning else ids):
-        shown = tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if list(tokenizer(shown, verbose=False)["input_ids"]) == ids:
-            text = shown
-            break
-    return Asked(prompt_id, workload, ids, text)
+    return Asked(prompt_id, workload, ids, text_of(tokenizer, ids))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from components.targets.model import AbstractTarget
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt as the target sees it."""
+    """A prompt as the target sees it. language: of the answer, "" where it is not known."""
 
     prompt_id: str
     workload: str
     ids: list[int]
+    language: str = ""
 
 
 def encoded_prompts(
@@ -43,7 +44,7 @@ def fitting_prompts(
     for number, prompt in enumerate(read_prompts(prompts, split), start=1):
         ids = encode_prompt(tokenizer, prompt)
         if len(ids) <= room:
-            found.append(EncodedPrompt(prompt.prompt_id, prompt.workload, ids))
+            found.append(EncodedPrompt(prompt.prompt_id, prompt.workload, ids, prompt.language))
         else:
             why = f"{len(ids)} tokens, and only {room} fit before {new_tokens} new ones"
             ctx.set_aside(f"prompts ({split})", number, why, prompt.prompt_id)

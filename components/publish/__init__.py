@@ -1,5 +1,6 @@
-"""What others can load: one file a format, exact checks, the model card, and the code that MLflow loads by itself."""
+"""What others can load: one file a format, exact checks, engine profiles, the model card, and what MLflow loads."""
 
-from components.publish.export import FORMATS, export_release
+from components.publish.export import export_release
+from components.publish.try_release import try_release
 
-__all__ = ["FORMATS", "export_release"]
+__all__ = ["export_release", "try_release"]

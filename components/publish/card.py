@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from components.escapes import in_code, in_markdown
+from components.publish.launch import launch_lines
 
 ALL = "all"
 
@@ -73,38 +73,22 @@ def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]
         "my_arms": [a for a in policy["arms"] if a["workload"] == ALL and a["draft_key"] == draft_key],
         "gate": policy["gate"],
         "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
-        "launch": launch_lines(record["serve"]["method"], depth, policy["engines"], model),
+        "launch": launch_lines(
+            record["serve"]["method"], depth, policy["engines"], model, _folders(record), record["settings"]
+        ),
     }
+
+
+def _folders(record: dict[str, Any]) -> dict[str, str]:
+    """format -> folder of the drafter that is served."""
+    mine = (pair for pair in record["formats"].items() if pair[1]["draft_key"] == record["serve"]["draft_key"])
+    return {facts["format"]: folder for folder, facts in mine}
 
 
 def _same(e: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
     """The interval of a DepthEval that belongs to an AcceptanceSummary, or {}."""
     same = (e["workload"], e["depth_k"]) == (a["workload"], a["depth_k"])
     return {k: e[k] for k in ("al", "al_lo", "al_hi")} if same else {}
-
-
-def launch_lines(method: str, depth: int, engines: dict[str, Any], target: str) -> list[tuple[str, str]]:
-    """(engine, command) for serving at a depth; empty where no engine reads the layout or nothing should be drafted.
-
-    engines: policy.json's, which knows how each engine is told the depth.
-    """
-    if depth == 0 or method != "eagle3" or not engines:
-        return []
-    target = shlex.quote(" ".join(target.split()))  # it is copied into a shell
-    config = json.dumps({"model": "./eagle3", **engines["vllm"]["speculative_config"]})
-    return [
-        ("vLLM", f"vllm serve {target} --speculative-config '{config}'"),
-        (
-            "SGLang",
-            f"python -m sglang.launch_server --model-path {target} --speculative-draft-model-path ./eagle3 "
-            f"{shlex.join(engines['sglang']['flags'])}",
-        ),
-        (
-            "llama.cpp",
-            f"python convert_hf_to_gguf.py ./eagle3 --target-model-dir {target} --outfile eagle3.gguf\n"
-            f"llama-server --model target.gguf --model-draft eagle3.gguf {shlex.join(engines['llama_cpp']['flags'])}",
-        ),
-    ]
 
 
 def times(value: float | None) -> str:

@@ -1,118 +1,211 @@
-"""The EAGLE-3 checkpoint that llama.cpp, vLLM, SGLang, speculators and SpecForge load.
+"""The EAGLE-3 checkpoint that llama.cpp, vLLM, SGLang, MNN, speculators and SpecForge load.
 
-Names and config keys are those of the first public EAGLE-3 release (`midlayer.*`, `d2t` as offsets). Three traps decide
-the config: `rope_theta` stands at top level (engines that look only there fall back to 10000); the positions are the
-target's (`max_position_embeddings` 2048, as in the first release, collapses acceptance on longer texts); the tapped
-layers are left out: every engine defaults to Hugging Face hidden_states[2, n//2, n-3], which is what we train on, while
-explicit ids mean different layers in different engines.
+Names and config keys are those of the first public EAGLE-3 release (`midlayer.*`, `d2t` as offsets). The tapped layers
+are left out of the config: every engine defaults to Hugging Face hidden_states[2, n//2, n-3], which is what we train
+on, while explicit ids mean different layers in different engines (profiles.py). EAGLE-3.1's two norms have the names
+and flags that vLLM reads; whether an engine honours them is its profile's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.publish.exact_check import LaidOut, Spec, check_tensors
+from components.publish.exact_check import LaidOut, Spec, check_vocabulary
+from components.publish.layout import AbstractLayout, OwnForm, Source, inner_size
+from components.publish.llama_block import (
+    COUNT,
+    Fact,
+    block_config,
+    block_specs,
+    check_block,
+    check_facts,
+    check_positions,
+    check_width,
+)
 from components.targets.model import TargetShape
 
+TAPS = "eagle_aux_hidden_state_layer_ids"
+FLAG = Fact(bool, optional=True)
+FLAGS = dict.fromkeys(("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"), FLAG)
+NUM_TAPS = 3
 
-def lay_out(tensors: Mapping[str, Tensor], shape: TargetShape, record: Mapping[str, Any]) -> LaidOut:
-    """Check an EAGLE-3 drafter's tensors against its target and give them their config.json.
 
-    tensors: the drafter's state dict, in the names above.
-    record: draft.json; it names the two sizes in which a drafter is free: draft vocabulary and MLP width.
-    Raises UserError, one line, for anything an engine might load wrongly.
-    """
-    where = "eagle3 checkpoint"
-    if newer := [name for name in ("fc_norm", "norm_output") if record["settings"].get(name)]:
-        raise UserError(
-            f"{where}: trained with {' and '.join(newer)} (EAGLE-3.1), which engines that load this layout drop without"
-            " a word, all but the newest vLLM; train it without to publish it"
+@final
+class Eagle3Layout(AbstractLayout):
+    """See the module docstring."""
+
+    format = "eagle3"
+    methods = ("eagle3",)
+
+    def lay_out(self, own: OwnForm, source: Source) -> LaidOut:
+        """See AbstractLayout. Our own names are the format's."""
+        shape, settings = source.shape, own.settings
+        config = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "target_hidden_size": shape.hidden_size,
+            "draft_vocab_size": drafted_tokens(own, shape.vocab_size),
+            **block_config(shape, intermediate_size=inner_size(own, shape), num_layers=1, dtype=dtype_of(own)),
+            **{name: True for name in ("fc_norm", "norm_output") if settings.get(name)},
+        }
+        return LaidOut(config, cut_vocabulary(own.tensors, shape.vocab_size))
+
+    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+        """See AbstractLayout."""
+        return any(name.startswith("midlayer.") for name in names) or (
+            "Eagle3" in str(config.get("architectures")) and "speculators_model_type" not in config
         )
-    sizes = {
-        "draft_vocab_size": int(record["draft_vocab_size"]),
-        "intermediate_size": int(record["settings"].get("intermediate_size") or shape.intermediate_size),
-    }
-    check_tensors(tensors, expected_tensors(shape, **sizes), where)
-    check_vocabulary(tensors["d2t"], tensors["t2d"], where)
-    return LaidOut(eagle3_config(shape, dtype=tensors["fc.weight"].dtype, **sizes), dict(tensors))
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+        """See AbstractLayout."""
+        check_architecture(config, ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"), where)
+        check_block(config, where)
+        if config["num_hidden_layers"] != 1:
+            raise UserError(
+                f"{where}/config.json: num_hidden_layers is {config['num_hidden_layers']}, this layout has one layer"
+            )
+        if config.get("tie_word_embeddings"):
+            raise UserError(
+                f"{where}/config.json: tie_word_embeddings is true: engines would use no lm_head; say false"
+            )
+        check_eagle3(config, where)
+
+    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+        """See AbstractLayout."""
+        return eagle3_specs(config, config, "midlayer.")
+
+    def check_values(self, laid_out: LaidOut, where: str) -> None:
+        """See AbstractLayout."""
+        check_cut(laid_out, where)
+
+    def check_target(self, config: Mapping[str, Any], shape: TargetShape, where: str) -> None:
+        """See AbstractLayout."""
+        check_positions(config, shape, where)
+        check_width(config, shape, where)
+        check_taps(config, shape.num_layers, where)
+
+    def own_form(self, laid_out: LaidOut, source: Source) -> OwnForm:
+        """See AbstractLayout."""
+        config = laid_out.config
+        settings = {"intermediate_size": config["intermediate_size"], **eagle3_flags(config, self.format)}
+        tensors = {name: tensor for name, tensor in laid_out.tensors.items() if name != "embed_tokens.weight"}
+        return OwnForm("eagle3", settings, tensors)
 
 
-def expected_tensors(shape: TargetShape, draft_vocab_size: int, intermediate_size: int) -> dict[str, Spec]:
-    """Every tensor of the layout with its shape and dtype. The draft is as wide as its target."""
-    hidden = shape.hidden_size
-    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-    mid = "midlayer."
-    return {
-        "fc.weight": Spec((hidden, 3 * hidden)),
-        f"{mid}input_layernorm.weight": Spec((hidden,)),
-        f"{mid}hidden_norm.weight": Spec((hidden,)),
-        f"{mid}post_attention_layernorm.weight": Spec((hidden,)),
-        f"{mid}self_attn.q_proj.weight": Spec((queries, 2 * hidden)),
-        f"{mid}self_attn.k_proj.weight": Spec((keys, 2 * hidden)),
-        f"{mid}self_attn.v_proj.weight": Spec((keys, 2 * hidden)),
-        f"{mid}self_attn.o_proj.weight": Spec((hidden, queries)),
-        f"{mid}mlp.gate_proj.weight": Spec((intermediate_size, hidden)),
-        f"{mid}mlp.up_proj.weight": Spec((intermediate_size, hidden)),
-        f"{mid}mlp.down_proj.weight": Spec((hidden, intermediate_size)),
+def cut_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """The tensors, without d2t and t2d where they cut nothing: vLLM has no place for them then and refuses the file."""
+    d2t = tensors.get("d2t")
+    whole = d2t is not None and d2t.shape == (vocab_size,) and not bool(d2t.count_nonzero())
+    return {name: tensor for name, tensor in tensors.items() if not (whole and name in ("d2t", "t2d"))}
+
+
+def check_cut(laid_out: LaidOut, where: str) -> None:
+    """d2t and t2d agree, and come together; raises UserError, one line."""
+    there = [name for name in ("d2t", "t2d") if name in laid_out.tensors]
+    if len(there) == 1:
+        raise UserError(f"{where}: {there[0]} without the other of d2t and t2d; write both, or neither")
+    if there:
+        check_vocabulary(laid_out.tensors["d2t"], laid_out.tensors["t2d"], where)
+
+
+def drafted_tokens(own: OwnForm, vocab_size: int) -> int:
+    """How many tokens a drafter with an LM head of its own can guess."""
+    found = own.tensors.get("lm_head.weight", own.tensors.get("d2t"))
+    return vocab_size if found is None else int(found.shape[0])
+
+
+def dtype_of(own: OwnForm) -> torch.dtype:
+    """The dtype of a drafter's weights; float32 where it has none."""
+    return next((t.dtype for _, t in sorted(own.tensors.items()) if t.is_floating_point()), torch.float32)
+
+
+def eagle3_flags(config: Mapping[str, Any], where: str) -> dict[str, bool]:
+    """fc_norm and norm_output as settings of method eagle3; raises UserError for flags that our network has not."""
+    for name in ("norm_before_fc", "norm_before_residual"):
+        if config.get(name):
+            raise UserError(f"{where}: {name} is on, which Draftsmith's EAGLE-3 network does not have")
+    return {name: bool(config.get(name)) for name in ("fc_norm", "norm_output")}
+
+
+def check_architecture(config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """`architectures` is a list whose first entry is one of these; raises UserError, one line."""
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or named[0] not in known:
+        raise UserError(f"{where}/config.json: architectures is {named!r:.80}, must be one of {', '.join(known)}")
+
+
+def check_eagle3(config: Mapping[str, Any], where: str) -> None:
+    """What EAGLE-3 adds to a block's fields: draft vocabulary, width of the taps, flags, tapped layers."""
+    facts = {"draft_vocab_size": COUNT, "target_hidden_size": Fact(int, least=1, optional=True), **FLAGS}
+    check_facts(config, facts, where)
+    vocab_size = config.get("vocab_size") or config["transformer_layer_config"]["vocab_size"]
+    if config["draft_vocab_size"] > vocab_size:
+        raise UserError(
+            f"{where}/config.json: draft_vocab_size {config['draft_vocab_size']} is larger than vocab_size {vocab_size}"
+        )
+    if config.get("fc_norm") and config.get("norm_before_fc"):
+        raise UserError(f"{where}/config.json: fc_norm and norm_before_fc are both on; engines take one of them")
+    check_taps(config, None, where)
+
+
+def tap_ids(config: Mapping[str, Any]) -> list[int] | None:
+    """The tapped layers as Hugging Face hidden_states indices, where the config names any.
+
+    At top level id i is the input of layer i, hidden_states[i] (vLLM, llama.cpp, speculators); in `eagle_config` it is
+    the output of layer i, hidden_states[i + 1] (SGLang, which reads it there alone).
+    """
+    if config.get(TAPS) is not None:
+        return list(config[TAPS])
+    inner = (config.get("eagle_config") or {}).get(TAPS)
+    return None if inner is None else [one + 1 for one in inner]
+
+
+def check_taps(config: Mapping[str, Any], num_layers: int | None, where: str) -> None:
+    """Tapped layers ascend, agree wherever they stand, and leave the last layer out; raises UserError, one line."""
+    inner = config.get("eagle_config")
+    if inner is not None and not isinstance(inner, dict):
+        raise UserError(f"{where}/config.json: eagle_config is {inner!r:.60}, must be a mapping")
+    for given in (config.get(TAPS), (inner or {}).get(TAPS)):
+        if given is None:
+            continue
+        numbers = isinstance(given, list) and all(type(one) is int and one >= 0 for one in given)
+        if not numbers or len(given) != NUM_TAPS or sorted(set(given)) != given:
+            raise UserError(f"{where}/config.json: {TAPS} is {given!r:.60}, must be {NUM_TAPS} ascending layer numbers")
+    ids, told = tap_ids(config), (inner or {}).get(TAPS)
+    if ids is not None and told is not None and [one - 1 for one in ids] != told:
+        raise UserError(
+            f"{where}/config.json: {TAPS} is {ids} at top level and {told} in eagle_config, where SGLang counts"
+            f" outputs: the same layers there are {[one - 1 for one in ids]}"
+        )
+    if ids is not None and num_layers is not None and ids[-1] >= num_layers:
+        raise UserError(
+            f"{where}/config.json: {TAPS} taps hidden_states[{ids[-1]}] of {num_layers} layers; the last layer's output"
+            " is normed in some engines and raw in others: tap an earlier one"
+        )
+
+
+def eagle3_specs(config: Mapping[str, Any], block: Mapping[str, Any], first: str) -> dict[str, Spec]:
+    """The tensors of an EAGLE-3 network whose first layer's names begin with `first`. block: the Llama fields."""
+    hidden, vocab_size, drafted = int(block["hidden_size"]), int(block["vocab_size"]), int(config["draft_vocab_size"])
+    tapped = int(config.get("target_hidden_size") or hidden)
+    specs = {
+        "fc.weight": Spec((hidden, NUM_TAPS * tapped)),
+        **block_specs(block, first, in_features=2 * hidden),
+        f"{first}hidden_norm.weight": Spec((hidden,)),
         "norm.weight": Spec((hidden,)),
-        "lm_head.weight": Spec((draft_vocab_size, hidden)),
-        "d2t": Spec((draft_vocab_size,), torch.int64),
-        "t2d": Spec((shape.vocab_size,), torch.bool),
+        "lm_head.weight": Spec((drafted, hidden)),
+        "d2t": Spec((drafted,), torch.int64, optional=drafted == vocab_size),
+        "t2d": Spec((vocab_size,), torch.bool, optional=drafted == vocab_size),
         # Engines share the target's embedding; a copy is allowed.
-        "embed_tokens.weight": Spec((shape.vocab_size, hidden), optional=True),
+        "embed_tokens.weight": Spec((vocab_size, hidden), optional=True),
     }
-
-
-def check_vocabulary(d2t: Tensor, t2d: Tensor, where: str) -> None:
-    """d2t holds offsets (target id = i + d2t[i]), ids ascend inside the target's vocabulary, t2d marks the same ids."""
-    ids = d2t + torch.arange(d2t.numel())
-    vocab_size = t2d.numel()
-    ascending = bool((ids.diff() > 0).all())
-    inside = bool(((ids >= 0) & (ids < vocab_size)).all())
-    if not (ascending and inside):
-        absolute = bool((d2t.diff() > 0).all()) and bool(((d2t >= 0) & (d2t < vocab_size)).all())
-        same = absolute and torch.equal(t2d.nonzero().flatten(), d2t)
-        if same:
-            raise UserError(f"{where}: d2t holds target ids, must hold offsets (target id - draft id)")
-        what = "leave the target's vocabulary" if not inside else "do not ascend"
-        raise UserError(f"{where}: d2t is wrong: the target ids i + d2t[i] {what} (0..{vocab_size - 1})")
-    if not torch.equal(t2d.nonzero().flatten(), ids):
-        absolute = torch.equal(t2d.nonzero().flatten(), d2t)
-        hint = "d2t holds target ids, must hold offsets" if absolute else "one of the two was changed alone"
-        raise UserError(f"{where}: t2d and d2t name different tokens; {hint}")
-
-
-def eagle3_config(
-    shape: TargetShape, draft_vocab_size: int, intermediate_size: int, dtype: torch.dtype
-) -> dict[str, Any]:
-    """config.json."""
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
-        "target_hidden_size": shape.hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_position_embeddings,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "vocab_size": shape.vocab_size,
-        "draft_vocab_size": draft_vocab_size,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "use_cache": True,
-        "bos_token_id": shape.bos_token_id,
-        "eos_token_id": shape.eos_token_ids[0] if shape.eos_token_ids else None,
-        "pad_token_id": shape.pad_token_id,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
+    if config.get("fc_norm"):
+        specs |= {f"fc_norm.{i}.weight": Spec((tapped,)) for i in range(NUM_TAPS)}
+    if config.get("norm_before_fc"):
+        specs["input_norm.weight"] = Spec((NUM_TAPS * tapped,))
+    return specs

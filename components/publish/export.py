@@ -4,8 +4,8 @@
       README.md        the model card
       release.json     every file with its sha256, the policy, keys and versions
       draftsmith/      what MLflow serves: draft.json and model.safetensors as trained, target.json, serve.json
-      eagle3/ | mtp/   one folder a format, checked exactly before it is written and compared bit for bit after; no
-                       folder for a method that no engine loads from a file of its own
+      eagle3/ ...      one folder a format (formats.py), checked exactly before it is written and again after; no folder
+                       for a method that no engine loads from a file of its own: its launch lines stand in the card
 
 The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file.
 """
@@ -21,19 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
+from components.publish.profiles import Engine, Format, formats_for
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from components.targets.model import TargetShape
-
-Format = Literal["eagle3", "mtp"]
-
-# format -> "module:function"; a drafter goes out in the format that bears its method's name.
-FORMATS: dict[str, str] = {
-    "eagle3": "components.publish.eagle3_layout:lay_out",
-    "mtp": "components.publish.mtp_layout:lay_out",
-}
+    from components.publish.layout import Source
 
 
 def export_release(
@@ -43,9 +34,10 @@ def export_release(
     acceptance: list[Measurements],
     end_to_end: Measurements,
     *,
-    formats: Annotated[list[Format], Field(min_length=1)] = ["eagle3", "mtp"],  # noqa: B006 - never changed
+    engines: list[Engine] = [],  # noqa: B006 - read, never changed
     include: Literal["winner", "all"] = "winner",
     license: Annotated[str, Field(min_length=1)] = "other",
+    llama_cpp: str = "",
     ctx: Context,
 ) -> Release:
     """Export the winning drafter, checked exactly, with a model card that holds the evidence.
@@ -56,32 +48,35 @@ def export_release(
         policy: chosen depths with their measurements and the promotion gate.
         acceptance: acceptance maps of the drafters; their keys go into the record.
         end_to_end: the timed comparison; its key goes into the record.
-        formats: layouts to write; a drafter goes out in the one that bears its method's name.
+        engines: who will serve it: vllm, sglang, llama.cpp, mnn, tensorrt-llm, transformers, openvino, speculators. A
+            drafter goes out in the formats they read, and what one of them could not serve is refused, before
+            training by `draftsmith check`. Empty promises nothing and writes the format of the drafter's own method.
         include: "winner" exports the drafter with the best measured lower bound, "all" the others beside it.
         license: SPDX name of the drafter's licence, as model hubs write it; "other" means: see the target's licence.
+        llama_cpp: the folder with llama.cpp's convert_hf_to_gguf.py, which makes the GGUF for llama.cpp; empty looks at
+            $DRAFTSMITH_LLAMA_CPP and on the PATH, and without it the GGUF is left out and said to be.
     """
+    from components.drafts.files import read_record
     from components.publish.card import write_card
 
     found = _read_policy(policy)
     winner = _winner(found, drafts)
     chosen = [winner, *(d for d in drafts if d is not winner)] if include == "all" else [winner]
-    shape = _shape_of(target)
+    source = source_of(target)
     written: dict[str, dict[str, Any]] = {}
     for done, draft in enumerate(chosen):
-        if str(draft.info["method"]) not in FORMATS:
+        formats = promised_formats(draft, source, engines)
+        if not formats:
             where = "goes out in draftsmith/ alone" if draft is winner else "stays here"
-            ctx.note(f"{draft.info['method']} ({draft.key[:12]}) has no engine format: it {where}")
-            continue
-        name = _format_of(draft, formats)
-        if name in written:
-            name = f"{name}-{draft.key[:8]}"
-        written[name] = _export(draft, target, shape, ctx.out / name)
-        ctx.progress(done + 1, len(chosen), "formats")
+            ctx.note(f"{draft.info['method']} ({draft.key[:12]}) needs no file that engines load: it {where}")
+        written |= _export(draft, target, source, formats, ctx, taken=set(written), llama_cpp=llama_cpp)
+        ctx.progress(done + 1, len(chosen), "drafters")
     serve = _own_folder(ctx.out / "draftsmith", target, winner, found)
     record: dict[str, Any] = {
         # A local path says nothing elsewhere: only draftsmith/target.json keeps it, where it is needed to load.
         "target": {"key": target.key, **_small(target.info), "model": _public_name(str(target.info.get("model", "")))},
         "draft": {"key": winner.key, **_small(winner.info)},
+        "settings": read_record(winner.path)["settings"],
         "serve": serve,
         "formats": written,
         "license": license,
@@ -128,23 +123,22 @@ def _winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:
     return by_key[max(known, key=lambda c: (c["pred_lo"], c["draft_key"]))["draft_key"]]
 
 
-def _format_of(draft: Draft, formats: list[Format]) -> str:
-    """The layout for a drafter's method."""
-    method = str(draft.info["method"])
-    for name in formats:
-        if name == method:
-            return name
-    raise UserError(
-        f"formats: none of {', '.join(formats)} can hold a {method} drafter; formats are {', '.join(FORMATS)}: "
-        f"add {method}"
-    )
+def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
+    """The formats of a drafter for these engines; raises UserError, one line, where one could not serve it."""
+    from components.drafts.files import read_record
+
+    record = read_record(draft.path)
+    method, settings = str(record["method"]), dict(record["settings"])
+    refuse_unserved(method, settings, source, engines, f"{method} ({draft.key[:12]})")
+    return formats_for(method, settings, engines)
 
 
-def _shape_of(target: Target) -> TargetShape:
-    """The target's shape, with the head size that drafters use where the target's own is odd."""
+def source_of(target: Target) -> Source:
+    """The target as layouts see it, with the head size that drafters use where the target's own is odd."""
     from types import SimpleNamespace
 
     from components.drafts.layers import BlockShape
+    from components.publish.layout import Source
     from components.targets.inspect_files import read_config
     from components.targets.shape import shape_of
     from components.targets.source import open_record
@@ -153,40 +147,53 @@ def _shape_of(target: Target) -> TargetShape:
     where = str(record["model"])
     config = read_config(folder, where=where, trust_remote_code=bool(record["trust_remote_code"]))
     shape = shape_of(config, where)
-    return dataclasses.replace(shape, head_dim=BlockShape.of(SimpleNamespace(shape=shape), 0).head_dim)
+    head_dim = BlockShape.of(SimpleNamespace(shape=shape), 0).head_dim
+    return Source(dataclasses.replace(shape, head_dim=head_dim), _public_name(where) or "target", folder)
 
 
-def _export(draft: Draft, target: Target, shape: TargetShape, folder: Path) -> dict[str, Any]:
-    """One drafter in its format; nothing is written unless the check passes."""
-    import importlib
-
+def _export(
+    draft: Draft,
+    target: Target,
+    source: Source,
+    formats: tuple[Format, ...],
+    ctx: Context,
+    *,
+    taken: set[str],
+    llama_cpp: str = "",
+) -> dict[str, dict[str, Any]]:
+    """One drafter in its formats: folder name -> facts. Nothing is written in a format unless its check passes."""
     from components.drafts.files import read_draft
-    from components.publish.exact_check import write_checkpoint
-
-    module, function = FORMATS[folder.name.split("-")[0]].split(":")
-    record, tensors = read_draft(draft.path)
-    if record["settings"].get("start") == "own":
-        return _stitched(draft, tensors, target, shape.num_layers, folder)
-    laid_out = getattr(importlib.import_module(module), function)(tensors, shape, record)
-    write_checkpoint(folder, laid_out)
-    return {
-        "draft_key": draft.key,
-        "method": str(draft.info["method"]),
-        "num_tensors": len(laid_out.tensors),
-        "num_params": sum(t.numel() for name, t in laid_out.tensors.items() if name not in ("d2t", "t2d")),
-        "dtype": laid_out.config["torch_dtype"],
-    }
-
-
-def _stitched(
-    draft: Draft, tensors: dict[str, Tensor], target: Target, num_layers: int, folder: Path
-) -> dict[str, Any]:
-    """A fine-tuned module of the target's own goes out as a copy of the target that has it."""
+    from components.publish.formats import own_form_of, write_format
+    from components.publish.gguf_file import write_gguf
     from components.publish.mtp_stitch import stitch
-    from components.targets.source import open_record
 
-    facts = stitch(open_record(target.path)[0], folder, tensors, num_layers)
-    return {"draft_key": draft.key, "method": str(draft.info["method"]), **facts}
+    record, tensors = read_draft(draft.path)
+    own = own_form_of(record, tensors)
+    written: dict[str, dict[str, Any]] = {}
+    for format in formats:
+        name = format if format not in taken else f"{format}-{draft.key[:8]}"
+        made: dict[str, Any] | None
+        folder, facts = ctx.out / name, {"draft_key": draft.key, "method": own.method, "format": format}
+        if format == "stitched":
+            assert source.folder is not None
+            made = stitch(source.folder, folder, tensors, source.shape.num_layers)
+        elif format == "gguf":
+            made = write_gguf(own, source, folder, llama_cpp, ctx)
+        else:
+            made = write_format(format, own, source, folder)
+        if made:
+            written[name] = {**facts, **made}
+    return written
+
+
+def refuse_unserved(method: str, settings: dict[str, Any], source: Source, engines: list[Engine], where: str) -> None:
+    """Raises UserError, one line, for the first reason why one of the engines could not serve such a drafter."""
+    from components.publish.layout import facts_of
+    from components.publish.profiles import refusals
+
+    for engine in engines:
+        for why in refusals(engine, method, settings, facts_of(source.shape)):
+            raise UserError(f"engines: {where}: {why}")
 
 
 def _own_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, Any]) -> dict[str, Any]:

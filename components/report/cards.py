@@ -15,6 +15,8 @@ from typing import Any
 
 from components.contract import DepthPolicy, Measurements, Page
 from components.report.depth_charts import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
+from components.report.engine_tables import engine_table
+from components.report.languages import language_table
 from components.report.pictures import as_image, picture
 from components.report.tables import (
     Table,
@@ -31,11 +33,13 @@ from components.report.tables import (
     named,
 )
 from components.rows import (
+    AcceptanceByLanguage,
     AcceptanceMap,
     CostCell,
     DepthChoice,
     DepthEval,
     Drift,
+    EngineComparison,
     PairedComparison,
     QualityFlag,
     Request,
@@ -100,6 +104,10 @@ def measurements_card(measured: Measurements) -> str:
     parts = []
     if drifts := read_rows(measured.path, Drift):
         parts += ["### has the traffic drifted?\n", drift_table(drifts).markdown()]
+    if by_language := read_rows(measured.path, AcceptanceByLanguage):
+        parts += ["### acceptance by language\n", language_table(by_language).markdown()]
+    if served := read_rows(measured.path, EngineComparison):
+        parts += ["### served by engines\n", engine_table(served).markdown()]
     if maps := read_rows(measured.path, AcceptanceMap):
         parts += ["### acceptance\n", acceptance_table(maps).markdown()]
     if cells := read_rows(measured.path, CostCell):
@@ -112,13 +120,15 @@ def measurements_card(measured: Measurements) -> str:
 
 
 def page_card(page: Page) -> str:
-    """The table and the chart of a page that compares methods; "" for a page about a depth (see decision_card)."""
-    chart, table = page.path / "charts" / "methods.svg", page.path / "tables" / "methods.csv"
-    if not (chart.is_file() and table.is_file()):
-        return ""
-    with table.open(encoding="utf-8", newline="") as file:
-        header, *rows = list(csv.reader(file))
-    return Table(header, rows).markdown() + "\n" + as_image(chart.read_text(encoding="utf-8"), "methods side by side")
+    """The table and the chart of a page that compares methods or languages; "" for others (see decision_card)."""
+    for name in ("methods", "languages"):
+        chart, table = page.path / "charts" / f"{name}.svg", page.path / "tables" / f"{name}.csv"
+        if chart.is_file() and table.is_file():
+            with table.open(encoding="utf-8", newline="") as file:
+                header, *rows = list(csv.reader(file))
+            drawn = as_image(chart.read_text(encoding="utf-8"), f"{name} side by side")
+            return Table(header, rows).markdown() + "\n" + drawn
+    return ""
 
 
 def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:

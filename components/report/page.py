@@ -16,6 +16,7 @@ from pydantic import Field
 from components.contract import Context, DepthPolicy, Measurements, Page, Release, UserError
 from components.report.cost_tables import cost_grid, prefill_table
 from components.report.depth_charts import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
+from components.report.engine_tables import engine_table
 from components.report.pictures import write_pictures
 from components.report.render import render
 from components.report.summary import VERDICTS, summarise, verdict_in_words
@@ -38,6 +39,7 @@ from components.rows import (
     DepthChoice,
     DepthEval,
     Drift,
+    EngineComparison,
     PairedComparison,
     QualityFlag,
     Request,
@@ -55,6 +57,7 @@ def write_page(
     end_to_end: Measurements,
     release: Release | None = None,
     drift: Measurements | None = None,
+    engines: Measurements | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
     ctx: Context,
@@ -68,11 +71,14 @@ def write_page(
         end_to_end: the timed comparison; counted on the page.
         release: what was exported, if anything was.
         drift: acceptance of the champion on new traffic against that at its release.
+        engines: serving engines held against our own loop (speedup.compare_engines).
         title: the heading of the page.
     """
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
     drifts = read_rows(drift.path, Drift) if drift is not None else []
     facts["drift"] = drift_table(drifts) if drifts else None
+    served = read_rows(engines.path, EngineComparison) if engines is not None else []
+    facts["served"] = engine_table(served) if served else None
     text = render("page.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     write_pictures(ctx.out, charts_of(facts), tables_of(facts))
@@ -192,7 +198,18 @@ def charts_of(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def tables_of(facts: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
     """File name and table, of everything that stands on the page; None where there is none."""
-    names = ("choices", "edge", "contexts", "ranking", "cost_grids", "prefill", "comparisons", "drift", "arms")
+    names = (
+        "choices",
+        "edge",
+        "contexts",
+        "ranking",
+        "cost_grids",
+        "prefill",
+        "comparisons",
+        "drift",
+        "served",
+        "arms",
+    )
     named_tables = [
         (name.replace("_", "-"), facts[name]) for name in (*names, "arms_by_workload", "gate_table", "flags")
     ]

@@ -87,6 +87,10 @@ class Estimate(NamedTuple):
         both = np.concatenate([self.influence, -other.influence])
         return Estimate(self.value - other.value, self.draws - other.draws, both)
 
+    def minus_paired(self, other: Estimate) -> Estimate:
+        """The difference of two estimates over the same prompts in the same draws."""
+        return Estimate(self.value - other.value, self.draws - other.draws, self.influence - other.influence)
+
 
 def pooled_ratio(weights: Floats, above: Floats, below: Floats) -> Estimate:
     """sum(above) / sum(below) over prompts. above, below: [prompts]; weights as from draw_weights."""

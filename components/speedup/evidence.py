@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from components.contract import UserError
 from components.rows import AcceptanceMap, CostCell, DepthChoice
@@ -15,6 +16,9 @@ from components.speedup.flags import prediction_flags
 from components.speedup.mixture import one_depth_for_all, stated_shares
 from components.speedup.policy import ALL, Policy, RoundCost
 from components.speedup.ranking import Entrant
+
+FEW_PROMPTS: Final = 8
+"""With fewer answers near a context length, all prompts speak for it: an interval over seven prompts says nothing."""
 
 
 class Evidence(NamedTuple):
@@ -57,8 +61,8 @@ def add_chain(policy: Policy, evidence: Evidence) -> Entrant:
         table = evidence.costs(batch_size)
         policy.dtype, policy.kernel = table.dtype, table.kernel
         speeds, choice = _add_batch_size(policy, evidence, table, batch_size)
-        for kv_len in contexts_of(evidence.cells, evidence.draft_key, batch_size):
-            policy.contexts.append(_in_context(policy, evidence, batch_size, kv_len))
+        lengths = contexts_of(evidence.cells, evidence.draft_key, batch_size)
+        policy.contexts += [_in_context(policy, evidence, batch_size, kv_len, lengths) for kv_len in lengths]
         entrant = entrant or _entrant(evidence, speeds, choice)
     assert entrant is not None, "cells without a draft phase were refused before"
     return entrant
@@ -137,12 +141,34 @@ def _add_mixture(
     policy.choices += choices.values()
 
 
-def _in_context(policy: Policy, evidence: Evidence, batch_size: int, kv_len: int) -> DepthChoice:
-    """The choice at one context length. Its cost is measured there; acceptance is that of all prompts."""
+def _in_context(policy: Policy, evidence: Evidence, batch_size: int, kv_len: int, lengths: list[int]) -> DepthChoice:
+    """The choice at one of the measured context lengths: its own cost, and the acceptance of the answers near it."""
     table = evidence.costs(batch_size, kv_len)
-    counts = replay_counts(evidence.maps, table.depths)
+    near = answers_near(evidence.maps, kv_len, lengths)
+    enough = len(near) >= FEW_PROMPTS
+    counts = replay_counts(near if enough else evidence.maps, table.depths)
     speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
-    return choice_row(speeds, _who(policy, evidence, ALL, batch_size), evidence.rule, kv_len)
+    choice = choice_row(speeds, _who(policy, evidence, ALL, batch_size), evidence.rule, kv_len)
+    if enough:
+        said = f"acceptance is that of the {len(near)} answers nearest to {kv_len} tokens of context"
+    else:
+        said = f"acceptance is that of all prompts: {len(near)} answers lie near {kv_len} tokens, "
+        said += f"{FEW_PROMPTS} are asked"
+    return replace(choice, reasons=[*choice.reasons, said])
+
+
+def answers_near(maps: Sequence[AcceptanceMap], kv_len: int, lengths: Sequence[int]) -> list[AcceptanceMap]:
+    """The answers whose mean context is nearer to `kv_len` than to any other of `lengths`, by ratio.
+
+    Whole answers, because a round begins where the one before it ended: an answer cut in two would be replayed from
+    another position than it was decoded from. Maps that do not say how long their prompt was are near nothing.
+    """
+
+    def nearest(tokens: float) -> int:
+        return min(lengths, key=lambda length: (abs(math.log(tokens / length)), length))
+
+    known = ((m, m.prompt_tokens + m.num_tokens / 2) for m in maps if m.prompt_tokens is not None)
+    return [m for m, tokens in known if nearest(tokens) == kv_len]
 
 
 def _round_costs(evidence: Evidence, table: CostTable, batch_size: int) -> list[RoundCost]:

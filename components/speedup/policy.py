@@ -5,7 +5,7 @@ policy.json holds
   rule, tolerance                             how the depth was picked, in words and as a share
   choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
-  contexts     DepthChoice rows by context length, over all prompts; [] where one length was measured
+  contexts     DepthChoice rows by context length, over the answers near it; [] where one length was measured
   mixtures     Mixture, one depth for several workloads and what it loses; [] where one workload was measured
   trees        DepthEval rows of drafts that branch, over all prompts
   ranking      Candidate, every drafter in every setting at its chosen depth, the best lower bound first

@@ -1,94 +1,59 @@
-"""Real llama.cpp programs and llama-server run the target and our drafter: the same text, rounds but for the phase."""
+"""Real llama.cpp programs and llama-server run the target and our drafters: the same text, the rounds of our replay."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from measured_alike import DEPTH, MAX_NEW_TOKENS, make_context
 from serving_engine import free_port, served
 
-from components.bench import measure_llama_cpp, measure_server
+from benchmarks import engine_llama_cpp
+from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, make_context
+from components.bench import measure_server
 from components.bench.engine_server import EngineServer
-from components.contract import Draft, Machine, Prompts, Target
-from components.rows import EngineAcceptance, Request, read_rows
+from components.rows import Request, read_rows
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(scope="module")
-def gguf(
-    llama_cpp: Path, target_folder: Path, exported: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, str]:
-    """(target, drafter) as GGUF files in float32."""
-    folder = tmp_path_factory.mktemp("gguf")
-    files = (str(folder / "target.gguf"), str(folder / "eagle3.gguf"))
-    convert = [sys.executable, str(Path(__file__).with_name("gguf_of_builtin.py")), str(llama_cpp / "source")]
-    for model, file, extra in (
-        (target_folder, files[0], []),
-        (exported, files[1], ["--target-model-dir", str(target_folder)]),
-    ):
-        command = [*convert, str(model), "--outtype", "f32", "--outfile", file, *extra]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-    return files
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200), pytest.mark.usefixtures("llama_cpp")]
 
 
-def test_the_programs_say_what_we_say_and_count_their_rounds(
-    llama_cpp: Path,
-    gguf: tuple[str, str],
-    draft: Draft,
-    target: Target,
-    prompts: Prompts,
-    machine: Machine,
-    tmp_path: Path,
+@pytest.mark.parametrize("form", ["eagle3", "speculators"])
+def test_the_programs_say_what_we_say_and_keep_what_our_map_says_one_token_earlier(
+    cases: EngineCases, form: str
 ) -> None:
-    made = measure_llama_cpp(
-        target,
-        prompts,
-        model=gguf[0],
-        draft_model=gguf[1],
-        draft_key=draft.key,
-        programs=str(llama_cpp / "bin"),
-        depths=[DEPTH],
-        num_prompts=4,
-        max_new_tokens=MAX_NEW_TOKENS,
-        num_compared=4,
-        dtype="float32",
-        ctx=make_context(tmp_path / "programs"),
-        machine=machine,
-    )
+    line, made = engine_llama_cpp.serve(cases, f"EAGLE-3, {form}", cases.exported("eagle3", form))
     rows = [row for row in read_rows(made.path, Request) if not row.is_warmup]
-    assert {(row.method, row.depth_k) for row in rows} == {("none", 0), ("eagle3", DEPTH)} and len(rows) == 8
-    assert all(row.status in ("ok", "eos") and row.identical for row in rows), [row.error for row in rows]
-    for row in rows:
-        assert row.decode_ns > 0 and row.tokens_kept == MAX_NEW_TOKENS
-        if row.depth_k:
-            assert row.tokens_raw - row.num_accepted >= row.num_rounds > 0
-    (counted,) = read_rows(made.path, EngineAcceptance)
-    assert sum(counted.accepted_per_position) == counted.num_accepted > 0
-    assert sorted(counted.accepted_per_position, reverse=True) == counted.accepted_per_position
+    assert {(row.method, row.depth_k) for row in rows} == {("none", 0), ("eagle3", DEPTH)}
+    assert all(row.identical for row in rows) and line.prompts == 24
+    assert line.same_rounds, line
+    assert all(row.decode_ns > 0 and row.tokens_kept == MAX_NEW_TOKENS for row in rows if row.status == "ok")
 
 
-def test_llama_server_is_measured_by_its_own_timings(
-    llama_cpp: Path, gguf: tuple[str, str], target: Target, prompts: Prompts, machine: Machine, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", list(engine_llama_cpp.BROKEN))
+def test_a_broken_checkpoint_is_refused_by_our_validator_and_by_llama_cpp(cases: EngineCases, kind: str) -> None:
+    ours, theirs = engine_llama_cpp.refusals(cases, kind)
+    assert ours and "\n" not in ours, f"our validator takes a checkpoint with {kind}"
+    assert theirs, f"llama.cpp takes a checkpoint with {kind}"
+
+
+def test_llama_server_is_measured_by_its_own_timings(cases: EngineCases, llama_cpp: Path, tmp_path: Path) -> None:
+    """It makes the first token from the prompt, as we do: its rounds are ours."""
+    files = (tmp_path / "target.gguf", tmp_path / "draft.gguf")
+    engine_llama_cpp.convert(cases.target_folder, files[0])
+    engine_llama_cpp.convert(cases.exported("eagle3", "eagle3"), files[1], target=cases.target_folder)
     port = free_port()
-    command = [str(llama_cpp / "bin" / "llama-server"), "-m", gguf[0], "-md", gguf[1], "-c", "1024", "-np", "1"]
-    command += ["--spec-type", "draft-eagle3", "--spec-draft-n-max", str(DEPTH), "-t", "2"]
+    command = [str(llama_cpp / "bin" / "llama-server"), "-m", str(files[0]), "-md", str(files[1]), "-c", "1024"]
+    command += ["-np", "1", "--spec-type", "draft-eagle3", "--spec-draft-n-max", str(DEPTH), "-t", "2"]
     with served([*command, "--host", "127.0.0.1", "--port", str(port)], tmp_path / "log"):
         made = measure_server(
-            target,
-            prompts,
+            cases.target,
+            cases.prompts,
             servers=[EngineServer(base_url=f"http://127.0.0.1:{port}", method="eagle3", depth_k=DEPTH)],
             num_prompts=4,
             max_new_tokens=MAX_NEW_TOKENS,
             num_compared=4,
             wait_s=120,
             ctx=make_context(tmp_path / "server"),
-            machine=machine,
+            machine=cases.machine,
         )
     rows = [row for row in read_rows(made.path, Request) if not row.is_warmup]
     assert all(row.status in ("ok", "eos") and row.identical for row in rows), [row.error for row in rows]

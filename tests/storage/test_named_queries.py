@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,32 @@ def test_positions_are_of_the_newest_measurement_that_has_rounds(home: Path, mak
     remember_artifact(home, make("a", rows=[counted("r", 1, 3, 1), *rounds("r", (3, 1))]).path)
     remember_artifact(home, make("b", rows=[counted("q", 0, 0, 0)]).path)
     assert asked(home, "positions", "position") == [(1,), (2,), (3,)]
+
+
+def test_positions_of_a_method_are_of_the_newest_measurement_of_that_method(home: Path, make: Any) -> None:
+    remember_artifact(home, make("a", rows=[counted("r", 1, 3, 1, method="mtp"), *rounds("r", (3, 1))]).path)
+    remember_artifact(home, make("b", rows=[counted("q", 1, 2, 1, method="eagle3"), *rounds("q", (2, 1))]).path)
+    assert asked(home, "positions", "method", "position", method="mtp") == [("mtp", 1), ("mtp", 2), ("mtp", 3)]
+
+
+def test_the_throughput_of_a_batch_is_all_its_tokens_until_the_last_is_done(home: Path, make: Any) -> None:
+    def served(name: str, ns: int, **changes: Any) -> Any:
+        return dataclasses.replace(counted(name, 1, 3, 1), tokens_kept=11, decode_ns=ns, **changes)
+
+    plain: Any = {"method": "none", "draft_key": "", "depth_k": 0}
+    pair = [served("a", 10**9, batch_size=2, batch_id="b1"), served("b", 2 * 10**9, batch_size=2, batch_id="b1")]
+    slow = [
+        served("c", 4 * 10**9, batch_size=2, batch_id="b2", **plain),
+        served("d", 1, batch_size=2, batch_id="b2", **plain),
+    ]
+    one = [served("e", 10**9), served("f", 2 * 10**9, **plain)]
+    of_a_server = [served("g", 10**9, batch_size=8)]
+    remember_artifact(home, make("a", rows=[*pair, *slow, *one, *of_a_server]).path)
+    found = asked(home, "throughput", "batch_size", "method", "batches", "requests", "tok_s", "speedup_vs_plain")
+    assert [row for row in found if row[1] != "none"] == [
+        (1, "eagle3", 1, 1, 10.0, 2.0),
+        (2, "eagle3", 1, 2, 10.0, 2.0),
+    ]
 
 
 def test_a_gap_that_a_newer_measurement_has_settled_is_none(home: Path, make: Any) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_formats import KEYS, SETTINGS, VOCAB
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Target
+from components.drafts.draft import AbstractDraft
 from components.drafts.files import method_class, save_draft
+from components.publish.export import source_of
+from components.publish.layout import Source
 from components.rows import write_rows
 from components.speedup import choose_depth, confirm_depth
 from components.targets import load_target
@@ -22,13 +26,7 @@ from components.targets.model import AbstractTarget
 
 # The simulated measurements of the speedup tests serve here too; each test folder is a search path of its own.
 sys.path.append(str(Path(__file__).parents[1] / "speedup"))
-
-VOCAB = 96
-SETTINGS: dict[str, dict[str, Any]] = {
-    "eagle3": {"ttt_steps": 7, "intermediate_size": 0},
-    "mtp": {"mtp_modules": 3, "first_hidden": "post_norm"},
-}
-KEYS = {"eagle3": "e" * 64, "mtp": "m" * 64}
+sys.path.append(str(Path(__file__).parents[1] / "drafts"))  # and the checkpoints with modules of their own
 
 
 def make_ctx(path: Path, key: str) -> Context:
@@ -73,8 +71,8 @@ def drafts(target: Target, opened: AbstractTarget, tmp_path_factory: pytest.Temp
     """method -> drafter, as built before its first training step."""
     made = {}
     ids = torch.arange(3, VOCAB, 2)
-    for method, settings in SETTINGS.items():
-        folder = tmp_path_factory.mktemp(method)
+    for method in KEYS:
+        folder, settings = tmp_path_factory.mktemp(method), SETTINGS[method]
         network = method_class(method).build(opened, settings, ids)
         facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
         save_draft(folder, method, settings, opened, ids, network.state_dict(), facts)
@@ -137,5 +135,30 @@ def policy_for(evidence: dict[str, Any], tmp_path: Path) -> Callable[[str], Dept
         raw["winner"] = {"draft_key": choice["draft_key"], "method": method, "depth_k": choice["depth_k"]}
         (folder / "policy.json").write_text(json.dumps(raw))
         return DepthPolicy(key="p" * 64, path=folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def source(target: Target) -> Source:
+    """The tiny target as layouts see it."""
+    return source_of(target)
+
+
+@pytest.fixture(scope="session")
+def networks(opened: AbstractTarget) -> Callable[[str, dict[str, Any]], AbstractDraft]:
+    """Makes a drafter of every second token whose weights all matter, none of them as it began."""
+
+    def make(method: str, settings: dict[str, Any]) -> AbstractDraft:
+        network: AbstractDraft = method_class(method).build(opened, settings, torch.arange(3, VOCAB, 2))
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for weight in network.parameters():
+                if weight.ndim == 1:
+                    weight.uniform_(0.6, 1.4, generator=generator)
+                else:
+                    weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+        network.eval().requires_grad_(False)
+        return network
 
     return make

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from components.contract import DepthPolicy, Draft, UserError
+from components.publish.launch import launch_lines
+from components.speedup.engines import settings_for
 
 
 def test_release_lists_every_file_with_its_checksum(export: Callable[..., Any], drafts: dict[str, Draft]) -> None:
@@ -123,9 +125,52 @@ def test_an_unconfirmed_policy_is_released_as_such(export: Callable[..., Any], e
 def test_wrong_wiring_is_one_line(export: Callable[..., Any], drafts: dict[str, Draft], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="winner eeeeeeeeeeee is not among them"):
         export(only=[drafts["mtp"]])
-    with pytest.raises(UserError, match="can hold a eagle3 drafter"):
+    with pytest.raises(UserError, match=r"engines: eagle3 .*: transformers does not serve eagle3"):
         (tmp_path / "release").rmdir()
-        export(formats=["mtp"])
+        export(engines=["vllm", "transformers"])
     with pytest.raises(UserError, match=r"no policy\.json"):
         (tmp_path / "release").rmdir()
         export(policy=DepthPolicy(key="x", path=tmp_path))
+
+
+def test_a_release_holds_what_the_named_engines_read_and_how_to_launch_it(
+    export: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DRAFTSMITH_LLAMA_CPP", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    release = export(engines=["vllm", "speculators", "llama.cpp"])
+    assert release.info["formats"] == ["eagle3", "speculators"]  # no converter here, and a note that says so
+    record = json.loads((release.path / "release.json").read_text())
+    assert {facts["format"] for facts in record["formats"].values()} == {"eagle3", "speculators"}
+    card = (release.path / "README.md").read_text()
+    assert "vllm serve tiny-llama --speculative-config" in card and '"model": "./eagle3"' in card
+    assert "convert_hf_to_gguf.py ./eagle3" in card
+
+
+@pytest.mark.parametrize(
+    ("method", "folders", "settings", "words"),
+    [
+        (
+            "ngram",
+            {},
+            {"min_ngram": 2, "max_ngram": 4},
+            ['"prompt_lookup_max": 4', "NGRAM", "prompt_lookup_num_tokens=3"],
+        ),
+        ("lookahead", {}, {}, ["draftsmith generate"]),
+        ("p-eagle", {"speculators": "speculators"}, {}, ['"parallel_drafting": true', '"method": "eagle3"']),
+        ("mtp", {"mimo": "mimo"}, {}, ['"num_speculative_tokens": 1', "./mimo"]),
+        ("mtp", {"stitched": "stitched"}, {}, ["vllm serve ./stitched", "--model-path ./stitched"]),
+        ("draft-model", {"gguf": "gguf"}, {}, ["./gguf/draft.gguf"]),
+        ("draft-model", {}, {"model": "a/b"}, ['"model": "a/b"', "--speculative-draft-model-path a/b"]),
+        ("medusa", {"medusa": "medusa"}, {}, ['"method": "medusa"']),
+        ("mtp-parallel", {}, {}, []),
+    ],
+)
+def test_every_method_has_the_launch_lines_of_the_engines_that_serve_it(
+    method: str, folders: dict[str, str], settings: dict[str, Any], words: list[str]
+) -> None:
+    lines = launch_lines(method, 3, settings_for(method, {1: 3}), "target", folders, settings)
+    said = "\n".join(command for _, command in lines)
+    assert all(word in said for word in words), said
+    assert bool(lines) == bool(words)
+    assert launch_lines(method, 0, settings_for(method, {1: 3}), "target", folders, settings) == []

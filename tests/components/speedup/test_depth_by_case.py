@@ -15,6 +15,7 @@ from components.contract import Context, Measurements, UserError
 from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, read_rows
 from components.speedup import choose_depth
 from components.speedup.bootstrap import Estimate
+from components.speedup.evidence import answers_near
 from components.speedup.policy import Policy, read_policy
 from components.speedup.policy_table import policy_text
 from components.speedup.ranking import Entrant, rank
@@ -130,6 +131,29 @@ def test_each_context_length_has_its_own_choice(choose: Callable[..., Policy]) -
     only_near = choose(maps, near)
     assert by_context[128].speedup_pred == pytest.approx(only_near.choices[0].speedup_pred)
     assert only_near.contexts == [] and "vllm_by_context" not in only_near.engines
+
+
+def test_a_context_is_judged_by_the_answers_near_it(choose: Callable[..., Policy]) -> None:
+    def maps(p: float, prompt_tokens: int, num_prompts: int, workload: str) -> list[AcceptanceMap]:
+        made = make_maps([p] * 6, num_prompts=num_prompts, num_tokens=200, seed=1, workload=workload)
+        return [dataclasses.replace(m, prompt_tokens=prompt_tokens) for m in made]
+
+    cells = [*at(make_cells(10.0, VERIFY, DRAFTS), kv_len=128), *at(make_cells(10.0, VERIFY, DRAFTS), kv_len=4096)]
+    short, long = maps(0.85, 60, 40, "chat"), maps(0.3, 3000, 40, "papers")
+    by_context = {c.kv_len: c for c in choose([*short, *long], cells).contexts}
+    alone = {c.kv_len: c for c in choose(long, cells).contexts}
+    assert by_context[128].depth_k > by_context[4096].depth_k
+    assert by_context[4096].speedup_pred == pytest.approx(alone[4096].speedup_pred)
+    assert "40 answers nearest to 4096" in by_context[4096].reasons[-1]
+    few = {c.kv_len: c for c in choose([*short, *long[:7]], cells).contexts}
+    assert "all prompts: 7 answers lie near 4096 tokens, 8 are asked" in few[4096].reasons[-1]
+
+
+def test_an_answer_is_near_the_length_that_is_nearest_by_ratio() -> None:
+    base = make_maps([0.5], num_prompts=3, num_tokens=100, seed=1)
+    maps = [dataclasses.replace(m, prompt_tokens=n) for m, n in zip(base, (150, 950, None), strict=True)]
+    assert answers_near(maps, 100, [100, 1000]) == maps[:1]
+    assert answers_near(maps, 1000, [100, 1000]) == maps[1:2]
 
 
 def test_a_tree_competes_with_the_chain_and_is_said_when_it_wins(choose: Callable[..., Policy]) -> None:

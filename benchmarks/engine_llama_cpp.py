@@ -1,0 +1,207 @@
+"""llama.cpp, serving the target with a drafter: converted, run by bench.measure_llama_cpp, held against our rounds.
+
+llama-speculative-simple leaves the last token of a prompt to its first round, so its rounds begin one token earlier
+than ours. That is no excuse for other numbers: with the prompt cut there and its last token counted to the answer, our
+own acceptance map says what each of its rounds must keep.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, Served, by_position, make_context
+from components.bench import measure_llama_cpp
+from components.bench.acceptance_map import acceptance_map, extra_tokens
+from components.bench.subjects import open_drafter
+from components.contract import Measurements, UserError
+from components.publish.formats import read_folder
+from components.rows import EngineAcceptance, Request, read_rows
+from components.speedup.replay import replay
+from components.targets.generate import continue_batch
+from tests.engines.engine_homes import LLAMA_CPP_PACKAGE, llama_cpp_home
+
+VERSION = f"({LLAMA_CPP_PACKAGE.replace('==', ' ')})"
+CONVERTER = Path(__file__).resolve().parents[1] / "tests" / "engines" / "gguf_of_builtin.py"
+METHODS = {"draft-eagle3": "eagle3", "draft-simple": "draft-model"}
+
+
+def convert(model: Path, file: Path, *, target: Path | None = None) -> None:
+    """Make a GGUF file in float32 with llama.cpp's own converter; raises UserError with the last line it printed."""
+    command = [sys.executable, str(CONVERTER), str(llama_cpp_home() / "source"), str(model)]
+    command += ["--outtype", "f32", "--outfile", str(file)]
+    command += ["--target-model-dir", str(target)] if target is not None else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UserError(f"convert_hf_to_gguf.py: {last_line(done.stderr)}")
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, shortened."""
+    return next((" ".join(line.split())[:200] for line in reversed(text.splitlines()) if line.strip()), "nothing")
+
+
+def serve(
+    cases: EngineCases, layout: str, checkpoint: Path, speculation: str = "draft-eagle3"
+) -> tuple[Served, Measurements]:
+    """Convert target and drafter, run every test prompt plain and with the drafter, hold rounds against ours."""
+    method = METHODS[speculation]
+    folder = cases.work / f"gguf-{checkpoint.name}"
+    folder.mkdir()
+    files = (folder / "target.gguf", folder / "draft.gguf")
+    convert(cases.target_folder, files[0])
+    convert(checkpoint, files[1], target=cases.target_folder if speculation == "draft-eagle3" else None)
+    made = measure_llama_cpp(
+        cases.target,
+        cases.prompts,
+        model=str(files[0]),
+        draft_model=str(files[1]),
+        draft_key=cases.draft(method).key,
+        speculation=speculation,  # type: ignore[arg-type]
+        programs=str(llama_cpp_home() / "bin"),
+        depths=[DEPTH],
+        num_prompts=cases.num_prompts,
+        max_new_tokens=MAX_NEW_TOKENS,
+        num_compared=cases.num_prompts,
+        dtype="float32",
+        ctx=make_context(cases.work / f"measured-{folder.name}"),
+        machine=cases.machine,
+    )
+    return held_against_ours(cases, made, layout, method), made
+
+
+def held_against_ours(cases: EngineCases, made: Measurements, layout: str, method: str) -> Served:
+    """Rounds and tokens of every answer against the replay from one token earlier."""
+    every = [row for row in read_rows(made.path, Request) if not row.is_warmup]
+    assert every and all(row.status in ("ok", "eos") for row in every), [row.error for row in every]
+    rows = [row for row in every if row.depth_k == DEPTH]
+    same = [row for row in rows if row.identical]
+    expected = {row.prompt_id: earlier_rounds(cases, method, row.prompt_id, row.tokens_raw) for row in same}
+    accepted = [kept for rounds in expected.values() for kept in rounds]
+    (counted,) = read_rows(made.path, EngineAcceptance)
+    per_position = tuple(counted.accepted_per_position) if len(same) == len(rows) else ()
+    return Served(
+        format=layout,
+        engine="llama.cpp",
+        version=f"{rows[0].engine_version} {VERSION}",
+        method=method,
+        prompts=len(rows),
+        identical=sum(bool(row.identical) for row in rows),
+        compared=len(same),
+        different=sum(row.num_rounds != len(expected[row.prompt_id]) for row in same),
+        our_rounds=len(accepted),
+        our_accepted=by_position(accepted, DEPTH),
+        engine_rounds=sum(row.num_rounds for row in same),
+        engine_accepted=per_position,
+        note="rounds begin one token earlier than ours; ours are replayed from there",
+    )
+
+
+def earlier_rounds(cases: EngineCases, method: str, prompt_id: str, num_tokens: int) -> list[int]:
+    """Accepted drafts of each round of an answer of `num_tokens`, when the first round begins in the prompt.
+
+    The last round drafts no further than the limit, as the program does.
+    """
+    prompt, drafter = cases.encoded[prompt_id], open_drafter(cases.draft(method), cases.opened)
+    needed = num_tokens + 1 + extra_tokens(DEPTH)
+    answer = continue_batch(cases.opened, [prompt], max_new_tokens=needed, stop_at_eos=False)[0].ids
+    earlier = [prompt[-1], *answer]
+    found = acceptance_map(cases.opened, drafter, prompt[:-1], earlier, num_tokens + 1, DEPTH)
+    return [one.emitted - 1 for one in replay(found.accepted, DEPTH, num_tokens + 1)]
+
+
+Break = Callable[[dict[str, Tensor]], None]
+
+
+def _drop(name: str) -> Break:
+    def drop(tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    return drop
+
+
+def _add(tensors: dict[str, Tensor]) -> None:
+    tensors["midlayer.second_norm.weight"] = tensors["norm.weight"].clone()
+
+
+def _narrow(tensors: dict[str, Tensor]) -> None:
+    tensors["fc.weight"] = tensors["fc.weight"][:, 1:].contiguous()
+
+
+def _absolute(tensors: dict[str, Tensor]) -> None:
+    tensors["d2t"] = tensors["d2t"] + torch.arange(tensors["d2t"].numel())
+
+
+def _transpose(tensors: dict[str, Tensor]) -> None:
+    tensors["midlayer.mlp.down_proj.weight"] = tensors["midlayer.mlp.down_proj.weight"].T.contiguous()
+
+
+BROKEN: dict[str, Break] = {
+    "a norm missing": _drop("midlayer.hidden_norm.weight"),
+    "a tensor too many": _add,
+    "fc too narrow": _narrow,
+    "a matrix transposed": _transpose,
+    "absolute d2t": _absolute,
+    "no d2t": _drop("d2t"),
+}
+"""Kinds of broken EAGLE-3 checkpoints that an engine can be asked to refuse."""
+
+
+def break_checkpoint(good: Path, folder: Path, kind: str) -> Path:
+    """A copy of a good checkpoint, broken in one way."""
+    folder.mkdir(parents=True)
+    tensors = load_file(good / "model.safetensors")
+    BROKEN[kind](tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_bytes((good / "config.json").read_bytes())
+    return folder
+
+
+def refusals(cases: EngineCases, kind: str) -> tuple[str, str]:
+    """What our validator and llama.cpp say of a broken checkpoint; "" of one that takes it."""
+    folder = break_checkpoint(cases.exported("eagle3", "eagle3"), cases.work / "broken" / kind.replace(" ", "-"), kind)
+    ours = ""
+    try:
+        read_folder(folder, cases.opened.shape, "eagle3")
+    except UserError as error:
+        ours = str(error)
+    return ours, _refused_by_llama_cpp(cases, folder)
+
+
+def _refused_by_llama_cpp(cases: EngineCases, folder: Path) -> str:
+    """The converter's refusal, else the loader's."""
+    target, file = cases.work / "broken" / "target.gguf", folder / "draft.gguf"
+    if not target.is_file():
+        convert(cases.target_folder, target)
+    try:
+        convert(folder, file, target=cases.target_folder)
+    except UserError as error:
+        return str(error)
+    program = str(llama_cpp_home() / "bin" / "llama-speculative-simple")
+    command = [
+        program,
+        "-m",
+        str(target),
+        "-md",
+        str(file),
+        "-p",
+        "def add(a, b):",
+        "-n",
+        "8",
+        "--temp",
+        "0",
+        "-t",
+        "1",
+    ]
+    command += ["--spec-type", "draft-eagle3", "--spec-draft-n-max", "3", "-c", "256"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+    if done.returncode == 0:
+        return ""
+    said = [line for line in done.stderr.splitlines() if "error" in line.lower() or "failed" in line.lower()]
+    return f"llama-speculative-simple: {last_line(said[0] if said else done.stderr)}"

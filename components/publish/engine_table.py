@@ -1,0 +1,247 @@
+"""The engine profiles: facts, each tried or read, with the version they are of. profiles.py says what they mean.
+
+Read in November 2026: vLLM 0.32.0, llama.cpp of llama-cpp-python 0.3.36 and speculators 0.9.0 in their own sources,
+SGLang's models of the same month, TensorRT-LLM 1.3, OpenVINO GenAI 2026.4 and MNN 3.6.1 in their manuals and exporters,
+transformers 5.23. "tried" is what was run with a checkpoint of ours and gave our own tokens.
+"""
+
+from __future__ import annotations
+
+from components.publish.profiles import GIVEN_MODEL, OWN_MTP, Need, Profile, Served
+
+NO_TREE_OF_OURS = "its heads are transformer layers on the target's last state, which no engine has a reader for"
+IN_OUR_LOOP = "no public engine takes its n-grams from a Jacobi window in the verifying pass"
+OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settings: {mtp: {start: own}}"
+NEEDS_NO_FILE = Served()
+
+VLLM = Profile(
+    title="vLLM",
+    version="0.32.0",
+    methods={
+        "eagle3": Served(("eagle3", "speculators"), tried="0.32.0"),
+        "p-eagle": Served(("speculators",)),
+        "eagle1": Served(
+            ("eagle1",), needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),)
+        ),
+        "hass": Served(
+            ("eagle1",), needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),)
+        ),
+        "medusa": Served(("medusa",)),
+        "mtp": Served(
+            ("mimo",),
+            needs=(
+                Need("mtp_modules", (1,), "serves one new module, in the shape of MiMo's"),
+                Need("first_hidden", ("post_norm",), "feeds modules the state after the final norm"),
+            ),
+            max_depth=1,
+        ),
+        OWN_MTP: Served(("stitched",), tried="0.32.0"),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": Served(tried="0.32.0"),
+    },
+    instead={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
+    norm_flags=frozenset({"fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"}),
+    taps="id i is the input of layer i, hidden_states[i]; top level first, else eagle_config",
+    quantisations=("fp8", "compressed-tensors"),
+    architectures=(
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "MistralForCausalLM",
+        "GptOssForCausalLM",
+        "GraniteForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "MiniCPMForCausalLM",
+        "ApertusForCausalLM",
+    ),
+)
+
+SGLANG = Profile(
+    title="SGLang",
+    version="read November 2026",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        "eagle1": Served(("eagle1",)),
+        "hass": Served(("eagle1",)),
+        OWN_MTP: Served(("stitched",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    instead={
+        "p-eagle": "its further layers have other names, and it drafts a token at a time",
+        "medusa": "it has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    taps="id i is the output of layer i, hidden_states[i + 1]; eagle_config only",
+    vocabulary="d2t as offsets, made a list of hot tokens",
+    max_layers=1,
+    quantisations=("fp8",),
+)
+
+LLAMA_CPP = Profile(
+    title="llama.cpp",
+    version="of llama-cpp-python 0.3.36",
+    methods={
+        "eagle3": Served(("gguf",), tried="0.3.36"),
+        OWN_MTP: Served(("stitched",)),
+        "draft-model": Served(("gguf",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    instead={
+        "p-eagle": "its converter takes EAGLE drafters of one layer and three taps",
+        "eagle1": "it reads EAGLE-3 only",
+        "hass": "it reads EAGLE-3 only",
+        "medusa": "it has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": "its example program has one of its own; the server has none",
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    norm_flags=frozenset({"norm_before_fc", "norm_before_residual"}),
+    taps="id i is the input of layer i, hidden_states[i]; top level only, kept in the GGUF",
+    vocabulary="d2t as offsets, kept as target ids",
+    max_layers=1,
+    quantisations=("q8_0", "q4_k_m", "q4_0"),
+)
+
+MNN = Profile(
+    title="MNN",
+    version="3.6.1",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    instead={
+        "p-eagle": "its exporter takes EAGLE drafters of one layer",
+        "eagle1": "it reads EAGLE-3 only",
+        "hass": "it reads EAGLE-3 only",
+        "medusa": "it has no Medusa",
+        "mtp": "it reads MiMo's own modules only",
+        OWN_MTP: "it reads MiMo's own modules only",
+        "lookahead": "what it calls lookahead is prompt lookup, our ngram",
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    taps="hidden_states[2, n//2, n-3], whatever a config says",
+    rope="none: it computes with 10000 and no scaling",
+    fixed_rope_theta=10000.0,
+    heads_from="target",
+    max_layers=1,
+    vocabulary="d2t as offsets, kept as int32",
+    quantisations=("int8", "int4"),
+)
+
+TENSORRT_LLM = Profile(
+    title="TensorRT-LLM",
+    version="1.3, PyTorch backend",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        OWN_MTP: Served(("stitched",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    instead={
+        "eagle1": "its PyTorch backend has EAGLE-3 only",
+        "hass": "its PyTorch backend has EAGLE-3 only",
+        "medusa": "its PyTorch backend has none, engines built ahead only",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": "its PyTorch backend has none, engines built ahead only",
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    taps="hidden_states[2, n//2, n-3]",
+    max_layers=1,
+    quantisations=("fp8",),
+)
+
+TRANSFORMERS = Profile(
+    title="transformers",
+    version="5.23",
+    methods={
+        OWN_MTP: Served(("stitched",), tried="5.23.0"),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    instead={
+        "eagle3": "its generate has no EAGLE",
+        "eagle1": "its generate has no EAGLE",
+        "hass": "its generate has no EAGLE",
+        "p-eagle": "its generate has no EAGLE",
+        "medusa": "its generate has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    rope="rope_parameters, or rope_theta at top level",
+    vocabulary="none: both models have the same",
+)
+
+OPENVINO = Profile(
+    title="OpenVINO GenAI",
+    version="2026.4.1",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    instead={
+        "eagle1": "it reads EAGLE-3 only",
+        "hass": "it reads EAGLE-3 only",
+        "p-eagle": "it drafts a token at a time",
+        "medusa": "it has no Medusa",
+        "mtp": "it reads no MTP modules",
+        OWN_MTP: "it reads no MTP modules",
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    taps="chosen by its exporter, which asks for ten layers and more",
+    max_layers=1,
+    quantisations=("int8", "int4"),
+)
+
+SPECULATORS = Profile(
+    title="speculators",
+    version="0.9.0",
+    methods={
+        # Its converter also takes midlayer.*, and leaves the embedding random where the file brings none.
+        "eagle3": Served(("speculators",), tried="0.9.0"),
+        "p-eagle": Served(("speculators",)),
+    },
+    instead={
+        "eagle1": "it reads EAGLE-3 and P-EAGLE",
+        "hass": "it reads EAGLE-3 and P-EAGLE",
+        "medusa": "it has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "draft-model": "any engine serves a draft model as it is",
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    norm_flags=frozenset({"fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"}),
+    taps="id i is hidden_states[i]; top level of config.json",
+    rope="rope_parameters, or rope_theta, in transformer_layer_config",
+    vocabulary="d2t as offsets and t2d",
+)
+
+PROFILES: dict[str, Profile] = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llama.cpp": LLAMA_CPP,
+    "mnn": MNN,
+    "tensorrt-llm": TENSORRT_LLM,
+    "transformers": TRANSFORMERS,
+    "openvino": OPENVINO,
+    "speculators": SPECULATORS,
+}

@@ -1,0 +1,43 @@
+"""Run llama.cpp's converter in a process of its own: gguf_converter.py FOLDER PRE ARGUMENTS OF convert_hf_to_gguf.py.
+
+The converter knows byte-level BPE tokenizers by a hash of what they make of a test text, and refuses what it has never
+seen, a self-trained tokenizer for one. PRE, where it is not "-", is answered in that case: the built-in target splits
+text as GPT-2 does.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(source: Path, pre: str) -> None:
+    """source: the folder with convert_hf_to_gguf.py, conversion/, gguf-py/ and maybe packages/ that it imports."""
+    sys.path[:0] = [str(source), str(source / "gguf-py"), str(source / "packages")]
+    os.chdir(source)
+    if pre != "-":
+        from conversion import base  # type: ignore[import-not-found]
+
+        for kind in vars(base).values():
+            if isinstance(kind, type) and "get_vocab_base_pre" in vars(kind):
+                asked = vars(kind)["get_vocab_base_pre"]
+                setattr(kind, "get_vocab_base_pre", _answering(asked, pre))  # noqa: B010 - not its own class
+    runpy.run_path("convert_hf_to_gguf.py", run_name="__main__")
+
+
+def _answering(asked: Any, pre: str) -> Any:
+    def get_vocab_base_pre(self: Any, tokenizer: Any) -> Any:
+        try:
+            return asked(self, tokenizer)
+        except NotImplementedError:
+            return pre
+
+    return get_vocab_base_pre
+
+
+if __name__ == "__main__":
+    folder, answer = Path(sys.argv.pop(1)), sys.argv.pop(1)
+    main(folder, answer)

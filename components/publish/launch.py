@@ -1,0 +1,113 @@
+"""The command that serves a release in each engine, at the chosen depth, with the folder that the engine reads.
+
+Methods without files (prompt lookup) have commands as well. The depth is told in each engine's own words, which
+speedup/engines.py has written into the policy; the commands are for POSIX shells.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+Engines = Mapping[str, Any]
+VLLM_METHODS = {
+    "eagle1": "eagle",
+    "hass": "eagle",
+    "eagle3": "eagle3",
+    "p-eagle": "eagle3",
+    "draft-model": "draft_model",
+}
+VLLM_READS = {
+    "eagle1": "eagle1",
+    "hass": "eagle1",
+    "p-eagle": "speculators",
+    "medusa": "medusa",
+    "mtp": "mimo",
+    "draft-model": "causal-lm",
+}
+
+
+def launch_lines(
+    method: str,
+    depth: int,
+    engines: Engines,
+    target: str,
+    folders: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[tuple[str, str]]:
+    """(engine, command) for serving at a depth; empty where no engine serves the method or nothing should be drafted.
+
+    engines: policy.json's, which knows how each engine is told the depth. folders: format -> the release's folder of
+    it; None: the method's own. settings: the method's own, from draft.json.
+    """
+    if depth == 0 or not engines:
+        return []
+    model = shlex.quote(" ".join(target.split()))  # it is copied into a shell
+    there = {"eagle3": "eagle3"} if folders is None else dict(folders)
+    told = dict(settings or {})
+    given = str(told.get("model") or "") if method == "draft-model" else ""
+    lines = [
+        ("vLLM", _vllm(method, engines, model, there, told, given)),
+        ("SGLang", _sglang(method, engines, model, there, given)),
+        ("llama.cpp", _llama_cpp(method, engines, model, there)),
+    ]
+    if method == "ngram":
+        lines.append(("transformers", f"model.generate(**inputs, prompt_lookup_num_tokens={depth})"))
+    if method == "lookahead":
+        lines.append(("Draftsmith, whose loop it needs", "draftsmith generate PROMPT"))
+    return [(engine, command) for engine, command in lines if command]
+
+
+def _vllm(
+    method: str,
+    engines: Engines,
+    model: str,
+    folders: Mapping[str, str],
+    settings: Mapping[str, Any],
+    given: str,
+) -> str:
+    config = dict(engines["vllm"]["speculative_config"])
+    if method == "ngram":
+        config |= {"prompt_lookup_min": settings.get("min_ngram", 1), "prompt_lookup_max": settings.get("max_ngram", 3)}
+    elif "stitched" in folders:
+        model = f"./{folders['stitched']}"
+    elif given:
+        config = {**config, "method": "draft_model", "model": given}
+    else:
+        wanted = VLLM_READS.get(method, "eagle3") if method != "eagle3" or "eagle3" in folders else "speculators"
+        if wanted not in folders:
+            return ""
+        config = {"model": f"./{folders[wanted]}", **config, "method": VLLM_METHODS.get(method, method)}
+        if method == "p-eagle":
+            config["parallel_drafting"] = True
+        if method == "mtp":  # one new module, exact for the first guess alone
+            config = {name: value for name, value in config.items() if "per_batch" not in name}
+            config["num_speculative_tokens"] = 1
+    return f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(config))}"
+
+
+def _sglang(method: str, engines: Engines, model: str, folders: Mapping[str, str], given: str) -> str:
+    flags = shlex.join(engines["sglang"]["flags"])
+    start = "python -m sglang.launch_server --model-path"
+    if "stitched" in folders:
+        return f"{start} ./{folders['stitched']} {flags}"
+    if method == "ngram":
+        return f"{start} {model} {flags}"
+    read = {"eagle3": "eagle3", "eagle1": "eagle1", "hass": "eagle1", "draft-model": "causal-lm"}.get(method, "")
+    draft = shlex.quote(given) if given else f"./{folders[read]}" if read in folders else ""
+    return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
+
+
+def _llama_cpp(method: str, engines: Engines, model: str, folders: Mapping[str, str]) -> str:
+    flags = shlex.join(engines["llama_cpp"]["flags"])
+    serve = "llama-server --model target.gguf --model-draft"
+    if "gguf" in folders:
+        return f"{serve} ./{folders['gguf']}/draft.gguf {flags}"
+    if method == "eagle3" and "eagle3" in folders:
+        convert = f"python convert_hf_to_gguf.py ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
+        return f"{convert}\n{serve} eagle3.gguf {flags}"
+    if method == "draft-model" and "causal-lm" in folders:
+        return f"python convert_hf_to_gguf.py ./{folders['causal-lm']} --outfile draft.gguf\n{serve} draft.gguf {flags}"
+    return ""

@@ -1,0 +1,178 @@
+"""The Llama decoder block that every drafter layout is made of: its config fields, its tensors, and what may be wrong.
+
+A checkpoint is checked against its own config.json: the shapes follow from the sizes it states, so that anybody's
+checkpoint can be checked with or without its target. With a target, `check_positions` also compares what the two must
+share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from components.contract import UserError
+from components.publish.exact_check import Spec, name_of
+from components.targets.model import TargetShape
+
+Config = Mapping[str, Any]
+
+
+class Fact(NamedTuple):
+    """What one field of config.json must be. kind: of its value; least: the smallest; only: all that it may be."""
+
+    kind: type
+    least: float | None = None
+    only: tuple[Any, ...] = ()
+    optional: bool = False
+
+
+COUNT = Fact(int, least=1)
+OFF = Fact(bool, only=(False,), optional=True)
+DTYPES = ("float32", "bfloat16", "float16")
+BLOCK_FACTS: dict[str, Fact] = {
+    "hidden_size": COUNT,
+    "intermediate_size": COUNT,
+    "num_hidden_layers": COUNT,
+    "num_attention_heads": COUNT,
+    "num_key_value_heads": COUNT,
+    "head_dim": Fact(int, least=2, optional=True),
+    "hidden_act": Fact(str, only=("silu",)),
+    "max_position_embeddings": COUNT,
+    "rms_norm_eps": Fact(float, least=1e-12),
+    "rope_theta": Fact(float, least=1.0),
+    "vocab_size": COUNT,
+    "tie_word_embeddings": Fact(bool, optional=True),
+    "attention_bias": OFF,
+    "mlp_bias": OFF,
+    # Engines take a bare `bias` for the attention's, and leave what the file lacks uninitialised.
+    "bias": OFF,
+    "torch_dtype": Fact(str, only=DTYPES, optional=True),
+    "dtype": Fact(str, only=DTYPES, optional=True),
+}
+
+
+def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The fields of a block with the target's heads, positions and rotary base.
+
+    `rope_theta` stands at top level (engines that look only there fall back to 10000), and the positions are the
+    target's: 2048, as in the first EAGLE-3 release, collapses acceptance on longer texts.
+    """
+    return {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_cache": True,
+        "bos_token_id": shape.bos_token_id,
+        "eos_token_id": shape.eos_token_ids[0] if shape.eos_token_ids else None,
+        "pad_token_id": shape.pad_token_id,
+        "torch_dtype": name_of(dtype),
+    }
+
+
+def head_dim_of(config: Config) -> int:
+    """The head size: stated, or what the width leaves."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def block_specs(config: Config, at: str, *, in_features: int = 0, input_norm: bool = True) -> dict[str, Spec]:
+    """The tensors of one block whose names begin with `at`. in_features: what q, k and v read, 0 for the width."""
+    hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    queries = int(config["num_attention_heads"]) * head_dim_of(config)
+    keys = int(config["num_key_value_heads"]) * head_dim_of(config)
+    width = in_features or hidden
+    specs = {
+        "input_layernorm.weight": Spec((hidden,)),
+        "self_attn.q_proj.weight": Spec((queries, width)),
+        "self_attn.k_proj.weight": Spec((keys, width)),
+        "self_attn.v_proj.weight": Spec((keys, width)),
+        "self_attn.o_proj.weight": Spec((hidden, queries)),
+        "post_attention_layernorm.weight": Spec((hidden,)),
+        "mlp.gate_proj.weight": Spec((inner, hidden)),
+        "mlp.up_proj.weight": Spec((inner, hidden)),
+        "mlp.down_proj.weight": Spec((hidden, inner)),
+    }
+    if not input_norm:
+        del specs["input_layernorm.weight"]
+    return {at + name: spec for name, spec in specs.items()}
+
+
+def check_facts(config: Config, facts: Mapping[str, Fact], where: str) -> None:
+    """Raises UserError, one line, for the first field that is missing or wrong."""
+    for name, fact in facts.items():
+        value = config.get(name)
+        if value is None:
+            if fact.optional:
+                continue
+            raise UserError(f"{where}/config.json: {name} is missing; engines would guess it: write it down")
+        right = isinstance(value, fact.kind) or (fact.kind is float and isinstance(value, int))
+        if not right or (isinstance(value, bool) and fact.kind is not bool):
+            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be of type {fact.kind.__name__}")
+        if fact.only and value not in fact.only:
+            wanted = " or ".join(repr(one) for one in fact.only)
+            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be {wanted}")
+        if fact.least is not None and not (math.isfinite(value) and value >= fact.least):
+            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be at least {fact.least:g}")
+
+
+def check_block(config: Config, where: str) -> None:
+    """The fields of a block, one by one and together; raises UserError, one line."""
+    check_facts(config, BLOCK_FACTS, where)
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    if heads % groups:
+        raise UserError(
+            f"{where}/config.json: {heads} attention heads do not share {groups} key/value heads evenly;"
+            " num_attention_heads must be a multiple of num_key_value_heads"
+        )
+    if config.get("head_dim") is None and config["hidden_size"] % heads:
+        raise UserError(f"{where}/config.json: head_dim is missing, and hidden_size is no multiple of the heads")
+    if head_dim_of(config) % 2:
+        raise UserError(f"{where}/config.json: head_dim is {head_dim_of(config)}, rotary pairs need an even one")
+    if not config["rms_norm_eps"] <= 1e-2:
+        raise UserError(f"{where}/config.json: rms_norm_eps is {config['rms_norm_eps']!r}, must be at most 0.01")
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = config.get(name)
+        for one in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+            if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < config["vocab_size"]:
+                raise UserError(
+                    f"{where}/config.json: {name} is {ids!r:.60}, must be an id below {config['vocab_size']}"
+                )
+
+
+def check_positions(config: Config, shape: TargetShape, where: str) -> None:
+    """What a drafter must share with its target: vocabulary and number of positions; raises UserError, one line."""
+    if config["vocab_size"] != shape.vocab_size:
+        raise UserError(
+            f"{where}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}:"
+            " it was made for another target"
+        )
+    if config["max_position_embeddings"] != shape.max_position_embeddings:
+        raise UserError(
+            f"{where}/config.json: max_position_embeddings is {config['max_position_embeddings']}, must be the"
+            f" target's {shape.max_position_embeddings}: engines cut the rotary table there, and acceptance with it"
+        )
+
+
+def check_width(config: Config, shape: TargetShape, where: str) -> None:
+    """A drafter that shares embedding or features with its target is as wide; raises UserError, one line."""
+    for name in ("target_hidden_size", "hidden_size"):
+        if name in config:
+            if config[name] != shape.hidden_size:
+                raise UserError(
+                    f"{where}/config.json: {name} is {config[name]}, the target's width is {shape.hidden_size}:"
+                    " it was made for another target"
+                )
+            return

@@ -1,0 +1,104 @@
+"""Medusa heads as their first release stores them (`medusa_lm_head.safetensors`), which vLLM and TensorRT-LLM read.
+
+`{i}.{j}.linear.{weight,bias}` are the residual layers of head i, `{i}.{L}.weight` its LM head over the vocabulary. The
+config serves both readers: FasterDecoding counts medusa_num_heads and medusa_num_layers, vLLM wants to be told that
+the layers have biases (medusa_fc_bias), and loads neither them nor a cut vocabulary otherwise: its token_map asks for
+rows that its own loader then refuses. So every head goes out with V rows (layout.whole_vocabulary); heads tied to the
+target's get a copy of it each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+
+from components.contract import UserError
+from components.publish.eagle3_layout import check_architecture, dtype_of
+from components.publish.exact_check import LaidOut, Spec, name_of
+from components.publish.layout import AbstractLayout, OwnForm, Source, whole_vocabulary, without_vocabulary
+from components.publish.llama_block import COUNT, DTYPES, Fact, check_facts, check_width
+from components.targets.model import TargetShape
+
+OURS = "medusa_head."
+FACTS = {
+    "medusa_num_heads": COUNT,
+    "medusa_num_layers": COUNT,
+    "hidden_size": COUNT,
+    "vocab_size": COUNT,
+    "medusa_fc_bias": Fact(bool, only=(True,)),
+    "torch_dtype": Fact(str, only=DTYPES, optional=True),
+}
+
+
+@final
+class MedusaLayout(AbstractLayout):
+    """See the module docstring."""
+
+    format = "medusa"
+    methods = ("medusa",)
+    weights_file = "medusa_lm_head.safetensors"
+
+    def lay_out(self, own: OwnForm, source: Source) -> LaidOut:
+        """See AbstractLayout."""
+        shape, settings = source.shape, own.settings
+        heads, layers = int(settings.get("num_heads", 5)), int(settings.get("num_layers", 1))
+        dtype = dtype_of(own)
+        config = {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "base_model_name_or_path": source.name,
+            "version": "2",
+            "medusa_num_heads": heads,
+            "medusa_num_layers": layers,
+            "medusa_fc_bias": True,
+            "hidden_size": shape.hidden_size,
+            "vocab_size": shape.vocab_size,
+            "torch_dtype": name_of(dtype),
+        }
+        tensors = {name.removeprefix(OURS): tensor for name, tensor in without_vocabulary(own.tensors).items()}
+        d2t = own.tensors.get("d2t")
+        names = [f"{head}.{layers}.weight" for head in range(heads)]
+        if settings.get("head") == "tied":
+            rows = source.head().to(dtype)
+            rows = rows if d2t is None else rows[d2t + torch.arange(d2t.numel())]
+            tensors |= dict.fromkeys(names, rows)
+        for name in names:
+            if name in tensors:
+                tensors[name] = whole_vocabulary(tensors[name], d2t, shape.vocab_size).clone()
+        return LaidOut(config, tensors)
+
+    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+        """See AbstractLayout."""
+        return config.get("model_type") == "medusa" or "medusa_num_heads" in config
+
+    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+        """See AbstractLayout."""
+        check_architecture(config, ("MedusaModel",), where)
+        check_facts(config, FACTS, where)
+
+    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+        """See AbstractLayout."""
+        hidden, layers = int(config["hidden_size"]), int(config["medusa_num_layers"])
+        specs: dict[str, Spec] = {}
+        for head in range(int(config["medusa_num_heads"])):
+            for layer in range(layers):
+                specs[f"{head}.{layer}.linear.weight"] = Spec((hidden, hidden))
+                specs[f"{head}.{layer}.linear.bias"] = Spec((hidden,))
+            specs[f"{head}.{layers}.weight"] = Spec((int(config["vocab_size"]), hidden))
+        return specs
+
+    def check_target(self, config: Mapping[str, Any], shape: TargetShape, where: str) -> None:
+        """See AbstractLayout."""
+        check_width(config, shape, where)
+        if config["vocab_size"] != shape.vocab_size:
+            raise UserError(
+                f"{where}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}"
+            )
+
+    def own_form(self, laid_out: LaidOut, source: Source) -> OwnForm:
+        """See AbstractLayout. Every head has its own LM head now."""
+        config = laid_out.config
+        settings = {"num_heads": config["medusa_num_heads"], "num_layers": config["medusa_num_layers"]}
+        return OwnForm("medusa", settings, {OURS + name: tensor for name, tensor in laid_out.tensors.items()})

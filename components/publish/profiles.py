@@ -1,0 +1,194 @@
+"""What an engine honours of a drafter, and why it could not serve one: said before anything is trained.
+
+A profile is data (engine_table.py) and this module the few questions it answers, without importing torch: `draftsmith
+check` asks them of every pipeline that names engines, the dry run asks those that need the target's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Engine = Literal["vllm", "sglang", "llama.cpp", "mnn", "tensorrt-llm", "transformers", "openvino", "speculators"]
+Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+OWN_MTP, GIVEN_MODEL = "mtp-own", "draft-model-given"
+"""What methods mtp and draft-model are called here with `start: own` and with a given `model`: other files, or none."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A setting of the method that must have one of these values for the engine; `why` is one clause."""
+
+    setting: str
+    allowed: tuple[Any, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """How an engine takes one method.
+
+    formats: what it reads, the one to write first; () where it needs no file. tried: the engine's version that was run
+    with our own checkpoint, "" where its source or manual was read only. needs: what it asks of the method's settings.
+    max_depth: guesses a round that it serves exactly as trained; None: as many as the drafter makes.
+    """
+
+    formats: tuple[Format, ...] = ()
+    tried: str = ""
+    needs: tuple[Need, ...] = ()
+    max_depth: int | None = None
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What an engine's limits depend on in the target's config. head_dim: the target's own."""
+
+    architecture: str
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One engine.
+
+    title:         its name as people write it.
+    version:       the version that the facts were read from.
+    methods:       method (or OWN_MTP, GIVEN_MODEL) -> how it is taken. A method that is not here is not served.
+    instead:       method -> why not, for those that are worth a word.
+    norm_flags:    of EAGLE-3's norms (fc_norm, norm_output, norm_before_fc, norm_before_residual) those it honours;
+                   the others it drops without a word, or refuses.
+    taps:          what id i among explicit tapped layers means, and where it reads them. We leave ids out where
+                   engines disagree: all default to hidden_states[2, n//2, n-3].
+    rope:          where it takes rope_theta from. fixed_rope_theta: the one it uses whatever a config says.
+    heads_from:    whose config gives the number of attention heads.
+    max_layers:    decoder layers of a drafter of the EAGLE family.
+    vocabulary:    how it maps a cut draft vocabulary.
+    dtypes, quantisations: of the drafter's weights.
+    architectures: targets that its EAGLE code knows; () where it does not ask.
+    """
+
+    title: str
+    version: str
+    methods: Mapping[str, Served]
+    instead: Mapping[str, str] = field(default_factory=dict)
+    norm_flags: frozenset[str] = frozenset()
+    taps: str = ""
+    rope: str = "rope_theta at the top level of the draft's config"
+    fixed_rope_theta: float | None = None
+    heads_from: Literal["draft", "target"] = "draft"
+    max_layers: int | None = None
+    vocabulary: str = "d2t as offsets"
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    quantisations: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+
+SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
+EAGLES = ("eagle1", "hass", "eagle3", "p-eagle")
+DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
+    "eagle1": ("eagle1",),
+    "hass": ("eagle1",),
+    "eagle3": ("eagle3",),
+    "p-eagle": ("speculators",),
+    "medusa": ("medusa",),
+    "mtp": ("mtp",),
+    OWN_MTP: ("stitched",),
+    "draft-model": ("causal-lm",),
+}
+"""What is written where no engine is named."""
+
+
+def kind_of(method: str, settings: Mapping[str, Any]) -> str:
+    """The name under which profiles know a drafter. settings: the method's own."""
+    if method == "mtp" and settings.get("start") == "own":
+        return OWN_MTP
+    return GIVEN_MODEL if method == "draft-model" and settings.get("model") else method
+
+
+def profile_of(engine: str) -> Profile:
+    """The profile of one of ENGINES."""
+    from components.publish.engine_table import PROFILES
+
+    return PROFILES[engine]
+
+
+def formats_for(method: str, settings: Mapping[str, Any], engines: Sequence[str]) -> tuple[Format, ...]:
+    """The formats to write for a drafter: one for each engine, each once; without engines the method's own."""
+    kind = kind_of(method, settings)
+    if not engines:
+        return DEFAULT_FORMATS.get(kind, ())
+    taken = [profile_of(engine).methods[kind].formats for engine in engines if kind in profile_of(engine).methods]
+    return tuple(dict.fromkeys(formats[0] for formats in taken if formats))
+
+
+def refusals(engine: str, method: str, settings: Mapping[str, Any], target: TargetFacts | None = None) -> Iterator[str]:
+    """Why an engine could not serve a drafter, one clause with its remedy each; nothing where it could.
+
+    settings: the method's own, defaults filled in. target: None says only what needs no target.
+    """
+    profile, kind = profile_of(engine), kind_of(method, settings)
+    served = profile.methods.get(kind)
+    if served is None:
+        named = SAID.get(kind, kind)
+        why = f" ({profile.instead[kind]})" if kind in profile.instead else ""
+        able = ", ".join(sorted(SAID.get(one, one) for one in profile.methods))
+        yield f"{profile.title} does not serve {named}{why}: leave {engine} out of engines, or take one of {able}"
+        return
+    for need in served.needs:
+        if (value := settings.get(need.setting)) not in need.allowed:
+            wanted = " or ".join(_yaml(one) for one in need.allowed)
+            yield (
+                f"{profile.title} {need.why}, and {need.setting} is {_yaml(value)}: say settings: {{{method}:"
+                f" {{{need.setting}: {wanted}}}}}, or leave {engine} out of engines"
+            )
+    if method in EAGLES:
+        yield from _eagle_refusals(engine, profile, method, settings)
+        if target is not None:
+            yield from _target_refusals(engine, profile, target)
+
+
+def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    dropped = sorted(
+        name for name in ("fc_norm", "norm_output") if settings.get(name) and name not in profile.norm_flags
+    )
+    if dropped:
+        yield (
+            f"{profile.title} drops {' and '.join(dropped)} (EAGLE-3.1) without a word: say settings: {{{method}:"
+            f" {{{', '.join(f'{name}: false' for name in dropped)}}}}}, or leave {engine} out of engines"
+        )
+    layers = settings.get("num_layers", 1)
+    if profile.max_layers is not None and layers > profile.max_layers:
+        yield (
+            f"{profile.title} serves drafters of {profile.max_layers} layer, and num_layers is {layers}: say settings:"
+            f" {{{method}: {{num_layers: {profile.max_layers}}}}}, or leave {engine} out of engines"
+        )
+
+
+def _target_refusals(engine: str, profile: Profile, target: TargetFacts) -> Iterator[str]:
+    fixed = profile.fixed_rope_theta
+    if fixed is not None and target.rope_theta != fixed:
+        yield (
+            f"{profile.title} rotates every drafter by rope_theta {fixed:g}, and the target's is {target.rope_theta:g},"
+            f" by which ours are trained: leave {engine} out of engines, or take a target with {fixed:g}"
+        )
+    if profile.heads_from == "target" and (target.head_dim <= 0 or target.head_dim % 2):
+        yield (
+            f"{profile.title} gives a drafter the target's heads, and heads of size {target.head_dim} cannot be rotated"
+            f" in pairs: leave {engine} out of engines"
+        )
+    if profile.architectures and target.architecture not in profile.architectures:
+        yield (
+            f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"
+            f" engines, or take a target of {', '.join(profile.architectures[:4])}, ..."
+        )
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)

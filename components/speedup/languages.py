@@ -1,0 +1,206 @@
+"""Step `speedup.measure_languages`: how well is each language guessed, and what does a training mix without it lose?
+
+One drafter for each training mix, all measured on the same prompts. Acceptance length is pooled over the prompts of a
+language at one depth. The first drafter is the baseline, and the others are held against it prompt by prompt: each draw
+of prompts serves both, so what makes a prompt hard cancels. Beside it stands the share of answer tokens that a drafter
+has in its vocabulary at all; what is not in there cannot be kept, however long the drafter is trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from components.contract import Context, Measurements, Prompts, UserError
+from components.rows import AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
+
+if TYPE_CHECKING:
+    from components.speedup.bootstrap import Estimate
+
+ALL = "all"
+UNKNOWN = "unknown"
+
+
+def measure_languages(
+    acceptance: list[Measurements],
+    mixes: list[Prompts],
+    *,
+    depth_k: Annotated[int, Field(ge=0, le=64)] = 0,
+    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    ctx: Context,
+) -> Measurements:
+    """Acceptance length by language of drafters that learned from different mixes, with paired differences.
+
+    Args:
+        acceptance: the acceptance maps of each drafter, on the same prompts; the first is the baseline.
+        mixes: what each of these drafters learned from, in the same order.
+        depth_k: the depth to compare at; 0 is the deepest that all were measured at.
+        num_draws: resamples of prompts behind each interval.
+    """
+    if len(acceptance) != len(mixes):
+        raise UserError(
+            f"acceptance, mixes: {len(acceptance)} drafters and {len(mixes)} mixes; wire one mix for each drafter"
+        )
+    drafters = [_drafter(maps, mix) for maps, mix in zip(acceptance, mixes, strict=True)]
+    shared = set.intersection(*(set(drafter.maps) for drafter in drafters))
+    if not shared:
+        raise UserError("acceptance: these drafters share no prompt; measure all of them on one set of prompts")
+    depth = min(depth_k or 64, *(m.k_max for drafter in drafters for m in drafter.maps.values()))
+    if depth < 1:
+        raise UserError("acceptance: mapped at depth 0 alone; measure at depth 1 or deeper")
+    baseline = drafters[0]
+    languages = Counter(baseline.language(prompt) for prompt in shared)
+    rows = []
+    for language in [ALL, *sorted(languages)]:
+        prompts = sorted(prompt for prompt in shared if language in (ALL, baseline.language(prompt)))
+        estimates = [_acceptance(drafter, prompts, depth, num_draws, ctx.seed) for drafter in drafters]
+        rows += [
+            _row(drafter, baseline, (estimate, estimates[0]), (language, prompts), depth, ctx.key[:16])
+            for drafter, estimate in zip(drafters, estimates, strict=True)
+        ]
+    write_rows(ctx.out, [*rows, *_few_prompts(rows)])
+    lowered = [row for row in rows if row.verdict == "lower" and row.language != ALL]
+    for row in lowered:
+        ctx.note(in_words(row))
+    return Measurements.made(
+        ctx,
+        {
+            "method": baseline.method,
+            "depth_k": depth,
+            "num_prompts": len(shared),
+            "prompts_by_language": dict(languages.most_common()),
+            "al_by_language": [
+                {"trained_on": row.trained_on, "language": row.language, "al": row.al, "change": row.change}
+                for row in rows
+            ],
+            "lower": [in_words(row) for row in lowered],
+        },
+    )
+
+
+def in_words(row: AcceptanceByLanguage) -> str:
+    """One line about a drafter held against the baseline."""
+    said = {"lower": "lower", "higher": "higher"}.get(row.verdict, "no difference shown")
+    assert row.change is not None and row.change_lo is not None and row.change_hi is not None
+    return (
+        f"trained on {' + '.join(row.trained_on)}, acceptance length on {row.language} is {row.al:.2f}, "
+        f"{row.change:+.2f} [{row.change_lo:+.2f}, {row.change_hi:+.2f}] against the first mix: {said}"
+    )
+
+
+@dataclass(frozen=True)
+class _Drafter:
+    """One drafter: its chain maps by prompt, and how many training prompts of its mix are in each language."""
+
+    key: str
+    method: str
+    target_key: str
+    maps: dict[str, AcceptanceMap]
+    trained_on: Counter[str]
+
+    def language(self, prompt_id: str) -> str:
+        return self.maps[prompt_id].language or UNKNOWN
+
+
+def _drafter(measured: Measurements, mix: Prompts) -> _Drafter:
+    maps = [m for m in read_rows(measured.path, AcceptanceMap) if m.tree_budget is None and m.num_tokens >= 2]
+    if not maps:
+        raise UserError(f"acceptance ({measured.key[:12]}): no usable acceptance maps; wire bench.measure_acceptance")
+    if len({m.draft_key for m in maps}) > 1:
+        raise UserError(f"acceptance ({measured.key[:12]}): maps of several drafters; wire one for each")
+    first = maps[0]
+    by_prompt = {m.prompt_id: m for m in maps}
+    return _Drafter(first.draft_key, first.method, first.target_key, by_prompt, _training_languages(mix))
+
+
+def _training_languages(mix: Prompts) -> Counter[str]:
+    """Training prompts by language."""
+    file = mix.path / "prompts.jsonl"
+    if not file.is_file():
+        raise UserError(f"mixes ({mix.key[:12]}): no prompts.jsonl; wire the step that made the training prompts")
+    found: Counter[str] = Counter()
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if row["split"] == "train":
+                found[row.get("language") or UNKNOWN] += 1
+    return found
+
+
+def _acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws: int, seed: int) -> Estimate:
+    """Pooled acceptance length at a depth, tails included; the same draws for every drafter on the same prompts."""
+    import numpy as np
+
+    from components.speedup.bootstrap import draw_weights, pooled_ratio
+    from components.speedup.replay import count
+
+    maps = [drafter.maps[prompt] for prompt in prompts]
+    counts = [count(m.accepted, depth, m.num_tokens) for m in maps]
+    tokens = np.array([float(c.tokens) for c in counts])
+    rounds = np.array([float(c.rounds) for c in counts])
+    return pooled_ratio(draw_weights(len(prompts), num_draws, np.random.default_rng([seed, 8])), tokens, rounds)
+
+
+def _row(
+    drafter: _Drafter,
+    baseline: _Drafter,
+    estimates: tuple[Estimate, Estimate],
+    where: tuple[str, Sequence[str]],
+    depth: int,
+    session_id: str,
+) -> AcceptanceByLanguage:
+    (own, first), (language, prompts) = estimates, where
+    maps = [drafter.maps[prompt] for prompt in prompts]
+    known = [(m.num_guessable, m.num_tokens - 1) for m in maps if m.num_guessable is not None]
+    lo, hi = own.interval()
+    change = change_lo = change_hi = None
+    verdict = "baseline"
+    if drafter is not baseline:
+        difference = own.minus_paired(first)
+        change, (change_lo, change_hi) = difference.value, difference.interval()
+        verdict = "lower" if change_hi < 0.0 else "higher" if change_lo > 0.0 else "undecided"
+    trained = drafter.trained_on
+    return AcceptanceByLanguage(
+        session_id=session_id,
+        target_key=drafter.target_key,
+        draft_key=drafter.key,
+        method=drafter.method,
+        language=language,
+        depth_k=depth,
+        num_prompts=len(prompts),
+        trained_on=[name for name, _ in trained.most_common()],
+        num_trained_on=trained.total() if language == ALL else trained[language],
+        al=own.value,
+        al_lo=lo,
+        al_hi=hi,
+        coverage=sum(n for n, _ in known) / sum(of for _, of in known) if known else None,
+        baseline_key=baseline.key,
+        change=change,
+        change_lo=change_lo,
+        change_hi=change_hi,
+        verdict=verdict,
+    )
+
+
+def _few_prompts(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
+    """Intervals over a handful of prompts come out too narrow, and a difference is then seen where there is none."""
+    from components.speedup.flags import MIN_PROMPTS
+
+    few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < MIN_PROMPTS]
+    return [
+        QualityFlag(
+            row.session_id,
+            row.draft_key,
+            row.method,
+            "few_prompts",
+            "warning",
+            float(row.num_prompts),
+            f"language {row.language}: fewer than {MIN_PROMPTS} prompts; its intervals are too narrow",
+        )
+        for row in few
+    ]

@@ -1,0 +1,83 @@
+"""Could the engines that a release names serve its drafters? Asked of pipelines.yaml, before anything is trained.
+
+A step with a setting `engines` promises them its drafters: those wired into `drafts`, or those it names in `methods`
+(the dry run). What an engine honours is data (components/publish/profiles.py). Limits that hang on the target are said
+here where its config.json lies on this machine, and by the dry run elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.contract import UserError
+from components.publish.profiles import TargetFacts, refusals
+
+if TYPE_CHECKING:
+    from flows.wiring import WiredStep
+
+TRAINS, LOADS = "drafts.train_draft", "targets.load_target"
+
+
+def unserved(wired: Sequence[WiredStep]) -> Iterator[tuple[str, str]]:
+    """(step, why it could not keep its promise), one for each engine and drafter; nothing where all is well."""
+    steps = {step.name: step for step in wired}
+    for step in wired:
+        engines = step.settings.get("engines")
+        if not isinstance(engines, list) or not engines:
+            continue
+        target = target_facts(step, steps)
+        for name, method, settings in _promised(step, steps):
+            for engine in engines:
+                for why in refusals(str(engine), method, settings, target):
+                    yield step.base, f"{name}: {why}"
+
+
+def _promised(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(name for a reader, method, the method's own settings) of every drafter that the step promises."""
+    drafts = step.inputs.get("drafts", [])
+    for name in drafts if isinstance(drafts, list) else [drafts]:
+        trained = steps.get(name)
+        if trained is not None and trained.function.address == TRAINS:
+            method = str(trained.settings.get("method", ""))
+            yield name, method, trained.settings.get("settings", {}).get(method, {})
+    for method in step.settings.get("methods", []):
+        yield method, str(method), step.settings.get("settings", {}).get(method, {})
+
+
+def target_facts(step: WiredStep, steps: Mapping[str, WiredStep]) -> TargetFacts | None:
+    """The facts of the step's target, where a step loads it from a folder of this machine."""
+    loaded = steps.get(str(step.inputs.get("target")))
+    if loaded is None or loaded.function.address != LOADS:
+        return None
+    from components.targets.source import local_folder
+
+    try:
+        folder = local_folder(str(loaded.settings.get("model", "")))
+        if folder is None or not (folder / "config.json").is_file():
+            return None
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (ValueError, UserError):
+        return None  # loading the target says what is wrong with it
+    return _facts(config, folder)
+
+
+def _facts(config: Any, folder: Path) -> TargetFacts | None:
+    """The facts in a config.json; None where it does not say them."""
+    config = config.get("text_config", config) if isinstance(config, dict) else {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    try:
+        heads = int(config["num_attention_heads"])
+        head_dim = config.get("v_head_dim") or config.get("head_dim") or int(config["hidden_size"]) // heads
+        return TargetFacts(
+            architecture=str((config.get("architectures") or ["unknown"])[0]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(head_dim),
+            rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        return None

@@ -1,0 +1,112 @@
+"""llama.cpp's own converter makes a GGUF of what we export, and every number of the drafter is in it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_formats import own_form
+from torch import Tensor
+
+from components.contract import Context, Target, UserError
+from components.drafts.files import method_class
+from components.publish import try_release
+from components.publish.export import source_of
+from components.publish.gguf_file import check_gguf, find_converter, write_gguf
+from components.targets import load_target
+from components.targets.load import open_target
+from tests.engines.engine_homes import is_ready, llama_cpp_home
+
+NAMES = {
+    "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
+    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    "midlayer.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
+    "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
+    "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
+    "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
+    "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
+    "midlayer.mlp.down_proj.weight": "blk.0.ffn_down.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "fc.weight": "fc.weight",
+}
+"""Ours and llama.cpp's; q and k are stored in another order of rows."""
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Path:
+    if not is_ready(llama_cpp_home()):
+        pytest.skip("llama.cpp is not built here; tests/engines/install_llama_cpp.py builds it")
+    return llama_cpp_home() / "source"
+
+
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return load_target(model="builtin", dtype="float32", ctx=context(tmp_path_factory.mktemp("t") / "target"))
+
+
+def context(folder: Path) -> Context:
+    folder.mkdir(parents=True)
+    return Context(key="k", out=folder, scratch=folder, num_threads=1)
+
+
+def stored(file: Path, llama_cpp: Path) -> dict[str, Tensor]:
+    sys.path.insert(0, str(llama_cpp / "gguf-py"))
+    try:
+        from gguf import GGUFReader  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    return {tensor.name: torch.from_numpy(np.array(tensor.data)) for tensor in GGUFReader(file).tensors}
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(300)
+def test_every_number_of_the_drafter_is_in_the_gguf(builtin: Target, llama_cpp: Path, tmp_path: Path) -> None:
+    opened, settings = open_target(builtin, dtype="float32", kernel="plain"), {"intermediate_size": 128}
+    network: Any = method_class("eagle3").build(opened, settings, torch.arange(5, opened.shape.vocab_size, 3))
+    own = own_form(network, settings, opened.shape.vocab_size)
+    facts = write_gguf(own, source_of(builtin), tmp_path / "gguf", str(llama_cpp), context(tmp_path / "c"))
+    assert facts is not None and facts["dtype"] == "float32"
+    file = tmp_path / "gguf" / "draft.gguf"
+    found = stored(file, llama_cpp)
+    assert check_gguf(file, "here") == len(found)
+    for ours, theirs in NAMES.items():
+        assert torch.equal(found[theirs].reshape(own.tensors[ours].shape), own.tensors[ours]), theirs
+    d2t = next(tensor for name, tensor in found.items() if "d2t" in name)
+    assert torch.equal(d2t.long().flatten(), network.draft_ids), "llama.cpp keeps target ids"
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(300)
+def test_the_dry_run_takes_the_gguf_in(builtin: Target, llama_cpp: Path, tmp_path: Path) -> None:
+    made = try_release(
+        builtin,
+        methods=["eagle3", "draft-model"],
+        settings={"draft-model": {"num_layers": 1, "hidden_size": 128}},
+        engines=["llama.cpp"],
+        llama_cpp=str(llama_cpp),
+        ctx=context(tmp_path / "run"),
+    )
+    assert made.info["tried"] == {"eagle3": ["gguf"], "draft-model": ["gguf"]}
+
+
+def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    for number, head in enumerate((b"", b"GGUF", b"GGUF" + b"\0" * 20, b"PK\x03\x04" + b"\1" * 20)):
+        file = tmp_path / f"{number}.gguf"
+        file.write_bytes(head)
+        with pytest.raises(UserError, match=rf"here/{number}\.gguf: no sound GGUF"):
+            check_gguf(file, "here")
+
+
+def test_the_converter_is_found_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "convert_hf_to_gguf.py").write_text("")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("DRAFTSMITH_LLAMA_CPP", raising=False)
+    assert find_converter() is None
+    assert find_converter(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("DRAFTSMITH_LLAMA_CPP", str(tmp_path))
+    assert find_converter() == tmp_path

@@ -1,0 +1,91 @@
+"""`draftsmith validate`: anybody's checkpoint and whole releases, in a few lines or in one that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_formats import own_form
+
+from components.contract import UserError
+from components.publish.formats import write_format
+from components.publish.layout import Source
+from components.publish.validate import validate_folder
+from flows.cli import main
+
+Networks = Callable[[str, dict[str, Any]], Any]
+
+
+@pytest.fixture
+def eagle3(networks: Networks, source: Source, tmp_path: Path) -> Path:
+    write_format("eagle3", own_form(networks("eagle3", {}), {}), source, tmp_path / "draft")
+    return tmp_path / "draft"
+
+
+def test_a_sound_checkpoint_is_named_with_the_engines_that_read_it(eagle3: Path, source: Source) -> None:
+    alone = validate_folder(eagle3)
+    assert "a sound eagle3 checkpoint" in alone[0] and "give it as --target" in alone[1]
+    said = "\n".join(validate_folder(eagle3, str(source.folder)))
+    assert "vLLM: reads it (tried with 0.32.0)" in said
+    assert "MNN: reads it (by its source or manual" in said, "the tiny target's rotary base is MNN's"
+    assert "transformers" not in said
+
+
+def test_unusual_numbers_are_said_and_not_refused(eagle3: Path, source: Source) -> None:
+    """The first EAGLE-3 drafts rotate by 10000 whatever their targets do."""
+    config = json.loads((eagle3 / "config.json").read_text())
+    (eagle3 / "config.json").write_text(json.dumps({**config, "rope_theta": 500000.0}))
+    assert any("note: its rope_theta is 500000, the target's is 10000" in line for line in said_of(eagle3, source))
+
+
+def said_of(folder: Path, source: Source) -> list[str]:
+    return validate_folder(folder, str(source.folder))
+
+
+def test_the_command_ends_with_0_or_with_2_and_one_line(
+    eagle3: Path, source: Source, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", str(eagle3), "--target", str(source.folder)]) == 0
+    assert "a sound eagle3 checkpoint" in capsys.readouterr().out
+    (eagle3 / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    assert main(["validate", str(eagle3)]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "draft/pytorch_model.bin: pickled weights, which run code when opened; convert to safetensors"
+    )
+    assert main(["validate", str(eagle3 / "nowhere")]) == 2
+    assert main(["validate", str(eagle3), "--target", "nobody/knows"]) == 2
+
+
+def test_a_release_is_what_was_released(export: Callable[..., Any], source: Source, tmp_path: Path) -> None:
+    release = export(include="all")
+    said = validate_folder(release.path, str(source.folder))
+    assert "files as they were released" in said[0]
+    assert {line.split(" a sound ")[1].split()[0] for line in said if " a sound " in line} == {"eagle3", "mtp"}
+    for number, (name, spoil) in enumerate(
+        {
+            "eagle3/config.json": lambda file: file.write_text(file.read_text().replace("1e-06", "2e-06")),
+            "README.md": lambda file: file.write_text("another card"),
+            "draftsmith/serve.json": lambda file: file.unlink(),
+            "extra.txt": lambda file: file.write_text("x"),
+        }.items()
+    ):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(release.path, copy)
+        spoil(copy / name)
+        with pytest.raises(UserError, match=f"copy-{number}/{name}: ") as error:
+            validate_folder(copy)
+        assert "\n" not in str(error.value)
+
+
+def test_a_causal_lm_of_another_architecture_is_no_draft_model(source: Source, tmp_path: Path) -> None:
+    assert source.folder is not None
+    folder = tmp_path / "other"
+    folder.mkdir()
+    shutil.copyfile(source.folder / "model.safetensors", folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(UserError, match="architectures is"):
+        validate_folder(folder)

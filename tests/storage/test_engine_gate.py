@@ -1,0 +1,49 @@
+"""What serving engines did with a drafter stands in the promotion gate and beside our own numbers in the history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.rows import EngineComparison
+from storage.named_queries import ask_by_name
+from storage.promotion_gate import decide
+from storage.results import remember_artifact
+
+TAGS = {"draftsmith.draft_key": "new", "draftsmith.depth_k": "3", "gate.status": "passed", "gate.checks": "[]"}
+
+
+def compared(verdict: str, engine: str = "vllm", draft: str = "new", workload: str = "all") -> EngineComparison:
+    counts = (8, 8, 8, 0, 0, 8, 0, 100, 180, 100, 180)
+    numbers = (1.8, 1.8, 1.75, 1.2, 1.3, 1.25, 0.02)
+    return EngineComparison(
+        "s", "t", draft, "eagle3", 3, workload, engine, "1.0", 1, *counts, "maps", *numbers, verdict
+    )
+
+
+def test_an_engine_mismatch_blocks_promotion_until_it_is_measured_mended(home: Path, make: Any) -> None:
+    assert [check.name for check in decide(home, TAGS, None, None).checks] == ["own_gate"]
+    remember_artifact(home, make("a", rows=[compared("mismatch"), compared("equal", "llama.cpp")]).path)
+    decision = decide(home, TAGS, None, None)
+    assert not decision.passed and decision.why_not().startswith("engine_mismatch is 1")
+    assert "vllm 1.0" in decision.why_not() and "llama.cpp" not in decision.why_not()
+    remember_artifact(home, make("b", rows=[compared("close")]).path)
+    assert decide(home, TAGS, None, None).passed
+
+
+@pytest.mark.parametrize("other", [compared("mismatch", draft="old"), compared("mismatch", workload="code")])
+def test_other_drafters_and_single_workloads_do_not_block(home: Path, make: Any, other: EngineComparison) -> None:
+    remember_artifact(home, make("a", rows=[other, compared("equal")]).path)
+    assert decide(home, TAGS, None, None).passed
+
+
+def test_predicted_ours_and_the_engine_stand_side_by_side(home: Path, make: Any) -> None:
+    remember_artifact(home, make("a", rows=[compared("equal"), compared("equal", workload="code")]).path)
+    names, rows = ask_by_name(home, "engines_beside_ours", {})
+    (row,) = (dict(zip(names, one, strict=True)) for one in rows)
+    assert (row["al_pred"], row["al_ours"], row["al_engine"]) == (1.75, 1.8, 1.8)
+    assert (row["speedup_pred"], row["speedup_ours"], row["speedup_engine"]) == (1.25, 1.3, 1.2)
+    assert (row["verdict"], row["num_identical"], row["num_compared"]) == ("equal", 8, 8)
+    assert len(ask_by_name(home, "engines_beside_ours", {"workload": ""})[1]) == 2
