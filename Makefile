@@ -40,6 +40,7 @@ test-gpu: $(READY)
 
 test-engines: $(READY)
 	@$(BIN)/python tests/engines/install_vllm.py
+	@$(BIN)/python -m benchmarks.speculators_environment
 	@$(BIN)/python tests/engines/install_llama_cpp.py || echo "test-engines: the tests with llama.cpp are skipped"
 	$(BIN)/python -m pytest -m engines -rs
 

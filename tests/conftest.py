@@ -1,8 +1,8 @@
 """What all tests share: how property-based tests draw their examples.
 
-`make test` draws the same examples every time, so that it says the same of the same code; `make soak` runs all property
-tests with new ones (HYPOTHESIS_PROFILE=explore), and what it finds becomes an `@example`. A loaded machine makes drawing
-slow, which says nothing about the code under test.
+`make test` draws the same examples every time, so that it says the same of the same code; `make soak` runs all
+property tests with new ones (HYPOTHESIS_PROFILE=explore), and what it finds becomes an `@example`. A loaded machine
+makes drawing slow, which says nothing about the code under test.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 from components.contract import UserError
 from components.escapes import in_code, in_markdown, in_mermaid, one_line
-from components.publish.card import launch_lines
+from components.publish.launch import launch_lines
 from components.report.charts import Point, Series, bar_chart, line_chart
 from components.report.tables import Table
 from components.rows import QualityFlag, write_rows

@@ -157,7 +157,7 @@ def test_the_training_graph_says_the_same(pair: tuple[AbstractTarget, AbstractTa
     found = []
     for target in pair:
         draft = drafter_on(target, method)
-        mine = Batch(*(part.to(target.device) for part in batch))
+        mine = Batch(*(part.to(target.device) for part in batch[:5]))
         loss = draft.losses(mine).loss
         loss.backward()
         gradients = {name: weight.grad for name, weight in draft.named_parameters()}
