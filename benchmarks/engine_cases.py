@@ -59,7 +59,8 @@ def make_context(folder: Path) -> Context:
 class Served:
     """One format in one engine: a line of the table. state: tried | refused | checked only.
 
-    Counts of rounds are over `compared` answers, those whose text is ours; accepted[i]: rounds that kept draft i + 1.
+    ties: texts that differ first at a tie. Counts of rounds are over `compared` answers, those whose text is ours;
+    accepted[i]: rounds that kept draft i + 1, () where the engine tells it of all answers together only.
     """
 
     format: str
@@ -93,7 +94,7 @@ class Served:
     def lengths(self) -> tuple[float | None, float | None]:
         """Acceptance length, ours and the engine's: accepted a round, and the bonus token."""
         sides = ((self.our_rounds, self.our_accepted), (self.engine_rounds, self.engine_accepted))
-        ours, theirs = (1 + sum(accepted) / rounds if rounds else None for rounds, accepted in sides)
+        ours, theirs = (1 + sum(accepted) / rounds if rounds and accepted else None for rounds, accepted in sides)
         return ours, theirs
 
 

@@ -93,6 +93,7 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
         method=method,
         prompts=len(rows),
         identical=sum(bool(row.identical) for row in rows),
+        ties=sum(row.tie is True for row in rows),
         compared=len(same),
         different=sum(row.num_rounds != len(expected[row.prompt_id]) for row in same),
         our_rounds=len(accepted),

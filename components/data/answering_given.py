@@ -158,9 +158,10 @@ def _masked_rows(tokenizer: Any, prompt: Prompt, part: GivenPart) -> list[Masked
         return "no answer"
     try:
         rows = rows_of_chat(tokenizer, chat, prompt.tools, thinking=part.thinking, turns=part.turns, style=part.style)
+        written = [row.text for row in rows]  # cached; a template that refuses the chat says so here
     except UserError as error:
         raise LeftOut("the chat template refuses it", str(error)) from error
-    if not rows:
+    if not written:
         return "no answer"
     if not all(shown_thinking(row, part.style) for row in rows):
         raise LeftOut("the chat template writes no thinking", "thinking: drop leaves it out")

@@ -105,7 +105,8 @@ def _takes(source: ChatSource, name: str, *, named: bool) -> bool:
     if source.format == "text":
         return kind in TEXT_SUFFIXES
     if source.kind:
-        return kind == source.kind or (source.kind == ".jsonl" and kind == ".ndjson") or kind == ".feather"
+        others = {".jsonl": (".ndjson",), ".arrow": (".feather", ".ipc")}
+        return kind == source.kind or kind in others.get(source.kind, ())
     return name.lower().endswith(TABLE_SUFFIXES) or (named and kind in TEXT_SUFFIXES)
 
 

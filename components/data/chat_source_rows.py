@@ -135,7 +135,7 @@ class _Collecting:
 
     def _take(self, where: str, rows: Iterator[tuple[int, Any]]) -> bool:
         for line, row in rows:
-            if self.counts["read"] == self.source.max_rows:
+            if self.source.max_rows is not None and self.counts["read"] >= self.source.max_rows:
                 self.counts["stopped"] = 1
                 return False
             try:
@@ -156,6 +156,8 @@ class _Collecting:
             text, messages = self._mended(text, messages)
         if self.shard.redact:
             text, messages = self._redacted(text, messages)
+        if not (text or messages):  # nothing is left of a text that was only what repair takes out
+            raise BadRow("text is empty", "empty_text")
         chat = Chat.of(source=self.name, where=where, text=text, messages=messages, tools=content.tools)
         self.characters_here += chat.num_chars
         if (reason := why_dropped(chat, self.shard.clean)) is not None:
@@ -169,6 +171,10 @@ class _Collecting:
         self.by["shapes"][content.shape] += 1
 
     def _drop(self, reason: str, where: str, excerpt: str) -> None:
+        if self.shard.redact:
+            from components.data.redaction import redact
+
+            excerpt, _ = redact(excerpt[: 2 * EXCERPT_CHARACTERS])  # what crosses the cut is seen whole
         self.dropped.write(reason, self.name, where, excerpt)
         self.counts["read"] += 1
 
@@ -237,12 +243,12 @@ def _reason_of(why: str) -> str:
 
 
 def _excerpt(row: Any) -> str:
-    """The beginning of a row as JSON; no more of it is written than is shown."""
+    """The beginning of a row as JSON; not much more is written than is shown, so that redaction sees past the cut."""
     shown = ""
     try:
         for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(row):
-            shown += piece[:EXCERPT_CHARACTERS]
-            if len(shown) >= EXCERPT_CHARACTERS:
+            shown += piece[: 2 * EXCERPT_CHARACTERS]
+            if len(shown) >= 2 * EXCERPT_CHARACTERS:
                 break
     except (RecursionError, ValueError, TypeError):  # too deep, or keys that are no text: what came before is enough
         pass

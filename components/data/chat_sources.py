@@ -60,15 +60,17 @@ class ChatSource(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, given: Any) -> Any:
-        """A text is a preset's name or a path."""
+        """A text is a preset's name or a path; file:///x is another spelling of /x."""
         if isinstance(given, str):
             if given not in CHAT_PRESETS and "/" not in given and "." not in given:
                 raise ValueError(f"{given!r:.80} is no preset{_near(given, CHAT_PRESETS)}, and no path")
-            return {"preset": given} if given in CHAT_PRESETS else {"path": given}
+            given = {"preset": given} if given in CHAT_PRESETS else {"path": given}
         if isinstance(given, Mapping):
             for name in given:
                 if name not in cls.model_fields:
                     raise ValueError(f"unknown field {name!r:.80} of a source{_near(name, cls.model_fields)}")
+            if isinstance(path := given.get("path"), str):
+                given = {**given, "path": re.sub(r"^file://", "", path, flags=re.IGNORECASE)}
         return given
 
     @model_validator(mode="after")

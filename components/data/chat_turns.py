@@ -186,7 +186,10 @@ def _without_nulls(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_in_text(content: str | None) -> list[dict[str, Any]] | None:
-    """ShareGPT's function_call turns hold {"name", "arguments"} as JSON text; None where it is something else."""
+    """ShareGPT's function_call turns hold {"name", "arguments"} as JSON text; None where it is something else.
+
+    Raises BadRow for what JSON text can escape and nobody can store: half a character, NaN.
+    """
     try:
         value = json.loads(content or "")
     except (ValueError, RecursionError):
@@ -196,6 +199,7 @@ def _call_in_text(content: str | None) -> list[dict[str, Any]] | None:
         return None
     if _deeper_than(calls, _MAX_DEPTH):
         return None
+    checked_json(calls, "function_call")
     return [{"type": "function", "function": call} for call in calls]
 
 

@@ -307,7 +307,7 @@ def faults_of(cleaning: dict[str, Any]) -> list[str]:
     for name in ("also_refusals", "also_boilerplate"):
         for expression in cleaning.get(name, ()):
             try:
-                re.compile(expression)
+                re.compile(f"x|(?:{expression})")  # as _compiled puts it among the others: (?s) must come first
             except re.error as error:
                 faults.append(f"{name}: {expression!r} is not a regular expression ({error}); mend or remove it")
     return faults

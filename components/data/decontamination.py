@@ -224,7 +224,8 @@ def _known_by(units: Units, n: int) -> tuple[_Table, tuple[Places, Places, Place
 
     Boilerplate are runs of half an n-gram that more than MAX_SHARED texts have, so that a template's words do not make
     a question's last n-grams its own. A text is known by its n-grams without boilerplate; if it has none, by its
-    longest run without, from MIN_INSIDE units on; else by its less frequent n-grams, and if those lack too by all.
+    longest run without, from MIN_INSIDE units on; else, where it is too short for an n-gram, by all of it; else by its
+    less frequent n-grams, and if those lack too by all.
     """
     hashes, firsts, owners = _owned(units, n)
     marked = _boilerplate(units, max(n // 2, MIN_TURN))
@@ -234,6 +235,12 @@ def _known_by(units: Units, n: int) -> tuple[_Table, tuple[Places, Places, Place
     without = np.flatnonzero(np.bincount(owners[kept], minlength=num_texts) == 0)
     runs = [(text, *_longest_run(marked, *units.offsets[text : text + 2].tolist())) for text in without.tolist()]
     runs = [run for run in runs if run[2] - run[1] >= min(MIN_INSIDE, n)]
+    lengths, told = np.diff(units.offsets), {run[0] for run in runs}
+    runs += [
+        (text, *units.offsets[text : text + 2].tolist())
+        for text in without.tolist()
+        if text not in told and min(MIN_INSIDE, n) <= lengths[text] < n
+    ]
     known = np.zeros(num_texts, bool)
     known[[run[0] for run in runs]] = True
     for further in (~_are_frequent(hashes, owners), np.ones(len(hashes), bool)):

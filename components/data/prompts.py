@@ -172,14 +172,15 @@ def _with_open_arguments(message: dict[str, Any]) -> dict[str, Any]:
         return message
     calls = []
     for call in message["tool_calls"]:
-        function = dict(call.get("function") or call)
+        inner = call.get("function")
+        function = dict(inner if isinstance(inner, Mapping) else call)
         try:
             opened = json.loads(function.get("arguments") or "{}")
         except (TypeError, ValueError):  # an object already, or no JSON: as it stands
             opened = function.get("arguments")
         if isinstance(opened, dict):
             function["arguments"] = opened
-        calls.append({**call, "function": function} if "function" in call else function)
+        calls.append({**call, "function": function} if isinstance(inner, Mapping) else function)
     return {**message, "tool_calls": calls}
 
 

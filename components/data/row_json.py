@@ -1,7 +1,8 @@
 """The elements of a JSON array, one by one, out of a file of any size: a window of it is in memory, never the whole.
 
 ShareGPT and its like are handed out as one array of half a gigabyte. An element that cannot be parsed costs itself:
-reading goes on at the next "{" that opens a line after a comma. Bytes that are not UTF-8 become lone surrogates, so
+reading goes on at the next "{" that opens a line after a comma and stands no further in than the broken one: what
+stands further in is a part of it. Bytes that are not UTF-8 become lone surrogates, so
 that whoever looks at the texts of a row refuses that row alone.
 """
 
@@ -44,12 +45,12 @@ def json_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
 
 
 class _Window:
-    """What has been read of a file and not parsed yet. line: the line that `at` stands on, from 1."""
+    """What has been read of a file and not parsed yet. line, column: where `at` stands, from 1 and from 0."""
 
     def __init__(self, file: Place, stream: IO[bytes]) -> None:
         self.file, self.stream = file, stream
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
-        self.text, self.at, self.line = "", 0, 1
+        self.text, self.at, self.line, self.column = "", 0, 1, 0
         self.begun = self.ended = False
 
     def more(self) -> bool:
@@ -67,6 +68,8 @@ class _Window:
     def move(self, to: int) -> None:
         """Go on to this place in the text."""
         self.line += self.text.count("\n", self.at, to)
+        last = self.text.rfind("\n", self.at, to)
+        self.column = to - last - 1 if last >= 0 else self.column + to - self.at
         self.at = to
 
     def skip(self) -> None:
@@ -97,7 +100,7 @@ def _elements(window: _Window, set_aside: SetAside) -> Iterator[tuple[int, Any]]
             row, end = _element(window, decoder)
         except (ValueError, RecursionError) as error:
             line, shown = window.line, window.text[window.at : window.at + 400]
-            resumed = _next_object(window)
+            resumed = _next_object(window, window.column)
             set_aside(file, line, why(error) + ("" if resumed else "; what follows it cannot be read either"), shown)
             if not resumed:
                 return
@@ -135,8 +138,12 @@ def _element(window: _Window, decoder: json.JSONDecoder) -> tuple[Any, int]:
         window.more()
 
 
-def _next_object(window: _Window) -> bool:
-    """Go on to the element after a broken one: the next "{" that opens a line after a comma. False: there is none."""
+def _next_object(window: _Window, column: int) -> bool:
+    """Go on to the element after a broken one, which begins at `column`; False: there is none.
+
+    That is the next "{" that opens a line after a comma, no further in: in a pretty-printed file the objects inside
+    the broken element open lines too.
+    """
     before = ""  # the last character that is no white space
     while True:
         end = window.text.find("\n", window.at)
@@ -149,7 +156,7 @@ def _next_object(window: _Window) -> bool:
             continue
         window.move(end)
         window.skip()
-        if window.char() == "{" and before == ",":
+        if window.char() == "{" and before == "," and window.column <= column:
             return True
         if not window.char():
             return False

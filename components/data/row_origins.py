@@ -141,6 +141,10 @@ def _of_chats(source: ChatSource) -> Origin:
     if source.hub is not None:
         found = _of_hub(source.hub)
         return Origin(source.preset or found.said, found.path, found.repository, found.config, found.split)
+    if on_hub := re.match(r"hf://datasets/([^/@]+/[^/@]+)", source.path):
+        # the hub names files by their split: test-00000-of-00001.parquet; of other names any split may be in them
+        split = re.search(r"/(train|validation|test)[-.][^/]*$", source.path)
+        return Origin(source.path, repository=on_hub[1].lower(), split=split[1] if split else "")
     return Origin(source.path, path=_absolute(source.path))
 
 

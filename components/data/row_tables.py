@@ -125,13 +125,15 @@ def text_rows(file: Place, documents: Documents, set_aside: SetAside) -> Iterato
     """{"text": ...} for each document of a text file; what is longer than a row may be is set aside."""
     with opened(file) as stream:
         begun, lines, size = 1, list[bytes](), 0
-        number = 0
+        number, whole = 0, True  # whole: the piece before ended its line
         while line := stream.readline(MAX_ROW_BYTES + 1):
-            number += 1
-            if number == 1 and line.startswith(UTF16):
+            number += whole
+            if number == 1 and not size and line.startswith(UTF16):
                 raise UserError(f"source: {file}: UTF-16 text; save it as UTF-8")
-            ends = documents == "line" or (documents == "paragraph" and not line.strip())
-            if not lines:
+            blank = whole and not line.strip()
+            whole = line.endswith(b"\n")
+            ends = (documents == "line" and whole) or (documents == "paragraph" and blank)
+            if not size:
                 begun = number
             size += len(line)
             if size <= MAX_ROW_BYTES:

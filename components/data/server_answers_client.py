@@ -34,6 +34,13 @@ MAX_WAIT_S: Final = 60.0
 MAX_RETRY_AFTER_S: Final = 300.0
 _MAY_PASS: Final = frozenset({408, 409, 425, 429})
 
+_UNCHANGED: Final[dict[str, dict[str, float]]] = {
+    "vllm": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+    "sglang": {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    "llama.cpp": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
+}
+"""Engine -> what leaves the target's distribution as it is, as answers are sampled in process; OpenAI knows top_p."""
+
 
 class MayPass(Exception):
     """This attempt failed, the next may not. retry_after: seconds that the server asks to wait."""
@@ -117,16 +124,25 @@ class Asking:
         return self.reached.engine in ("vllm", "sglang", "llama.cpp")
 
     def _request(self, job: Job, prompt: str) -> tuple[str, dict[str, Any]]:
-        """(address, JSON body) in this engine's own words. A row's seed is its own, as in process."""
+        """(address, JSON body) in this engine's own words. A row's seed is its own, as in process.
+
+        Every parameter of sampling is said: a server takes those left out from the model's generation_config.json.
+        SGLang takes no seed of a request outside of its deterministic mode: its samples differ from run to run.
+        """
         from components.targets.generate import row_generator
 
         root, temperature = self.server.root, self.temperature if job.sampled else 0.0
         seed = row_generator(self.seed, job.prompt_id).initial_seed() % 2**31
         if self.reached.engine == "sglang":
-            sampling = {"temperature": temperature, "max_new_tokens": self.max_new_tokens}
+            sampling = {"temperature": temperature, "max_new_tokens": self.max_new_tokens, **_UNCHANGED["sglang"]}
             return f"{root}/generate", {"input_ids": list(job.ids), "sampling_params": sampling}
         if self.reached.engine == "llama.cpp":
-            wanted = {"n_predict": self.max_new_tokens, "temperature": temperature, "seed": seed}
+            wanted = {
+                "n_predict": self.max_new_tokens,
+                "temperature": temperature,
+                "seed": seed,
+                **_UNCHANGED["llama.cpp"],
+            }
             return f"{root}/completion", {"prompt": list(job.ids), **wanted, "return_tokens": True}
         body: dict[str, Any] = {
             "model": self.reached.model,
@@ -134,6 +150,7 @@ class Asking:
             "max_tokens": self.max_new_tokens,
             "temperature": temperature,
             "seed": seed,
+            **_UNCHANGED.get(self.reached.engine, {"top_p": 1.0}),
         }
         if self.reached.engine == "vllm":
             body["return_token_ids"] = True

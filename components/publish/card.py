@@ -59,6 +59,7 @@ def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]
     # At depth 0 nothing is drafted; the card then shows the shallowest drafting depth, so that the reader sees why.
     shown = depth or min((a["depth_k"] for a in acceptance if a["depth_k"]), default=0)
     model = record["target"]["model"] or "TARGET"
+    folders = _folders(record)
     return {
         **record,
         "depth": depth,
@@ -73,9 +74,8 @@ def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]
         "my_arms": [a for a in policy["arms"] if a["workload"] == ALL and a["draft_key"] == draft_key],
         "gate": policy["gate"],
         "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
-        "launch": launch_lines(
-            record["serve"]["method"], depth, policy["engines"], model, _folders(record), record["settings"]
-        ),
+        "stitched": folders.get("stitched"),
+        "launch": launch_lines(record["serve"]["method"], depth, policy["engines"], model, folders, record["settings"]),
     }
 
 

@@ -19,20 +19,24 @@ VLLM = Profile(
     version="0.32.0",
     methods={
         "eagle3": Served(("eagle3", "speculators"), tried="0.32.0"),
-        "p-eagle": Served(("speculators",)),
+        "p-eagle": Served(("speculators",), tried="0.32.0"),
         "eagle1": Served(
-            ("eagle1",), needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),)
+            ("eagle1",),
+            needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),),
+            tried="0.32.0",
         ),
         "hass": Served(
             ("eagle1",), needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),)
         ),
-        "medusa": Served(("medusa",)),
+        "medusa": Served(("medusa",), tried="0.32.0"),
         "mtp": Served(
             ("mimo",),
             needs=(
                 Need("mtp_modules", (1,), "serves one new module, in the shape of MiMo's"),
                 Need("first_hidden", ("post_norm",), "feeds modules the state after the final norm"),
+                Need("intermediate_size", (0,), "reads every size of the module in the target's config"),
             ),
+            tried="0.32.0",
             max_depth=1,
         ),
         OWN_MTP: Served(("stitched",), tried="0.32.0"),
@@ -60,6 +64,21 @@ VLLM = Profile(
         "MiniMaxM2ForCausalLM",
         "MiniCPMForCausalLM",
         "ApertusForCausalLM",
+        "Phi3ForCausalLM",
+        "LLaMAForCausalLM",
+        "InternLM3ForCausalLM",
+        "Ministral3ForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Gemma4ForCausalLM",
+        "NemotronHForCausalLM",
+        "MiniCPM3ForCausalLM",
+        "Step1ForCausalLM",
+        "GraniteSWAForCausalLM",
+        "Plamo3ForCausalLM",
+        "AfmoeForCausalLM",
+        "DeepseekForCausalLM",
+        "Llama4ForCausalLM",
+        # Not MiMoForCausalLM: it says that it can be tapped, and its own forward pass collects nothing.
     ),
 )
 
@@ -112,6 +131,21 @@ LLAMA_CPP = Profile(
     vocabulary="d2t as offsets, kept as target ids",
     max_layers=1,
     quantisations=("q8_0", "q4_k_m", "q4_0"),
+    # Its graphs that keep each layer's input (t_layer_inp); those of Qwen2, Granite and Phi-3 do not.
+    architectures=(
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "GptOssForCausalLM",
+        "MixtralForCausalLM",
+        "Gemma4ForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "NemotronHForCausalLM",
+    ),
 )
 
 MNN = Profile(
@@ -169,7 +203,9 @@ TRANSFORMERS = Profile(
     title="transformers",
     version="5.23",
     methods={
-        OWN_MTP: Served(("stitched",), tried="5.23.0"),
+        OWN_MTP: Served(
+            ("stitched",), tried="5.23.0", max_depth=1, architectures=("Glm4MoeForCausalLM", "DeepseekV3ForCausalLM")
+        ),
         "draft-model": Served(("causal-lm",)),
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,

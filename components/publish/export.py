@@ -7,7 +7,11 @@
       eagle3/ ...      one folder a format (formats.py), checked exactly before it is written and again after; no folder
                        for a method that no engine loads from a file of its own: its launch lines stand in the card
 
-The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file.
+The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file. One
+format is the exception: `stitched` is a copy of the target's checkpoint with its own MTP module exchanged.
+
+Folders of this machine are named by their last part everywhere but in draftsmith/: target.json and draft.json keep the
+path of a local target and of a given local draft model, because they load them from there.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ def export_release(
     """Export the winning drafter, checked exactly, with a model card that holds the evidence.
 
     Args:
-        target: the model that the drafters serve; referenced by the release, not copied.
+        target: the model that the drafters serve; referenced by the release, copied only by `stitched`.
         drafts: the trained drafters.
         policy: chosen depths with their measurements and the promotion gate.
         acceptance: acceptance maps of the drafters; their keys go into the record.
@@ -54,7 +58,8 @@ def export_release(
         include: "winner" exports the drafter with the best measured lower bound, "all" the others beside it.
         license: SPDX name of the drafter's licence, as model hubs write it; "other" means: see the target's licence.
         llama_cpp: the folder with llama.cpp's convert_hf_to_gguf.py, which makes the GGUF for llama.cpp; empty looks at
-            $DRAFTSMITH_LLAMA_CPP and on the PATH, and without it the GGUF is left out and said to be.
+            $DRAFTSMITH_LLAMA_CPP and on the PATH; without it the folder that the converter reads goes out instead, and
+            the card says how to convert it.
     """
     from components.drafts.files import read_record
     from components.publish.card import write_card
@@ -73,10 +78,10 @@ def export_release(
         ctx.progress(done + 1, len(chosen), "drafters")
     serve = _own_folder(ctx.out / "draftsmith", target, winner, found)
     record: dict[str, Any] = {
-        # A local path says nothing elsewhere: only draftsmith/target.json keeps it, where it is needed to load.
+        # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
         "target": {"key": target.key, **_small(target.info), "model": _public_name(str(target.info.get("model", "")))},
         "draft": {"key": winner.key, **_small(winner.info)},
-        "settings": read_record(winner.path)["settings"],
+        "settings": _public_settings(read_record(winner.path)["settings"]),
         "serve": serve,
         "formats": written,
         "license": license,
@@ -164,7 +169,7 @@ def _export(
     """One drafter in its formats: folder name -> facts. Nothing is written in a format unless its check passes."""
     from components.drafts.files import read_draft
     from components.publish.formats import own_form_of, write_format
-    from components.publish.gguf_file import write_gguf
+    from components.publish.gguf_file import BASES, write_gguf
     from components.publish.mtp_stitch import stitch
 
     record, tensors = read_draft(draft.path)
@@ -179,6 +184,11 @@ def _export(
             made = stitch(source.folder, folder, tensors, source.shape.num_layers)
         elif format == "gguf":
             made = write_gguf(own, source, folder, llama_cpp, ctx)
+            base = BASES[own.method]
+            if made is None and base not in formats:  # what the converter reads, for whoever has one
+                name = base if base not in taken else f"{base}-{draft.key[:8]}"
+                facts["format"] = base
+                made = write_format(base, own, source, ctx.out / name)
         else:
             made = write_format(format, own, source, folder)
         if made:
@@ -226,7 +236,13 @@ def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str) -> dict[st
 
 def _public_name(model: str) -> str:
     """A hub id or "builtin" as it is, a folder by its last part."""
-    return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
+    here = model not in ("", "builtin") and Path(model).expanduser().is_dir()
+    return Path(model).name if here or Path(model).is_absolute() or model.startswith((".", "~")) else model
+
+
+def _public_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """A drafter's settings as anybody may read them: a given draft model by its public name."""
+    return settings | ({"model": _public_name(str(settings["model"]))} if settings.get("model") else {})
 
 
 def _small(info: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _vllm(
     settings: Mapping[str, Any],
     given: str,
 ) -> str:
-    config = dict(engines["vllm"]["speculative_config"])
+    config, told = dict(engines["vllm"]["speculative_config"]), ""
     if method == "ngram":
         config |= {"prompt_lookup_min": settings.get("min_ngram", 1), "prompt_lookup_max": settings.get("max_ngram", 3)}
     elif "stitched" in folders:
@@ -80,12 +80,19 @@ def _vllm(
         if wanted not in folders:
             return ""
         config = {"model": f"./{folders[wanted]}", **config, "method": VLLM_METHODS.get(method, method)}
+        if method == "medusa":  # it asserts that its depth never changes, whatever an older policy says
+            config = _one_depth(config)
         if method == "p-eagle":
             config["parallel_drafting"] = True
-        if method == "mtp":  # one new module, exact for the first guess alone
-            config = {name: value for name, value in config.items() if "per_batch" not in name}
-            config["num_speculative_tokens"] = 1
-    return f"vllm serve {model} --speculative-config {shlex.quote(json.dumps(config))}"
+        if method == "mtp":
+            # One new module, exact for the first guess alone; vLLM counts modules in the target's config.
+            told = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
+            config = {**_one_depth(config), "num_speculative_tokens": 1}
+    return f"vllm serve {model} {told}--speculative-config {shlex.quote(json.dumps(config))}"
+
+
+def _one_depth(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if "per_batch" not in name}
 
 
 def _sglang(method: str, engines: Engines, model: str, folders: Mapping[str, str], given: str) -> str:

@@ -21,21 +21,26 @@ Config = Mapping[str, Any]
 
 
 class Fact(NamedTuple):
-    """What one field of config.json must be. kind: of its value; least: the smallest; only: all that it may be."""
+    """What one field of config.json must be. kind: of its value; least, most: its bounds; only: all that it may be."""
 
     kind: type
     least: float | None = None
     only: tuple[Any, ...] = ()
     optional: bool = False
+    most: float | None = None
 
 
 COUNT = Fact(int, least=1)
+LAYERS = Fact(int, least=1, most=1024)
+"""A count that is looped over: a stranger's config must not keep the checks busy for hours."""
+LARGEST = 2**53
+"""Above it a float no longer holds every whole number."""
 OFF = Fact(bool, only=(False,), optional=True)
 DTYPES = ("float32", "bfloat16", "float16")
 BLOCK_FACTS: dict[str, Fact] = {
     "hidden_size": COUNT,
     "intermediate_size": COUNT,
-    "num_hidden_layers": COUNT,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": COUNT,
     "num_key_value_heads": COUNT,
     "head_dim": Fact(int, least=2, optional=True),
@@ -124,8 +129,12 @@ def check_facts(config: Config, facts: Mapping[str, Fact], where: str) -> None:
         if fact.only and value not in fact.only:
             wanted = " or ".join(repr(one) for one in fact.only)
             raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be {wanted}")
+        if fact.kind in (int, float) and abs(value) > LARGEST:
+            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be a number that engines can hold")
         if fact.least is not None and not (math.isfinite(value) and value >= fact.least):
             raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be at least {fact.least:g}")
+        if fact.most is not None and value > fact.most:
+            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be at most {fact.most:g}")
 
 
 def check_block(config: Config, where: str) -> None:

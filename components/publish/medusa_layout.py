@@ -18,13 +18,13 @@ from components.contract import UserError
 from components.publish.eagle3_layout import check_architecture, dtype_of
 from components.publish.exact_check import LaidOut, Spec, name_of
 from components.publish.layout import AbstractLayout, OwnForm, Source, whole_vocabulary, without_vocabulary
-from components.publish.llama_block import COUNT, DTYPES, Fact, check_facts, check_width
+from components.publish.llama_block import COUNT, DTYPES, LAYERS, Fact, check_facts, check_width
 from components.targets.model import TargetShape
 
 OURS = "medusa_head."
 FACTS = {
-    "medusa_num_heads": COUNT,
-    "medusa_num_layers": COUNT,
+    "medusa_num_heads": LAYERS,
+    "medusa_num_layers": LAYERS,
     "hidden_size": COUNT,
     "vocab_size": COUNT,
     "medusa_fc_bias": Fact(bool, only=(True,)),

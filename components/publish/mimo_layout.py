@@ -1,4 +1,5 @@
-"""One new MTP module in the shape of MiMo-7B's, which vLLM serves beside any dense target of the same width.
+"""One new MTP module in the shape of MiMo-7B's, which vLLM serves beside any dense target of the same block sizes
+and unscaled RoPE.
 
 MiMo's module is ours in other words: token_layernorm, hidden_layernorm, input_proj (HIDDEN STATE first, so the halves
 of our projection trade places), a Qwen2 block (a Llama block with biases on q, k and v: zeros here), final_layernorm;
@@ -6,6 +7,11 @@ the embedding of position 0 is zeroed in both. vLLM gives it the target's last s
 module for every further guess as well, fed with its own normed output: a module trained for the first guess only is
 served at depth 1 exactly, deeper at its own risk. vLLM's loader wants every tensor of the class, so copies of the
 target's embedding and LM head go along.
+
+vLLM reads nothing of this folder's config.json for the module: heads, MLP width, norm epsilon and rotary base are those
+in the target's config, and so is the number of modules, which has to be told (`--hf-overrides`, see launch.py). Sizes
+are therefore compared with the target's. A target whose RoPE is scaled is not found out here: its module would be
+rotated by vLLM in the scaled way, and was trained in the plain one.
 """
 
 from __future__ import annotations
@@ -117,6 +123,12 @@ class MimoLayout(AbstractLayout):
         check_positions(config, shape, where)
         check_width(config, shape, where)
         check_numbering(config, shape, where)
+        for name in ("intermediate_size", "rms_norm_eps"):
+            if config[name] != getattr(shape, name):
+                raise UserError(
+                    f"{where}/config.json: {name} is {config[name]}, must be the target's {getattr(shape, name)}:"
+                    " vLLM builds the module by the target's config"
+                )
 
     def own_form(self, laid_out: LaidOut, source: Source) -> OwnForm:
         """See AbstractLayout."""

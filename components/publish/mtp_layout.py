@@ -19,7 +19,7 @@ from components.publish.eagle3_layout import check_architecture, dtype_of
 from components.publish.exact_check import LaidOut, Spec, check_tensors, check_vocabulary
 from components.publish.layout import AbstractLayout, OwnForm, Source, inner_size, without_vocabulary
 from components.publish.llama_block import (
-    COUNT,
+    LAYERS,
     Fact,
     block_config,
     block_specs,
@@ -65,7 +65,7 @@ class MtpLayout(AbstractLayout):
         """See AbstractLayout."""
         check_architecture(config, ("LlamaMtpModel",), where)
         check_block(config, where)
-        check_facts(config, {"num_nextn_predict_layers": COUNT}, where)
+        check_facts(config, {"num_nextn_predict_layers": LAYERS}, where)
         check_facts(config, {"mtp_first_hidden": Fact(str, only=("post_norm", "pre_norm"))}, where)
 
     def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:

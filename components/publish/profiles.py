@@ -33,18 +33,20 @@ class Served:
 
     formats: what it reads, the one to write first; () where it needs no file. tried: the engine's version that was run
     with our own checkpoint, "" where its source or manual was read only. needs: what it asks of the method's settings.
-    max_depth: guesses a round that it serves exactly as trained; None: as many as the drafter makes.
+    max_depth: guesses a round that it serves exactly as trained; None: as many as the drafter makes. architectures:
+    targets that it serves so; () where it takes any.
     """
 
     formats: tuple[Format, ...] = ()
     tried: str = ""
     needs: tuple[Need, ...] = ()
     max_depth: int | None = None
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What an engine's limits depend on in the target's config. head_dim: the target's own."""
+    """What an engine's limits depend on in the target's config. head_dim: its own. architecture: UNKNOWN if unsaid."""
 
     architecture: str
     num_layers: int
@@ -71,7 +73,7 @@ class Profile:
     max_layers:    decoder layers of a drafter of the EAGLE family.
     vocabulary:    how it maps a cut draft vocabulary.
     dtypes, quantisations: of the drafter's weights.
-    architectures: targets that its EAGLE code knows; () where it does not ask.
+    architectures: targets whose layers it can tap for EAGLE-3 (TAPPED); () where it does not ask, or nobody has looked.
     """
 
     title: str
@@ -90,8 +92,11 @@ class Profile:
     architectures: tuple[str, ...] = ()
 
 
+UNKNOWN = "unknown"
 SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
 EAGLES = ("eagle1", "hass", "eagle3", "p-eagle")
+TAPPED = ("eagle3", "p-eagle")
+"""Those that read several layers of the target; the others read its last state, which every model gives."""
 DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
     "eagle1": ("eagle1",),
     "hass": ("eagle1",),
@@ -148,10 +153,16 @@ def refusals(engine: str, method: str, settings: Mapping[str, Any], target: Targ
                 f"{profile.title} {need.why}, and {need.setting} is {_yaml(value)}: say settings: {{{method}:"
                 f" {{{need.setting}: {wanted}}}}}, or leave {engine} out of engines"
             )
+    known = target is not None and target.architecture != UNKNOWN
+    if target is not None and known and served.architectures and target.architecture not in served.architectures:
+        yield (
+            f"{profile.title} {profile.version} serves {SAID.get(kind, kind)} for {_some(served.architectures)} only,"
+            f" and the target is {target.architecture}: leave {engine} out of engines"
+        )
     if method in EAGLES:
         yield from _eagle_refusals(engine, profile, method, settings)
         if target is not None:
-            yield from _target_refusals(engine, profile, target)
+            yield from _target_refusals(engine, profile, method, target)
 
 
 def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -171,7 +182,7 @@ def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mappin
         )
 
 
-def _target_refusals(engine: str, profile: Profile, target: TargetFacts) -> Iterator[str]:
+def _target_refusals(engine: str, profile: Profile, method: str, target: TargetFacts) -> Iterator[str]:
     fixed = profile.fixed_rope_theta
     if fixed is not None and target.rope_theta != fixed:
         yield (
@@ -183,11 +194,17 @@ def _target_refusals(engine: str, profile: Profile, target: TargetFacts) -> Iter
             f"{profile.title} gives a drafter the target's heads, and heads of size {target.head_dim} cannot be rotated"
             f" in pairs: leave {engine} out of engines"
         )
-    if profile.architectures and target.architecture not in profile.architectures:
+    asked = method in TAPPED and target.architecture != UNKNOWN
+    if asked and profile.architectures and target.architecture not in profile.architectures:
         yield (
             f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"
-            f" engines, or take a target of {', '.join(profile.architectures[:4])}, ..."
+            f" engines, or take a target of {_some(profile.architectures)}"
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of them."""
+    return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
 
 
 def _yaml(value: Any) -> str:

@@ -121,11 +121,13 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
         return []
     before, own = _untrained(method, settings, trial.vocab_size, trial.target)
     drafts = _drafts(trial, trial.target, before)
+    through: list[str] = []
     for format in formats:
         folder = ctx.scratch / f"{method}-{format}"
         shutil.rmtree(folder, ignore_errors=True)
         if format == "gguf":
-            write_gguf(own, source, folder, trial.llama_cpp, ctx)
+            if write_gguf(own, source, folder, trial.llama_cpp, ctx) is None:
+                continue
         elif format == "stitched":
             assert source.folder is not None
             stitch(source.folder, folder, own.tensors, source.shape.num_layers)
@@ -135,7 +137,8 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
             again = reopened(folder, trial.target, source, format, torch.arange(trial.vocab_size))
             _compare(method, format, trial, trial.target, again, drafts)
         shutil.rmtree(folder, ignore_errors=True)
-    return list(formats)
+        through.append(format)
+    return through
 
 
 def _look_at_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.contract import UserError
 
 if TYPE_CHECKING:
+    from components.publish.exact_check import LaidOut
     from components.targets.model import TargetShape
 
 
@@ -40,7 +41,7 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     for name in ("rope_theta", "rms_norm_eps"):
         if name in block and block[name] != getattr(shape, name):
             said.append(f"note: its {name} is {block[name]:g}, the target's is {getattr(shape, name):g}; intended?")
-    return [*said, *_engines(format, laid_out.config, shape)]
+    return [*said, *_engines(format, laid_out, shape)]
 
 
 def _release(folder: Path, target: str) -> list[str]:
@@ -70,17 +71,21 @@ def _release(folder: Path, target: str) -> list[str]:
     return said
 
 
-def _engines(format: str, config: dict[str, Any], shape: TargetShape) -> list[str]:
+def _engines(format: str, laid_out: LaidOut, shape: TargetShape) -> list[str]:
     """Which engines read such a checkpoint for this target, and why the others do not."""
     from components.publish.formats import layout_of
     from components.publish.layout import facts_of
     from components.publish.profiles import ENGINES, profile_of, refusals
 
+    config = laid_out.config
     method = layout_of(format).methods[-1 if config.get("speculators_model_type") == "peagle" else 0]
     block = config.get("transformer_layer_config", config)
     settings = {name: config.get(name, False) for name in ("fc_norm", "norm_output")}
     settings |= {"num_layers": block.get("num_hidden_layers", 1)} if method != "mtp" else {}
-    settings |= {"mtp_modules": config.get("num_nextn_predict_layers"), "first_hidden": "post_norm", "fc_bias": False}
+    bias = laid_out.tensors.get("fc.bias")
+    settings |= {"mtp_modules": config.get("num_nextn_predict_layers"), "first_hidden": "post_norm"}
+    # The layouts that hold a module have compared its width with the target's already.
+    settings |= {"intermediate_size": 0, "fc_bias": bias is not None and bool(bias.count_nonzero())}
     lines = []
     for engine in ENGINES:
         profile = profile_of(engine)

@@ -7,12 +7,13 @@ Forms, read in the engines' own documents and sources (November 2026):
   vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
                 `num_speculative_tokens_per_batch_size` is [[first, last, K], ...] from 1 on, K = 0 drafts nothing, past
                 the end the last K holds. Newer versions also take [first, last, first_context, last_context, K] rows,
-                a full grid.
+                a full grid. Its Medusa asserts that the depth never changes and gets neither.
   SGLang        --speculative-num-steps, --speculative-eagle-topk 1 (a chain), --speculative-num-draft-tokens: one more
                 than the steps.
   TensorRT-LLM  `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts nothing above the last
                 key. (Older versions read the keys as first batch sizes.)
-  llama.cpp     --spec-draft-n-max, with --spec-draft-p-min 0 so that every draft is of that length.
+  llama.cpp     --spec-type, without which it loads a draft and decodes plainly; --spec-draft-n-max, with
+                --spec-draft-p-min 0 so that every draft is of that length.
   MNN           `draft_predict_length` in config.json; EAGLE also takes `eagle_depth`, and `eagle_topk` 1 for a chain.
 """
 
@@ -34,7 +35,8 @@ _VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
 _SGLANG = {"eagle1": "EAGLE", "hass": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft-model": "STANDALONE"} | {
     "ngram": "NGRAM"
 }
-_LLAMA_CPP = {"eagle3": "draft-eagle3", "mtp": "draft-mtp"}
+_LLAMA_CPP = {"eagle3": "draft-eagle3", "mtp": "draft-mtp", "draft-model": "draft-simple"}
+_VLLM_ONE_DEPTH = ("medusa",)
 _MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "lookahead"}
 _ALL_CONTEXTS = 2**31 - 1
 
@@ -76,7 +78,8 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
         vllm = {"method": _VLLM[method], **vllm}
     tensorrt: dict[str, Any] = {"max_draft_len": deepest}
     if len(ranges) > 1:
-        vllm["num_speculative_tokens_per_batch_size"] = ranges
+        if method not in _VLLM_ONE_DEPTH:
+            vllm["num_speculative_tokens_per_batch_size"] = ranges
         tensorrt["draft_len_schedule"] = {str(last): drafts for _, last, drafts in ranges}
     sglang = ["--speculative-num-steps", depth, "--speculative-eagle-topk", 1]
     sglang += ["--speculative-num-draft-tokens", depth + 1]
@@ -99,7 +102,7 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
         "mnn": {"config": mnn},
     }
     grid = context_grid(contexts)
-    if grid:
+    if grid and method not in _VLLM_ONE_DEPTH:
         deepest = max(deepest, *(row[-1] for row in grid))
         by_context = {**vllm, "num_speculative_tokens": deepest, "num_speculative_tokens_per_batch_size": grid}
         found["vllm_by_context"] = {"speculative_config": by_context}

@@ -74,6 +74,9 @@ OWN = "{path: %s, workload: exam, language: en}"
         (prompts("train", "hf:openai/gsm8k/main@abc123:test"), workloads("gsm8k")),
         (chats('"hf:openai/gsm8k/main:test"'), workloads("gsm8k")),
         (chats("data/chats.jsonl"), workloads(OWN % "data/chats.jsonl")),
+        (chats('"file:///in/chats.jsonl"'), workloads(OWN % "/in/chats.jsonl")),
+        (chats('"hf://datasets/openai/gsm8k/main/test-00000-of-00001.parquet"'), workloads("gsm8k")),
+        (chats('"hf://datasets/OpenAI/gsm8k@main/main/*.parquet"'), workloads("gsm8k")),
         (chats("data/deep"), prompts("bench", "data/deep/er/chats.jsonl", ", num_train: 0, evaluation_percent: 100")),
         (
             chats("sharegpt"),
@@ -100,6 +103,7 @@ def test_the_same_rows_on_both_sides_are_refused(check: Check, train: str, bench
         (prompts("train", "data"), workloads(OWN % "database/gsm8k.jsonl")),
         (prompts("train", "data/*.jsonl"), workloads(OWN % "data/gsm8k.parquet")),
         (prompts("train", "hf:openai/gsm8k/main:train"), workloads("gsm8k")),
+        (chats('"hf://datasets/openai/gsm8k/main/train-00000-of-00001.parquet"'), workloads("gsm8k")),
         (prompts("train", "hf:openai/gsm8k/socratic:test"), workloads("gsm8k")),
         (prompts("train", "hf:other/gsm8k/main:test"), workloads("gsm8k")),
         (chats("sharegpt"), workloads("mt-bench, gsm8k")),

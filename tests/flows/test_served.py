@@ -79,6 +79,8 @@ def trial(methods: str, engines: str, model: str = "builtin", settings: dict[str
         ("eagle1", "vllm", {}, r"fc_bias is true: say settings: \{eagle1: \{fc_bias: false\}\}"),
         ("mtp", "vllm", {}, "mtp_modules is 3: say settings"),
         ("mtp", "sglang", {}, r"say settings: \{mtp: \{start: own\}\}"),
+        ("mtp", "vllm", {"mtp": {"mtp_modules": 1, "intermediate_size": 64}}, "intermediate_size is 64: say settings"),
+        ("mtp", "transformers", {"mtp": {"start": "own"}}, "for Glm4MoeForCausalLM, DeepseekV3ForCausalLM only"),
         ("medusa", "tensorrt-llm", {}, "TensorRT-LLM does not serve medusa"),
     ],
 )
@@ -96,7 +98,7 @@ def test_what_all_named_engines_serve_is_let_through(tmp_path: Path) -> None:
     checked(tmp_path, trial("eagle3", "vllm, speculators", settings={"eagle3": {"fc_norm": True}}))
     checked(tmp_path, trial("eagle1", "vllm", settings={"eagle1": {"fc_bias": False}}))
     checked(tmp_path, trial("mtp", "vllm", settings={"mtp": {"mtp_modules": 1}}))
-    checked(tmp_path, trial("mtp", "vllm, sglang, transformers", settings={"mtp": {"start": "own"}}))
+    checked(tmp_path, trial("mtp", "vllm, sglang", settings={"mtp": {"start": "own"}}))
     checked(tmp_path, trial("lookahead, mtp-parallel", ""))
 
 
@@ -114,6 +116,34 @@ def test_limits_of_the_target_are_said_where_its_config_is_on_this_machine(tmp_p
         with pytest.raises(UserError, match="MNN rotates every drafter by rope_theta 10000, and the target's is 5000"):
             checked(tmp_path, text)
     checked(tmp_path, trial("eagle3", "mnn", model="some/hub-model"))  # nobody knows yet: the dry run will say
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "engine", "refused"),
+    [
+        ("Phi3ForCausalLM", "eagle3", "vllm", False),
+        ("Phi3ForCausalLM", "eagle3", "llama.cpp", True),
+        ("OlmoForCausalLM", "eagle3", "vllm", True),
+        ("OlmoForCausalLM", "eagle1", "vllm", False),
+        ("", "eagle3", "vllm", False),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_only_drafters_that_tap_layers_ask_for_a_target_that_can_be_tapped(
+    architecture: str, method: str, engine: str, refused: bool, nested: bool, tmp_path: Path
+) -> None:
+    config = json.loads((find_folder("builtin") / "config.json").read_text())
+    del config["architectures"]
+    named = {"architectures": [architecture]} if architecture else {}
+    written = {"text_config": config, **named} if nested else {**config, **named}
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text(json.dumps(written))
+    text = trial(method, engine, model=str(tmp_path / "target"), settings={"eagle1": {"fc_bias": False}})
+    if not refused:
+        return checked(tmp_path, text)
+    with pytest.raises(UserError, match=f"no EAGLE taps for {architecture}"):
+        checked(tmp_path, text)
+    return None
 
 
 def test_the_drafters_wired_into_a_release_are_those_it_promises(tmp_path: Path) -> None:

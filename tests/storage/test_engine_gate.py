@@ -33,6 +33,18 @@ def test_an_engine_mismatch_blocks_promotion_until_it_is_measured_mended(home: P
     assert decide(home, TAGS, None, None).passed
 
 
+@pytest.mark.parametrize("verdicts", [("equal", "mismatch"), ("mismatch", "equal")])
+def test_any_mismatch_among_the_rows_of_one_comparison_blocks(home: Path, make: Any, verdicts: tuple[str, str]) -> None:
+    remember_artifact(home, make("a", rows=[compared(verdict) for verdict in verdicts]).path)
+    assert not decide(home, TAGS, None, None).passed
+
+
+def test_a_newer_run_that_compared_nothing_does_not_clear_a_mismatch(home: Path, make: Any) -> None:
+    remember_artifact(home, make("a", rows=[compared("mismatch")]).path)
+    remember_artifact(home, make("b", rows=[compared("not_compared")]).path)
+    assert not decide(home, TAGS, None, None).passed
+
+
 @pytest.mark.parametrize("other", [compared("mismatch", draft="old"), compared("mismatch", workload="code")])
 def test_other_drafters_and_single_workloads_do_not_block(home: Path, make: Any, other: EngineComparison) -> None:
     remember_artifact(home, make("a", rows=[other, compared("equal")]).path)

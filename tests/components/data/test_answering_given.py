@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,15 @@ def test_too_many_set_aside_stop_the_step_and_say_why(target: Target, tmp_path: 
     rows = [said(1), said(2, "x<|im_end|>"), said(3, "<|im_start|>")]
     with pytest.raises(UserError, match=r"2 of 3 chats.*control token.*max_set_aside"):
         write_given_answers(target, prompts_of(rows, tmp_path / "p"), ctx=context(tmp_path / "out"))
+
+
+def test_a_chat_that_the_template_refuses_is_set_aside_alone(target: Target, tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {}}]}
+    refused = dataclasses.replace(said(2), conversation=({"role": "user", "content": "Add."}, call))
+    picky = target_with("llama3", tmp_path)
+    rows = [said(1), refused, said(3)]
+    made = write_given_answers(picky, prompts_of(rows, tmp_path / "p"), **SETTINGS, ctx=context(tmp_path / "out"))
+    assert made.info["set_aside"] == {"the chat template refuses it": 1} and made.info["num_kept"] == 2
 
 
 def test_prompts_without_answers_are_refused(target: Target, tmp_path: Path) -> None:

@@ -114,6 +114,36 @@ def collect(folder: Path, source: ChatSource, notes: list[str] | None = None) ->
     return collect_chats(sources=[source], clean=LENIENT, ctx=ctx)
 
 
+@pytest.mark.parametrize("indent", [1, 4])
+def test_a_broken_element_of_a_pretty_printed_array_costs_itself_alone(tmp_path: Path, indent: int) -> None:
+    said = [{"role": "user", "content": "Who grows peas?"}, {"role": "assistant", "content": "They do."}] * 2
+    text = json.dumps([{"id": n, "messages": said} for n in range(4)], indent=indent)
+    (tmp_path / "a.json").write_text(text.replace("peas?", "peas\\q", 1), encoding="utf-8")
+    made = collect(tmp_path, ChatSource(path=str(tmp_path / "a.json")))
+    assert [len(chat.messages) for chat in read_chats(made)] == [4, 4, 4]
+    assert [row["reason"] for row in read_dropped(made.path)] == ["not_json"]
+
+
+def test_one_row_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
+    call = [{"from": "human", "value": "Add."}, {"from": "function_call", "value": '{"name": "add", "arguments": NaN}'}]
+    bad = [{"text": "\u0001\u0002"}, {"conversations": call}]
+    half = [{**turn, "value": turn["value"].replace("NaN", '"\\ud800"')} for turn in call]
+    lines = "".join(json.dumps(row) + "\n" for row in [*bad, {"conversations": half}])
+    (tmp_path / "a.jsonl").write_text(lines + GOOD, encoding="utf-8")
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "out").mkdir()
+    ctx = Context(key="k", out=tmp_path / "out", scratch=tmp_path / "scratch")
+    made = collect_chats(
+        sources=[ChatSource(path=str(tmp_path / "a.jsonl"))], clean=LENIENT.model_copy(update={"repair": True}), ctx=ctx
+    )
+    assert made.info["num_rows"] == 1
+    assert {row["where"]: row["reason"] for row in read_dropped(made.path)} == {
+        "a.jsonl:1": "empty_text",
+        "a.jsonl:2": "wrong_type",
+        "a.jsonl:3": "wrong_type",
+    }
+
+
 @pytest.mark.timeout(120)
 def test_a_folder_of_bad_files_costs_clear_rows_and_nothing_else(tmp_path: Path) -> None:
     expected = bad_folder(tmp_path)

@@ -17,8 +17,11 @@ import pytest
 from collected_chats import collect, rows, write_lines
 
 from components.contract import Chats, UserError
+from components.data import row_tables
 from components.data.chat_presets import CHAT_PRESETS
-from components.data.chats import read_chats
+from components.data.chat_source_files import list_files
+from components.data.chat_sources import ChatSource
+from components.data.chats import read_chats, read_dropped
 from components.data.cleaning import Cleaning
 from flows.signature import resolve
 
@@ -75,6 +78,23 @@ def test_text_files_are_documents_by_file_line_or_paragraph(tmp_path: Path) -> N
     assert found["file"] == [("page.txt:1", text.strip("\n"))]
     assert [where for where, _ in found["paragraph"]] == ["page.txt:1", "page.txt:5"]
     assert [where for where, _ in found["line"]] == ["page.txt:1", "page.txt:2", "page.txt:5"]
+
+
+def test_a_line_longer_than_a_row_may_be_is_set_aside_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tables, "MAX_ROW_BYTES", 64)
+    (tmp_path / "a.txt").write_text("x" * 100 + "\nThe second line, which is short.\n")
+    source = {"path": str(tmp_path / "a.txt"), "documents": "line"}
+    made = collect(tmp_path / "out", source, clean=Cleaning(min_text_characters=1))
+    assert [(chat.where, chat.text) for chat in read_chats(made)] == [("a.txt:2", "The second line, which is short.")]
+    assert [(row["where"], row["reason"]) for row in read_dropped(made.path)] == [("a.txt:1", "too_long_a_row")]
+
+
+def test_a_named_format_takes_files_of_that_kind_alone(tmp_path: Path) -> None:
+    for name in ("a.arrow", "b.feather", "c.ipc", "d.jsonl", "e.ndjson"):
+        (tmp_path / name).write_bytes(b"x")
+    found = {kind: [file.where for file in list_files(ChatSource(path=str(tmp_path), format=kind)).files]
+             for kind in ("arrow", "jsonl")}  # fmt: skip
+    assert found == {"arrow": ["a.arrow", "b.feather", "c.ipc"], "jsonl": ["d.jsonl", "e.ndjson"]}
 
 
 def test_folders_are_walked_and_patterns_matched_in_the_order_of_names(tmp_path: Path) -> None:
@@ -192,6 +212,9 @@ def test_objects_of_a_store_are_read_like_files(tmp_path: Path) -> None:
     ]
     made = collect(tmp_path / "pattern", {"path": "memory://bucket/chats/*.gz", "name": "n"})
     assert made.info["num_rows"] == 4
+    assert content(collect(tmp_path / "file", f"file://{tmp_path}/rows.jsonl")) == content(
+        collect(tmp_path / "path", str(tmp_path / "rows.jsonl"))
+    )
     made = collect(tmp_path / "object", "memory://bucket/chats/b/c.jsonl")
     assert (made.info["num_rows"], next(iter(read_chats(made))).source) == (4, "c")
     with pytest.raises(UserError, match="no such file"):
@@ -211,6 +234,11 @@ def test_max_rows_looks_at_the_first_rows_only(tmp_path: Path) -> None:
         "1.jsonl:2",
     ]
     assert "n: stopped after 6 rows (max_rows)" in notes
+    bad = tmp_path / "bad.jsonl"  # the row that reaches the limit is a bad one, which its reader counts
+    good = [json.dumps(row) + "\n" for row in rows(5)]
+    bad.write_text("".join([good[0], "not JSON\n" * 3, *good[1:]]))
+    made = collect(tmp_path / "some", {"path": str(bad), "max_rows": 2})
+    assert made.info["num_rows"] == 1
 
 
 @pytest.mark.parametrize(

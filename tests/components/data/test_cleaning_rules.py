@@ -172,6 +172,7 @@ def test_further_patterns_add_to_the_list() -> None:
     assert why(row, also_refusals=("nope",)) == "refusal"
     assert why(chat("做吧。", "今天不行。本回答仅供参考"), also_boilerplate=("仅供参考",)) == "boilerplate"
     assert faults_of({"also_refusals": ["(", "a"], "also_boilerplate": []})[0].startswith("also_refusals: '('")
+    assert len(faults_of({"also_refusals": ["(?s)a.b"]})) == 1  # right alone, wrong among the others
 
 
 @pytest.mark.parametrize("row", KEPT, ids=lambda row: row.as_text()[:24])

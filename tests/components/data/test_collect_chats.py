@@ -75,6 +75,11 @@ def test_redaction_reaches_turns_reasoning_and_calls(tmp_path: Path) -> None:
     assert "lovelace" not in json.dumps(chat.messages)
     assert json.dumps(chat.messages).count("[EMAIL]") == 4
     assert made.info["redacted"] == {"email": 4}
+    address = "ada.lovelace@example.org"
+    bad = [{"prompt": 3, "note": address}, {"prompt": 3, "note": "x" * 470 + f" {address}"}, {"note": address}]
+    left = collect(tmp_path / "bad", str(write_lines(tmp_path / "b.jsonl", [*bad, {"messages": turns}])), redact=True)
+    excerpts = [row["excerpt"] for row in read_dropped(left.path)]
+    assert len(excerpts) == 3 and "[EMAIL]" in excerpts[0] and not any("ada.l" in shown for shown in excerpts)
     assert chat == Chat.of(
         source="a", where="a.jsonl:1", messages=chat.messages, language=chat.language, domain=chat.domain
     )

@@ -188,6 +188,21 @@ def test_short_prompts_are_found_whole_and_very_short_ones_only_as_a_turn(tmp_pa
     assert {row["where"] for row in gone} == {rows[0].where, rows[2].where}
 
 
+@pytest.mark.parametrize(
+    ("template", "places"),
+    [
+        ("What is the capital city of the country {}?", ["France", "Ghana", "Peru", "Chad", "Oman", "Laos"]),
+        ("{}的首都是哪座城市呢", ["法国", "加纳", "秘鲁", "乍得", "阿曼", "老挝"]),
+    ],
+    ids=["english", "chinese"],
+)
+def test_short_prompts_of_one_template_are_each_found_whole(tmp_path: Path, template: str, places: list[str]) -> None:
+    asked = [template.format(place) for place in places]
+    rows = [chat(asked[0], "That one."), chat(template.format("Sweden"), "Stockholm")]
+    (gone,) = planted(*rows, at=tmp_path, prompts=list(asked))
+    assert (gone["where"], gone["kept_id"]) == (rows[0].where, "p0")
+
+
 def test_the_prompt_held_most_of_is_named_whatever_the_order_of_benchmarks(tmp_path: Path) -> None:
     half = " ".join(PROMPT.split()[:26])
     row = chat(PROMPT, "4")

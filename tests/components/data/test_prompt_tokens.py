@@ -91,6 +91,16 @@ def test_a_chat_with_tools_shows_them_to_the_template(templated: Any) -> None:
     assert '"name": "weather"' in templated.decode(encode_prompt(templated, offered))
 
 
+def test_calls_whose_function_is_a_name_keep_their_arguments(templated: Any) -> None:
+    templated.chat_template = "{% for m in messages %}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    call = {"function": "add", "arguments": '{"a": 1}'}
+    turns = ({"role": "user", "content": "Add."}, {"role": "assistant", "content": "", "tool_calls": [call]})
+    told = templated.decode(encode_prompt(templated, dataclasses.replace(chat(), messages=turns)))
+    assert (
+        told == '[{"arguments": {"a": 1}, "function": "add"}]' or told == '[{"function": "add", "arguments": {"a": 1}}]'
+    )
+
+
 def test_a_tokenizer_that_closes_every_text_does_not_close_a_prompt(tokenizer: Any) -> None:
     class Closing:
         """The same tokenizer with an end-of-text token after every text, as some tokenizers are configured."""

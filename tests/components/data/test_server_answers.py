@@ -17,7 +17,10 @@ from tiny_targets import make_tiny_target
 import components.targets
 from components.contract import Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, write_answers, write_answers_by_server
+from components.data.answering import Job
 from components.data.answers import open_answers
+from components.data.server_address import Reached, ServerAddress
+from components.data.server_answers_client import Asking
 from components.data.server_answers_journal import Answered, Journal
 from components.data.server_tokens import ids_of_answer, text_of
 from components.targets import load_target
@@ -78,6 +81,8 @@ def test_the_servers_own_ids_are_the_answers(
         assert ids[mask].tolist() == answer(ids[~mask].tolist())["token_ids"]
         assert (row.answered_by, row.ended) == ("server", int(ids[-1]) == EOS)
     assert {body["temperature"] for body in server.bodies} == {0.0, 0.8}
+    whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # nothing of the server's own defaults
+    assert all(whole.items() <= body.items() for body in server.bodies)
     assert made.info["num_sampled"] == sum(body["temperature"] > 0 for body in server.bodies) > 0
     assert all(row.temperature == 0.0 for row, _, _ in open_answers(made).conversations("validation"))
     assert len({body["seed"] for body in server.bodies}) == 13 and server.most_in_flight <= 4
@@ -179,6 +184,18 @@ def test_a_text_server_is_given_text_and_its_text_becomes_tokens(
     for _, ids, mask in open_answers(made).conversations():
         assert tokenizer.decode(ids[mask]) == told + "<|end|>"
     assert all(isinstance(body["prompt"], str) for body in server.bodies)
+    assert all(body["top_p"] == 1.0 and "top_k" not in body for body in server.bodies)
+
+
+@pytest.mark.parametrize(("engine", "off", "penalty"), [("sglang", -1, "repetition_"), ("llama.cpp", 0, "repeat_")])
+def test_no_engine_samples_by_defaults_of_its_own(engine: str, off: int, penalty: str) -> None:
+    asking = Asking(
+        ServerAddress(base_url="http://127.0.0.1:9"), Reached(engine, "1", "m"), None, 9, (), 4, 0.8, 0, 0, 0.1, 1.0
+    )
+    _, body = asking._request(Job("p", "train", "w", (1, 2), True), "")
+    sampling = body.get("sampling_params", body)
+    wanted = {"temperature": 0.8, "top_p": 1.0, "top_k": off, "min_p": 0.0, f"{penalty}penalty": 1.0}
+    assert wanted.items() <= sampling.items()
 
 
 def test_bytes_that_are_no_text_are_not_guessed_at(target: Target, prompts: Prompts, tmp_path: Path) -> None:

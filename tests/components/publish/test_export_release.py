@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from components.contract import DepthPolicy, Draft, UserError
+from components.publish.card import write_card
+from components.publish.export import _public_settings
 from components.publish.launch import launch_lines
 from components.speedup.engines import settings_for
 
@@ -147,6 +149,47 @@ def test_a_release_holds_what_the_named_engines_read_and_how_to_launch_it(
     assert "convert_hf_to_gguf.py ./eagle3" in card
 
 
+def test_without_a_converter_llama_cpp_gets_what_its_converter_reads(
+    export: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DRAFTSMITH_LLAMA_CPP", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    release = export(engines=["llama.cpp"])
+    assert release.info["formats"] == ["eagle3"] and (release.path / "eagle3" / "config.json").is_file()
+    assert json.loads((release.path / "release.json").read_text())["formats"]["eagle3"]["format"] == "eagle3"
+    assert "convert_hf_to_gguf.py ./eagle3" in (release.path / "README.md").read_text()
+
+
+def test_a_card_says_that_a_stitched_release_holds_a_copy_of_the_target(
+    export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    release = export()
+    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    record = json.loads((release.path / "release.json").read_text())
+    assert "`draftsmith/target.json`, not copied |" in (release.path / "README.md").read_text()
+    record["formats"] = {"stitched": {**record["formats"]["eagle3"], "format": "stitched"}}
+    write_card(tmp_path / "card.md", record, policy)
+    assert "copied to `stitched` with its MTP module exchanged |" in (tmp_path / "card.md").read_text()
+
+
+def test_a_folder_of_this_machine_is_named_by_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "acme-secret").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for given in ("models/acme-secret", str(tmp_path / "models" / "acme-secret"), "/nowhere/acme-secret"):
+        assert _public_settings({"model": given, "num_layers": 1}) == {"model": "acme-secret", "num_layers": 1}
+    for given in ("builtin", "org/name", ""):
+        assert _public_settings({"model": given}) == {"model": given}
+    assert _public_settings({"ttt_steps": 3}) == {"ttt_steps": 3}
+
+
+def test_vllms_medusa_is_told_one_depth_whatever_the_batch() -> None:
+    told = settings_for("medusa", {1: 3, 8: 1})
+    assert told["vllm"]["speculative_config"] == {"method": "medusa", "num_speculative_tokens": 3}
+    older = settings_for("eagle3", {1: 3, 8: 1})
+    (line, *_) = launch_lines("medusa", 3, older, "target", {"medusa": "medusa"})
+    assert "per_batch" not in line[1] and "per_batch" in str(older)
+
+
 @pytest.mark.parametrize(
     ("method", "folders", "settings", "words"),
     [
@@ -158,9 +201,14 @@ def test_a_release_holds_what_the_named_engines_read_and_how_to_launch_it(
         ),
         ("lookahead", {}, {}, ["draftsmith generate"]),
         ("p-eagle", {"speculators": "speculators"}, {}, ['"parallel_drafting": true', '"method": "eagle3"']),
-        ("mtp", {"mimo": "mimo"}, {}, ['"num_speculative_tokens": 1', "./mimo"]),
+        (
+            "mtp",
+            {"mimo": "mimo"},
+            {},
+            ['"num_speculative_tokens": 1', "./mimo", "--hf-overrides '{\"num_nextn_predict_layers\": 1}'"],
+        ),
         ("mtp", {"stitched": "stitched"}, {}, ["vllm serve ./stitched", "--model-path ./stitched"]),
-        ("draft-model", {"gguf": "gguf"}, {}, ["./gguf/draft.gguf"]),
+        ("draft-model", {"gguf": "gguf"}, {}, ["./gguf/draft.gguf", "--spec-type draft-simple"]),
         ("draft-model", {}, {"model": "a/b"}, ['"model": "a/b"', "--speculative-draft-model-path a/b"]),
         ("medusa", {"medusa": "medusa"}, {}, ['"method": "medusa"']),
         ("mtp-parallel", {}, {}, []),

@@ -64,10 +64,14 @@ def test_a_targets_own_module_goes_back_into_a_copy_of_it_and_decodes_there(layo
     target_dir.mkdir()
     target = load_target(model=str(folder), ctx=Context(key="t", out=target_dir, scratch=target_dir))
     own = {"mtp": {"start": "own", "recursive_steps": 2}}
-    made, _ = tried(target, tmp_path / "run", methods=["mtp"], settings=own, engines=["vllm", "transformers"])
+    served = ["vllm", "transformers"] if layout == "deepseek" else ["vllm", "sglang"]
+    made, _ = tried(target, tmp_path / "run", methods=["mtp"], settings=own, engines=served)
     assert made.info["tried"] == {"mtp": ["stitched"]}
     page = (made.path / "index.html").read_text()
-    assert "vLLM" in page and "transformers" in page and "stitched" in page
+    assert "vLLM" in page and "stitched" in page and ("transformers" in page) == (layout == "deepseek")
+    if layout != "deepseek":
+        with pytest.raises(UserError, match=r"transformers 5\.23 serves mtp with start: own for Glm4Moe"):
+            tried(target, tmp_path / "refused", methods=["mtp"], settings=own, engines=["transformers"])
 
 
 def test_an_engine_that_fixes_the_rotary_base_is_refused_for_a_target_with_another(tmp_path: Path) -> None:
@@ -110,7 +114,8 @@ def test_without_llama_cpp_the_gguf_is_left_out_and_said_to_be(
 ) -> None:
     monkeypatch.delenv("DRAFTSMITH_LLAMA_CPP", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    _, told = tried(target, tmp_path / "run", engines=["llama.cpp"])
+    made, told = tried(target, tmp_path / "run", engines=["llama.cpp"])
+    assert made.info["tried"] == {"eagle3": []}, "what was not made did not go through"
     assert any("no GGUF" in line and "DRAFTSMITH_LLAMA_CPP" in line for line in told)
     with pytest.raises(UserError, match=r"llama_cpp: .*: no convert_hf_to_gguf\.py in it"):
         tried(target, tmp_path / "named", engines=["llama.cpp"], llama_cpp=str(tmp_path))
