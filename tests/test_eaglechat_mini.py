@@ -36,6 +36,7 @@ TINY: dict[str, dict[str, Any]] = {
     "test_prompts": {"num_warm_up": 2},
     "mix": {"num_validation": 8},
     "answers": {"max_new_tokens": 24, "batch_size": 16},
+    "trial": {"draft_vocab_size": 56, "methods": ["eagle3"]},
     "draft": {"draft_vocab_size": 56, "batch_tokens": 512, "settings": {"eagle3": {"ttt_steps": 2}}, "eval_every": 20},
     "acceptance": {"max_new_tokens": 24},
 }

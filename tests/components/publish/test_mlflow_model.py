@@ -22,7 +22,8 @@ PROMPTS = ["w10 w20 w30", "w5 w6 w7 w8 w9"]
 
 @pytest.fixture
 def place(export: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The release as MLflow saves it."""
+    """The release as MLflow saves it; loading it puts its code first on sys.path, for this test alone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     import mlflow
 
