@@ -46,7 +46,7 @@ pipelines:
       answers:
         uses: data.write_answers
         in: {{target: target, prompts: prompts}}
-        with: {{max_new_tokens: 24, batch_size: 4, sampled_share: 0.5}}
+        with: {{max_new_tokens: 24, batch_size: 4, shard_size: 4, sampled_share: 0.5}}
         {runs_on}
       features:
         uses: data.record_features
