@@ -29,7 +29,7 @@ demo: $(READY)
 	@$(BIN)/draftsmith run quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not system and not engines and not soak" -rs
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not gpu and not system and not engines and not soak" -rs
 
 test-system: $(READY)
 	@tests/system/install.sh

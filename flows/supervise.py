@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     # long as 1. A short spin keeps what a second thread gains on a quiet machine (1.7 times) and gives up early else.
     "GOMP_SPINCOUNT": "3000",
 }
+SOCKET_NAME_BYTES = 33  # of "/pymp-xxxxxxxx/listener-xxxxxxxx", which multiprocessing adds
 _start_lock = threading.Lock()
 
 
@@ -77,7 +79,7 @@ def _start(order: Mapping[str, Any], preload: tuple[str, ...]) -> tuple[BaseProc
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=child.guard, args=(theirs, json.dumps(order)), name=f"step {order['key'][:12]}")
-    with _start_lock, _nameless_main(), _environment():
+    with _start_lock, _nameless_main(), _environment(), _place_for_sockets():
         context.set_forkserver_preload(list(preload))
         forkserver.ensure_running()
         process.start()
@@ -147,3 +149,20 @@ def _environment() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def place_for_sockets(longest: int) -> str:
+    """The temporary folder, or /tmp where its path has more than `longest` bytes: a socket's path holds only 107."""
+    place = tempfile.gettempdir()
+    return place if len(os.fsencode(place)) <= longest else "/tmp"
+
+
+@contextmanager
+def _place_for_sockets() -> Iterator[None]:
+    """Where multiprocessing makes the folder of its sockets, which it does once, on the first start."""
+    saved = tempfile.tempdir
+    tempfile.tempdir = place_for_sockets(107 - SOCKET_NAME_BYTES)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = saved

@@ -23,6 +23,7 @@ import psutil
 
 from components.contract import Mapper, Tell, UserError
 from flows.problems import one_line
+from flows.supervise import place_for_sockets
 
 if TYPE_CHECKING:
     from flows.engine import Engine
@@ -202,7 +203,7 @@ def _ray(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
 @contextmanager
 def _ray_folder() -> Iterator[str]:
     """A place for Ray's sockets, whose paths may not be long; those of processes that were killed are removed."""
-    place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= MAX_RAY_PLACE else "/tmp"
+    place = place_for_sockets(MAX_RAY_PLACE)
     for left in Path(place).glob("draftsmith-ray-*"):
         pid = left.name.split("-")[2]
         if left.stat().st_uid == os.getuid() and pid.isdecimal() and not psutil.pid_exists(int(pid)):

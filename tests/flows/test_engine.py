@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-from toy_garden import GARDEN
+from toy_garden import ENGINE_ALONE, GARDEN
 
 from components.contract import UserError
+from components.publish.code_state import code_state
 from flows.engine import Engine, StepFailed
 from flows.plan import Plan
 from storage.artifacts import Store
@@ -73,6 +75,8 @@ def test_artifact_json_says_how_it_came_to_be(
     assert record["settings"] == plan.step("draft[moss]").settings
     assert record["versions"]["torch"]
     assert record["machine"]["cpu_model"]
+    assert (record["git_commit"], record["git_changed"]) == code_state(), "said beside the result, never in its key"
+    assert not any("git" in name for name in record["parts"])
     assert record["peak_rss_mib"] > 5
 
 
@@ -239,3 +243,19 @@ def test_children_see_pinned_threads_and_no_network(
     made = Engine(store, plan, num_threads=1, preload=()).run()["only"]
     assert made.info["env"] == ["1", os.environ.get("HF_HUB_OFFLINE", "1"), "false"]
     assert made.info["threads"] == 1
+
+
+def test_a_temporary_folder_with_a_long_path_is_no_obstacle(
+    start: Callable[..., subprocess.Popen[str]],
+    pipelines: Callable[[str], Path],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    far = tmp_path / ("f" * 100)  # a socket below it would have a path longer than the 107 bytes a system takes
+    far.mkdir()
+    monkeypatch.setenv("TMPDIR", str(far))
+    process = start(ENGINE_ALONE, "garden", pipelines(GARDEN))
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert len(store.keys()) == 8
