@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[str, ...] | None] = {
     "identity": ("target", "draft"),
     "packing": None,
     "predicted_measured": ("target", "draft"),
+    "quantised_drafts": ("target", "draft"),
     "trees": ("target", "draft"),
 }
 """Module of each benchmark, and the steps of `quickstart` that it needs ((): all of them, None: nothing)."""

@@ -24,7 +24,7 @@ from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts import train_draft
 from components.drafts.files import read_draft
-from components.publish.formats import own_form_of, write_format
+from components.publish.formats import own_form_at, write_format
 from components.publish.layout import Source
 from components.publish.mtp_stitch import stitch
 from components.targets import load_target
@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 OWN_MODULE = {"start": "own", "recursive_steps": DEPTH}
 """Settings of `mtp` for a target that brings a module."""
+SHOWN_FIRST = "ours with the text's first token shown to the draft model, as engines do"
 WHOLE_VOCABULARY = ("eagle1", "medusa", "draft-model", "mtp")
 """Their formats have no draft vocabulary: they are trained, and decode here, with all of the target's."""
 
@@ -154,6 +155,11 @@ class EngineCases:
         return open_target(self.target, dtype="float32", kernel="plain")
 
     @cached_property
+    def source(self) -> Source:
+        """The target as layouts take it."""
+        return Source(self.opened.shape, "builtin", self.target_folder, self.opened)
+
+    @cached_property
     def _answers(self) -> Conversations:
         return write_answers(self.target, self.prompts, max_new_tokens=64, ctx=make_context(self.work / "answers"))
 
@@ -182,9 +188,7 @@ class EngineCases:
         """The drafter of a method in a format, as releases hold it."""
         if (method, layout) not in self._exported:
             folder = self.work / f"exported-{method}-{layout}"
-            record, tensors = read_draft(self.draft(method).path)
-            source = Source(self.opened.shape, "builtin", self.target_folder, self.opened)
-            write_format(layout, own_form_of(record, tensors), source, folder)
+            write_format(layout, own_form_at(self.draft(method).path), self.source, folder)
             self._exported[method, layout] = folder
         return self._exported[method, layout]
 
@@ -203,14 +207,27 @@ class EngineCases:
         return {one.prompt_id: encode_prompt(tokenizer, one) for one in read_prompts(self.prompts, "test")}
 
     def our_rounds(
-        self, method: str, prompt_ids: list[str], max_new_tokens: int = MAX_NEW_TOKENS, depth: int = DEPTH
+        self,
+        method: str,
+        prompt_ids: list[str],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        depth: int = DEPTH,
+        *,
+        shown_first: bool = True,
     ) -> dict[str, list[int]]:
-        """prompt_id -> accepted drafts of every round of our own loop."""
+        """prompt_id -> accepted drafts of every round of our own loop.
+
+        shown_first: put a text's first token into a draft model's cache, as engines do and our loop never does.
+        """
         drafter, session = open_drafter(self.draft(method), self.opened), Session(self.opened)
         found = {}
         for name in prompt_ids:
+            prompt = self.encoded[name]
+            if method == "draft-model" and shown_first:
+                chosen = drafter.settings  # type: ignore[union-attr]
+                drafter.settings = chosen.model_copy(update={"first_token": prompt[0]})  # type: ignore[union-attr]
             asked = {"max_new_tokens": max_new_tokens, "depth": depth, "session": session}
-            rounds = decode(self.opened, drafter, self.encoded[name], **asked).rounds  # type: ignore[arg-type]
+            rounds = decode(self.opened, drafter, prompt, **asked).rounds  # type: ignore[arg-type]
             found[name] = [one.accepted for one in rounds]
         return found
 

@@ -8,7 +8,6 @@ own acceptance map says what each of its rounds must keep.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,30 +15,28 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, Served, by_position, make_context
+from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, SHOWN_FIRST, EngineCases, Served, by_position, make_context
 from components.bench import measure_llama_cpp
 from components.bench.acceptance_map import acceptance_map, extra_tokens
 from components.bench.subjects import open_drafter
 from components.contract import Measurements, UserError
 from components.publish.formats import read_folder
+from components.publish.gguf_file import run_converter
 from components.rows import EngineAcceptance, Request, read_rows
 from components.speedup.replay import replay
 from components.targets.generate import continue_batch
 from tests.engines.engine_homes import LLAMA_CPP_PACKAGE, llama_cpp_home
 
 VERSION = f"({LLAMA_CPP_PACKAGE.replace('==', ' ')})"
-CONVERTER = Path(__file__).resolve().parents[1] / "tests" / "engines" / "gguf_of_builtin.py"
+EARLIER = "its rounds begin one token earlier; ours are replayed from there"
 METHODS = {"draft-eagle3": "eagle3", "draft-simple": "draft-model"}
 
 
 def convert(model: Path, file: Path, *, target: Path | None = None) -> None:
-    """Make a GGUF file in float32 with llama.cpp's own converter; raises UserError with the last line it printed."""
-    command = [sys.executable, str(CONVERTER), str(llama_cpp_home() / "source"), str(model)]
-    command += ["--outtype", "f32", "--outfile", str(file)]
-    command += ["--target-model-dir", str(target)] if target is not None else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise UserError(f"convert_hf_to_gguf.py: {last_line(done.stderr)}")
+    """Make a GGUF file in float32 as releases do; raises UserError with the converter's last line."""
+    arguments = [str(model), "--outtype", "f32", "--outfile", str(file)]
+    arguments += ["--target-model-dir", str(target)] if target is not None else []
+    run_converter(llama_cpp_home() / "source", arguments, pre="gpt-2")  # the built-in target splits text as it does
 
 
 def last_line(text: str) -> str:
@@ -50,13 +47,18 @@ def last_line(text: str) -> str:
 def serve(
     cases: EngineCases, layout: str, checkpoint: Path, speculation: str = "draft-eagle3"
 ) -> tuple[Served, Measurements]:
-    """Convert target and drafter, run every test prompt plain and with the drafter, hold rounds against ours."""
+    """Convert target and drafter, run every test prompt plain and with the drafter, hold rounds against ours.
+
+    checkpoint: the drafter's folder, or the GGUF file that it is already.
+    """
     method = METHODS[speculation]
-    folder = cases.work / f"gguf-{checkpoint.name}"
+    ready = checkpoint.suffix == ".gguf"
+    folder = cases.work / f"gguf-{checkpoint.parent.name if ready else checkpoint.name}"
     folder.mkdir()
-    files = (folder / "target.gguf", folder / "draft.gguf")
+    files = (folder / "target.gguf", checkpoint if ready else folder / "draft.gguf")
     convert(cases.target_folder, files[0])
-    convert(checkpoint, files[1], target=cases.target_folder if speculation == "draft-eagle3" else None)
+    if not ready:
+        convert(checkpoint, files[1], target=cases.target_folder if speculation == "draft-eagle3" else None)
     made = measure_llama_cpp(
         cases.target,
         cases.prompts,
@@ -89,7 +91,7 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
     return Served(
         format=layout,
         engine="llama.cpp",
-        version=f"{rows[0].engine_version} {VERSION}",
+        version=f"{rows[0].engine_version.partition(' (')[0]} {VERSION}",  # its build number is this machine's
         method=method,
         prompts=len(rows),
         identical=sum(bool(row.identical) for row in rows),
@@ -100,20 +102,22 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
         our_accepted=by_position(accepted, DEPTH),
         engine_rounds=sum(row.num_rounds for row in same),
         engine_accepted=per_position,
-        note="rounds begin one token earlier than ours; ours are replayed from there",
+        note="; ".join((EARLIER, *([SHOWN_FIRST] if method == "draft-model" else []))),
     )
 
 
 def earlier_rounds(cases: EngineCases, method: str, prompt_id: str, num_tokens: int) -> list[int]:
     """Accepted drafts of each round of an answer of `num_tokens`, when the first round begins in the prompt.
 
-    The last round drafts no further than the limit, as the program does.
+    The last round drafts no further than the limit, as the program does. A draft model reads the text from its second
+    token on: with the first one said twice it reads all of it, as the program has it do.
     """
     prompt, drafter = cases.encoded[prompt_id], open_drafter(cases.draft(method), cases.opened)
     needed = num_tokens + 1 + extra_tokens(DEPTH)
     answer = continue_batch(cases.opened, [prompt], max_new_tokens=needed, stop_at_eos=False)[0].ids
     earlier = [prompt[-1], *answer]
-    found = acceptance_map(cases.opened, drafter, prompt[:-1], earlier, num_tokens + 1, DEPTH)
+    read = [*(prompt[:1] if method == "draft-model" else []), *prompt[:-1]]
+    found = acceptance_map(cases.opened, drafter, read, earlier, num_tokens + 1, DEPTH)
     return [one.emitted - 1 for one in replay(found.accepted, DEPTH, num_tokens + 1)]
 
 
@@ -185,23 +189,9 @@ def _refused_by_llama_cpp(cases: EngineCases, folder: Path) -> str:
     except UserError as error:
         return str(error)
     program = str(llama_cpp_home() / "bin" / "llama-speculative-simple")
-    command = [
-        program,
-        "-m",
-        str(target),
-        "-md",
-        str(file),
-        "-p",
-        "def add(a, b):",
-        "-n",
-        "8",
-        "--temp",
-        "0",
-        "-t",
-        "1",
-    ]
-    command += ["--spec-type", "draft-eagle3", "--spec-draft-n-max", "3", "-c", "256"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+    command = [program, "-m", str(target), "-md", str(file), "-p", "def add(a, b):", "-n", "8", "--temp", "0"]
+    command += ["--spec-type", "draft-eagle3", "--spec-draft-n-max", "3", "-c", "256", "-t", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300, check=False)
     if done.returncode == 0:
         return ""
     said = [line for line in done.stderr.splitlines() if "error" in line.lower() or "failed" in line.lower()]

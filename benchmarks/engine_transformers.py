@@ -82,5 +82,5 @@ def serve(cases: EngineCases, checkpoint: Path, layout: str) -> Served:
         our_accepted=by_position(ours, DEPTH),
         engine_rounds=len(theirs),
         engine_accepted=by_position(theirs, DEPTH),
-        note="one guess a round; our counts with the first embedding not zeroed, as it does",
+        note="one guess a round; ours with the first embedding not zeroed, as it does",
     )

@@ -7,6 +7,7 @@ a user would. It decodes in float32, one request at a time.
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, Served, by_position, make_context
+from benchmarks.engine_cases import (
+    DEPTH,
+    MAX_NEW_TOKENS,
+    SHOWN_FIRST,
+    EngineCases,
+    Served,
+    by_position,
+    make_context,
+)
 from components.bench import measure_server
 from components.bench.engine_server import EngineServer
 from components.contract import Measurements, UserError
@@ -23,7 +32,13 @@ from tests.engines.engine_homes import VLLM_VERSION, vllm_home
 from tests.serving_engine import free_port, served
 
 OPTIONS = ("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager")
-QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+QUIET = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by itself it stays on the first core, whoever else computes there
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 GIVEN_UP = "Engine core initialization failed"
 VERSION = f"{VLLM_VERSION} (vllm-cpu)"
 
@@ -33,31 +48,38 @@ def vllm(
     model: Path, log: Path, speculation: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
     """The address of a vLLM that serves `model`. overrides: what it is to read into the model's config."""
+    more = ["--hf-overrides", json.dumps(overrides)] if overrides else []
+    if speculation is not None:
+        more += ["--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed"]
+    with vllm_process(model, log, more) as (address, _):
+        yield address
+
+
+@contextmanager
+def vllm_process(model: Path, log: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same with its process, for those who end it early. more: options that follow, and so override, ours."""
     port = free_port()
     python = str(vllm_home() / "bin" / "python")
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *OPTIONS]
-    command += ["--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)]
-    if overrides:
-        command += ["--hf-overrides", json.dumps(overrides)]
-    if speculation is not None:
-        command += ["--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed"]
-    with served(command, log, QUIET):
-        _wait(f"http://127.0.0.1:{port}/health", log)
-        yield f"http://127.0.0.1:{port}/v1"
+    command += ["--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port), *more]
+    with served(command, log, QUIET) as process:
+        _wait(f"http://127.0.0.1:{port}/health", log, process)
+        yield f"http://127.0.0.1:{port}/v1", process
 
 
-def _wait(address: str, log: Path, seconds: float = 900.0) -> None:
+def _wait(address: str, log: Path, process: subprocess.Popen[bytes], seconds: float = 900.0) -> None:
     """Until it answers; raises UserError with vLLM's own reason as soon as it has given up, or after so long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
+        ended = process.poll() is not None
         try:
             with urllib.request.urlopen(address, timeout=5):
                 return
         except OSError:  # not up yet
             said = log.read_text(encoding="utf-8", errors="replace")
-        if GIVEN_UP in said:
-            reasons = [line for line in said.splitlines() if "Error: " in line and GIVEN_UP not in line]
-            raise UserError(f"vLLM: {(reasons or ['no reason given'])[-1].partition('] ')[2][:300]}")
+        if ended or GIVEN_UP in said:
+            reasons = [line for line in said.splitlines() if "rror: " in line and GIVEN_UP not in line]
+            raise UserError(f"vLLM: {(reasons or ['no reason given'])[-1].rpartition('] ')[2][:300]}")
         time.sleep(0.5)
     raise UserError(f"vLLM: no answer within {seconds:g} s, its last words are in {log}")
 
@@ -163,4 +185,5 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
         our_accepted=by_position(our_flat, depth),
         engine_rounds=len(their_flat),
         engine_accepted=by_position(their_flat, depth),
+        note=SHOWN_FIRST if method == "draft-model" else "",
     )

@@ -5,7 +5,9 @@ both with the same seeds and batches, several seeds each, since one seed's held-
 another's by more than fp8 may cost. All are judged on the bf16 features of the same held-out answers, which is what
 decoding feeds a drafter: fp8 is a matter of training only.
 
-    python -m benchmarks.feature_precision [--steps 400] [--prompts 640] [--seeds 3]
+    python -m benchmarks.feature_precision [--steps 400] [--prompts 640] [--seeds 3] [--threads 2]
+
+Nothing is timed, so it may run beside other work; there one thread is quicker than two that wait for each other.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ Stored = Literal["bf16", "fp8"]
 METHODS: tuple[Method, ...] = ("eagle3", "mtp")
 
 
-def context(folder: Path, seed: int = 0) -> Context:
+def context(folder: Path, threads: int, seed: int = 0) -> Context:
     """A context with directories of its own."""
     out, scratch = folder / "out", folder / "scratch"
     out.mkdir(parents=True)
     scratch.mkdir()
-    return Context(key="", out=out, scratch=scratch, seed=seed, num_threads=os.cpu_count() or 1)
+    return Context(key="", out=out, scratch=scratch, seed=seed, num_threads=threads)
 
 
 def held_out_examples(features: Features, limit: int) -> list[Example]:
@@ -49,10 +51,9 @@ def held_out_examples(features: Features, limit: int) -> list[Example]:
 
 
 def trained(
-    target: Target, features: Features, judged_on: list[Example], method: Method, seed: int, steps: int, folder: Path
+    target: Target, features: Features, judged_on: list[Example], method: Method, steps: int, ctx: Context
 ) -> float:
     """Held-out acceptance length of a drafter trained on the features, judged on these examples."""
-    ctx = context(folder, seed)
     draft = train_draft(
         target, features, method=method, num_steps=steps, draft_vocab_size=2048, eval_every=50, eval_rows=16, ctx=ctx
     )
@@ -67,17 +68,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="optimiser steps of each drafter")
     parser.add_argument("--prompts", type=int, default=640, help="training prompts that the target answers")
     parser.add_argument("--seeds", type=int, default=3, help="drafters of each method and storage")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
     asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
-        target = load_target(ctx=context(folder / "target"))
+        target = load_target(ctx=context(folder / "target", asked.threads))
         prompts = collect_prompts(
-            num_train=asked.prompts, num_validation=64, num_test=4, ctx=context(folder / "prompts")
+            num_train=asked.prompts, num_validation=64, num_test=4, ctx=context(folder / "prompts", asked.threads)
         )
-        answers = write_answers(target, prompts, ctx=context(folder / "answers"))
+        answers = write_answers(target, prompts, ctx=context(folder / "answers", asked.threads))
         stored = {
-            storage: record_features(target, answers, storage=storage, ctx=context(folder / storage))
+            storage: record_features(target, answers, storage=storage, ctx=context(folder / storage, asked.threads))
             for storage in get_args(Stored)
         }
         sizes = {storage: features.info["bytes"] for storage, features in stored.items()}
@@ -86,8 +89,9 @@ def main() -> None:
             found: dict[str, list[float]] = {storage: [] for storage in stored}
             for seed in range(asked.seeds):
                 for storage, features in stored.items():
-                    where = folder / f"{method}-{storage}-{seed}"
-                    found[storage].append(trained(target, features, judged_on, method, seed, asked.steps, where))
+                    ctx = context(folder / f"{method}-{storage}-{seed}", asked.threads, seed)
+                    found[storage].append(trained(target, features, judged_on, method, asked.steps, ctx))
+                    print(f"{method} from {storage}, seed {seed}: held-out AL {found[storage][-1]:.3f}", flush=True)
             differences = [b - a for a, b in zip(found["bf16"], found["fp8"], strict=True)]
             results[method] = {
                 "held_out_al": found,

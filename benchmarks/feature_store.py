@@ -4,7 +4,7 @@ Three questions, on the built-in target's own shape:
   random access  rows of a store of `--megabytes` read in random order by a fresh process: rows/s, and by how much its
                  private memory (RssAnon) and its mapped pages (RssFile, which the kernel takes back when it needs them)
                  grew, against what was read;
-  estimate       the seconds that `record_features` says beforehand against those that it took;
+  estimate       the seconds that `record_features` says beforehand against those that it then took;
   on the fly     seconds of an epoch's features read from the store (bf16, fp8) against computed while training.
 
     python -m benchmarks.feature_store [--megabytes 512] [--reads 2000] [--prompts 512]
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from components.data.feature_estimate import Probe, estimated_seconds
 from components.data.features import FeatureSource, open_features
 from components.drafts.batches import BatchOrder
 from components.targets import load_target
-from components.targets.load import open_target
+from components.targets.load import open_target, target_facts
+from components.targets.threads import threads_for
 
 HIDDEN, ROW_TOKENS, ROWS_IN_SHARD = 192, 256, 64
 
@@ -103,19 +104,28 @@ def random_access(megabytes: int, reads: int) -> dict[str, Any]:
     return {"store_mib": megabytes, "reads": reads, **found}
 
 
-def context(folder: Path) -> Context:
+def context(folder: Path, send: Callable[[Mapping[str, Any]], None] | None = None) -> Context:
     """A context with a directory of its own."""
     folder.mkdir(parents=True)
-    return Context(key="", out=folder, scratch=folder, num_threads=os.cpu_count() or 1)
+    return Context(key="", out=folder, scratch=folder, num_threads=os.cpu_count() or 1, send=send)
 
 
 def recorded(target: Target, answers: Conversations, folder: Path) -> tuple[dict[str, Features], Mapping[str, float]]:
     """The features in every form, and the seconds that were said and taken for bf16."""
-    ctx = context(folder / "bf16")
+    begun = 0.0
+
+    def from_the_last_note(event: Mapping[str, Any]) -> None:
+        """The estimate is the last that is noted before recording begins, and its probe is no part of recording."""
+        nonlocal begun
+        if event["event"] == "note":
+            begun = time.perf_counter()
+
+    ctx = context(folder / "bf16", from_the_last_note)
     shards = [answers.path / name for name in open_answers(answers).shards]
-    said = estimated_seconds(ctx, Probe(shards[0], target.path, 2048, "cpu", 1), shards)
-    assert said is not None, "more prompts are needed for an estimate"
-    begun = time.perf_counter()
+    num_threads = threads_for(target_facts(target)["num_params"], ctx.num_threads)
+    said = estimated_seconds(ctx, Probe(shards[0], target.path, 2048, "cpu", num_threads), shards)
+    if said is None:
+        raise SystemExit("--prompts: so few are recorded at once, and nothing is estimated; give more")
     forms = {"bf16": record_features(target, answers, ctx=ctx)}
     taken = time.perf_counter() - begun
     forms["fp8"] = record_features(target, answers, storage="fp8", ctx=context(folder / "fp8"))

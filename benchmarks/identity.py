@@ -62,7 +62,7 @@ class Answer:
 
 
 def find_drafts(store: Store, prefixes: list[str]) -> list[Draft]:
-    """The drafts named by the beginnings of their keys; without names the newest of each method and target."""
+    """The drafts named by the beginnings of their keys; without names the newest of each method, as trained."""
     if prefixes:
         found = [store.find(store.resolve(prefix)) for prefix in prefixes]
         return [draft for draft in found if isinstance(draft, Draft)]
@@ -70,7 +70,7 @@ def find_drafts(store: Store, prefixes: list[str]) -> list[Draft]:
     oldest_first = store.keys()
     for key in oldest_first:
         artifact = store.look(key).artifact
-        if isinstance(artifact, Draft):
+        if isinstance(artifact, Draft) and not artifact.info.get("quantised_from"):
             newest[str(artifact.info["method"])] = artifact
     return list(newest.values())
 

@@ -66,15 +66,25 @@ class Arm:
             return "plain"
         return f"tree {self.depth}/{self.budget}" if self.budget else f"chain {self.depth}"
 
+    def shape(self, options: argparse.Namespace) -> DynamicShape:
+        """The tree of its depth and budget."""
+        return DynamicShape(self.depth, options.top_k, self.budget, width=options.width)
+
     def run(
-        self, opened: AbstractTarget, drafter: Any, prompt: EncodedPrompt, tokens: int, session: Session, top_k: int
+        self,
+        opened: AbstractTarget,
+        drafter: Any,
+        prompt: EncodedPrompt,
+        session: Session,
+        options: argparse.Namespace,
     ) -> Decoded:
         """One generation."""
+        tokens = options.tokens
         if self.two_row:
             return decode_two_row(opened, drafter, prompt.ids, max_new_tokens=tokens, session=session)
         if not self.budget:
             return decode(opened, drafter, prompt.ids, max_new_tokens=tokens, depth=self.depth, session=session)
-        shape = DynamicShape(self.depth, top_k, self.budget)
+        shape = self.shape(options)
         return decode_tree(opened, drafter, prompt.ids, shape, max_new_tokens=tokens)
 
 
@@ -96,7 +106,7 @@ def measure(
         for prompt in prompts:
             runs = {}
             for arm in order.sample(arms, len(arms)):
-                runs[arm.name] = arm.run(opened, drafter, prompt, options.tokens, session, options.top_k)
+                runs[arm.name] = arm.run(opened, drafter, prompt, session, options)
             if rep < 0:
                 continue
             for arm in arms:
@@ -124,7 +134,7 @@ def everywhere(
                 prompt.ids,
                 answer,
                 options.tokens,
-                DynamicShape(arm.depth, options.top_k, arm.budget) if arm.budget else StaticShape.chain(arm.depth),
+                arm.shape(options) if arm.budget else StaticShape.chain(arm.depth),
             )
             for arm in arms
             if arm.depth
@@ -171,7 +181,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="new tokens for each prompt")
     parser.add_argument("--reps", type=int, default=2, help="times that every prompt is decoded by every arm")
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 3, 5], help="depths of chains and trees")
-    parser.add_argument("--top-k", type=int, default=4, help="nodes expanded a level, and children of each")
+    parser.add_argument("--top-k", type=int, default=4, help="children of an expanded node")
+    parser.add_argument("--width", type=int, default=1, help="nodes expanded a level; EAGLE-2 expands top-k")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="arithmetic")
     parser.add_argument("--threads", type=int, default=2, help="threads that torch uses")
     options = parser.parse_args()

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-Shard = TypeVar("Shard")
+from components.shards import AnyShard, unfinished
+
 Result = TypeVar("Result")
 Tell = Callable[[float], None]
 """What a shard's work may call to say how much of it is done, from 0 to 1."""
@@ -162,27 +163,27 @@ class Context:
 
     def map(
         self,
-        function: Callable[[Shard, Tell], Result],
-        shards: Sequence[Shard],
+        function: Callable[[AnyShard, Tell], Result],
+        shards: Sequence[AnyShard],
         *,
         what: str = "shards",
-        finished: int = 0,
     ) -> Iterator[Result]:
-        """The results of function(shard, tell) in the order of the shards, as they come: here, or where `runs_on` says.
+        """The results of function(shard, tell) for the unfinished shards, in their order, as they come.
 
-        The same bytes wherever a shard runs, provided that the function keeps three promises: it stands at the top of
-        a module; it depends on its shard alone (plain small values: paths, ids, settings; no tensors); and it writes
-        its own file whole or not at all (components/shards.py). A step that calls this is a wide step.
+        They are worked on here, or where `runs_on` says. The same bytes wherever a shard runs, provided that the
+        function keeps three promises: it stands at the top of a module; it depends on its shard alone; and it writes
+        the shard's file whole or not at all (components/shards.py). A step that calls this is a wide step.
 
-        what: the unit of its progress. finished: shards that an earlier attempt has left, counted in the progress.
+        what: the unit of its progress, in which the shards that an earlier attempt has finished count.
         """
-        total = finished + len(shards)
+        todo, total = unfinished(shards), len(shards)
+        finished = total - len(todo)
         if self.mapper is not None:
-            for number, result in enumerate(self.mapper(function, shards), start=finished + 1):
+            for number, result in enumerate(self.mapper(function, todo), start=finished + 1):
                 self.progress(number, total, what)
                 yield result
             return
-        for number, shard in enumerate(shards, start=finished):
+        for number, shard in enumerate(todo, start=finished):
 
             def tell(share: float, number: int = number) -> None:
                 self.progress(number + share, total, what)

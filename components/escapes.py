@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _MARKUP = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is plain
 _FIRST = re.compile(r"^(?:>|[#=+-]+(?=\s|$)|\d+[.)](?=\s|$))")  # what begins a heading, a list, a quotation or a rule
@@ -17,6 +18,12 @@ _PLAIN_IN_MERMAID = re.compile(r"[^\w .,:=+/()@?'\[\]-]", re.ASCII)
 def one_line(text: object) -> str:
     """Text without line ends, control characters and marks that turn the direction of reading."""
     return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
+
+
+def visible(text: str) -> str:
+    """Text for a page that shows it as it stands: line ends and tabs stay, control characters and marks that turn the
+    direction of reading appear as their code points. HTML is not escaped here."""
+    return "".join(_seen(char) for char in text)
 
 
 def in_markdown(text: object) -> str:
@@ -38,3 +45,8 @@ def in_code(text: object) -> str:
 def in_mermaid(text: object) -> str:
     """Text inside the quotes of a Mermaid label."""
     return _PLAIN_IN_MERMAID.sub(lambda found: f"#{ord(found[0])};", one_line(text))
+
+
+def _seen(char: str) -> str:
+    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+    return f"\\u{ord(char):04x}" if hidden and char not in "\n\t\u200d" else char

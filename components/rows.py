@@ -12,12 +12,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from components.comparison_rows import AcceptanceByLanguage as AcceptanceByLanguage
 from components.comparison_rows import Drift as Drift
 from components.comparison_rows import EngineComparison as EngineComparison
 from components.comparison_rows import PairedComparison as PairedComparison
+
+UNTRAINED: Final = ("ngram", "lookahead")
+"""Values of `method` that learn nothing, so that no depth lies beyond what they were trained for."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class AcceptanceMap:
     prompt_tokens: tokens before output token 0; None in rows written before it was kept.
     language: of the prompt, "" where it is not known. num_guessable: how many of output tokens 1 .. num_tokens - 1 are
         in the draft vocabulary at all, a bound on what can be kept; None in rows written before it was counted.
+    weights: how a drafter whose weights were rounded stores them ("int4, groups of 32"), quantised_from: the drafter
+        that it was made from; "" for one as it was trained.
     """
 
     target_key: str
@@ -50,6 +55,8 @@ class AcceptanceMap:
     prompt_tokens: int | None = None
     language: str = ""
     num_guessable: int | None = None
+    weights: str = ""
+    quantised_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,11 @@ class Request:
     first_chunk_tokens: int | None = None  # tokens that came at once at ttft_ns, where the engine tells; else None
     e2e_ns: int | None = None  # from sending to the end of the answer, as the client saw it
     error: str | None = None  # why status is "error", in one line
+
+    @property
+    def timed_tokens(self) -> int:
+        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it."""
+        return self.tokens_kept - (self.first_chunk_tokens or 1)
 
 
 @dataclass(frozen=True)

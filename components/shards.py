@@ -7,9 +7,26 @@ does not matter who comes last. What a killed writer leaves under its temporary 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+
+class Shard(Protocol):
+    """A piece of a wide step's work: plain small values (paths, ids, settings; no tensors) and the file it becomes."""
+
+    @property
+    def file(self) -> Path:
+        """There once the shard is finished, and not before."""
+
+
+AnyShard = TypeVar("AnyShard", bound=Shard)
+
+
+def unfinished(shards: Sequence[AnyShard]) -> list[AnyShard]:
+    """Those that no earlier attempt has finished."""
+    return [shard for shard in shards if not shard.file.is_file()]
 
 
 @contextmanager

@@ -31,8 +31,14 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
     say(f"{plan.pipeline}: done in {duration(outcome.seconds)}, {plan.num_reused} of {len(plan.steps)} steps reused")
     if plan.num_reused == len(plan.steps):
         say("  nothing new: same inputs, same results; --force runs a step again")
-    policy, release, page = (_last(outcome, DepthPolicy), _last(outcome, Release), _last(outcome, Page))
-    places = {"report": str(page.path / "index.html")} if page is not None else {}
+    policy, release = _last(outcome, DepthPolicy), _last(outcome, Release)
+    pages = [made for made in outcome.artifacts.values() if isinstance(made, Page)]
+    uploads = [page for page in pages if "commit_url" in page.info]
+    reports = [page for page in pages if page not in uploads]
+    places = {"report": str(reports[-1].path / "index.html")} if reports else {}
+    for page in uploads:
+        there = "" if page.info["new_commit"] else ", where it was already"
+        places["uploaded to"] = f"{page.info['url']}{there}"
     for version in outcome.registered:
         places["registered as"] = (
             f"{version.name} version {version.version} ({', '.join(version.aliases) or 'no alias'})"

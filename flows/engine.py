@@ -19,6 +19,7 @@ from typing import Any
 
 from components.bench.machine import describe_machine, num_usable_cores
 from components.contract import Artifact, NothingNew, UserError
+from components.publish.code_state import code_state
 from flows.device import cpu_features, library_versions
 from flows.history import StepHistory
 from flows.plan import Plan, PlannedStep
@@ -184,6 +185,7 @@ class Engine:
 
     def _record(self, step: PlannedStep, end: ChildEnd, started_at: float, attempt: int) -> dict[str, Any]:
         """How the artifact came to be; kept in artifact.json."""
+        code = code_state()
         machine = self.plan.machine or describe_machine(step.device)
         return {
             "pipeline": self.plan.pipeline,
@@ -204,6 +206,8 @@ class Engine:
             "versions": library_versions(),
             "runs_on": str(step.runs_on if self.connection is not None else HERE),
             "cpu_features": list(cpu_features()),
+            "git_commit": code.commit,
+            "git_changed": code.changed,
             "parts": step.parts,
         }
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from components.contract import UserError
-from flows.signature import StepFunction
 
 if TYPE_CHECKING:
     from components.data.row_origins import Origin
+    from flows.wiring import WiredStep
 
 _CARRY_ROWS: Final = ("Chats", "Prompts", "Conversations", "Features", "Draft")
 """Kinds through which rows travel to training; a target was trained by others, a corpus is not what drafters learn."""
@@ -25,28 +25,11 @@ _ONLY_COMPARED: Final = ("keep_out", "seen")
 """Inputs whose rows do not come out of a step: they are kept out of it."""
 
 
-class Step(Protocol):
-    """What is read of a wired step (flows/wiring.py: WiredStep)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def base(self) -> str: ...
-    @property
-    def line(self) -> int: ...
-    @property
-    def function(self) -> StepFunction: ...
-    @property
-    def settings(self) -> dict[str, Any]: ...
-    @property
-    def inputs(self) -> dict[str, str | list[str]]: ...
-
-
-def trained_on_benchmark(steps: Sequence[Step]) -> Iterator[tuple[int, str]]:
+def trained_on_benchmark(steps: Sequence[WiredStep]) -> Iterator[tuple[int, str]]:
     """(line, what is wrong) for every source that one step trains on and another one benchmarks."""
     by_name = {step.name: step for step in steps}
-    trained: dict[str, Step] = {}
-    judged: dict[str, Step] = {}
+    trained: dict[str, WiredStep] = {}
+    judged: dict[str, WiredStep] = {}
     for step in steps:
         if step.function.address == "drafts.train_draft":
             trained |= {giver.name: giver for giver in _givers(step, by_name)}
@@ -58,7 +41,7 @@ def trained_on_benchmark(steps: Sequence[Step]) -> Iterator[tuple[int, str]]:
                 yield from _shared(giver, judge, by_name)
 
 
-def _shared(giver: Step, judge: Step, by_name: Mapping[str, Step]) -> Iterator[tuple[int, str]]:
+def _shared(giver: WiredStep, judge: WiredStep, by_name: Mapping[str, WiredStep]) -> Iterator[tuple[int, str]]:
     from components.data.row_origins import dealt, share_questions
 
     for reader, read, kept_out in _origins(giver, by_name, frozenset()):
@@ -67,17 +50,15 @@ def _shared(giver: Step, judge: Step, by_name: Mapping[str, Step]) -> Iterator[t
             if not share_questions(origin, benchmarked) or (judge.name in kept_out and not benchmarked.is_benchmark):
                 continue
             if not benchmarked.is_benchmark:
-                mend = (
-                    f"benchmark the prompts of '{giver.base}', which are split by one step, or wire '{judge.base}' into"
-                )
-                mend += " `keep_out` of data.deduplicate"
+                mend = f"benchmark the prompts of '{giver.base}', which are split by one step, or wire "
+                mend += f"'{judge.base}' into `keep_out` of data.deduplicate"
             else:
                 mend = "it is a benchmark as a whole: train on other rows, or on another split"
             where = f"'{judge.base}' (line {judge.line})"
             yield reader.line, f"step '{reader.base}': trains on {origin.said}, which {where} benchmarks: {mend}"
 
 
-def _givers(step: Step, by_name: Mapping[str, Step]) -> Iterator[Step]:
+def _givers(step: WiredStep, by_name: Mapping[str, WiredStep]) -> Iterator[WiredStep]:
     """The steps whose Prompts reach a step, the nearest on each way: they split what comes from further up."""
     for above in _above(step, by_name):
         if _gives_prompts(above):
@@ -87,8 +68,8 @@ def _givers(step: Step, by_name: Mapping[str, Step]) -> Iterator[Step]:
 
 
 def _origins(
-    step: Step, by_name: Mapping[str, Step], kept_out: frozenset[str]
-) -> Iterator[tuple[Step, Origin, frozenset[str]]]:
+    step: WiredStep, by_name: Mapping[str, WiredStep], kept_out: frozenset[str]
+) -> Iterator[tuple[WiredStep, Origin, frozenset[str]]]:
     """(step, origin, prompts kept out on the way) for every source named by a step or by those whose rows it takes."""
     from components.data.row_origins import origins_of
 
@@ -101,7 +82,7 @@ def _origins(
         yield from _origins(above, by_name, kept_out)
 
 
-def _above(step: Step, by_name: Mapping[str, Step]) -> Iterator[Step]:
+def _above(step: WiredStep, by_name: Mapping[str, WiredStep]) -> Iterator[WiredStep]:
     """The steps whose rows a step takes in; what comes from outside the pipeline is not known here."""
     for parameter, given in step.inputs.items():
         if parameter in _ONLY_COMPARED:
@@ -112,7 +93,7 @@ def _above(step: Step, by_name: Mapping[str, Step]) -> Iterator[Step]:
                 yield found
 
 
-def _gives_prompts(step: Step) -> bool:
+def _gives_prompts(step: WiredStep) -> bool:
     return step.function.kind.__name__ == "Prompts"
 
 

@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
-from components.contract import Artifact, Conversations, DepthPolicy, Measurements, Page, Release
+from components.contract import Artifact, Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, Release
 from components.escapes import in_markdown
 from components.report.answers_card import answers_card
 from components.report.cards import decision_card, measurements_card, page_card
+from components.report.data_cards import chats_card, mix_card
 from components.report.tables import Table
 from flows.direct import RunOutcome
 from flows.plan import Plan, PlannedStep
@@ -93,6 +94,12 @@ class Screen:
             self._markdown(f"measured-{step.name}", lambda: measurements_card(artifact), "what was measured")
         elif isinstance(artifact, Conversations):
             self._markdown(f"answers-{step.name}", lambda: answers_card(artifact), "what is trained on")
+        elif isinstance(artifact, Chats):
+            self._markdown(
+                f"rows-{step.name}", lambda: chats_card(artifact, _dropped(artifact)), "rows kept, and why not"
+            )
+        elif isinstance(artifact, Prompts):
+            self._markdown(f"mix-{step.name}", lambda: mix_card(artifact), "asked and got of the mix")
         elif isinstance(artifact, Page):
             self._markdown(f"report-{step.name}", lambda: self._where_page_is(artifact), "the report")
 
@@ -177,6 +184,12 @@ def _mlflow_link(store: Store, outcome: RunOutcome) -> str:
         return ""
     experiment, run = outcome.mlflow_run
     return f"{services.mlflow_url.rstrip('/')}/#/experiments/{experiment}/runs/{run}"
+
+
+def _dropped(chats: Chats) -> list[dict[str, str]]:
+    from components.data.chats import dropped_examples
+
+    return dropped_examples(chats.path)
 
 
 def _link(address: str, key: str, text: str) -> None:

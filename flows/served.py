@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
+from components.drafts.storage import Storage
 from components.publish.profiles import UNKNOWN, TargetFacts, refusals
 
 if TYPE_CHECKING:
     from flows.wiring import WiredStep
 
-TRAINS, LOADS = "drafts.train_draft", "targets.load_target"
+TRAINS, ROUNDS, LOADS = "drafts.train_draft", "drafts.quantise_draft", "targets.load_target"
 
 
 def unserved(wired: Sequence[WiredStep]) -> Iterator[tuple[str, str]]:
@@ -29,22 +29,28 @@ def unserved(wired: Sequence[WiredStep]) -> Iterator[tuple[str, str]]:
         if not isinstance(engines, list) or not engines:
             continue
         target = target_facts(step, steps)
-        for name, method, settings in _promised(step, steps):
+        for name, method, settings, storage in _promised(step, steps):
             for engine in engines:
-                for why in refusals(str(engine), method, settings, target):
+                for why in refusals(str(engine), method, settings, target, storage):
                     yield step.base, f"{name}: {why}"
 
 
-def _promised(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(name for a reader, method, the method's own settings) of every drafter that the step promises."""
+Promised = tuple[str, str, Mapping[str, Any], Storage | None]
+
+
+def _promised(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[Promised]:
+    """(name for a reader, method, the method's own settings, how it is stored) of every drafter that is promised."""
     drafts = step.inputs.get("drafts", [])
     for name in drafts if isinstance(drafts, list) else [drafts]:
-        trained = steps.get(name)
+        trained, storage = steps.get(name), None
+        if trained is not None and trained.function.address == ROUNDS:
+            storage = Storage.told(trained.settings)
+            trained = steps.get(str(trained.inputs.get("draft")))
         if trained is not None and trained.function.address == TRAINS:
             method = str(trained.settings.get("method", ""))
-            yield name, method, trained.settings.get("settings", {}).get(method, {})
+            yield name, method, trained.settings.get("settings", {}).get(method, {}), storage
     for method in step.settings.get("methods", []):
-        yield method, str(method), step.settings.get("settings", {}).get(method, {})
+        yield method, str(method), step.settings.get("settings", {}).get(method, {}), None
 
 
 def target_facts(step: WiredStep, steps: Mapping[str, WiredStep]) -> TargetFacts | None:
@@ -61,11 +67,13 @@ def target_facts(step: WiredStep, steps: Mapping[str, WiredStep]) -> TargetFacts
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, UserError):
         return None  # loading the target says what is wrong with it
-    return _facts(config, folder)
+    return _facts(config)
 
 
-def _facts(config: Any, folder: Path) -> TargetFacts | None:
+def _facts(config: Any) -> TargetFacts | None:
     """The facts in a config.json; None where it does not say them."""
+    from components.targets.rope_scaling import rope_scaling_of
+
     whole = config if isinstance(config, dict) else {}
     config = whole.get("text_config", whole)  # sizes; the architecture often stands at top level alone
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -79,6 +87,7 @@ def _facts(config: Any, folder: Path) -> TargetFacts | None:
             num_key_value_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(head_dim),
             rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+            rope_scaling=rope_scaling_of(rope, config.get("partial_rotary_factor")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         return None

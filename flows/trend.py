@@ -38,7 +38,6 @@ INTERVALS = {
     "al_now": ("now_lo", "now_hi"),
     "al_then": ("then_lo", "then_hi"),
 }
-OVER = ("runs", "machines", "versions")
 _BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -19,7 +19,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def served(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[None]:
+def served(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a process group of its own; it is asked to end, and after ten seconds made to."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -30,12 +32,18 @@ def served(command: Sequence[str], log: Path, environment: Mapping[str, str] | N
             env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
         )
         try:
-            yield
+            yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a served process and all that it started at once, as a crash of the machine would."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -73,10 +74,14 @@ def measure_acceptance(
         )
         for number, start in enumerate(range(0, len(asked), batch_size))
     ]
-    todo = [shard for shard in shards if not shard.file.is_file()]
-    for _ in ctx.map(map_shard, todo, what="batches of acceptance maps", finished=len(shards) - len(todo)):
+    for _ in ctx.map(map_shard, shards, what="batches of acceptance maps"):
         pass
-    rows = [AcceptanceMap(**row) for shard in shards for row in json.loads(shard.file.read_text(encoding="utf-8"))]
+    said = _said_of_weights(record)
+    rows = [
+        AcceptanceMap(**{**row, **said})
+        for shard in shards
+        for row in json.loads(shard.file.read_text(encoding="utf-8"))
+    ]
     write_rows(ctx.out, rows)
     chains = [row for row in rows if row.tree_budget is None]
     positions = sum(len(row.accepted) for row in chains)
@@ -92,8 +97,17 @@ def measure_acceptance(
             "num_positions": positions,
             "mean_accepted_everywhere": sum(sum(row.accepted) for row in chains) / max(1, positions),
             "repeated_bigrams": sum(row.repeated_bigrams for row in chains) / max(1, len(chains)),
+            **said,
         },
     )
+
+
+def _said_of_weights(record: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a drafter whose weights were rounded; {} for one as it was trained."""
+    from components.drafts.storage import Storage
+
+    storage = Storage.of(record)
+    return {} if storage is None else {"weights": storage.in_words, "quantised_from": str(record["quantised_from"])}
 
 
 @dataclass(frozen=True)

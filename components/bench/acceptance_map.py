@@ -86,8 +86,7 @@ def guessable_tokens(tokens: Sequence[int], draft: Drafter) -> int:
     ids = getattr(draft, "draft_ids", None)
     if ids is None:
         return len(tokens)
-    known = set(ids.tolist())
-    return sum(token in known for token in tokens)
+    return int(torch.isin(torch.tensor(tokens, dtype=ids.dtype, device=ids.device), ids).sum())
 
 
 def repeated_bigrams(tokens: Sequence[int]) -> float:

@@ -68,7 +68,7 @@ class EngineRows:
 
 def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, Any]:
     well = [row for row in rows if row.status != "error"]
-    decoding = [(row.decode_ns, later) for row in well if row.decode_ns > 0 and (later := _later_tokens(row)) > 0]
+    decoding = [row for row in well if row.decode_ns > 0 and row.timed_tokens > 0]
     rounds, accepted = sum(row.num_rounds for row in well), sum(row.num_accepted for row in well)
     compared = [row.identical for row in well if row.identical is not None]
     return {
@@ -79,15 +79,12 @@ def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, 
         "requests": len(rows),
         "failed": len(rows) - len(well),
         "ttft_ms_p50": round(statistics.median(row.ttft_ns for row in well) / 1e6, 3) if well else None,
-        "tpot_ms_p50": round(statistics.median(ns / later for ns, later in decoding) / 1e6, 3) if decoding else None,
+        "tpot_ms_p50": round(statistics.median(r.decode_ns / r.timed_tokens for r in decoding) / 1e6, 3)
+        if decoding
+        else None,
         "al": round(1 + accepted / rounds, 4) if rounds else None,
         "identical": f"{sum(compared)} of {len(compared)}" if compared else None,
     }
-
-
-def _later_tokens(row: Request) -> int:
-    """Tokens that came within decode_ns: all but those that came at once with the first."""
-    return row.tokens_kept - (row.first_chunk_tokens or 1)
 
 
 def compared_answers(

@@ -11,16 +11,12 @@ from collections.abc import Sequence
 
 from components.bench.acceptance_map import repeated_bigrams
 from components.bench.timed_runs import TimedRun
-from components.rows import QualityFlag
+from components.rows import UNTRAINED, QualityFlag
 
 MAX_DRIFT = 0.05
 LOAD_OF_OTHERS = 1.0  # load average beyond the cores that our own threads may fill
 MAX_OVERSHOOT_SHARE = 0.05
 MAX_REPEATED_BIGRAMS = 0.4
-UNTRAINED = (
-    "ngram",
-    "lookahead",
-)  # methods that learn nothing, so that no depth lies beyond what they were trained for
 
 
 def run_flags(runs: Sequence[TimedRun], session_id: str, load: float | None, num_cores: int) -> list[QualityFlag]:

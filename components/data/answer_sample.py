@@ -10,10 +10,11 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from components.escapes import visible
 
 if TYPE_CHECKING:
     from components.data.answers import AnswerRow, Conversation
@@ -102,25 +103,14 @@ def write_sample(folder: Path, rows: Sequence[Mapping[str, Any]], about: str) ->
 
 def _shown(row: Mapping[str, Any]) -> str:
     facts = (row[name] for name in ("workload", "split", "language", "domain") if row[name])
-    title = html.escape(_visible(" · ".join((row["row_id"], *map(str, facts)))))
+    title = html.escape(visible(" · ".join((row["row_id"], *map(str, facts)))))
     return f"<h2>{title}</h2>\n<pre>{''.join(_piece(piece) for piece in row['pieces'])}</pre>"
 
 
 def _piece(piece: Mapping[str, Any]) -> str:
-    text = html.escape(_visible(piece["text"]))
+    text = html.escape(visible(piece["text"]))
     role = html.escape(piece["role"])
     return f'<mark title="{role}">{text}</mark>' if piece["masked"] else f'<span class="{role}">{text}</span>'
-
-
-def _visible(text: str) -> str:
-    """Control characters and marks that turn the direction of reading as their code points; line ends stay."""
-    return "".join(_seen(char) for char in text)
-
-
-def _seen(char: str) -> str:
-    if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") or char == "\u200d":
-        return char
-    return f"\\u{ord(char):04x}"
 
 
 def _cut(text: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import Field
 from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
 from components.data.answer_summary import ANSWERED_SPLITS, summarise, write_manifest
 from components.data.prompts import encode_prompt, read_prompts
-from components.shards import sweep
+from components.shards import sweep, unfinished
 
 if TYPE_CHECKING:
     from components.data.answers import Conversation
@@ -80,9 +80,8 @@ def write_answers(
         )
         for number, start in enumerate(range(0, len(jobs), shard_size))
     ]
-    todo = [shard for shard in shards if not shard.file.is_file()]
-    begun, num_tokens, done = time.monotonic(), 0, len(shards) - len(todo)
-    for made in ctx.map(answer_shard, todo, what="shards of answers", finished=done):
+    begun, num_tokens, done = time.monotonic(), 0, len(shards) - len(unfinished(shards))
+    for made in ctx.map(answer_shard, shards, what="shards of answers"):
         num_tokens, done = num_tokens + made, done + 1
         rate = num_tokens / (time.monotonic() - begun)
         ctx.progress(done, len(shards), f"shards of answers, {rate:,.0f} tokens/s")
@@ -106,6 +105,7 @@ class Job:
     sampled: bool
     language: str = ""
     domain: str = ""
+    place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def jobs_of(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, 
                 continue
             digest = hashlib.sha256(f"sampled:{seed}:{prompt.prompt_id}".encode()).digest()
             sampled = split == "train" and int.from_bytes(digest[:8], "big") / 2**64 < sampled_share
-            known = (prompt.language, prompt.domain)
+            known = (prompt.language, prompt.domain, prompt.place)
             of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *known))
         jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
     return jobs, num_too_long
@@ -198,5 +198,6 @@ def conversation_of(
         language=job.language,
         domain=job.domain,
         answered_by=answered_by,
+        place=job.place,
     )
     return Conversation(row, ids, torch.arange(len(ids)) >= len(job.ids))

@@ -7,6 +7,7 @@ what a kill leaves is gone on from, and parts may be made anywhere; from parts, 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from pydantic import Field
 from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
 from components.data.answer_summary import ANSWERED_SPLITS, summarise, write_manifest
 from components.data.chat_masks_turns import Thinking, ThinkingStyle, Turns
-from components.shards import sweep
 
 if TYPE_CHECKING:
     from components.data.answers import Conversation
@@ -82,10 +82,8 @@ def write_given_answers(
         )
         for number, (start, num_lines) in enumerate(_blocks(prompts))
     ]
-    todo = [part for part in parts if not part.file.is_file()]
-    for _ in ctx.map(mask_part, todo, what="parts of chats", finished=len(parts) - len(todo)):
+    for _ in ctx.map(mask_part, parts, what="parts of chats"):
         pass
-    sweep(ctx.scratch)
     notes = [read_notes(part.file) for part in parts]
     counts = _account(notes, max_set_aside, ctx)
     names = _regroup([part.file for part in parts], shard_size, ctx)
@@ -207,6 +205,7 @@ def _conversation(tokenizer: Any, prompt: Prompt, found: MaskedChat) -> Conversa
         language=prompt.language,
         domain=prompt.domain,
         answered_by="source",
+        place=prompt.place,
     )
     return Conversation(row, torch.tensor(found.ids), torch.tensor(found.mask))
 
@@ -271,8 +270,6 @@ def _blocks(prompts: Prompts) -> list[tuple[int, int]]:
 
 def _prompts_of(part: GivenPart) -> Iterator[Prompt]:
     """The prompts of one part that are for train and validation."""
-    import json
-
     from components.data.prompts import prompt_of
 
     with part.prompts.open("rb") as lines:

@@ -39,6 +39,7 @@ class AnswerRow:
     language: str = ""  # of the answer (en, zh), where known
     domain: str = ""  # what it is about, where known
     answered_by: str = "target"  # target | server | source
+    place: int | None = None  # in a declared order of training, 0 first; None where none was declared
 
 
 class Conversation(NamedTuple):

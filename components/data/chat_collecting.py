@@ -17,9 +17,9 @@ from pydantic import Field
 
 from components.contract import Chats, Context, UserError
 from components.data.chat_source_files import FoundFile, list_files
-from components.data.chat_source_rows import COUNTS, ChatShard, collect_shard
+from components.data.chat_source_rows import ChatShard, collect_shard
 from components.data.chat_sources import ChatSource, named_twice
-from components.data.chats import DroppedWriter, read_dropped, write_manifest
+from components.data.chats import DroppedWriter, most_first, read_dropped, write_manifest
 from components.data.cleaning import Cleaning, faults_of
 from components.data.row_streams import is_url
 
@@ -49,10 +49,9 @@ def collect_chats(
             `draftsmith[redaction]`).
     """
     shards = _shards(sources, clean, redact, ctx)
-    todo = [shard for shard in shards if not (shard.folder / COUNTS).is_file()]
-    for _ in ctx.map(collect_shard, todo, what="shards of files", finished=len(shards) - len(todo)):
+    for _ in ctx.map(collect_shard, shards, what="shards of files"):
         pass
-    counts = [json.loads((shard.folder / COUNTS).read_text(encoding="utf-8")) for shard in shards]
+    counts = [json.loads(shard.file.read_text(encoding="utf-8")) for shard in shards]
     by_source: dict[str, dict[str, Any]] = {}
     for shard, counted in zip(shards, counts, strict=True):
         _add(by_source, shard, counted)
@@ -60,7 +59,7 @@ def collect_chats(
         _report(name, found, ctx)
     dropped = _join(ctx, shards, counts, by_source)
     named = ("languages", "domains", "shapes", "redacted")
-    info = {name: _most_first(sum((Counter(counted[name]) for counted in counts), Counter())) for name in named}
+    info = {name: most_first(sum((Counter(counted[name]) for counted in counts), Counter())) for name in named}
     read, kept = (sum(found[name] for found in by_source.values()) for name in ("read", "kept"))
     assert kept + sum(dropped.values()) == read, "a row was lost"
     return Chats.made(
@@ -148,7 +147,7 @@ def _add(by_source: dict[str, dict[str, Any]], shard: ChatShard, counted: Mappin
         found[name] += counted[name]
     found["files"] += sum(file.span is None or file.span.start == 0 for file in shard.files)
     found["first_broken"] += counted["first_broken"]
-    found["dropped"] = _most_first(Counter(found["dropped"]) + Counter(counted["dropped"]))
+    found["dropped"] = most_first(Counter(found["dropped"]) + Counter(counted["dropped"]))
     if not found["folder"] and counted["dropped"]:
         found["folder"] = str(shard.folder)
 
@@ -188,8 +187,4 @@ def _join(
             dropped.copy(shard.folder)
     kept = {name: found["kept"] for name, found in sorted(by_source.items())}
     write_manifest(ctx.out, {"parts": parts, "num_rows": sum(kept.values()), "by_source": kept})
-    return _most_first(dropped.counts)
-
-
-def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
+    return most_first(dropped.counts)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from components.contract import UserError
 from components.data.prompts import render_chat, same_day_template
 
 Messages = Sequence[dict[str, Any]]
@@ -239,12 +238,3 @@ def _opening(rendering: Rendering, before: Messages) -> list[str]:
 
 def _longest(parts: Sequence[str], fits: Callable[[str], bool]) -> str | None:
     return next((part for part in sorted(set(parts), key=len, reverse=True) if fits(part)), None)
-
-
-def refused(rendering: Rendering, messages: Messages) -> str:
-    """Why the template refuses this chat, "" if it takes it."""
-    try:
-        rendering.text(messages)
-    except UserError as error:
-        return str(error)
-    return ""

@@ -65,8 +65,9 @@ def mix_chats(
         too_small: what happens when one of them has too little for its share. shrink: the mix ends there, the shares
             hold. fill: the others go on, the shares do not hold. repeat: it is gone through again. refuse: an error.
         max_turns: with too_small: repeat, how often one may be gone through before that is an error.
-        order: of the training lines, in which they are answered and stored: random; short_first; easy_first, the short
-            ones of every source first; by_source; by_domain. Training shuffles what it reads.
+        order: in which a drafter is trained on them. random: shuffled anew every epoch. Every other is a curriculum
+            that each epoch follows, unless drafts.train_draft is told `order: shuffled`: short_first; easy_first, the
+            short ones of every source first; by_source; by_domain.
         ask_once: of conversations that begin with the same prompt keep one, since a target answers them alike; false
             for data.write_given_answers.
         num_validation: prompts at most that choose a drafter's checkpoint.
@@ -151,6 +152,7 @@ def _lines(rows: Rows, sides: Sides, chosen: Chosen, order: Order, seed: int) ->
         numpy.concatenate([judged, chosen.rows[places]]),
         numpy.concatenate([numpy.zeros(len(judged), dtype=numpy.int64), chosen.turns[places]]),
         [split for split in EVALUATION for _ in sides.judged_on[split]] + ["train"] * len(places),
+        None if order == "random" else len(judged),
     )
 
 

@@ -15,7 +15,7 @@ from components.contract import Chats, Context
 from components.data.chat_mixing_rows import ask_of
 from components.data.chat_mixing_shares import LEFT_OUT
 from components.data.chat_mixing_splits import REASONS
-from components.data.chats import Chat, DroppedWriter, batch_chats, iter_batches
+from components.data.chats import Chat, DroppedWriter, batch_chats, iter_batches, most_first
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,12 +32,14 @@ _UNTOUCHED: Final = [REASONS.index(name) for name in LEFT_OUT[1:]]
 class Lines:
     """The lines of the file in their order. rows: [lines] rows in the order read. turns: [lines] repeats before it.
 
-    splits: [lines] train, validation, test or warm_up.
+    splits: [lines] train, validation, test or warm_up. ordered_from: the line with which a declared order of training
+    begins; None where none was declared.
     """
 
     rows: NDArray[Any]
     turns: NDArray[Any]
     splits: Sequence[str]
+    ordered_from: int | None
 
 
 def write_lines(
@@ -78,7 +80,7 @@ def write_lines(
                 if why[row]:
                     dropped.write(REASONS[why[row]], chat.source, chat.where, chat.as_text())
                 for place in by_row[starts[row] : starts[row + 1]]:
-                    line = _line(chat, lines.splits[place], int(lines.turns[place]), workload)
+                    line = _line(chat, lines, int(place), workload)
                     buckets[place // per_bucket].write(f"{place:0{_PLACE_DIGITS}d}{line}\n")
             at += batch.num_rows
             told(at)
@@ -88,12 +90,15 @@ def write_lines(
             with name.open(encoding="utf-8", newline="\n") as bucket:
                 file.writelines(line[_PLACE_DIGITS:] for line in sorted(bucket))
             name.unlink()
-    return dict(sorted(dropped.counts.items(), key=lambda entry: (-entry[1], entry[0])))
+    return most_first(dropped.counts)
 
 
-def _line(chat: Chat, split: str, turn: int, workload: str) -> str:
+def _line(chat: Chat, lines: Lines, place: int, workload: str) -> str:
+    split, turn = lines.splits[place], int(lines.turns[place])
     prompt = ask_of(chat, split)
     assert prompt is not None, chat.where
     label = str(getattr(chat, workload)) or "unknown"
-    named = replace(prompt, workload=label, prompt_id=f"{chat.row_id}-{turn + 1}" if turn else chat.row_id)
+    prompt_id = f"{chat.row_id}-{turn + 1}" if turn else chat.row_id
+    in_order = place - lines.ordered_from if lines.ordered_from is not None and split == "train" else None
+    named = replace(prompt, workload=label, prompt_id=prompt_id, place=in_order)
     return json.dumps(named.as_json(), ensure_ascii=False)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TooSmall = Literal["shrink", "fill", "repeat", "refuse"]
-TAKEN: Final = 0
 LEFT_OUT: Final = ("taken", "zero_weight", "over_cap", "beyond_the_shares", "over_the_limit")
 """Why a row is not in the mix: its number in `Taken.why`."""
 
@@ -162,11 +161,9 @@ def mixed_bits(values: NDArray[Any], salt: str) -> NDArray[Any]:
     import numpy
 
     from components.data.choosing import hash_number
+    from components.data.text_units import mixed
 
-    mixed = values ^ numpy.uint64(hash_number(f"mix chats:{salt}"))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> numpy.uint64(shift))) * numpy.uint64(factor)  # wraps around, as it should
-    return numpy.asarray(mixed ^ (mixed >> numpy.uint64(31)))
+    return mixed(values ^ numpy.uint64(hash_number(f"mix chats:{salt}")))
 
 
 def _listed(names: Sequence[str]) -> str:

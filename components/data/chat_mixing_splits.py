@@ -11,25 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from components.data.chat_mixing_rows import NO_QUESTION, Rows
-from components.data.chat_mixing_shares import take
+from components.data.chat_mixing_shares import LEFT_OUT, take
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 EVALUATION: Final = ("test", "warm_up", "validation")
 REASONS: Final = (
-    "taken",
-    "zero_weight",
-    "over_cap",
-    "beyond_the_shares",
-    "over_the_limit",
+    *LEFT_OUT,
     "duplicate",
     "no_question",
     "same_prompt",
     "evaluation_side",
     "asks_what_is_judged_on",
 )
-"""Why a row is left out, by its number; the first five are those of chat_mixing_shares.LEFT_OUT.
+"""Why a row is left out, by its number.
 
 zero_weight: its stratum has weight 0. over_cap: its stratum has reached its cap. beyond_the_shares: more of its stratum
 would break the shares, since another one has too little. over_the_limit: the mix is as large as asked for.

@@ -23,6 +23,7 @@ from components.data.row_streams import COMPRESSIONS, file_system, is_url, one_l
 _MAGIC: Final = re.compile(r"[*?\[]")
 _OF_DATASETS: Final = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """What `datasets` writes beside its Arrow files: no rows."""
+_LEADS_OUT: Final = ("link_out_of_folder", "a link that leads out of the folder; allow it with follow_links: true")
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,10 @@ def _local(source: ChatSource) -> Listing:
         if why := _why_unusable(path, path.resolve().parent, True):
             raise UserError(f"sources: {path}: {why[1]}")
         listing.files.append(FoundFile(str(path), path.name, path.stat().st_size))
-    elif _MAGIC.search(source.path):
+    elif magic := _MAGIC.search(source.path):
         import glob
 
-        fixed = source.path[: _MAGIC.search(source.path).start()]  # type: ignore[union-attr]
-        root = Path(os.path.dirname(fixed) or ".").expanduser()
+        root = Path(os.path.dirname(source.path[: magic.start()]) or ".").expanduser()
         for name in glob.iglob(str(path), recursive=True):
             if not os.path.isdir(name):
                 _consider(Path(name), root, source, listing, named=True)
@@ -150,8 +150,7 @@ def _walk(folder: Path, top: Path, follow: bool, listing: Listing, seen: set[Pat
         real = path.resolve()
         if entry.is_symlink() and not follow:
             if not real.is_relative_to(top.resolve()):
-                said = "a link that leads out of the folder; allow it with follow_links: true"
-                listing.unusable.append(Unusable(_below(path, top), "link_out_of_folder", said))
+                listing.unusable.append(Unusable(_below(path, top), *_LEADS_OUT))
         elif real not in seen:
             seen.add(real)
             yield from _walk(path, top, follow, listing, seen)
@@ -178,7 +177,7 @@ def _why_unusable(path: Path, root: Path, follow: bool) -> tuple[str, str] | Non
     if not stat.S_ISREG(facts.st_mode):
         return "not_a_file", "no regular file (a pipe, a socket or a device): it might never end"
     if not follow and not path.resolve().is_relative_to(root):
-        return "link_out_of_folder", "a link that leads out of the folder; allow it with follow_links: true"
+        return _LEADS_OUT
     if not os.access(path, os.R_OK):
         return "unreadable", "not readable by this user; change its permissions"
     if not facts.st_size:
@@ -200,9 +199,9 @@ def _remote(source: ChatSource) -> Listing:
     system = file_system(source.path)
     try:
         found = _objects(system, source.path)
+    except UserError:
+        raise
     except Exception as error:  # every kind of network and permission failure ends here, as one line
-        if isinstance(error, UserError):
-            raise
         mend = "check URL and access"
         if source.path.startswith("hf://"):
             mend = "a hub is reached by `draftsmith run --online` alone"

@@ -62,6 +62,11 @@ class ChatShard:
     clean: Cleaning
     redact: bool
 
+    @property
+    def file(self) -> Path:
+        """What was counted; the folder appears with it and everything else in place."""
+        return self.folder / COUNTS
+
 
 def collect_shard(shard: ChatShard, tell: Tell) -> None:
     """Write the shard's parts, `dropped.parquet` and `counts.json` under its folder."""
@@ -73,7 +78,7 @@ def collect_shard(shard: ChatShard, tell: Tell) -> None:
         try:
             os.replace(beside, shard.folder)
         except OSError:
-            if not (shard.folder / COUNTS).is_file():  # else another worker was first, with the same bytes
+            if not shard.file.is_file():  # else another worker was first, with the same bytes
                 raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)

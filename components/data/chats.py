@@ -221,7 +221,7 @@ class DroppedWriter:
         """Write what is left; returns the rows by reason, the most frequent first."""
         self._flush()
         self._file.close()
-        return dict(sorted(self.counts.items(), key=lambda entry: (-entry[1], entry[0])))
+        return most_first(self.counts)
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +235,11 @@ class DroppedWriter:
         if self._waiting:
             self._file.write_batch(pyarrow.RecordBatch.from_pylist(self._waiting, schema=self._schema))
             self._waiting = []
+
+
+def most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts in the order in which people read them: the largest first, equal ones by name."""
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def read_manifest(chats: Chats | Path) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def iter_batches(
     """
     directory = chats if isinstance(chats, Path) else chats.path
     for part in read_manifest(chats)["parts"]:
-        yield from _batches(directory / part, columns or COLUMNS, batch_rows)
+        yield from file_batches(directory / part, columns or COLUMNS, batch_rows)
 
 
 def read_chats(chats: Chats | Path, columns: Sequence[str] | None = None) -> Iterator[Chat]:
@@ -282,7 +287,7 @@ def batch_chats(batch: pyarrow.RecordBatch) -> Iterator[Chat]:
 
 def read_dropped(directory: Path, name: str = DROPPED) -> Iterator[dict[str, str]]:
     """The rows of `dropped.parquet`: {"reason", "source", "where", "excerpt"}."""
-    for batch in _batches(directory / name, DROPPED_COLUMNS, _GROUP_ROWS):
+    for batch in file_batches(directory / name, DROPPED_COLUMNS):
         yield from batch.to_pylist()
 
 
@@ -296,7 +301,8 @@ def dropped_examples(directory: Path, number: int = 8) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def _batches(file: Path, columns: Sequence[str], batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
+def file_batches(file: Path, columns: Sequence[str], batch_rows: int = _GROUP_ROWS) -> Iterator[pyarrow.RecordBatch]:
+    """These columns of one Parquet file, in batches of at most `batch_rows` rows."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(file) as opened:

@@ -267,8 +267,8 @@ def _only_addresses(text: str) -> bool:
     return not any(character.isalnum() for character in _ADDRESS.sub(" ", text))
 
 
-def _compiled(expressions: Sequence[str], flags: int = 0) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{expression})" for expression in expressions), re.IGNORECASE | flags)
+def _compiled(expressions: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{expression})" for expression in expressions), re.IGNORECASE)
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from components.contract import Chats, Context, Prompts, UserError
-from components.shards import sweep
 
 _ITEMS: Final = "benchmarks.parquet"
 
@@ -81,10 +80,8 @@ def deduplicate(
         for number, part in enumerate(parts)
     ]
     _check_preferred(prefer or [], chats)
-    todo = [shard for shard in shards if not shard.file.is_file()]
-    for _ in ctx.map(sketch_part, todo, what="parts read", finished=len(shards) - len(todo)):
+    for _ in ctx.map(sketch_part, shards, what="parts read"):
         pass
-    sweep(ctx.scratch)
     with Sketches([shard.file for shard in shards]) as sketches:
         verdict = judge(
             sketches, cut.num_bands, similarity, lambda done, total: ctx.progress(done, total, "bands compared")

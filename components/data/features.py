@@ -54,6 +54,7 @@ class FeatureRow:
     num_answer_tokens: int
     language: str = ""  # of the answer (en, zh), where known
     domain: str = ""  # what it is about, where known
+    place: int | None = None  # in a declared order of training, 0 first; None where none was declared
 
 
 class Shards:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -63,7 +64,8 @@ def mix_prompts(
     with (ctx.out / "prompts.jsonl").open("w", encoding="utf-8") as file:
         for split in SPLITS:
             for prompt in _in_order(mixed[split], ctx.seed):  # by hash again: a part of a split holds both origins
-                file.write(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n")
+                line = replace(prompt, place=None).as_json()  # an order that one of them declared is not that of both
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
     write_seen(ctx.out, read_seen(new) | read_seen(old))
     said = ", ".join(f"{split.replace('_', ' ')} {origin[split]['new']} + {origin[split]['old']}" for split in SPLITS)
     ctx.note(f"new + old: {said}")

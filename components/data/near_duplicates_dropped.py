@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from components.contract import Context
-from components.data.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter
+from components.data.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches
 from components.data.decontamination import Item
-from components.data.near_duplicates_merge import REASONS, Verdict, jaccard
+from components.data.near_duplicates_merge import CONTAMINATED, NEAR, REASONS, Verdict, jaccard
 from components.data.near_duplicates_sketch import said_in
 from components.data.near_duplicates_table import Sketches
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import pyarrow
     from numpy.typing import NDArray
 
-_BATCH_ROWS: Final = 4096
 _NAMES: Final = ("row_id", "source", "where")
 
 
@@ -56,7 +55,7 @@ def write_verdict(
     schema = _schema()
     start = 0
     with ChatWriter(ctx.out) as writer, parquet.ParquetWriter(ctx.out / DROPPED, schema, compression="zstd") as dropped:
-        for batch in _batches(parts, COLUMNS):
+        for batch in (batch for part in parts for batch in file_batches(part, COLUMNS)):
             reasons = verdict.reason[start : start + len(batch)]
             writer.write_batch(batch.filter(pyarrow.array(reasons == 0)))
             gone = pyarrow.array(np.flatnonzero(reasons))
@@ -71,7 +70,7 @@ def write_verdict(
             ctx.progress(start, sketches.num_rows, "rows written")
     num_dropped = sum(counts.values())
     assert start == sketches.num_rows == writer.num_rows + num_dropped, "a row was lost"
-    by_workload = Counter(items[item].workload for item in verdict.item[verdict.reason == 3])
+    by_workload = Counter(items[item].workload for item in verdict.item[verdict.reason == CONTAMINATED])
     return {
         "num_rows": writer.num_rows,
         "num_read": start,
@@ -99,22 +98,22 @@ def _going(parts: Sequence[Path], sketches: Sketches, verdict: Verdict, items: S
 
     places = np.flatnonzero(verdict.reason)
     reasons, kept = verdict.reason[places], verdict.kept_by[places]
-    stays = np.unique(kept[reasons != 3])
+    stays = np.unique(kept[reasons != CONTAMINATED])
     found, start = [], 0
-    for batch in _batches(parts, _NAMES):
+    for batch in (batch for part in parts for batch in file_batches(part, _NAMES)):
         here = stays[np.searchsorted(stays, start) : np.searchsorted(stays, start + len(batch))]
         found.append(batch.take(pyarrow.array(here - start)))
         start += len(batch)
     names = pyarrow.Table.from_batches(found) if found else None
-    near = np.flatnonzero(reasons == 2)
+    near = np.flatnonzero(reasons == NEAR)
     similarity = np.ones(len(places))
     similarity[near] = jaccard(sketches, places[near], kept[near])
-    held = sketches.matched(places[reasons == 3])
+    held = sketches.matched(places[reasons == CONTAMINATED])
     going = _Going(places, [], [], [], similarity.tolist(), [])
     columns = {name: names.column(name).to_pylist() for name in _NAMES} if names is not None else {}
     numbers = np.searchsorted(stays, kept)
     for at, (place, reason) in enumerate(zip(places.tolist(), reasons.tolist(), strict=True)):
-        if reason == 3:
+        if reason == CONTAMINATED:
             item = items[int(verdict.item[place])]
             going.similarity[at], matched = held[place]
             entry = (item.prompt_id, "", item.workload, matched)
@@ -158,11 +157,3 @@ def _between(row: dict[str, Any], going: _Going, place: int) -> str:
     """ "source -> source of the row that stays", "" for a contaminated row."""
     kept = going.kept_source[int(np.searchsorted(going.places, place))]
     return f"{row['source']} -> {kept}" if kept else ""
-
-
-def _batches(parts: Sequence[Path], columns: Sequence[str]) -> Any:
-    from pyarrow import parquet
-
-    for part in parts:
-        with parquet.ParquetFile(part) as opened:
-            yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))

@@ -52,7 +52,7 @@ class Verdict:
 
 
 REASONS: Final = ("", "exact_duplicate", "near_duplicate", "contaminated")
-_EXACT, _NEAR, _CONTAMINATED = 1, 2, 3
+EXACT, NEAR, CONTAMINATED = 1, 2, 3
 
 
 def judge(
@@ -64,7 +64,7 @@ def judge(
     """
     num_rows = sketches.num_rows
     item = sketches.column("item").astype(np.int32)
-    reason = np.where(item != CLEAN, _CONTAMINATED, 0).astype(np.uint8)
+    reason = np.where(item != CLEAN, CONTAMINATED, 0).astype(np.uint8)
     # everything from here on is numbered by rank: a smaller number is the row to keep
     order = _order(sketches)
     rank = np.empty(num_rows, np.int64)
@@ -82,11 +82,11 @@ def judge(
             tell(band + 1, num_bands)
         near = np.flatnonzero(alive & (groups.roots()[rank] != rank))
         alive[near] = False
-        reason[near] = _NEAR
+        reason[near] = NEAR
         going_on = merged > 0 and more
-    near = np.flatnonzero(reason == _NEAR)
+    near = np.flatnonzero(reason == NEAR)
     kept_by[near] = order[groups.roots()[rank[near]]]
-    exact = np.flatnonzero(reason == _EXACT)
+    exact = np.flatnonzero(reason == EXACT)
     kept_by[exact] = kept_by[kept_by[exact]]  # where that one is a near duplicate itself, the row that stays
     return Verdict(kept_by, reason, item, num_passes)
 
@@ -134,7 +134,7 @@ def _drop_exact(digests: NDArray[Any], order: Places, reason: NDArray[np.uint8],
     fresh[1:] = (sorted_digests[1:] != sorted_digests[:-1]).any(axis=1)
     first = clean[by_digest[fresh]][np.cumsum(fresh) - 1] if len(clean) else clean
     kept_by[clean[by_digest]] = first
-    reason[clean[by_digest[~fresh]]] = _EXACT
+    reason[clean[by_digest[~fresh]]] = EXACT
 
 
 def _merge_band(

@@ -30,6 +30,7 @@ class Prompt:
     domain:    what it is about (code, mathematics, ...), where known ("" otherwise).
     tools:     the tools that a chat may call, as the chat template takes them; None where there are none.
     conversation: the whole chat as its source has it, the source's own answers too; None where it had none.
+    place:     where a declared order of training (data.mix_chats) has it, 0 first; None where none was declared.
     """
 
     prompt_id: str
@@ -43,6 +44,7 @@ class Prompt:
     domain: str = ""
     tools: tuple[dict[str, Any], ...] | None = None
     conversation: tuple[dict[str, Any], ...] | None = None
+    place: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The line of `prompts.jsonl`; what a prompt does not have is left out of it."""
@@ -52,6 +54,8 @@ class Prompt:
             known["tools"] = list(self.tools)
         if self.conversation is not None:
             known["conversation"] = list(self.conversation)
+        if self.place is not None:
+            known["place"] = self.place
         return {
             "prompt_id": self.prompt_id,
             "split": self.split,
@@ -94,6 +98,7 @@ def prompt_of(row: Mapping[str, Any]) -> Prompt:
         domain=row.get("domain", ""),
         tools=_tuple_or_none(row.get("tools")),
         conversation=_tuple_or_none(row.get("conversation")),
+        place=row.get("place"),
     )
 
 

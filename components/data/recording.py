@@ -18,7 +18,7 @@ from pydantic import Field
 
 from components.contract import Context, Conversations, Features, Target, Tell
 from components.data.feature_estimate import Probe, check_space, estimated_seconds, told
-from components.shards import sweep, written_whole
+from components.shards import sweep, unfinished, written_whole
 
 if TYPE_CHECKING:
     from components.data.answers import Conversation
@@ -49,7 +49,7 @@ def record_features(
     facts = target_facts(target)
     names = open_answers(answers).shards
     num_threads = threads_for(facts["num_params"], ctx.num_threads)
-    todo = [
+    shards = [
         FeatureShard(
             file=ctx.out / name,
             answers=answers.path / name,
@@ -60,8 +60,8 @@ def record_features(
             num_threads=num_threads,
         )
         for name in names
-        if not (ctx.out / name).is_file()
     ]
+    todo = unfinished(shards)
     num_tokens, hidden_size = int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"])
     check_space(ctx, num_tokens, hidden_size, storage, share_left=len(todo) / max(1, len(names)))
     if todo:
@@ -69,7 +69,7 @@ def record_features(
         seconds = estimated_seconds(ctx, probe, [shard.answers for shard in todo])
         if seconds is not None:
             ctx.note(f"features: about {told(seconds)}, by a probe of the target's speed")
-    for _ in ctx.map(record_shard, todo, what="shards of features", finished=len(names) - len(todo)):
+    for _ in ctx.map(record_shard, shards, what="shards of features"):
         pass
     sweep(ctx.out)
     return written_manifest(ctx, target, answers, names, {"storage": storage})
@@ -160,6 +160,7 @@ def _rows(shard: Path, number: int) -> list[dict[str, Any]]:
             "num_answer_tokens": row.num_answer_tokens,
             "language": row.language,
             "domain": row.domain,
+            "place": row.place,
         }
         for index, (row, ids, _) in enumerate(read_shard(shard))
     ]

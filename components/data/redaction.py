@@ -18,8 +18,6 @@ from typing import Final
 
 from components.contract import UserError
 
-KINDS: Final = ("email", "key", "card", "ip", "phone")
-"""What is looked for, in this order: a card number is no telephone number."""
 _REGIONS: Final = ("US", "CN", "GB", "DE", "FR", "JP", "IN")
 """Where a number without a country code may belong; with one, all countries are known."""
 
@@ -78,15 +76,8 @@ def redact(text: str) -> tuple[str, Counter[str]]:
     """
     require_redaction()
     counts: Counter[str] = Counter()
-    finders: dict[str, Callable[[str], Iterator[tuple[int, int]]]] = {
-        "email": _emails,
-        "key": _keys,
-        "card": _cards,
-        "ip": _addresses,
-        "phone": _phones,
-    }
-    for kind in KINDS:
-        spans = _disjoint(finders[kind](text))
+    for kind, find in _FINDERS.items():
+        spans = _disjoint(find(text))
         counts[kind] += len(spans)
         for start, end in reversed(spans):
             text = f"{text[:start]}[{kind.upper()}]{text[end:]}"
@@ -151,6 +142,16 @@ def _phones(text: str) -> Iterator[tuple[int, int]]:
             decimal = text[max(0, found.start - 1) : found.start] in (".", ",") or _DECIMALS.search(found.raw_string)
             if not decimal:
                 yield found.start, found.end
+
+
+_FINDERS: Final[dict[str, Callable[[str], Iterator[tuple[int, int]]]]] = {
+    "email": _emails,
+    "key": _keys,
+    "card": _cards,
+    "ip": _addresses,
+    "phone": _phones,
+}
+"""What is looked for, in this order: a card number is no telephone number."""
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,9 @@ _NOT_YET: Final = (429, 502, 503, 504)
 """What servers answer while they load."""
 
 
+BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$")]
+
+
 class ServerAddress(BaseModel):
     """Where a server is, and what is known of it.
 
@@ -42,7 +45,7 @@ class ServerAddress(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     setting: ClassVar[str] = "base_url"  # of the step; errors begin with it
 
-    base_url: str = Field(pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$")
+    base_url: BaseUrl
     engine: Engine = "auto"
     model: str = ""
     api_key_variable: str = ""

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data.answer_summary import summarise, write_manifest
-from components.data.server_address import Engine, ServerAddress
+from components.data.server_address import BaseUrl, Engine, ServerAddress
 from components.shards import sweep
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write_answers_by_server(
     target: Target,
     prompts: Prompts,
     *,
-    base_url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$")],
+    base_url: BaseUrl,
     engine: Engine = "auto",
     model: str = "",
     api_key_variable: str = "",

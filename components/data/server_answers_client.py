@@ -177,6 +177,11 @@ class Asking:
             ids = [*ids, self.ends[0]]
         if not ids or len(ids) > self.max_new_tokens + 1:
             raise ValueError(f"{len(ids)} tokens where 1 to {self.max_new_tokens} were asked for")
+        if not ended and said.ids is not None and len(ids) < self.max_new_tokens:
+            raise Refused(
+                f"the server stopped after {len(ids)} of {self.max_new_tokens} tokens: it takes shorter texts than this"
+                " target; raise its limit (vLLM: --max-model-len)"
+            )
         return Answered(tuple(ids), ended, said.ids is not None)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -207,14 +207,14 @@ class _BatchRun:
             return [GuessRows([sequence.newest], [-1]) for sequence in live], []
         columns = [sequence.columns for sequence in live if sequence.columns is not None]
         if self.shape is not None:
-            assert isinstance(proposer, TreeProposer)
+            branching = cast("TreeProposer", proposer)  # checked once: asking a protocol costs as much as a draft step
             vocab_size = self.target.shape.vocab_size
             trees = []
             for sequence, taken in zip(live, columns, strict=True):
-                branches = proposer.begin(sequence.state, taken, self.shape.depth)
+                branches = branching.begin(sequence.state, taken, self.shape.depth)
                 trees.append(
                     self.shape.grow(
-                        branches, sequence.newest, proposer.draft_ids, vocab_size, self.sampling, sequence.rng
+                        branches, sequence.newest, branching.draft_ids, vocab_size, self.sampling, sequence.rng
                     )
                 )
             return trees, []
@@ -224,11 +224,11 @@ class _BatchRun:
         return [GuessRows(chain, list(range(-1, len(chain) - 1))) for chain in chains], proposals
 
     def _pass(self, trees: list[GuessRows]) -> TargetPass:
-        ids, counts, geometry = padded_rows(trees)
+        ids, num_valid, geometry = padded_rows(trees)
         return self.target.forward(
             ids.to(self.target.device),
             self.cache,
-            num_valid=None if bool((counts == ids.shape[1]).all()) else counts,
+            num_valid=num_valid,
             features=self.features,
             tree=None if self.shape is None else geometry,
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from components.decoding.chain import Decoded, RoundFacts, keep_until_end
 from components.decoding.tree_verification import TreeVerdict
@@ -63,9 +62,8 @@ def columns_of(next_tokens: list[int], out: TargetPass, place: int, rows: list[i
     following = torch.tensor(next_tokens, device=device)
     if out.taps is None or out.last is None:
         return Columns(following, torch.empty(0, 0, device=device), torch.empty(0, 0, device=device))
-
-    def taken(values: Tensor) -> Tensor:
-        in_front = rows == list(range(len(rows)))  # a view is enough
-        return values[place, : len(rows)] if in_front else values[place, rows]
-
-    return Columns(following, taken(out.taps), taken(out.last))
+    taps, last = out.taps[place], out.last[place]
+    if rows == list(range(len(rows))):  # a view is enough
+        return Columns(following, taps[: len(rows)], last[: len(rows)])
+    chosen = torch.tensor(rows, device=device)
+    return Columns(following, taps.index_select(0, chosen), last.index_select(0, chosen))

@@ -7,13 +7,14 @@ alone would. Chain, static tree and EAGLE-2's dynamic tree differ in how they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
+from components.drafts.ancestry import ancestor_sets, as_mask
 from components.targets.model import TreeRows
 
 
@@ -46,11 +47,7 @@ class GuessRows:
 
     def visible(self) -> Tensor:
         """Which rows each row sees: itself and its ancestors; bool [T, T]."""
-        seen: list[list[bool]] = []
-        for row, parent in enumerate(self.parents):
-            above = seen[parent] if parent >= 0 else [False] * len(self.parents)
-            seen.append([*above[:row], True, *above[row + 1 :]])
-        return torch.tensor(seen)
+        return as_mask(ancestor_sets(self.parents), len(self.parents))
 
     def retrieve_indices(self) -> Tensor:
         """The rows of every path from row 0 to a leaf: int64 [paths, deepest + 1], -1 after the end of shorter ones."""
@@ -83,34 +80,44 @@ class GuessTree:
         without replacement; None for the most likely ones.
         """
         first = len(self.tokens)
-        for token, log_prob in zip(tokens, log_probs, strict=True):
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.depths.append(self.depths[parent] + 1)
-            self.scores.append(self.scores[parent] + log_prob)
-        if drawn_from is not None and len(self.tokens) > first:
+        self.tokens += tokens
+        self.parents += [parent] * len(tokens)
+        self.depths += [self.depths[parent] + 1] * len(tokens)
+        self.scores += [self.scores[parent] + log_prob for log_prob in log_probs]
+        assert len(self.scores) == len(self.tokens), "every child has its log-probability"
+        if drawn_from is not None and tokens:
             self.draft_probs[parent] = drawn_from
         return list(range(first, len(self.tokens)))
 
-    def best(self, nodes: Iterable[int], count: int, always: Iterable[int] = ()) -> list[int]:
-        """The `count` nodes with the highest scores, ascending; `always` are among them whatever their score.
+    def best(self, nodes: Sequence[int], count: int, always: Sequence[int] = ()) -> list[int]:
+        """The `count` of `nodes` (ascending) with the highest scores, ascending; `always` whatever their score.
 
         Of nodes that score alike the earlier is better, so what is chosen from the whole tree is connected: a child
         comes after its parent and never scores higher.
         """
-        first = set(always)
-        ranked = sorted(nodes, key=lambda node: (node not in first, -self.scores[node], node))
-        return sorted(ranked[: max(count, len(first))])
+        ranked = sorted(nodes, key=self.scores.__getitem__, reverse=True)  # stable: of equal ones the earlier is first
+        if always:
+            ranked = [*always, *(node for node in ranked if node not in always)]
+        return sorted(ranked[: max(count, len(always))])
 
     def finalise(self, kept: Sequence[int] | None = None) -> GuessRows:
-        """The rows of these nodes (node 0 is always one; None: all nodes), in the order in which they were grown.
+        """The rows of these nodes (ascending; node 0 is always one; None: all), each path of first children in a run.
 
+        The path of first children is what the drafter finds likeliest; kept, it is in its place in the cache already.
         A kept node must have its parent kept. Drawn children are kept all or none: leaving out some of them by their
         scores would change the distribution that the others come from.
         """
-        nodes = range(len(self.tokens)) if kept is None else sorted({0, *kept})
+        guesses = range(1, len(self.tokens)) if kept is None else kept
+        below: dict[int, list[int]] = {}
+        for node in guesses:
+            if node:
+                below.setdefault(self.parents[node], []).append(node)
+        nodes, left = list[int](), [0]
+        while left:
+            nodes.append(left.pop())
+            left += reversed(below.get(nodes[-1], ()))
         row_of = {node: row for row, node in enumerate(nodes)}
-        assert all(self.parents[node] in row_of for node in nodes if node), "a guess without its parent means nothing"
+        assert all(parent in row_of for parent in below), "a guess without its parent means nothing"
         return GuessRows(
             tokens=[self.tokens[node] for node in nodes],
             parents=[row_of.get(self.parents[node], -1) for node in nodes],
@@ -118,18 +125,20 @@ class GuessTree:
         )
 
 
-def padded_rows(trees: Sequence[GuessRows]) -> tuple[Tensor, Tensor, TreeRows]:
-    """Trees of B sequences as one pass: ids int64 [B, T], how many rows of each count int64 [B], and their geometry.
+def padded_rows(trees: Sequence[GuessRows]) -> tuple[Tensor, Tensor | None, TreeRows]:
+    """Trees of B sequences as one pass: ids int64 [B, T], how many rows of each count, and their geometry.
 
-    Padding rows see themselves, hold token 0 and sit at the newest token's position; nothing sees them.
+    The counts are int64 [B], or None where all rows count. Padding rows see themselves, hold token 0 and sit at the
+    newest token's position; nothing sees them.
     """
-    num_rows = max(len(tree.tokens) for tree in trees)
-    ids = torch.zeros(len(trees), num_rows, dtype=torch.int64)
-    depths = torch.zeros_like(ids)
-    visible = torch.eye(num_rows, dtype=torch.bool).repeat(len(trees), 1, 1)
-    for sequence, tree in enumerate(trees):
-        count = len(tree.tokens)
-        ids[sequence, :count] = torch.tensor(tree.tokens)
-        depths[sequence, :count] = torch.tensor(tree.depths)
-        visible[sequence, :count, :count] = tree.visible()
-    return ids, torch.tensor([len(tree.tokens) for tree in trees]), TreeRows(depths, visible)
+    counts = [len(tree.tokens) for tree in trees]
+    num_rows = max(counts)
+    ids, depths, sets = [], [], list[int]()
+    for tree, count in zip(trees, counts, strict=True):
+        padding = [0] * (num_rows - count)
+        ids.append(tree.tokens + padding)
+        depths.append(tree.depths + padding)
+        sets += ancestor_sets(tree.parents + [-1] * len(padding))
+    visible = as_mask(sets, num_rows).view(len(trees), num_rows, num_rows)
+    num_valid = None if min(counts) == num_rows else torch.tensor(counts)
+    return torch.tensor(ids), num_valid, TreeRows(torch.tensor(depths), visible)

@@ -8,8 +8,10 @@ Dynamic: Li et al. 2024, "EAGLE-2", arXiv:2406.16858, section 4. A node's value 
 probabilities on its path. Each level expands the `top_k` nodes of the highest value by `top_k` children (their
 expansion phase); of all nodes then the `budget` best are verified (their reranking phase), which stay connected,
 because no child is worth more than its parent. Which guesses are made is decided without any draw, so a sampled run
-verifies them as a deterministic proposal. Deviation: the chain of most likely tokens is always expanded and kept
+verifies them as a deterministic proposal. Deviations: the chain of most likely tokens is always expanded and kept
 (`keep_chain`), so no position accepts less than the chain of that depth; with few nodes the published rule drops it.
+And `width` may expand fewer nodes a level than each of them gets children: with 1 a tree is drafted at the cost of a
+chain, whose every guess then has siblings that cost no more than their rows in the verifying pass.
 """
 
 from __future__ import annotations
@@ -127,16 +129,17 @@ class StaticShape:
 
 @dataclass(frozen=True)
 class DynamicShape:
-    """EAGLE-2's tree; keep_chain False is the published rule."""
+    """EAGLE-2's tree; keep_chain False and width None are the published rule."""
 
     depth: int = 5
     top_k: int = 4
     budget: int = 12
     keep_chain: bool = True
+    width: int | None = None  # nodes expanded a level; None: top_k, as published
 
     def __post_init__(self) -> None:
-        if min(self.depth, self.top_k, self.budget) < 1:
-            raise UserError("tree: depth, top_k and budget must be at least 1")
+        if min(self.depth, self.top_k, self.budget, 1 if self.width is None else self.width) < 1:
+            raise UserError("tree: depth, top_k, budget and width must be at least 1")
         if self.keep_chain and self.budget < self.depth:
             raise UserError(f"tree: a budget of {self.budget} guesses cannot hold a chain of {self.depth}")
 
@@ -166,7 +169,8 @@ class DynamicShape:
                 if node == chain[-1] and self.keep_chain and len(chain) == level:
                     chain.append(added[0])
             if level < self.depth:
-                parents = tree.best(new, self.top_k, always=chain[-1:] if self.keep_chain else ())
+                width = self.top_k if self.width is None else self.width
+                parents = tree.best(new, width, always=chain[-1:] if self.keep_chain else ())
                 logits = expanded.call(branches, tree, parents, draft_ids.device)
         guesses = range(1, len(tree.tokens))
         return tree.finalise(tree.best(guesses, self.budget, always=chain[1:]))
@@ -188,7 +192,7 @@ class _Expanded:
 def _most_likely(logits: Tensor, ids: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:
     """Target ids and log-probabilities of the `count` best of each row of [F, N]."""
     best = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
-    return ids[best.indices.cpu()].tolist(), best.values.tolist()
+    return ids.take(best.indices.cpu()).tolist(), best.values.tolist()
 
 
 def draw_distinct(probs: Tensor, count: int, rng: torch.Generator) -> list[int]:

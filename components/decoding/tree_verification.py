@@ -39,14 +39,12 @@ class TreeVerdict(NamedTuple):
 
 def verify_tree_greedy(logits: Tensor, tree: GuessRows) -> TreeVerdict:
     """Logits [T, V] -> the longest path that plain greedy decoding would say, and its next token."""
-    picks = logits.argmax(-1).cpu()
-    paths = tree.retrieve_indices()  # [paths, deepest + 1]
-    tokens = torch.tensor(tree.tokens)
-    right = (tokens[paths[:, 1:]] == picks[paths[:, :-1]]) & (paths[:, 1:] >= 0)
-    accepted = right.long().cumprod(1).sum(1)
-    best = int(accepted.argmax())
-    rows = paths[best, : int(accepted[best]) + 1]
-    return TreeVerdict(rows.tolist(), picks[rows].tolist())
+    picks = logits.argmax(-1).tolist()
+    row_of = {said: row for row, said in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    rows = [0]
+    while (child := row_of.get((rows[-1], picks[rows[-1]]))) is not None:
+        rows.append(child)
+    return TreeVerdict(rows, [picks[row] for row in rows])
 
 
 def verify_tree_sampled(probs: Tensor, tree: GuessRows, rng: torch.Generator) -> TreeVerdict:

@@ -5,6 +5,7 @@ Naming a method imports none, and a step imports torch only when it runs.
 
 from __future__ import annotations
 
+from components.drafts.quantise import quantise_draft
 from components.drafts.train import train_draft
 
 METHODS: dict[str, str] = {
@@ -20,4 +21,4 @@ METHODS: dict[str, str] = {
     "ngram": "components.drafts.ngram:Ngram",
 }
 
-__all__ = ["METHODS", "train_draft"]
+__all__ = ["METHODS", "quantise_draft", "train_draft"]

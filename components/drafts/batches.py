@@ -1,15 +1,17 @@
-"""Training batches in an order that only the seed decides.
+"""Training batches in an order that only the seed decides, or that the data declares.
 
 Rows are shuffled by (seed, epoch) and cut into batches of at most `batch_tokens` tokens, padding included:
   none    as they come, each padded to the longest of its batch;
   bucket  sorted by length inside pools of a few batches, so that little is padding, and the pool's batches shuffled;
   pack    several conversations to a row (packing.py), pool by pool.
+In a declared order (a curriculum, data.mix_chats) every epoch is the same and a batch holds neighbours of that order:
+nothing is pooled, so `bucket` is `none`, and lanes are packed in order.
 Step s always gets the same batch, so a resumed run needs no saved generator: it counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from components.data.features import Example, FeatureRow, FeatureSource
 from components.drafts.draft import Batch
-from components.drafts.packing import first_fit_decreasing, lane_width, packed
+from components.drafts.packing import first_fit_decreasing, in_order, lane_width, packed
 
 Packing = Literal["none", "bucket", "pack"]
 BATCHES_IN_POOL = 8
@@ -28,13 +30,14 @@ LENGTH_STEP = 32  # padded lengths are multiples of this: oneDNN compiles and ke
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Which rows make up which batch. Sizes in tokens."""
+    """Which rows make up which batch. Sizes in tokens. shuffled: false keeps to the order of `rows`."""
 
     rows: tuple[FeatureRow, ...]
     batch_tokens: int
     max_tokens: int
     seed: int
     packing: Packing = "bucket"
+    shuffled: bool = True
 
     @cached_property
     def lane_width(self) -> int:
@@ -47,6 +50,8 @@ class BatchOrder:
 
     def epoch(self, number: int) -> list[list[FeatureRow]]:
         """The batches of one pass over the rows."""
+        if not self.shuffled:
+            return self._packed_in_order() if self.packing == "pack" else self._cut(self.rows)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = [self.rows[i] for i in torch.randperm(len(self.rows), generator=generator).tolist()]
         if self.packing == "none":
@@ -78,7 +83,7 @@ class BatchOrder:
             yield from batches[step:]
             step, number = max(0, step - len(batches)), number + 1
 
-    def _cut(self, rows: list[FeatureRow]) -> list[list[FeatureRow]]:
+    def _cut(self, rows: Sequence[FeatureRow]) -> list[list[FeatureRow]]:
         batches: list[list[FeatureRow]] = [[]]
         width = 0
         for row in rows:
@@ -93,11 +98,23 @@ class BatchOrder:
         """Batches of whole lanes, lane after lane."""
         lanes = first_fit_decreasing([self.length(row) for row in rows], self.lane_width)
         lanes = [lanes[i] for i in torch.randperm(len(lanes), generator=generator).tolist()]
-        in_batch = max(1, self.batch_tokens // self.lane_width)
+        in_batch = self._lanes_in_batch
         return [
             [rows[place] for lane in lanes[start : start + in_batch] for place in lane]
             for start in range(0, len(lanes), in_batch)
         ]
+
+    def _packed_in_order(self) -> list[list[FeatureRow]]:
+        """Batches of whole lanes, each filled with the next rows that fit."""
+        batches: dict[int, list[FeatureRow]] = {}
+        lanes = in_order([self.length(row) for row in self.rows], self.lane_width)
+        for row, (lane, _) in zip(self.rows, lanes, strict=True):
+            batches.setdefault(lane // self._lanes_in_batch, []).append(row)
+        return list(batches.values())
+
+    @property
+    def _lanes_in_batch(self) -> int:
+        return max(1, self.batch_tokens // self.lane_width)
 
 
 def padded_length(num_tokens: int) -> int:

@@ -168,27 +168,43 @@ class CachedBlock:
         return self._finish(residual, mixed[0].transpose(0, 1).reshape(num_rows, heads * size))
 
     def run_branches(
-        self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, positions: Tensor, visible: Tensor
+        self,
+        qkv: Tensor,
+        residual: Tensor,
+        cache: KvCache,
+        start: int,
+        positions: Sequence[int],
+        visible: Tensor,
     ) -> Tensor:
-        """Rows that are no chain: write them at cache rows start.. and return the block's output for them, [T, H].
+        """Rows that are no chain: write them at cache rows start.., return the block's output for the last R, [R, H].
 
-        qkv, residual: as in `run`. positions: int64 [T], where each row sits (its rotation).
-        visible: bool [T, start + T], the cache rows that each row sees, itself among them.
+        qkv, residual: as in `run`. positions: T, where each row sits (its rotation).
+        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all those before.
         """
-        shape, num_rows = self.shape, qkv.shape[0]
+        shape, num_rows, (last, seen) = self.shape, qkv.shape[0], visible.shape
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        end = start + num_rows
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
-        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, positions))
+        rotations = self.rotations.index_select(0, torch.tensor(positions, device=self.device))
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
         cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-        keys, values = cache.narrow(1, 0, start + num_rows).unsqueeze(0).split(kv_heads, 1)
-        queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
-        return self._finish(residual, mixed[0].transpose(0, 1).reshape(num_rows, heads * size))
+        keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
+        queries = rows[num_rows - last :, :heads].transpose(0, 1).unsqueeze(0)
+        mask = torch.zeros(last, end, dtype=self.dtype, device=self.device)
+        mask.narrow(1, end - seen, seen).masked_fill_(~visible.to(self.device), -math.inf)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        return self._finish(residual[num_rows - last :], mixed[0].transpose(0, 1).reshape(last, heads * size))
 
     def run_each(
-        self, qkv: Tensor, residual: Tensor, caches: Sequence[KvCache], starts: Sequence[int], counts: Sequence[int]
+        self,
+        qkv: Tensor,
+        residual: Tensor,
+        caches: Sequence[KvCache],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        last_only: bool = True,
     ) -> Tensor:
-        """New rows of B sequences: the last row's output of each, [B, H].
+        """New rows of B sequences: the last row's output of each, [B, H], or that of every row, [T, H].
 
         qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
         go to rows starts[b].. of caches[b]. Weights are read once; only attention is a sequence's own.
@@ -204,10 +220,15 @@ class CachedBlock:
             own, end = rows.narrow(0, end, count), end + count
             cache.narrow(1, start, count).copy_(own.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
             keys, values = cache.narrow(1, 0, start + count).unsqueeze(0).split(kv_heads, 1)
-            queries = own[-1, :heads].view(1, kv_heads, shape.group, size)
-            mixed.append(F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size))
-            last.append(end - 1)
-        return self._finish(residual[last], torch.cat(mixed))
+            if last_only or count == 1:
+                queries = own[-1, :heads].view(1, kv_heads, shape.group, size)
+                mixed.append(F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size))
+                last.append(end - 1)
+                continue
+            queries, mask = own.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, count)
+            seen = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+            mixed.append(seen[0].transpose(0, 1).reshape(count, heads * size))
+        return self._finish(residual[last] if last_only else residual, torch.cat(mixed))
 
     def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
         """The block after attention: residual [T, H], mixed [T, A * D] -> [T, H]."""

@@ -10,6 +10,7 @@ Shapes: B rows, T columns, R chosen columns of each.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, final
 
 import torch
@@ -36,7 +37,7 @@ class CausalMask:
         """Rotary positions: int64 [T], or [B, T] where documents are packed."""
         return self.columns if self.documents is None else self.documents.positions
 
-    @property
+    @functools.cached_property
     def visible(self) -> Tensor | None:
         """What each column sees, bool [B, 1, T, T]; None: every column up to itself (torch's is_causal)."""
         if self.documents is None:

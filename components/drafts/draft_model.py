@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.contract import Target, UserError
-from components.drafts.branching import Ancestry
+from components.drafts.ancestry import Ancestry
 from components.drafts.draft import AbstractDraft, Batch, Branches, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows
 from components.drafts.layers import BlockShape, initialise
-from components.drafts.losses import StepJudge, teacher_of
+from components.drafts.losses import StepJudge, judged_teacher
 from components.drafts.masks import shift_left
 from components.drafts.row_losses import Teacher, row_loss
 from components.drafts.sampling import Guesses
@@ -122,7 +122,7 @@ class DraftModel(AbstractDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: every column guesses once; step k of a chain is the guess k columns on."""
         self._decoder = None
-        teacher = teacher_of(self.target, batch.last, self.draft_ids)
+        teacher = judged_teacher(self.target, batch, self.draft_ids)
         judge = StepJudge(batch, teacher, self.num_steps, self.settings.normaliser)
         rows = judge.roots.rows
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
@@ -248,7 +248,7 @@ class LmBranches(Branches):
     def __init__(self, draft: DraftModel, state: DraftModelState, root: Tensor) -> None:
         """root: [N]."""
         self.draft, self.state, self.root = draft, state, root
-        self.ancestry = Ancestry(torch.device("cpu"))
+        self.ancestry = Ancestry()
         self.tokens = torch.empty(0, dtype=torch.int64)
 
     @torch.inference_mode()
@@ -259,7 +259,7 @@ class LmBranches(Branches):
         assert len(self.tokens) <= MAX_NODES, "a tree of so many guesses was not planned for"
         # Node d follows x_n, the last column, so it stands d - 1 positions behind the cache.
         depths = torch.tensor([self.ancestry.depths]) - 1
-        logits = self.draft.pass_over(TreeRows(depths, self.ancestry.paths[None]), self.tokens, self.state.cache)
+        logits = self.draft.pass_over(TreeRows(depths, self.ancestry.visible()[None]), self.tokens, self.state.cache)
         _forget(self.state)
         return logits[-len(parents) :]
 

@@ -32,9 +32,10 @@ from components.drafts.cached_block import CachedBlock, TokenTable, linear_kerne
 from components.drafts.draft import Batch, Columns, StepLosses
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
 from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
-from components.drafts.losses import StepJudge, teacher_of
+from components.drafts.losses import StepJudge, judged_teacher
 from components.drafts.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.row_losses import Teacher, row_loss, smooth_l1, top_k_cross_entropy
+from components.drafts.training_linear import linear
 from components.drafts.unrolled import chosen
 from components.targets.linear import calibrate
 
@@ -137,12 +138,12 @@ class FeatureDraft(OneBlockDraft):
         """The training graph: `num_passes` passes over all reachable columns, each fed the true tokens."""
         self._decoder = None
         features = self.features(batch.taps, batch.last)
-        judge = StepJudge(batch, teacher_of(self.target, batch.last, None), self.num_passes, self.normaliser)
+        judge = StepJudge(batch, judged_teacher(self.target, batch, None), self.num_passes, self.normaliser)
         outputs = self.unroll(batch, self._noisy(features, batch), judge.roots.rows)
         for _ in range(self.num_passes):
             output = next(outputs)
             distance = smooth_l1(output, chosen(features, judge.judged()))
-            judge.add(F.linear(output, self.head_weight), partial(self._row_loss, distance))
+            judge.add(linear(output, self.head_weight), partial(self._row_loss, distance))
         return judge.result(self.step_decay)
 
     def _row_loss(self, distance: Tensor, logits: Tensor, teacher: Teacher) -> Tensor:

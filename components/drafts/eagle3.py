@@ -27,8 +27,9 @@ from components.drafts.cached_block import CachedBlock, TokenTable, linear_kerne
 from components.drafts.draft import Batch, Columns, StepLosses
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
 from components.drafts.layers import INIT_STD, AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
-from components.drafts.losses import step_losses, teacher_of
+from components.drafts.losses import judged_teacher, step_losses
 from components.drafts.one_block import ChainDecoder, OneBlockDraft
+from components.drafts.training_linear import TrainingLinear
 from components.targets.linear import calibrate
 
 NUM_TAPS = 3
@@ -71,10 +72,10 @@ class Eagle3(OneBlockDraft):
         super().__init__(target, shape, draft_ids, num_steps)
         hidden, eps = shape.hidden_size, shape.rms_norm_eps
         self.norm_output = False
-        self.fc = nn.Linear(NUM_TAPS * hidden, hidden, bias=False)
+        self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
         self.midlayer = FirstLayer(shape)
         self.norm = RmsNorm(hidden, eps)
-        self.lm_head = nn.Linear(hidden, draft_ids.numel(), bias=False)
+        self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if fc_norm else None
 
     @classmethod
@@ -134,7 +135,7 @@ class Eagle3(OneBlockDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all reachable columns at once."""
         self._decoder = None
-        teacher = teacher_of(self.target, batch.last, self.draft_ids)
+        teacher = judged_teacher(self.target, batch, self.draft_ids)
         return step_losses(
             batch,
             lambda rows: self.teacher_forced(batch, rows),

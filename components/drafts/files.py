@@ -4,7 +4,9 @@
 "draft_vocab_size", "num_parameters", "target": {"key", "hidden_size", "vocab_size", "num_layers"}, "held_out_al", ...}.
 `model.safetensors`: the drafter's own tensors, float32, under the names that engines know (see each method), and
   d2t int64 [N] (target id = i + d2t[i]) and t2d bool [V].
-A method that learns nothing has the first file alone, with "trained": false.
+A method that learns nothing has the first file alone, with "trained": false. A drafter whose weights were rounded
+(drafts.quantise_draft) says "storage" and "quantised_from", and its tensors are those of quantised.py; whoever reads it
+here gets the weights that they stand for.
 Opening checks names and shapes exactly: an engine that loads what fits and leaves the rest random is the usual way to
 lose acceptance without a word.
 """
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from components.contract import Draft, Target, UserError
 from components.drafts.draft import AbstractDraft, Drafter
+from components.drafts.quantised import dequantised
+from components.drafts.storage import Storage
 from components.drafts.vocabulary import ids_of, membership_of, offsets_of
 from components.targets.model import AbstractTarget
 
@@ -70,6 +74,11 @@ def save_draft(
         },
         **facts,
     }
+    write_record(directory, record)
+
+
+def write_record(directory: Path, record: Mapping[str, Any]) -> None:
+    """Write draft.json."""
     (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -89,8 +98,9 @@ def save_untrained(directory: Path, method: str, settings: Mapping[str, Any], ta
         "trained": False,
     }
     sizes = {name: shape[name] for name in ("hidden_size", "vocab_size", "num_layers")}
-    record = {"format": FORMAT, "settings": own["settings"], "target": {"key": target.key, **sizes}, **facts}
-    (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record(
+        directory, {"format": FORMAT, "settings": own["settings"], "target": {"key": target.key, **sizes}, **facts}
+    )
     return facts
 
 
@@ -111,7 +121,16 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 
 def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """draft.json and the tensors of a drafter, without a target; raises UserError when it is not one."""
+    """draft.json and the weights of a drafter in float32, without a target; raises UserError when it is not one."""
+    record, tensors = read_stored(directory)
+    storage = Storage.of(record)
+    if storage is not None:
+        tensors = dequantised(tensors, storage, f"{directory}/model.safetensors")
+    return record, tensors
+
+
+def read_stored(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """draft.json and the tensors of a drafter as they are stored; raises UserError when it is not one."""
     record = read_record(directory)
     return record, load_file(directory / "model.safetensors") if record.get("trained", True) else {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ class DataChoice:
     max_tokens: int
     eval_rows: int
     packing: Packing
+    order: Literal["given", "shuffled"]
 
 
 def train_from_features(
@@ -74,7 +75,9 @@ def train_from_features(
         load_start(start, draft, settings)
     size = sum(p.numel() for p in draft.parameters())
     ctx.note(f"{method}: {size:,} parameters; {described(vocabulary, covered, covered_by)}")
-    order = BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, ctx.seed, choice.packing)
+    order = batch_order(rows, choice, ctx.seed)
+    if not order.shuffled:
+        _tell_order(order, schedule, ctx)
     held_out = _held_out(model, data, choice, features)
     going_on = start is not None or settings.get("start") == "own"
     weights, progress = train(draft, data, order, held_out, schedule, ctx, going_on=going_on)
@@ -99,6 +102,27 @@ def train_from_features(
     save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())
     return Draft.made(ctx, {**facts, "num_parameters": num_parameters})
+
+
+def batch_order(rows: list[FeatureRow], choice: DataChoice, seed: int) -> BatchOrder:
+    """Rows in the order that their mix declared (rows of one chat as they are stored), else shuffled."""
+    declared = [(row.place, number, row) for number, row in enumerate(rows) if row.place is not None]
+    shuffled = choice.order == "shuffled" or len(declared) < len(rows)
+    if not shuffled:
+        rows = [row for _, _, row in sorted(declared, key=lambda entry: entry[:2])]
+    return BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, seed, choice.packing, shuffled)
+
+
+def _tell_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
+    """Say that training keeps to the declared order, and what it never comes to: in a shuffle that is just a sample."""
+    batches = order.epoch(0)
+    ctx.note("batches keep to the order that data.mix_chats declared, in every epoch; order: shuffled would not")
+    unseen = sum(map(len, batches[schedule.num_steps :]))
+    if unseen:
+        ctx.note(
+            f"num_steps: {schedule.num_steps} ends before the last {unseen} of {len(order.rows)} conversations of the "
+            f"declared order; one epoch takes {len(batches)} steps"
+        )
 
 
 def _vocabulary(counts: Tensor, start: Start | None, size: int) -> DraftVocabulary:

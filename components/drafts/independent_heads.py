@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from components.drafts.draft import Batch, Proposal, StepLosses
-from components.drafts.losses import StepJudge
-from components.drafts.row_losses import Teacher, row_loss
+from components.drafts.losses import ColumnTeacher, StepJudge
+from components.drafts.row_losses import row_loss
 from components.drafts.sampling import Guesses
 from components.drafts.settings import Distilled
 
@@ -30,7 +30,7 @@ class Head(NamedTuple):
     parameters: Sequence[nn.Parameter]
 
 
-def independent_losses(batch: Batch, heads: Sequence[Head], teacher: Teacher, settings: Distilled) -> StepLosses:
+def independent_losses(batch: Batch, heads: Sequence[Head], teacher: ColumnTeacher, settings: Distilled) -> StepLosses:
     """What `losses.step_losses` gives for the same logits, with those of one head in memory at a time.
 
     Head k weighs decay^k / sum decay^k (Medusa: decay 0.8; Gloeckle et al.: 1). The loss carries its gradients: calling

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from components.drafts.training_linear import TrainingLinear
+
 INIT_STD = 0.02  # Llama's initializer_range
 
 
@@ -80,10 +82,10 @@ class AttentionProjections(nn.Module):
         super().__init__()
         self.shape = shape
         queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = nn.Linear(in_features, queries, bias=False)
-        self.k_proj = nn.Linear(in_features, keys, bias=False)
-        self.v_proj = nn.Linear(in_features, keys, bias=False)
-        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
+        self.q_proj = TrainingLinear(in_features, queries)
+        self.k_proj = TrainingLinear(in_features, keys)
+        self.v_proj = TrainingLinear(in_features, keys)
+        self.o_proj = TrainingLinear(queries, shape.hidden_size)
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
         """[B, T, in] -> [B, A, T, D], rotated."""
@@ -117,9 +119,9 @@ class SwiGlu(nn.Module):
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = TrainingLinear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = TrainingLinear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = TrainingLinear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -7,19 +7,52 @@ decay^k / sum decay^k: dividing by the sum keeps the effective learning rate whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from components.drafts.draft import Batch, StepLosses
-from components.drafts.masks import packed_rows, reachable
+from components.drafts.masks import WIDTH_STEP, packed_rows, reachable
 from components.drafts.row_losses import Teacher, row_loss
 from components.drafts.settings import LossName
 from components.targets.model import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
 TEACHER_COLUMNS = 64
+
+
+class ColumnTeacher(Protocol):
+    """What can be asked about columns of a batch: a Teacher over all [B, T], or one over those that matter."""
+
+    def at(self, rows: Tensor) -> Teacher:
+        """Of the columns rows, int64 [B, R]."""
+
+
+class ChosenColumns(NamedTuple):
+    """A teacher over some columns of a batch; asked about another column it answers with any of them."""
+
+    teacher: Teacher  # over [1, C]
+    places: Tensor  # int64 [B, T]: which of the C a column is
+
+    def at(self, rows: Tensor) -> Teacher:
+        """See ColumnTeacher."""
+        places = self.places.gather(1, rows)
+        return Teacher(*(part[0].index_select(0, places.flatten()).unflatten(0, rows.shape) for part in self.teacher))
+
+
+def judged_teacher(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> ChosenColumns:
+    """`teacher_of` the columns that training's drafting steps are judged at, and of no other.
+
+    Step k of root t is judged at t + k + 1, and where M_k(t) holds M_0(t + k) does: they are the columns after those in
+    M_0. A prompt has none.
+    """
+    wanted = torch.nn.functional.pad(reachable(batch.mask, 1)[0][:, :-1], (1, 0)).flatten()
+    columns = wanted.nonzero().squeeze(1)
+    width = -(-max(1, len(columns)) // WIDTH_STEP) * WIDTH_STEP
+    columns = torch.nn.functional.pad(columns, (0, width - len(columns)))  # the filler is column 0
+    places = (wanted.cumsum(0) - 1).clamp(min=0).view_as(batch.ids)
+    return ChosenColumns(teacher_of(target, batch.last.flatten(0, 1)[columns][None], student_ids), places)
 
 
 @torch.no_grad()
@@ -32,8 +65,7 @@ def teacher_of(target: AbstractTarget, last: Tensor, student_ids: Tensor | None)
     with torch.autocast(last.device.type, enabled=False):
         # A few columns at a time: the logits of all over the full vocabulary would be the largest tensor of the step.
         parts = [_teacher_at(target, some, student_ids) for some in columns.split(TEACHER_COLUMNS)]
-    probs, best, mass = (torch.cat(part).unflatten(0, last.shape[:2]) for part in zip(*parts, strict=True))
-    return Teacher(probs, best, mass)
+    return Teacher(*(torch.cat(part).unflatten(0, last.shape[:2]) for part in zip(*parts, strict=True)))
 
 
 def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | None) -> Teacher:
@@ -87,8 +119,8 @@ class StepJudge:
     argmax. A step may be given for the first R' of the R roots only (P-EAGLE trains deep guesses on a sample).
     """
 
-    def __init__(self, batch: Batch, teacher: Teacher, num_steps: int, normaliser: Normaliser) -> None:
-        """teacher: over all columns [B, T]; num_steps: at most so many steps will come."""
+    def __init__(self, batch: Batch, teacher: ColumnTeacher, num_steps: int, normaliser: Normaliser) -> None:
+        """teacher: of all columns, or judged_teacher's; num_steps: at most so many steps will come."""
         self.batch, self.teacher, self.normaliser = batch, teacher, normaliser
         self.reached = reachable(batch.mask, num_steps)  # [num_steps, B, T]
         self.roots = Roots(*packed_rows(self.reached[0]))
@@ -137,7 +169,7 @@ def step_losses(
     batch: Batch,
     steps: Callable[[Tensor], Iterable[Tensor]],
     num_steps: int,
-    teacher: Teacher,
+    teacher: ColumnTeacher,
     decay: float,
     normaliser: Normaliser,
     loss: LossName = "soft_ce",

@@ -12,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+WIDTH_STEP = 16
+"""Widths are multiples of this (see LENGTH_STEP in batches.py): filler rows are cheap, new shapes are not."""
+
 
 def reachable(mask: Tensor, num_steps: int) -> Tensor:
     """M_0 .. M_{num_steps-1} of an answer mask: bool [B, T] -> bool [num_steps, B, T]; False past the end."""
@@ -39,8 +42,7 @@ def packed_rows(wanted: Tensor) -> tuple[Tensor, Tensor]:
     wants) and valid bool [B, R] (False on filler rows, which point at column 0).
     """
     counts = wanted.sum(1)
-    # Widths in steps of 16 (see LENGTH_STEP in batches.py); filler rows are cheap, new shapes are not.
-    width = min(wanted.shape[1], -(-max(1, int(counts.max())) // 16) * 16)
+    width = min(wanted.shape[1], -(-max(1, int(counts.max())) // WIDTH_STEP) * WIDTH_STEP)
     order = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :width]
     valid = torch.arange(width, device=wanted.device) < counts[:, None]
     return order.masked_fill(~valid, 0), valid

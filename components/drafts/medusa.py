@@ -13,6 +13,7 @@ target's head, one for all heads: a fifth of the parameters, and one matrix to r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -24,7 +25,7 @@ from components.drafts.cached_block import linear_kernel
 from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows
 from components.drafts.independent_heads import Head, independent_losses, proposal_of
-from components.drafts.losses import teacher_of
+from components.drafts.losses import judged_teacher
 from components.drafts.sampling import Guesses
 from components.drafts.settings import MedusaSettings
 from components.targets.linear import Linear, calibrate
@@ -136,7 +137,7 @@ class Medusa(AbstractDraft):
             return self.logits(index, hidden[sequence, rows])
 
         heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.medusa_head)]
-        return independent_losses(batch, heads, teacher_of(self.target, batch.last, self.draft_ids), self.settings)
+        return independent_losses(batch, heads, judged_teacher(self.target, batch, self.draft_ids), self.settings)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads any token."""
@@ -177,18 +178,35 @@ class Medusa(AbstractDraft):
         """See Proposer."""
         guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
         depth = min(depth, self.max_depth)
-        return proposal_of(self._decoded(columns, depth), guesses) if depth else guesses.proposal()
+        return proposal_of(self._decoded([columns], depth)[:, 0], guesses) if depth else guesses.proposal()
+
+    @torch.inference_mode()
+    def propose_batch(
+        self,
+        states: Sequence[None],
+        columns: Sequence[Columns],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """See BatchProposer."""
+        guesses = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        if depth == 0:
+            return [own.proposal() for own in guesses]
+        logits = self._decoded(columns, min(depth, self.max_depth))
+        return [proposal_of(rows, own) for rows, own in zip(logits.unbind(1), guesses, strict=True)]
 
     @torch.inference_mode()
     def begin(self, state: None, columns: Columns, depth: int) -> DepthBranches:
         """See TreeProposer."""
-        return DepthBranches(self._decoded(columns, min(depth, self.max_depth)))
+        return DepthBranches(self._decoded([columns], min(depth, self.max_depth))[:, 0])
 
-    def _decoded(self, columns: Columns, depth: int) -> Tensor:
-        """Logits [depth, N] of the first heads at the newest column."""
+    def _decoded(self, columns: Sequence[Columns], depth: int) -> Tensor:
+        """Logits [depth, B, N] of the first heads at the newest column of B sequences."""
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
-        first = self.target.final_norm(columns.last[-1:]).to(decoder.dtype)
+        newest = columns[0].last[-1:] if len(columns) == 1 else torch.stack([new.last[-1] for new in columns])
+        first = self.target.final_norm(newest).to(decoder.dtype)
         rows = []
         for layers in decoder.blocks[:depth]:
             hidden = first
@@ -196,5 +214,5 @@ class Medusa(AbstractDraft):
                 hidden = hidden + F.silu(linear(hidden))
             rows.append(hidden)
         if len(decoder.heads) == 1:  # one table for all heads is read once
-            return decoder.heads[0](torch.cat(rows))
-        return torch.cat([head(row) for head, row in zip(decoder.heads, rows, strict=False)])
+            return decoder.heads[0](torch.cat(rows)).unflatten(0, (depth, len(columns)))
+        return torch.stack([head(row) for head, row in zip(decoder.heads, rows, strict=False)])

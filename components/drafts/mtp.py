@@ -18,68 +18,36 @@ modules use all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
+from components.drafts.cached_block import CachedBlock, TokenTable, linear_kernel
 from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows, norm_weight_of
 from components.drafts.layers import BlockShape, Rope, initialise
-from components.drafts.losses import Normaliser, step_losses, teacher_of
+from components.drafts.losses import Normaliser, judged_teacher, step_losses
 from components.drafts.masks import shift_left
 from components.drafts.mtp_branches import MtpBranches
 from components.drafts.mtp_everywhere import guesses_everywhere
 from components.drafts.mtp_module import MtpModule
+from components.drafts.mtp_rows import (
+    Decoder,
+    ModuleDecoder,
+    MtpState,
+    joined_rows,
+    new_rows,
+    run_modules,
+    settled,
+)
 from components.drafts.sampling import Guesses
 from components.drafts.settings import LossName
-from components.targets.linear import Linear, calibrate
-
-
-class ModuleDecoder(NamedTuple):
-    """One module's weights, laid out for decoding."""
-
-    token_part: TokenTable  # the embedding half of eh_proj
-    hidden_part: Linear  # the hidden half of eh_proj, hnorm's weight folded in
-    qkv: Linear  # input_layernorm's weight folded in
-    block: CachedBlock
-    last_norm: Tensor  # shared_head.norm's weight times sqrt(H)
-
-    @property
-    def linears(self) -> list[Linear]:
-        """The module's linear layers in the order they run."""
-        return [self.hidden_part, self.qkv, *self.block.linears]
-
-
-class Decoder(NamedTuple):
-    """All modules and the pruned head, one for all: it is most of what they read."""
-
-    modules: list[ModuleDecoder]
-    head: Linear
-    dtype: torch.dtype
-
-
-@dataclass
-class MtpState:
-    """What committed columns leave behind.
-
-    ids:         x_0 .. x_n; x_0 is never read.
-    num_columns: n.
-    committed:   for each module, how many of its columns are final in its cache.
-    waiting:     for each module j, the rows h^{j-1} from column committed[j] on that are final themselves. A column
-                 waits until its token is committed and a proposal is deep enough to run its module.
-    """
-
-    ids: Tensor
-    caches: list[KvCache]
-    committed: list[int]
-    waiting: list[list[Tensor]]
-    num_columns: int = 0
+from components.drafts.training_linear import linear
+from components.targets.linear import calibrate
 
 
 @final
@@ -164,7 +132,7 @@ class Mtp(AbstractDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all columns at once; the head runs on reachable columns only."""
         self._decoder = None
-        teacher = teacher_of(self.target, batch.last, None)
+        teacher = judged_teacher(self.target, batch, None)
         return step_losses(
             batch,
             lambda rows: self.teacher_forced(batch, rows),
@@ -184,7 +152,7 @@ class Mtp(AbstractDraft):
             hidden = self.first(batch.last).float()
         for j, module in enumerate(self.mtp_modules, start=1):
             hidden = module(self.embedded(batch.ids, j, causal), hidden, rope, visible)
-            yield F.linear(module.shared_head.norm(hidden[sequence, rows]), self.head_weight)
+            yield linear(module.shared_head.norm(hidden[sequence, rows]), self.head_weight)
 
     @torch.no_grad()
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
@@ -243,6 +211,26 @@ class Mtp(AbstractDraft):
         return guesses.proposal()
 
     @torch.inference_mode()
+    def propose_batch(
+        self,
+        states: Sequence[MtpState],
+        columns: Sequence[Columns],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """See BatchProposer: as `propose`, with every module's linear layers run once for all sequences."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        for state, taken in zip(states, columns, strict=True):
+            self._take_in(state, taken, decoder.dtype)
+        chains = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        guessed_rows: list[list[Tensor]] = [[] for _ in states]
+        for index in range(min(depth, self.max_depth)):
+            guessed_rows = run_modules(decoder, states, index, guessed_rows, chains)
+        return [chain.proposal() for chain in chains]
+
+    @torch.inference_mode()
     def begin(self, state: MtpState, columns: Columns, depth: int) -> MtpBranches:
         """See TreeProposer."""
         decoder = self._decoder
@@ -281,23 +269,10 @@ class Mtp(AbstractDraft):
         """
         module = decoder.modules[index]
         norm = module.block.norm
-        start, count = state.committed[index], state.num_columns
-        hidden = torch.cat(state.waiting[index] + guessed_rows)
-        unused = max(0, start + index - count)  # near the start, the first guesses lie before this module's first token
-        tokens = torch.cat([state.ids[start + index + 1 : count + 1], *guesses.tokens[unused:]])
-        token_rows = module.token_part(tokens)
-        if index == 0 and start == 0:
-            token_rows[0] = 0.0  # the embedding at position 0 is zeroed, and enorm(0) = 0
-        joined = token_rows + module.hidden_part(norm(hidden))
+        new = new_rows(state, index, guessed_rows, guesses)
+        joined = joined_rows(module, index, [new])
         last_module = index + 1 == len(decoder.modules)
-        out = module.block.run(module.qkv(norm(joined)), joined, state.caches[index], start, last_only=last_module)
+        out = module.block.run(module.qkv(norm(joined)), joined, state.caches[index], new.start, last_only=last_module)
         # A greedy guess needs no last norm but its weight: a positive factor moves no argmax.
         guesses.pick(decoder.head((out[-1:] if guesses.greedy else norm(out[-1:])) * module.last_norm))
-        num_final = max(0, count - index) - start  # columns t <= n - j have their token x_{t+j}
-        num_waiting = sum(rows.shape[0] for rows in state.waiting[index])
-        state.waiting[index] = [hidden[num_final:num_waiting]] if num_final < num_waiting else []
-        state.committed[index] = start + num_final
-        if last_module:
-            return []
-        state.waiting[index + 1].append(out[:num_final])
-        return [out[num_final:]]
+        return settled(state, index, new, None if last_module else out)

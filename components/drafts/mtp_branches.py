@@ -8,13 +8,15 @@ module d + 1 over all their ancestors and themselves, each seeing the committed 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from components.drafts.branching import Ancestry
+from components.drafts.ancestry import Ancestry, ancestor_sets, as_mask
 from components.drafts.draft import Branches
 
 
@@ -24,71 +26,71 @@ class MtpBranches(Branches):
 
     def __init__(self, draft: Any, decoder: Any, state: Any, num_roots: int = 1) -> None:
         """Runs module 1 over the columns that wait for it; `roots` [num_roots, N] are the guesses after the last."""
-        self.draft, self.decoder, self.state = draft, decoder, state
-        self.ancestry = Ancestry(draft.draft_ids.device)
+        self.decoder, self.state, self.device = decoder, state, draft.draft_ids.device
+        self.ancestry = Ancestry()
         self.parents: list[int] = []
-        self.tokens = torch.empty(0, dtype=torch.int64, device=draft.draft_ids.device)
-        self.level: list[int] = []  # nodes that the last module has rows for, ascending
-        self.outputs = torch.empty(0)  # its output for them, [nodes, H]
-        self.num_roots = num_roots
-        self.roots = self._run_module(0, [])
+        self.tokens: list[int] = []
+        self.row_of: dict[int, int] = {-1: -1}  # rows of `outputs` that the last module has for nodes
+        self.outputs = torch.empty(0)  # [nodes, H]
+        self.roots = self._run_module(0, [], num_roots)
         self.root = self.roots[-1]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         """See Branches. Every parent must be of the level that was expanded last."""
-        first = len(self.parents)
-        depth = self.ancestry.add(parents)
+        first, depth = len(self.parents), self.ancestry.add(parents)
         assert depth < len(self.decoder.modules), "no module guesses this deep"
         self.parents += parents
-        self.tokens = torch.cat((self.tokens, tokens.to(self.tokens.device)))
-        needed = self.ancestry.paths[first:].any(0).nonzero().squeeze(1).tolist()
+        self.tokens += tokens.tolist()
+        needed = functools.reduce(operator.or_, self.ancestry.sets[first:])
         # Near the start of a text a module's columns for the first guesses lie before column 0: there are none.
-        existing = [node for node in needed if self.state.num_columns - 1 - depth + self.ancestry.depths[node] >= 0]
-        return self._run_module(depth, existing)[-len(parents) :]
+        least, depths = depth + 1 - self.state.num_columns, self.ancestry.depths
+        nodes = [node for node in range(len(self.parents)) if needed >> node & 1 and depths[node] >= least]
+        return self._run_module(depth, nodes, len(parents))
 
-    def _run_module(self, index: int, nodes: list[int]) -> Tensor:
-        """Run module j = index + 1 over its waiting columns and over `nodes`; gives the logits of its last level.
-
-        Without nodes (index 0) these are the logits of its last `num_roots` columns.
-        """
+    def _run_module(self, index: int, nodes: list[int], num_wanted: int) -> Tensor:
+        """Run module j = index + 1 over its waiting columns and over `nodes`; logits of the last `num_wanted` rows."""
         state, module, norm = self.state, self.decoder.modules[index], self.decoder.modules[index].block.norm
-        start, device = state.committed[index], self.tokens.device
+        is_last, start = index + 1 == len(self.decoder.modules), state.committed[index]
         num_final = max(0, state.num_columns - index) - start
         waiting = torch.cat(state.waiting[index])
-        joined, residual = self._inputs(index, nodes, waiting, num_final)
-        rows = num_final + len(nodes)
-        state.caches[index] = module.block.with_room(state.caches[index], start + rows)
-        positions = torch.arange(start, start + rows, device=device)
-        visible = positions.new_ones(rows, start + rows, dtype=torch.bool).tril_(start)
-        if nodes:
-            depths = torch.tensor([self.ancestry.depths[node] for node in nodes], device=device)
-            positions[num_final:] = state.num_columns - 1 - index + depths
-            visible[num_final:, start + num_final :] = self.ancestry.paths[nodes][:, nodes]
-        out = module.block.run_branches(joined, residual, state.caches[index], start, positions, visible)
+        qkv, residual = self._inputs(index, nodes, waiting, num_final)
+        num_rows = num_final + len(nodes)
+        state.caches[index] = module.block.with_room(state.caches[index], start + num_rows)
+        # The final columns are a chain, and the first guesses go on from its end.
+        row_of = {-1: num_final - 1} | {node: num_final + row for row, node in enumerate(nodes)}
+        above = [*range(-1, num_final - 1), *(row_of.get(self.parents[node], num_final - 1) for node in nodes)]
+        unread = num_rows - num_wanted if is_last else 0  # rows of which nothing but keys and values is needed
+        if above == list(range(-1, num_rows - 1)):
+            last_only = is_last and num_wanted == 1
+            out = module.block.run(qkv, residual, state.caches[index], start, last_only)
+        else:
+            behind = state.num_columns - 1 - index
+            positions = [*range(start, start + num_final), *(behind + self.ancestry.depths[node] for node in nodes)]
+            visible = as_mask(ancestor_sets(above)[unread:], num_rows)
+            out = module.block.run_branches(qkv, residual, state.caches[index], start, positions, visible)
         state.waiting[index] = [waiting[num_final:]] if num_final < waiting.shape[0] else []
         state.committed[index] = start + num_final
-        if index + 1 < len(self.decoder.modules):
+        if not is_last:
             state.waiting[index + 1].append(out[:num_final])
-        self.level, self.outputs = nodes, out[num_final:]
-        deepest = [row for row, node in enumerate(nodes) if self.ancestry.depths[node] == index]
-        last = self.outputs[deepest] if nodes else out[-self.num_roots :]
-        return self.decoder.head(norm(last) * module.last_norm)
+            self.outputs = out[num_final:]
+            self.row_of = {-1: -1} | {node: row for row, node in enumerate(nodes)}
+        return self.decoder.head(norm(out[-num_wanted:]) * module.last_norm)
 
     def _inputs(self, index: int, nodes: list[int], waiting: Tensor, num_final: int) -> tuple[Tensor, Tensor]:
-        """(qkv, residual) of the final columns and of the nodes: what `CachedBlock.run_branches` takes."""
+        """(qkv, residual) of the final columns and of the nodes: what `CachedBlock.run` takes."""
         state, module, norm = self.state, self.decoder.modules[index], self.decoder.modules[index].block.norm
         start = state.committed[index]
-        committed_ids = state.ids[start + index + 1 : start + index + 1 + num_final]
-        tokens = torch.cat((committed_ids, self.tokens[nodes]))
-        hidden = [waiting[:num_final]]
-        row_of = {node: row for row, node in enumerate(self.level)}
-        for node in nodes:  # h^{j-1} of the parent; a first guess rests on the first column that is not committed
-            parent = self.parents[node]
-            own = waiting[num_final : num_final + 1] if parent < 0 else self.outputs[row_of[parent]][None]
-            hidden.append(own)
+        tokens = state.ids[start + index + 1 : start + index + 1 + num_final]
+        hidden = waiting[:num_final]
+        if nodes:
+            tokens = torch.cat((tokens, torch.tensor([self.tokens[node] for node in nodes], device=self.device)))
+            # h^{j-1} of the parent; a first guess rests on the first column that is not committed.
+            rows = [self.row_of[self.parents[node]] for node in nodes]
+            taken = [*range(num_final), *(num_final if row < 0 else waiting.shape[0] + row for row in rows)]
+            hidden = torch.cat((waiting, self.outputs)).index_select(0, torch.tensor(taken, device=self.device))
         token_rows = module.token_part(tokens)
         if index == 0 and start == 0:
             token_rows[0] = 0.0  # the embedding at position 0 is zeroed, and enorm(0) = 0
-        joined = token_rows + module.hidden_part(norm(torch.cat(hidden)))
+        joined = token_rows + module.hidden_part(norm(hidden))
         return module.qkv(norm(joined)), joined

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, seen_mix
+from components.drafts.training_linear import TrainingLinear
 
 
 @final
@@ -30,7 +31,7 @@ class MtpModule(nn.Module):
         super().__init__()
         hidden, eps = shape.hidden_size, shape.rms_norm_eps
         self.enorm, self.hnorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
-        self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.eh_proj = TrainingLinear(2 * hidden, hidden)
         self.input_layernorm = RmsNorm(hidden, eps)
         self.self_attn = AttentionProjections(shape, hidden)
         self.post_attention_layernorm = RmsNorm(hidden, eps)

@@ -28,7 +28,7 @@ from components.contract import UserError
 from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposal, Sampling, StepLosses
 from components.drafts.frozen import head_rows
-from components.drafts.losses import step_losses, teacher_of
+from components.drafts.losses import judged_teacher, step_losses
 from components.drafts.masks import shift_left
 from components.drafts.mtp_own_weights import OwnLayout, find_own
 from components.drafts.sampling import Guesses
@@ -152,7 +152,7 @@ class MtpOwn(AbstractDraft):
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all reachable columns at once."""
-        teacher = teacher_of(self.target, batch.last, None)
+        teacher = judged_teacher(self.target, batch, None)
         s = self.settings
         return step_losses(
             batch,
@@ -228,7 +228,9 @@ class _Unrolled:
         from transformers import DynamicCache
 
         self.draft, self.positions, self.num_steps, self.cache = draft, causal.at(rows), 0, DynamicCache()
-        visible = causal.columns <= causal.columns[:, None] if causal.visible is None else causal.visible
+        visible = causal.visible
+        if visible is None:
+            visible = causal.columns <= causal.columns[:, None]
         mask = additive(~visible).expand(len(rows), 1, -1, -1)
         embedded = draft.at_start(draft.embed(next_ids), causal.is_first(len(rows)))
         positions = causal.positions.expand_as(next_ids)

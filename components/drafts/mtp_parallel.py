@@ -18,6 +18,7 @@ So an untrained head says what the target says next. Deviations: the trunk is no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
@@ -32,7 +33,7 @@ from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches
 from components.drafts.frozen import head_rows, norm_weight_of
 from components.drafts.independent_heads import Head, independent_losses, proposal_of
 from components.drafts.layers import BlockShape, LlamaLayer, Rope, initialise
-from components.drafts.losses import teacher_of
+from components.drafts.losses import judged_teacher
 from components.drafts.sampling import Guesses
 from components.drafts.settings import MtpParallelSettings
 from components.targets.linear import Linear, calibrate
@@ -120,7 +121,7 @@ class MtpParallel(AbstractDraft):
             return self.logits(self.heads[index](trunk, rope, visible)[sequence, rows])
 
         heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.heads)]
-        return independent_losses(batch, heads, teacher_of(self.target, batch.last, self.draft_ids), self.settings)
+        return independent_losses(batch, heads, judged_teacher(self.target, batch, self.draft_ids), self.settings)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads a token beyond its column."""
@@ -170,27 +171,49 @@ class MtpParallel(AbstractDraft):
     ) -> Proposal:
         """See Proposer. Heads deeper than `depth` do not run; the columns they missed wait in the state."""
         guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        logits = self._decoded(state, columns, min(depth, self.max_depth))
-        return proposal_of(logits, guesses) if depth else guesses.proposal()
+        logits = self._decoded([state], [columns], min(depth, self.max_depth))
+        return proposal_of(logits[:, 0], guesses) if depth else guesses.proposal()
+
+    @torch.inference_mode()
+    def propose_batch(
+        self,
+        states: Sequence[MtpParallelState],
+        columns: Sequence[Columns],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """See BatchProposer: as `propose`, with every head's linear layers run once for all sequences."""
+        guesses = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        logits = self._decoded(states, columns, min(depth, self.max_depth))
+        each = zip(logits.unbind(1), guesses, strict=True)
+        return [proposal_of(rows, own) if depth else own.proposal() for rows, own in each]
 
     @torch.inference_mode()
     def begin(self, state: MtpParallelState, columns: Columns, depth: int) -> DepthBranches:
         """See TreeProposer."""
-        return DepthBranches(self._decoded(state, columns, min(depth, self.max_depth)))
+        return DepthBranches(self._decoded([state], [columns], min(depth, self.max_depth))[:, 0])
 
-    def _decoded(self, state: MtpParallelState, columns: Columns, depth: int) -> Tensor:
-        """Take in the columns; logits [depth, N] of the first heads at the newest one."""
+    def _decoded(self, states: Sequence[MtpParallelState], columns: Sequence[Columns], depth: int) -> Tensor:
+        """Take in the columns of B sequences; logits [depth, B, N] of the first heads at the newest of each."""
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
-        before, state.num_columns = state.num_columns, state.num_columns + columns.last.shape[0]
-        state.trunk[before : state.num_columns] = self.unit(columns.last)
+        for state, new in zip(states, columns, strict=True):
+            before, state.num_columns = state.num_columns, state.num_columns + new.last.shape[0]
+            state.trunk[before : state.num_columns] = self.unit(new.last)
         rows = []
         for index, head in enumerate(decoder.heads[:depth]):
-            start = state.done[index]
-            z = state.trunk[start : state.num_columns]
+            starts = [state.done[index] for state in states]
+            parts = [state.trunk[state.done[index] : state.num_columns] for state in states]
+            z, caches = parts[0] if len(parts) == 1 else torch.cat(parts), [state.caches[index] for state in states]
             qkv = head.qkv(head.block.norm(z))
-            rows.append(head.block.run(qkv, z, state.caches[index], start, last_only=True))
-            state.done[index] = state.num_columns
+            if len(states) == 1:
+                rows.append(head.block.run(qkv, z, caches[0], starts[0], last_only=True))
+            else:
+                rows.append(head.block.run_each(qkv, z, caches, starts, [part.shape[0] for part in parts]))
+            for state in states:
+                state.done[index] = state.num_columns
         if not rows:
-            return state.trunk.new_empty(0, self.draft_ids.numel())
-        return decoder.unembedding(decoder.heads[0].block.norm(torch.cat(rows)))
+            return states[0].trunk.new_empty(0, len(states), self.draft_ids.numel())
+        logits = decoder.unembedding(decoder.heads[0].block.norm(torch.cat(rows)))
+        return logits.unflatten(0, (len(rows), len(states)))

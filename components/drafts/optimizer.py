@@ -40,7 +40,8 @@ class Optimizer:
             self._parts.append(torch.optim.Muon(groups, weight_decay=weight_decay))
         if others:
             groups = self._groups(others, weight_decay, 1.0)
-            self._parts.append(torch.optim.AdamW(groups, betas=BETAS, foreach=True))
+            # One pass over weights, gradients and moments; written as a list of operations it takes a dozen.
+            self._parts.append(torch.optim.AdamW(groups, betas=BETAS, fused=True))
 
     def _groups(self, parameters: list[nn.Parameter], weight_decay: float, times: float) -> list[dict[str, object]]:
         """Parameters of one learning rate and one decay together; vectors (norm weights) do not decay."""
@@ -78,7 +79,7 @@ class Optimizer:
         part = next(p for p in self._parts if any(parameter is one for one in _members(p)))
         state = {name: value.to(parameter.device) for name, value in moments.items()}
         if isinstance(part, torch.optim.AdamW):
-            state["step"] = torch.tensor(float(step))
+            state["step"] = torch.tensor(float(step), device=parameter.device)
         part.state[parameter] = state
 
 

@@ -11,6 +11,11 @@ the columns, nested, so that a row's shallower rows are there. Deep rows are nea
 them out costs little: with r = 0.7 and a floor of 0.2, seven depths cost 3.2 rows a column. A depth's loss is a mean
 over its rows, weighted step_decay^d; theirs is a mean over all rows, which is step_decay = r but for the floor.
 
+How deep it pays: a mask row knows nothing of the guesses before it, so acceptance falls quickly with depth (built-in
+target, K = 7, 300 steps, one seed: 50 % of chains keep one guess, 20 % two, 6 % three, 0.6 % four, none five). Any K up
+to 16 is trained, decoded and exported; since mask rows differ in position alone, a chain may go EXTRA_DEPTH guesses
+beyond the trained K, where nothing was trained.
+
 Tensor names are EAGLE-3's with `layers.0.*`, `layers.1.*` as in speculators and vLLM, and `mask_hidden` [3H].
 Deviations: 2 layers unless told otherwise, where the paper has 4 (built-in target, 300 steps, one seed: held-out AL
 1.79 with 4 and 1.76 with 2, which cost half as much); the mask token is a vector of its own, `mask_token` [H], instead
@@ -21,6 +26,7 @@ from its optimiser step and the seed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -33,13 +39,16 @@ from components.drafts.causal_mask import CausalMask
 from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
 from components.drafts.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
-from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, Rope, initialise, seen_mix
-from components.drafts.losses import Normaliser, Roots, StepJudge, teacher_of
+from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, initialise
+from components.drafts.losses import Normaliser, Roots, StepJudge, judged_teacher
 from components.drafts.masks import shift_left
+from components.drafts.one_block import EXTRA_DEPTH
+from components.drafts.p_eagle_rows import LayerRows
 from components.drafts.row_losses import row_loss
 from components.drafts.sampling import Guesses
 from components.drafts.settings import LossName
-from components.drafts.unrolled import BlockParts, attend, chosen, finished
+from components.drafts.training_linear import TrainingLinear
+from components.drafts.unrolled import chosen, finished
 from components.targets.linear import Linear, calibrate
 
 
@@ -74,17 +83,17 @@ class PEagle(AbstractDraft):
     def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int) -> None:
         super().__init__()
         hidden = shape.hidden_size
-        self.shape, self.num_steps, self.max_depth = shape, depth, depth
+        self.shape, self.num_steps, self.max_depth = shape, depth, depth + EXTRA_DEPTH
         self.step_decay, self.kept_share, self.least_share, self.seed = 0.7, 0.7, 0.2, 0
         self.normaliser: Normaliser = "token"
         self.loss_name: LossName = "soft_ce"
         self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
         self.draft_ids: Tensor
         self.register_buffer("draft_ids", draft_ids, persistent=False)
-        self.fc = nn.Linear(NUM_TAPS * hidden, hidden, bias=False)
+        self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
         self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(num_layers - 1))])
         self.norm = RmsNorm(hidden, shape.rms_norm_eps)
-        self.lm_head = nn.Linear(hidden, draft_ids.numel(), bias=False)
+        self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.mask_token = nn.Parameter(torch.zeros(hidden))
         self.mask_hidden = nn.Parameter(torch.zeros(NUM_TAPS * hidden))
         self._decoder: Decoder | None = None
@@ -144,7 +153,7 @@ class PEagle(AbstractDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
         self._decoder = None
-        teacher = teacher_of(self.target, batch.last, self.draft_ids)
+        teacher = judged_teacher(self.target, batch, self.draft_ids)
         judge = StepJudge(batch, teacher, self.num_steps, self.normaliser)
         widths = [judge.roots.rows.shape[1]] * self.num_steps
         if self.training:
@@ -241,6 +250,24 @@ class PEagle(AbstractDraft):
         return guesses.proposal()
 
     @torch.inference_mode()
+    def propose_batch(
+        self,
+        states: Sequence[PEagleState],
+        columns: Sequence[Columns],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """See BatchProposer. One pass for all guesses of all sequences."""
+        guesses = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        depth = min(depth, self.max_depth)
+        logits = self._logits_of_each(states, columns, max(1, depth), scaled=not guesses[0].greedy)
+        for own, rows in zip(guesses, logits, strict=True):
+            for row in rows[:depth]:
+                own.pick(row[None])
+        return [own.proposal() for own in guesses]
+
+    @torch.inference_mode()
     def begin(self, state: PEagleState, columns: Columns, depth: int) -> DepthBranches:
         """See TreeProposer."""
         return DepthBranches(self._logits(state, columns, depth, scaled=True))
@@ -262,45 +289,30 @@ class PEagle(AbstractDraft):
         hidden = hidden[-depth:]
         return decoder.head(unit(hidden) if scaled else hidden)
 
+    def _logits_of_each(
+        self, states: Sequence[PEagleState], columns: Sequence[Columns], depth: int, scaled: bool
+    ) -> Tensor:
+        """As `_logits` for B sequences: [B, depth, N]. Each has its new columns, then its mask rows."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        unit, starts = decoder.blocks[0].norm, [state.num_columns for state in states]
+        sizes = [new.next_tokens.shape[0] for new in columns]
+        fused = decoder.fuse(torch.cat([new.taps for new in columns]).to(decoder.dtype))
+        tokens = decoder.token_part(torch.cat([new.next_tokens for new in columns]).to(self.draft_ids.device))
 
-class LayerRows:
-    """One layer's attention: true columns, and mask rows of every depth, the depths side by side in one tensor.
+        def with_masks(rows: Tensor, mask: Tensor) -> Tensor:
+            return torch.cat([part for own in rows.split(sizes) for part in (own, mask.expand(depth - 1, -1))])
 
-    Shapes: B sequences, T columns, R roots, M = all mask rows of a sequence, A heads, D head size.
-    """
-
-    def __init__(
-        self, shape: BlockShape, layer: BlockParts, inputs: Tensor, rows: Tensor, widths: list[int], causal: CausalMask
-    ) -> None:
-        """inputs: what q, k, v read at the columns, [B, T, in]; rows: int64 [B, R]; widths: see PEagle.guesses."""
-        self.shape, self.attention, self.inputs, self.rows, self.widths = shape, layer.self_attn, inputs, rows, widths
-        self.positions, self.visible = causal.at(rows), causal.visible
-        self.rope = Rope(shape, causal.positions)
-        self.keys, self.values = self.attention.keys_values(inputs, self.rope)
-        self.unseen = causal.unseen(rows)  # [B, 1, 1, R, T]
-
-    def mixed_at_columns(self) -> Tensor:
-        """Every column over those up to itself: [B, A, T, D]."""
-        return seen_mix(self.attention.queries(self.inputs, self.rope), self.keys, self.values, self.visible)
-
-    def mixed_at_roots(self) -> Tensor:
-        """The roots only: [B, A, R, D]."""
-        queries = self.attention.queries(chosen(self.inputs, self.rows), Rope(self.shape, self.positions))
-        return attend(self.shape, queries, self.keys, self.values, self.unseen, [])
-
-    def mixed_at_masks(self, inputs: Tensor) -> Tensor:
-        """The mask rows over the columns up to their root and the shallower rows of their own: [B, A, M, D]."""
-        widths = self.widths[1:]
-        places = [self.positions[:, :width] + d for d, width in enumerate(widths, start=1)]
-        rope = Rope(self.shape, torch.cat(places, 1))
-        keys, values = (part.split(widths, 2) for part in self.attention.keys_values(inputs, rope))
-        queries = self.attention.queries(inputs, rope).split(widths, 2)
-        mixed = []
-        for i, width in enumerate(widths):
-            own = [(keys[j][:, :, :width], values[j][:, :, :width]) for j in range(i + 1)]
-            unseen = self.unseen[..., :width, :]
-            mixed.append(attend(self.shape, queries[i], self.keys, self.values, unseen, own))
-        return torch.cat(mixed, 2)
+        qkv = with_masks(tokens + decoder.hidden_part(unit(fused)), decoder.masked_qkv)
+        hidden, counts = with_masks(fused, decoder.masked), [size + depth - 1 for size in sizes]
+        for state, size in zip(states, sizes, strict=True):
+            state.num_columns += size
+        for i, block in enumerate(decoder.blocks):
+            if i > 0:
+                qkv = decoder.later_qkv[i - 1](unit(hidden))
+            hidden = block.run_each(qkv, hidden, [state.caches[i] for state in states], starts, counts, last_only=False)
+        hidden = torch.cat([rows[-depth:] for rows in hidden.split(counts)])
+        return decoder.head(unit(hidden) if scaled else hidden).unflatten(0, (len(states), depth))
 
 
 def _shuffled(roots: Roots, generator: torch.Generator) -> Roots:

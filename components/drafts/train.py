@@ -31,6 +31,7 @@ def train_draft(
     batch_tokens: Annotated[int, Field(ge=16)] = 1024,
     max_tokens: Annotated[int, Field(ge=8)] = 2048,
     packing: Literal["none", "bucket", "pack"] = "bucket",
+    order: Literal["given", "shuffled"] = "given",
     draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     eval_every: Annotated[int, Field(ge=1)] = 50,
@@ -64,7 +65,10 @@ def train_draft(
         batch_tokens: tokens in a batch, padding included.
         max_tokens: tokens of a conversation that are used, from its start.
         packing: what shares a batch. bucket: conversations of similar length, one a row. pack: several in a row, each
-            with its own positions and attention, so that little is padding. none: as the shuffle has them, a row each.
+            with its own positions and attention, so that little is padding. none: as they come, a row each.
+        order: of the conversations. given: the curriculum that data.mix_chats declared with its `order`, followed in
+            every epoch (a batch then holds neighbours of that order, so that packing: bucket is none); where none was
+            declared, shuffled. shuffled: by the seed, another way every epoch.
         draft_vocab_size: tokens the drafter can guess, the most frequent ones of the answers; 0 takes a quarter of the
             target's vocabulary, at least 256 and at most 32000. For mtp it prunes the head while drafting, not
             training.
@@ -93,7 +97,7 @@ def train_draft(
         optimizer,
         muon_lr_scale,
     )
-    choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing)
+    choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
     return train_from_features(target, features, start_from, method, filled(chosen, ctx.seed), schedule, choice, ctx)
 
 

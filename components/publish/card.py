@@ -1,6 +1,7 @@
-"""The model card: what this drafter is, what it was measured to do, where it is not worth it, how to serve it.
+"""The model card: what this drafter is, what it learned from, what it was measured to do, where it is not worth it.
 
-Numbers come from policy.json alone; the words around them stand in card.md.jinja.
+Numbers come from policy.json, the timed requests behind it and the records of the lineage; the words around them stand
+in card.md.jinja. What nobody measured or recorded is said to be so.
 """
 
 from __future__ import annotations
@@ -8,13 +9,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.escapes import in_code, in_markdown
+from components.publish.card_limits import measured_limits, not_worth_it
 from components.publish.launch import launch_lines
+from components.publish.lineage import Lineage
+from components.publish.training_data import REASONS, training_data
 
 ALL = "all"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a card tells beside release.json.
+
+    policy: policy.json. end_to_end: the folder of the timed requests. max_positions: the target's, tokens.
+    target_licence: as the target's own files say it, "" where they do not.
+    """
+
+    policy: dict[str, Any]
+    lineage: Lineage
+    end_to_end: Path
+    max_positions: int
+    target_licence: str = ""
 
 
 class Sound(str):
@@ -29,8 +50,8 @@ def _yaml(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z][\w.-]*", text) else json.dumps(text)
 
 
-def write_card(file: Path, record: dict[str, Any], policy: dict[str, Any]) -> None:
-    """Render README.md. record: release.json so far; policy: policy.json."""
+def write_card(file: Path, record: dict[str, Any], evidence: Evidence) -> None:
+    """Render README.md. record: release.json so far."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -44,13 +65,13 @@ def write_card(file: Path, record: dict[str, Any], policy: dict[str, Any]) -> No
     )
     environment.filters.update(x=_sound(times), num=_sound(number), ci=_sound(interval), pct=_sound(percent))
     environment.filters.update(code=_sound(in_code), yaml=_sound(_yaml), verbatim=Sound)
-    text = environment.get_template("card.md.jinja").render(card_facts(record, policy))
+    text = environment.get_template("card.md.jinja").render(card_facts(record, evidence))
     file.write_text(text, encoding="utf-8")
 
 
-def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     """What the template is given."""
-    draft_key, depth = record["serve"]["draft_key"], record["serve"]["depth_k"]
+    policy, draft_key, depth = evidence.policy, record["serve"]["draft_key"], record["serve"]["depth_k"]
     mine = [c for c in policy["choices"] if c["draft_key"] == draft_key]
     batch_size = min(c["batch_size"] for c in mine)  # the card tells of one, and names it
     mine = [c for c in mine if c["batch_size"] == batch_size]
@@ -58,28 +79,48 @@ def card_facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]
     acceptance = [a for a in policy["acceptance"] if a["draft_key"] == draft_key]
     # At depth 0 nothing is drafted; the card then shows the shallowest drafting depth, so that the reader sees why.
     shown = depth or min((a["depth_k"] for a in acceptance if a["depth_k"]), default=0)
-    model = record["target"]["model"] or "TARGET"
-    folders = _folders(record)
+    arms = [a for a in policy["arms"] if a["draft_key"] == draft_key and a.get("tree_budget") is None]
+    at_depth = [{**a, **next(_same(e, a) for e in evals if _same(e, a))} for a in acceptance if a["depth_k"] == shown]
+    timed = {a["workload"]: a for a in arms if (a["batch_size"], a["depth_k"]) == (batch_size, shown)}
+    limits = measured_limits(policy, draft_key, evidence.end_to_end, evidence.max_positions)
+    data = training_data(evidence.lineage, draft_key)
+    hub = _HUB_ID.fullmatch(record["target"]["model"].partition("@")[0])
     return {
         **record,
+        "base_model": hub[0] if hub else "",
         "depth": depth,
         "shown": shown,
         "pooled": next(c for c in mine if c["workload"] == ALL),
-        "per_workload": [c for c in mine if c["workload"] != ALL],
         "evals": [e for e in evals if e["workload"] == ALL],
-        "at_depth": [
-            {**a, **next(_same(e, a) for e in evals if _same(e, a))} for a in acceptance if a["depth_k"] == shown
-        ],
+        "at_depth": [{**a, "timed": timed.get(a["workload"])} for a in at_depth],
+        "rounded": next((c for c in policy.get("weights") or [] if c["draft_key"] == draft_key), None),
+        "predicted": {e["workload"]: e for e in evals if e["depth_k"] == shown},
         "arms": [a for a in policy["arms"] if a["workload"] == ALL],
-        "my_arms": [a for a in policy["arms"] if a["workload"] == ALL and a["draft_key"] == draft_key],
+        "my_arms": [a for a in arms if a["workload"] == ALL],
         "gate": policy["gate"],
         "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
-        "stitched": folders.get("stitched"),
-        "launch": launch_lines(record["serve"]["method"], depth, policy["engines"], model, folders, record["settings"]),
+        "stitched": folders_of(record).get("stitched"),
+        "limits": limits,
+        "not_worth": not_worth_it(policy, draft_key, depth, limits),
+        "data": data,
+        "reasons": REASONS,
+        "data_licences": sorted({source.licence for source in data.sources if source.licence}),
+        "target_licence": evidence.target_licence,
     }
 
 
-def _folders(record: dict[str, Any]) -> dict[str, str]:
+def launch_of(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, str]:
+    """engine -> the command that serves the release, at the chosen depth."""
+    serve, model = record["serve"], record["target"]["model"] or "TARGET"
+    if any(character.isspace() for character in model):
+        model = "TARGET"  # a name for people, which no command takes
+    lines = launch_lines(
+        serve["method"], serve["depth_k"], policy["engines"], model, folders_of(record), record["settings"]
+    )
+    return dict(lines)
+
+
+def folders_of(record: dict[str, Any]) -> dict[str, str]:
     """format -> folder of the drafter that is served."""
     mine = (pair for pair in record["formats"].items() if pair[1]["draft_key"] == record["serve"]["draft_key"])
     return {facts["format"]: folder for folder, facts in mine}

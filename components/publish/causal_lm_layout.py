@@ -4,7 +4,8 @@
 compare the two vocabularies, so the LM head has a row for every token of the target (layout.whole_vocabulary).
 
 Our loop never shows a drafter the first token of a text; engines feed it all of it. Drafts may differ by that token's
-share of the attention; outputs cannot.
+share of the attention; outputs cannot. That is the whole difference: with the token in its cache our draft model drafts
+what vLLM's does, round for round (benchmarks/engine_cases.py, EngineCases.our_rounds).
 """
 
 from __future__ import annotations

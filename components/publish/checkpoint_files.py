@@ -34,8 +34,8 @@ ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32"
 }
 
 
-def write_checkpoint(folder: Path, laid_out: LaidOut, weights_file: str = WEIGHTS) -> None:
-    """Write config.json and the weights, then read both back and compare; raises UserError when they differ."""
+def write_checkpoint(folder: Path, laid_out: LaidOut, weights_file: str = WEIGHTS) -> LaidOut:
+    """Write config.json and the weights; what reading both back gives. Raises UserError when they differ."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in sorted(laid_out.tensors.items())}
     save_file(tensors, folder / weights_file, metadata={"format": "pt"})
@@ -45,6 +45,7 @@ def write_checkpoint(folder: Path, laid_out: LaidOut, weights_file: str = WEIGHT
     require_equal(tensors, found.tensors, f"{folder.name}/{weights_file}")
     if found.config != laid_out.config:
         raise UserError(f"{folder.name}/{CONFIG}: reads back differently than it was written; check the disk")
+    return found
 
 
 def read_checkpoint(folder: Path, where: str) -> LaidOut:
@@ -52,10 +53,10 @@ def read_checkpoint(folder: Path, where: str) -> LaidOut:
     if not folder.is_dir():
         raise UserError(f"{where}: no such folder; give the one that holds {CONFIG} and *.safetensors")
     config = read_json(folder / CONFIG, where)
-    for name in ("auto_map", "quantization_config"):
-        if config.get(name):
-            why = "asks for code of its own" if name == "auto_map" else "says the weights are quantised"
-            raise UserError(f"{where}/{CONFIG}: {name} {why}; such a checkpoint cannot be checked: remove it")
+    if config.get("auto_map"):
+        raise UserError(
+            f"{where}/{CONFIG}: auto_map asks for code of its own; such a checkpoint cannot be checked: remove it"
+        )
     files = weight_files(folder, where)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -182,14 +183,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def tensors_in(folder: Path) -> Mapping[str, Path]:
     """Tensor name -> the file of a model's folder that holds it, from the headers alone."""
-    found: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        found |= dict.fromkeys(checked_header_of_model(file), file)
-    return found
-
-
-def checked_header_of_model(file: Path) -> dict[str, Any]:
-    """The tensor table of a model's own file, which may be a link (hub caches are made of them)."""
     from components.targets.inspect_files import read_header
 
-    return read_header(file, file.parent.name)
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):  # which may be links: hub caches are made of them
+        found |= dict.fromkeys(read_header(file, folder.name), file)
+    return found

@@ -2,7 +2,7 @@
 
 Names and config keys are those of the first public EAGLE-3 release (`midlayer.*`, `d2t` as offsets). The tapped layers
 are left out of the config: every engine defaults to Hugging Face hidden_states[2, n//2, n-3], which is what we train
-on, while explicit ids mean different layers in different engines (profiles.py). EAGLE-3.1's two norms have the names
+on, while explicit ids mean different layers in different engines (`tap_ids`). EAGLE-3.1's two norms have the names
 and flags that vLLM reads; whether an engine honours them is its profile's business.
 """
 

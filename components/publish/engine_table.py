@@ -7,12 +7,14 @@ transformers 5.23. "tried" is what was run with a checkpoint of ours and gave ou
 
 from __future__ import annotations
 
-from components.publish.profiles import GIVEN_MODEL, OWN_MTP, Need, Profile, Served
+from components.publish.profiles import GIVEN_MODEL, OWN_MTP, FewBits, Need, Profile, Served
 
 NO_TREE_OF_OURS = "its heads are transformer layers on the target's last state, which no engine has a reader for"
 IN_OUR_LOOP = "no public engine takes its n-grams from a Jacobi window in the verifying pass"
 OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settings: {mtp: {start: own}}"
 NEEDS_NO_FILE = Served()
+MARLIN = (0, 32, 64, 128)
+"""Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""
 
 VLLM = Profile(
     title="vLLM",
@@ -38,16 +40,26 @@ VLLM = Profile(
             ),
             tried="0.32.0",
             max_depth=1,
+            # mimo_mtp.py builds a Qwen2DecoderLayer of the target's config; qwen2.py hands its rope_parameters on.
+            rope_of_target=True,
         ),
         OWN_MTP: Served(("stitched",), tried="0.32.0"),
-        "draft-model": Served(("causal-lm",)),
+        "draft-model": Served(("causal-lm",), tried="0.32.0"),
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": Served(tried="0.32.0"),
     },
     instead={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
     norm_flags=frozenset({"fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"}),
-    taps="id i is the input of layer i, hidden_states[i]; top level first, else eagle_config",
-    quantisations=("fp8", "compressed-tensors"),
+    few_bits=FewBits(
+        ("eagle3", "draft-model"),
+        {"int8": MARLIN, "int4": MARLIN},
+        kept={"draft-model": ("lm_head",)},  # its format has a row for every token, which are others than were measured
+        keepable=("fc", "lm_head"),
+        remarks={
+            "int4": "vLLM takes int4 by its source on GPUs; on a CPU in --dtype bfloat16 or float16, not in float32",
+            "int8": "vLLM takes int8 by its source on GPUs; its CPU build refused ours, with kernels for 4 bits alone",
+        },
+    ),
     architectures=(
         "LlamaForCausalLM",
         "Qwen2ForCausalLM",
@@ -101,10 +113,13 @@ SGLANG = Profile(
         "lookahead": IN_OUR_LOOP,
         "mtp-parallel": NO_TREE_OF_OURS,
     },
-    taps="id i is the output of layer i, hidden_states[i + 1]; eagle_config only",
-    vocabulary="d2t as offsets, made a list of hot tokens",
     max_layers=1,
-    quantisations=("fp8",),
+    few_bits=FewBits(
+        ("eagle3", "draft-model"),
+        {"int8": MARLIN, "int4": MARLIN},
+        kept={"eagle3": ("fc", "lm_head"), "draft-model": ("lm_head",)},
+        remarks=dict.fromkeys(("int8", "int4"), "SGLang takes compressed-tensors by its source; it was not run"),
+    ),
 )
 
 LLAMA_CPP = Profile(
@@ -127,10 +142,13 @@ LLAMA_CPP = Profile(
         "mtp-parallel": NO_TREE_OF_OURS,
     },
     norm_flags=frozenset({"norm_before_fc", "norm_before_residual"}),
-    taps="id i is the input of layer i, hidden_states[i]; top level only, kept in the GGUF",
-    vocabulary="d2t as offsets, kept as target ids",
     max_layers=1,
-    quantisations=("q8_0", "q4_k_m", "q4_0"),
+    # Its converter makes Q8_0 of every matrix; 4-bit files come of llama-quantize, which no release calls.
+    few_bits=FewBits(
+        ("eagle3",),
+        {"int8": (32,)},
+        remarks={"int8": "llama.cpp holds int8 as Q8_0, bit for bit; it rounds activations too: some rounds differ"},
+    ),
     # Its graphs that keep each layer's input (t_layer_inp); those of Qwen2, Granite and Phi-3 do not.
     architectures=(
         "LlamaForCausalLM",
@@ -167,13 +185,9 @@ MNN = Profile(
         "lookahead": "what it calls lookahead is prompt lookup, our ngram",
         "mtp-parallel": NO_TREE_OF_OURS,
     },
-    taps="hidden_states[2, n//2, n-3], whatever a config says",
-    rope="none: it computes with 10000 and no scaling",
-    fixed_rope_theta=10000.0,
+    fixed_rope_theta=10000.0,  # and no scaling
     heads_from="target",
     max_layers=1,
-    vocabulary="d2t as offsets, kept as int32",
-    quantisations=("int8", "int4"),
 )
 
 TENSORRT_LLM = Profile(
@@ -194,9 +208,7 @@ TENSORRT_LLM = Profile(
         "lookahead": "its PyTorch backend has none, engines built ahead only",
         "mtp-parallel": NO_TREE_OF_OURS,
     },
-    taps="hidden_states[2, n//2, n-3]",
     max_layers=1,
-    quantisations=("fp8",),
 )
 
 TRANSFORMERS = Profile(
@@ -220,8 +232,6 @@ TRANSFORMERS = Profile(
         "lookahead": IN_OUR_LOOP,
         "mtp-parallel": NO_TREE_OF_OURS,
     },
-    rope="rope_parameters, or rope_theta at top level",
-    vocabulary="none: both models have the same",
 )
 
 OPENVINO = Profile(
@@ -243,9 +253,7 @@ OPENVINO = Profile(
         "lookahead": IN_OUR_LOOP,
         "mtp-parallel": NO_TREE_OF_OURS,
     },
-    taps="chosen by its exporter, which asks for ten layers and more",
     max_layers=1,
-    quantisations=("int8", "int4"),
 )
 
 SPECULATORS = Profile(
@@ -266,9 +274,6 @@ SPECULATORS = Profile(
         "mtp-parallel": NO_TREE_OF_OURS,
     },
     norm_flags=frozenset({"fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"}),
-    taps="id i is hidden_states[i]; top level of config.json",
-    rope="rope_parameters, or rope_theta, in transformer_layer_config",
-    vocabulary="d2t as offsets and t2d",
 )
 
 PROFILES: dict[str, Profile] = {

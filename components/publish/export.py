@@ -2,7 +2,10 @@
 
     release/
       README.md        the model card
-      release.json     every file with its sha256, the policy, keys and versions
+      release.json     what it is for programs: formats, policy, launch lines, keys, versions, every file
+      policy.json      the depth policy with every number behind it; policy.md is the same for people
+      provenance.json  where it comes from, a CycloneDX bill of materials (provenance.py)
+      SHA256SUMS       every file, for `sha256sum -c SHA256SUMS`
       draftsmith/      what MLflow serves: draft.json and model.safetensors as trained, target.json, serve.json
       eagle3/ ...      one folder a format (formats.py), checked exactly before it is written and again after; no folder
                        for a method that no engine loads from a file of its own: its launch lines stand in the card
@@ -10,22 +13,23 @@
 The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file. One
 format is the exception: `stitched` is a copy of the target's checkpoint with its own MTP module exchanged.
 
-Folders of this machine are named by their last part everywhere but in draftsmith/: target.json and draft.json keep the
-path of a local target and of a given local draft model, because they load them from there.
+Folders of this machine are named by their last part, the target as `target_name` says, everywhere but in draftsmith/:
+target.json and draft.json keep the path of a local target and of a given local draft model, to load them from there.
+What leaves this machine leaves without them (public_copy.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
-from components.publish.profiles import Engine, Format, formats_for
+from components.drafts.storage import Storage
+from components.publish.profiles import Engine, Format, formats_for, remark_on
+from components.publish.public_names import public_name, public_settings, public_value
 
 if TYPE_CHECKING:
     from components.publish.layout import Source
@@ -41,6 +45,7 @@ def export_release(
     engines: list[Engine] = [],  # noqa: B006 - read, never changed
     include: Literal["winner", "all"] = "winner",
     license: Annotated[str, Field(min_length=1)] = "other",
+    target_name: str = "",
     llama_cpp: str = "",
     ctx: Context,
 ) -> Release:
@@ -57,31 +62,41 @@ def export_release(
             training by `draftsmith check`. Empty promises nothing and writes the format of the drafter's own method.
         include: "winner" exports the drafter with the best measured lower bound, "all" the others beside it.
         license: SPDX name of the drafter's licence, as model hubs write it; "other" means: see the target's licence.
+        target_name: what the target is called in all that others may read; empty: a hub id as it is, a folder by its
+            last part. For a private target say something that tells nothing.
         llama_cpp: the folder with llama.cpp's convert_hf_to_gguf.py, which makes the GGUF for llama.cpp; empty looks at
             $DRAFTSMITH_LLAMA_CPP and on the PATH; without it the folder that the converter reads goes out instead, and
             the card says how to convert it.
     """
     from components.drafts.files import read_record
-    from components.publish.card import write_card
+    from components.publish.card import Evidence
+    from components.publish.lineage import lineage_of
+    from components.publish.release_folder import licence_of, versions, write_own_folder, write_papers
 
     found = _read_policy(policy)
     winner = _winner(found, drafts)
     chosen = [winner, *(d for d in drafts if d is not winner)] if include == "all" else [winner]
     source = source_of(target)
+    if target_name:
+        source = dataclasses.replace(source, name=target_name)
     written: dict[str, dict[str, Any]] = {}
     for done, draft in enumerate(chosen):
         formats = promised_formats(draft, source, engines)
         if not formats:
             where = "goes out in draftsmith/ alone" if draft is winner else "stays here"
             ctx.note(f"{draft.info['method']} ({draft.key[:12]}) needs no file that engines load: it {where}")
-        written |= _export(draft, target, source, formats, ctx, taken=set(written), llama_cpp=llama_cpp)
+        for engine in engines:
+            if remark := remark_on(engine, Storage.of(read_record(draft.path))):
+                ctx.note(remark)
+        written |= _export(draft, source, formats, ctx, taken=set(written), llama_cpp=llama_cpp)
         ctx.progress(done + 1, len(chosen), "drafters")
-    serve = _own_folder(ctx.out / "draftsmith", target, winner, found)
+    serve = write_own_folder(ctx.out / "draftsmith", target, winner, found)
+    # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
+    named = target_name or public_name(str(target.info.get("model", "")))
     record: dict[str, Any] = {
-        # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
-        "target": {"key": target.key, **_small(target.info), "model": _public_name(str(target.info.get("model", "")))},
-        "draft": {"key": winner.key, **_small(winner.info)},
-        "settings": _public_settings(read_record(winner.path)["settings"]),
+        "target": {"key": target.key, **public_value(_small(target.info)), "model": named},
+        "draft": {"key": winner.key, **public_value(_small(winner.info))},
+        "settings": public_settings(read_record(winner.path)["settings"]),
         "serve": serve,
         "formats": written,
         "license": license,
@@ -92,11 +107,13 @@ def export_release(
             "end_to_end": end_to_end.key,
             "release": ctx.key,
         },
-        "versions": _versions(),
+        "versions": versions(),
     }
-    write_card(ctx.out / "README.md", record, found)
-    record["files"] = _checksums(ctx.out)
-    (ctx.out / "release.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    lineage = lineage_of([target, *chosen, policy, *acceptance, end_to_end])
+    evidence = Evidence(
+        found, lineage, end_to_end.path, source.shape.max_position_embeddings, licence_of(source.folder)
+    )
+    write_papers(ctx.out, record, evidence, policy)
     ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join([*written, 'draftsmith'])}")
     return Release.made(ctx, _facts(record, found))
 
@@ -134,7 +151,7 @@ def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tup
 
     record = read_record(draft.path)
     method, settings = str(record["method"]), dict(record["settings"])
-    refuse_unserved(method, settings, source, engines, f"{method} ({draft.key[:12]})")
+    refuse_unserved(method, settings, source, engines, f"{method} ({draft.key[:12]})", Storage.of(record))
     return formats_for(method, settings, engines)
 
 
@@ -153,12 +170,11 @@ def source_of(target: Target) -> Source:
     config = read_config(folder, where=where, trust_remote_code=bool(record["trust_remote_code"]))
     shape = shape_of(config, where)
     head_dim = BlockShape.of(SimpleNamespace(shape=shape), 0).head_dim
-    return Source(dataclasses.replace(shape, head_dim=head_dim), _public_name(where) or "target", folder)
+    return Source(dataclasses.replace(shape, head_dim=head_dim), public_name(where) or "target", folder)
 
 
 def _export(
     draft: Draft,
-    target: Target,
     source: Source,
     formats: tuple[Format, ...],
     ctx: Context,
@@ -167,13 +183,12 @@ def _export(
     llama_cpp: str = "",
 ) -> dict[str, dict[str, Any]]:
     """One drafter in its formats: folder name -> facts. Nothing is written in a format unless its check passes."""
-    from components.drafts.files import read_draft
-    from components.publish.formats import own_form_of, write_format
+    from components.publish.formats import own_form_at, write_format
     from components.publish.gguf_file import BASES, write_gguf
     from components.publish.mtp_stitch import stitch
 
-    record, tensors = read_draft(draft.path)
-    own = own_form_of(record, tensors)
+    own = own_form_at(draft.path)
+    packed = own.storage is not None and own.storage.bits is not None
     written: dict[str, dict[str, Any]] = {}
     for format in formats:
         name = format if format not in taken else f"{format}-{draft.key[:8]}"
@@ -181,10 +196,14 @@ def _export(
         folder, facts = ctx.out / name, {"draft_key": draft.key, "method": own.method, "format": format}
         if format == "stitched":
             assert source.folder is not None
-            made = stitch(source.folder, folder, tensors, source.shape.num_layers)
+            if packed:
+                raise UserError("stitched: a copy of the target has its dtype: leave drafts.quantise_draft out")
+            made = stitch(source.folder, folder, own.tensors, source.shape.num_layers)
         elif format == "gguf":
             made = write_gguf(own, source, folder, llama_cpp, ctx)
             base = BASES[own.method]
+            if made is None and packed:
+                raise UserError("gguf: only llama.cpp's converter packs weights: install it, or give bf16")
             if made is None and base not in formats:  # what the converter reads, for whoever has one
                 name = base if base not in taken else f"{base}-{draft.key[:8]}"
                 facts["format"] = base
@@ -196,84 +215,26 @@ def _export(
     return written
 
 
-def refuse_unserved(method: str, settings: dict[str, Any], source: Source, engines: list[Engine], where: str) -> None:
+def refuse_unserved(
+    method: str,
+    settings: dict[str, Any],
+    source: Source,
+    engines: list[Engine],
+    where: str,
+    storage: Storage | None = None,
+) -> None:
     """Raises UserError, one line, for the first reason why one of the engines could not serve such a drafter."""
     from components.publish.layout import facts_of
     from components.publish.profiles import refusals
 
     for engine in engines:
-        for why in refusals(engine, method, settings, facts_of(source.shape)):
+        for why in refusals(engine, method, settings, facts_of(source.shape), storage):
             raise UserError(f"engines: {where}: {why}")
-
-
-def _own_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, Any]) -> dict[str, Any]:
-    """`draftsmith/`: what mlflow_model.py serves from; byte copies and the chosen depth."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
-        if source.is_file():  # what learns nothing has no weights
-            shutil.copyfile(source, folder / source.name)
-    if (target.path / "target.json").is_file():
-        shutil.copyfile(target.path / "target.json", folder / "target.json")
-    winner = policy["winner"] if policy["verdict"] in ("use", "undecided") else None
-    serve = {
-        "method": str(draft.info["method"]),
-        "draft_key": draft.key,
-        "target_key": target.key,
-        "depth_k": int(winner["depth_k"]) if winner else 0,
-        "depth_by_workload": _depth_by_workload(policy["choices"], draft.key),
-        "verdict": policy["verdict"],
-    }
-    (folder / "serve.json").write_text(json.dumps(serve, indent=1) + "\n", encoding="utf-8")
-    return serve
-
-
-def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str) -> dict[str, int]:
-    """The depths chosen for one drafter at the smallest batch size."""
-    mine = [c for c in choices if c["draft_key"] == draft_key]
-    smallest = min(c["batch_size"] for c in mine)
-    return {c["workload"]: c["depth_k"] for c in mine if c["batch_size"] == smallest}
-
-
-def _public_name(model: str) -> str:
-    """A hub id or "builtin" as it is, a folder by its last part."""
-    here = model not in ("", "builtin") and Path(model).expanduser().is_dir()
-    return Path(model).name if here or Path(model).is_absolute() or model.startswith((".", "~")) else model
-
-
-def _public_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """A drafter's settings as anybody may read them: a given draft model by its public name."""
-    return settings | ({"model": _public_name(str(settings["model"]))} if settings.get("model") else {})
 
 
 def _small(info: Any) -> dict[str, Any]:
     """The plain facts of an artifact's info."""
     return {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) or v is None}
-
-
-def _versions() -> dict[str, str]:
-    """Versions of what wrote the release."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("draftsmith", "torch", "transformers", "safetensors", "tokenizers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
-
-
-def _checksums(folder: Path) -> list[dict[str, Any]]:
-    """Every file written so far with size and sha256."""
-    import hashlib
-
-    files = []
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        name = file.relative_to(folder).as_posix()
-        files.append({"path": name, "bytes": file.stat().st_size, "sha256": digest})
-    return files
 
 
 def _facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:

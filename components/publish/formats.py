@@ -44,12 +44,19 @@ def check(layout: AbstractLayout, laid_out: LaidOut, where: str, shape: TargetSh
     shape: of the target it is said to be for; None checks it against its own config alone.
     """
     from components.publish.exact_check import check_stated_dtype, check_tensors
+    from components.publish.quantised_layout import check_packed, packed_specs, storage_in, unpacked
 
+    storage = storage_in(laid_out.config, where)
     layout.check_config(laid_out.config, where)
     if shape is not None:
         layout.check_target(laid_out.config, shape, where)
-    check_tensors(laid_out.tensors, layout.expected(laid_out.config), where)
+    specs = layout.expected(laid_out.config)
+    there = specs if storage is None else packed_specs(specs, laid_out.config, storage, where)
+    check_tensors(laid_out.tensors, there, where)
     check_stated_dtype(laid_out.config, laid_out.tensors, where)
+    if storage is not None:
+        check_packed(laid_out, specs, storage, where)
+        laid_out = unpacked(laid_out, storage)
     layout.check_values(laid_out, where)
 
 
@@ -58,22 +65,32 @@ def write_format(name: str, own: OwnForm, source: Source, folder: Path) -> dict[
 
     Returns {"num_tensors", "num_params", "dtype"}. Raises UserError, one line.
     """
-    from components.publish.checkpoint_files import read_checkpoint, write_checkpoint
+    from components.publish.checkpoint_files import write_checkpoint
+    from components.publish.quantised_layout import lay_out_stored
 
     layout = layout_of(name)
-    laid_out = layout.lay_out(own, source)
+    laid_out = layout.lay_out(own, source) if own.storage is None else lay_out_stored(layout, own, source)
     check(layout, laid_out, f"{name} checkpoint", source.shape)
-    write_checkpoint(folder, laid_out, layout.weights_file)
     if layout.with_tokenizer and source.folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         for file in sorted({file for pattern in TOKENIZER for file in source.folder.glob(pattern) if file.is_file()}):
             shutil.copyfile(file, folder / file.name)
-    check(layout, read_checkpoint(folder, folder.name), folder.name, source.shape)
-    weights = {n: t for n, t in laid_out.tensors.items() if t.is_floating_point()}
-    return {
-        "num_tensors": len(laid_out.tensors),
-        "num_params": sum(t.numel() for t in weights.values()),
-        "dtype": str(next(iter(weights.values())).dtype).removeprefix("torch."),
-    }
+    written = write_checkpoint(folder, laid_out, layout.weights_file)  # last: it reads all that is in the folder
+    check(layout, written, folder.name, source.shape)
+    num_params, dtype = weights_in(laid_out)
+    return {"num_tensors": len(laid_out.tensors), "num_params": num_params, "dtype": dtype}
+
+
+def weights_in(laid_out: LaidOut) -> tuple[int, str]:
+    """How many numbers a checkpoint stands for, and their dtype; of one in few bits, what it says of itself."""
+    from components.publish.exact_check import name_of
+    from components.publish.quantised_layout import storage_in, unpacked
+
+    storage = storage_in(laid_out.config, "")
+    tensors = laid_out.tensors if storage is None else unpacked(laid_out, storage).tensors
+    weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    dtype = name_of(weights[0].dtype) if storage is None else storage.in_words
+    return sum(tensor.numel() for tensor in weights), dtype
 
 
 def recognised(laid_out: LaidOut, where: str) -> AbstractLayout:
@@ -110,9 +127,12 @@ def reopened(
     import torch
 
     from components.drafts.files import check_tensors, method_class, take_vocabulary
+    from components.publish.quantised_layout import storage_in, unpacked
 
     name, laid_out = read_folder(folder, source.shape, format)
     layout = layout_of(name)
+    storage = storage_in(laid_out.config, folder.name)
+    laid_out = laid_out if storage is None else unpacked(laid_out, storage)
     own = layout.own_form(laid_out, source)
     tensors = {n: t.float() if t.is_floating_point() else t for n, t in own.tensors.items()}
     vocab_size = target.shape.vocab_size
@@ -133,3 +153,14 @@ def own_form_of(record: Mapping[str, Any], tensors: Mapping[str, Any]) -> OwnFor
     from components.publish.layout import OwnForm
 
     return OwnForm(str(record["method"]), dict(record["settings"]), dict(tensors))
+
+
+def own_form_at(folder: Path) -> OwnForm:
+    """The drafter in a Draft artifact's folder, with how its weights are stored."""
+    from components.drafts.files import read_draft, read_stored
+    from components.drafts.quantised import packed_layers
+    from components.drafts.storage import Storage
+
+    record, tensors = read_draft(folder)
+    storage, own = Storage.of(record), own_form_of(record, tensors)
+    return own if storage is None else own._replace(storage=storage, packed=packed_layers(read_stored(folder)[1]))

@@ -21,7 +21,8 @@ from components.publish.layout import OwnForm, Source
 CONVERTER = "convert_hf_to_gguf.py"
 VARIABLE = "DRAFTSMITH_LLAMA_CPP"
 BASES = {"eagle3": "eagle3", "draft-model": "causal-lm"}
-TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "q8_0"}
+"""What the converter is told. Q8_0 has the codes and scales of int8 in groups of 32: it finds ours again, exactly."""
 TIMEOUT_S = 3600
 
 
@@ -49,14 +50,17 @@ def write_gguf(own: OwnForm, source: Source, folder: Path, llama_cpp: str, ctx: 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ctx.scratch) as work:
         base = Path(work) / "draft"
-        facts = write_format(BASES[own.method], own, source, base)
+        few_bits = own.storage if own.storage is not None and own.storage.bits else None
+        # The converter reads floats and packs them itself: the float32 that the codes stand for loses nothing.
+        facts = write_format(BASES[own.method], own if few_bits is None else own._replace(storage=None), source, base)
         out = folder / "draft.gguf"
-        command = [str(base), "--outfile", str(out), "--outtype", TYPES[facts["dtype"]]]
+        kind = few_bits.weights if few_bits is not None else facts["dtype"]
+        command = [str(base), "--outfile", str(out), "--outtype", TYPES[kind]]
         if own.method == "eagle3":
             command += ["--target-model-dir", str(source.folder)]
         run_converter(converter, command, pre="gpt-2" if source.name == "builtin" else "")
     facts["num_tensors"] = check_gguf(out, out.parent.name)
-    return facts
+    return facts if few_bits is None else facts | {"dtype": TYPES[few_bits.weights]}
 
 
 def run_converter(converter: Path, arguments: list[str], *, pre: str = "") -> None:
@@ -81,7 +85,10 @@ def check_gguf(file: Path, where: str) -> int:
     Its first 24 bytes: "GGUF", version (uint32), number of tensors and of metadata entries (uint64 each).
     """
     at = f"{where}/{file.name}"
-    head = file.read_bytes()[:24] if file.is_file() else b""
+    head = b""
+    if file.is_file():
+        with file.open("rb") as stream:
+            head = stream.read(24)
     count = int.from_bytes(head[8:16], "little")
     if head[:4] != b"GGUF" or int.from_bytes(head[4:8], "little") not in (2, 3) or not 0 < count < 100_000:
         raise UserError(f"{at}: no sound GGUF file; convert it again")

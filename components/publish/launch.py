@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from components.publish.profiles import Engine, kind_of, profile_of
+
 Engines = Mapping[str, Any]
 VLLM_METHODS = {
     "eagle1": "eagle",
@@ -18,14 +20,6 @@ VLLM_METHODS = {
     "eagle3": "eagle3",
     "p-eagle": "eagle3",
     "draft-model": "draft_model",
-}
-VLLM_READS = {
-    "eagle1": "eagle1",
-    "hass": "eagle1",
-    "p-eagle": "speculators",
-    "medusa": "medusa",
-    "mtp": "mimo",
-    "draft-model": "causal-lm",
 }
 
 
@@ -50,7 +44,7 @@ def launch_lines(
     given = str(told.get("model") or "") if method == "draft-model" else ""
     lines = [
         ("vLLM", _vllm(method, engines, model, there, told, given)),
-        ("SGLang", _sglang(method, engines, model, there, given)),
+        ("SGLang", _sglang(method, engines, model, there, told, given)),
         ("llama.cpp", _llama_cpp(method, engines, model, there)),
     ]
     if method == "ngram":
@@ -76,10 +70,10 @@ def _vllm(
     elif given:
         config = {**config, "method": "draft_model", "model": given}
     else:
-        wanted = VLLM_READS.get(method, "eagle3") if method != "eagle3" or "eagle3" in folders else "speculators"
-        if wanted not in folders:
+        draft = _read_folder("vllm", method, settings, folders)
+        if not draft:
             return ""
-        config = {"model": f"./{folders[wanted]}", **config, "method": VLLM_METHODS.get(method, method)}
+        config = {"model": draft, **config, "method": VLLM_METHODS.get(method, method)}
         if method == "medusa":  # it asserts that its depth never changes, whatever an older policy says
             config = _one_depth(config)
         if method == "p-eagle":
@@ -95,15 +89,27 @@ def _one_depth(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if "per_batch" not in name}
 
 
-def _sglang(method: str, engines: Engines, model: str, folders: Mapping[str, str], given: str) -> str:
+def _read_folder(engine: Engine, method: str, settings: Mapping[str, Any], folders: Mapping[str, str]) -> str:
+    """The folder that an engine reads of a drafter, the best of its formats that are there; "" where none is."""
+    served = profile_of(engine).methods.get(kind_of(method, settings))
+    return next((f"./{folders[name]}" for name in (served.formats if served else ()) if name in folders), "")
+
+
+def _sglang(
+    method: str,
+    engines: Engines,
+    model: str,
+    folders: Mapping[str, str],
+    settings: Mapping[str, Any],
+    given: str,
+) -> str:
     flags = shlex.join(engines["sglang"]["flags"])
     start = "python -m sglang.launch_server --model-path"
     if "stitched" in folders:
         return f"{start} ./{folders['stitched']} {flags}"
     if method == "ngram":
         return f"{start} {model} {flags}"
-    read = {"eagle3": "eagle3", "eagle1": "eagle1", "hass": "eagle1", "draft-model": "causal-lm"}.get(method, "")
-    draft = shlex.quote(given) if given else f"./{folders[read]}" if read in folders else ""
+    draft = shlex.quote(given) if given else _read_folder("sglang", method, settings, folders)
     return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.frozen import head_rows
+from components.drafts.quantised import Packed
+from components.drafts.storage import Storage
 from components.publish.checkpoint_files import WEIGHTS, tensors_in
 from components.publish.exact_check import LaidOut, Spec
 from components.publish.profiles import TargetFacts
@@ -32,11 +35,17 @@ HEAD = ("lm_head.weight",)
 
 
 class OwnForm(NamedTuple):
-    """A drafter as components/drafts knows it. tensors: its state dict, and d2t and t2d where its vocabulary is cut."""
+    """A drafter as components/drafts knows it. tensors: its state dict, and d2t and t2d where its vocabulary is cut.
+
+    storage: how its weights are stored, None as trained. packed: the layers in few bits, whose names are in `tensors`
+    too, with what they stand for.
+    """
 
     method: str
     settings: dict[str, Any]
     tensors: dict[str, Tensor]
+    storage: Storage | None = None
+    packed: Mapping[str, Packed] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ def facts_of(shape: TargetShape) -> TargetFacts:
         num_key_value_heads=shape.num_key_value_heads,
         head_dim=shape.head_dim,
         rope_theta=shape.rope_theta,
+        rope_scaling=shape.rope_scaling,
     )
 
 

@@ -10,8 +10,8 @@ target's embedding and LM head go along.
 
 vLLM reads nothing of this folder's config.json for the module: heads, MLP width, norm epsilon and rotary base are those
 in the target's config, and so is the number of modules, which has to be told (`--hf-overrides`, see launch.py). Sizes
-are therefore compared with the target's. A target whose RoPE is scaled is not found out here: its module would be
-rotated by vLLM in the scaled way, and was trained in the plain one.
+are therefore compared with the target's, and a target whose RoPE is scaled is refused: vLLM would rotate its module in
+the scaled way, and it was trained in the plain one.
 """
 
 from __future__ import annotations
@@ -123,6 +123,11 @@ class MimoLayout(AbstractLayout):
         check_positions(config, shape, where)
         check_width(config, shape, where)
         check_numbering(config, shape, where)
+        if shape.rope_scaling:
+            raise UserError(
+                f"{where}: the target's RoPE is scaled ({shape.rope_scaling}), by which vLLM would rotate a module that"
+                " was trained with plain positions; take another format, or a target whose RoPE is not scaled"
+            )
         for name in ("intermediate_size", "rms_norm_eps"):
             if config[name] != getattr(shape, name):
                 raise UserError(

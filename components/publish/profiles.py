@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from components.drafts.storage import Storage
+
 Engine = Literal["vllm", "sglang", "llama.cpp", "mnn", "tensorrt-llm", "transformers", "openvino", "speculators"]
 Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -34,7 +36,8 @@ class Served:
     formats: what it reads, the one to write first; () where it needs no file. tried: the engine's version that was run
     with our own checkpoint, "" where its source or manual was read only. needs: what it asks of the method's settings.
     max_depth: guesses a round that it serves exactly as trained; None: as many as the drafter makes. architectures:
-    targets that it serves so; () where it takes any.
+    targets that it serves so; () where it takes any. rope_of_target: it rotates positions as the target's config says,
+    scaling and all, where ours are always rotated plainly.
     """
 
     formats: tuple[Format, ...] = ()
@@ -42,6 +45,23 @@ class Served:
     needs: tuple[Need, ...] = ()
     max_depth: int | None = None
     architectures: tuple[str, ...] = ()
+    rope_of_target: bool = False
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """How an engine takes weights that drafts.quantise_draft packed.
+
+    methods: whose drafters. groups: weights -> group sizes it has kernels for, 0 for one scale an output channel.
+    kept: method -> layers that it never takes quantised. keepable: layers beside those that may stay in bfloat16; it
+    takes every other linear layer quantised. remarks: weights -> what was found when ours was tried, or that none was.
+    """
+
+    methods: tuple[str, ...]
+    groups: Mapping[str, tuple[int, ...]]
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keepable: tuple[str, ...] = ()
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,7 @@ class TargetFacts:
     num_key_value_heads: int
     head_dim: int
     rope_theta: float
+    rope_scaling: str = ""  # targets/rope_scaling.py
 
 
 @dataclass(frozen=True)
@@ -66,13 +87,11 @@ class Profile:
     instead:       method -> why not, for those that are worth a word.
     norm_flags:    of EAGLE-3's norms (fc_norm, norm_output, norm_before_fc, norm_before_residual) those it honours;
                    the others it drops without a word, or refuses.
-    taps:          what id i among explicit tapped layers means, and where it reads them. We leave ids out where
-                   engines disagree: all default to hidden_states[2, n//2, n-3].
-    rope:          where it takes rope_theta from. fixed_rope_theta: the one it uses whatever a config says.
+    fixed_rope_theta: the rope_theta that it uses whatever a config says; None: the config's.
     heads_from:    whose config gives the number of attention heads.
     max_layers:    decoder layers of a drafter of the EAGLE family.
-    vocabulary:    how it maps a cut draft vocabulary.
-    dtypes, quantisations: of the drafter's weights.
+    dtypes:        of the drafter's weights.
+    few_bits:      how it takes weights in few bits that were quantised here; None: not at all.
     architectures: targets whose layers it can tap for EAGLE-3 (TAPPED); () where it does not ask, or nobody has looked.
     """
 
@@ -81,14 +100,11 @@ class Profile:
     methods: Mapping[str, Served]
     instead: Mapping[str, str] = field(default_factory=dict)
     norm_flags: frozenset[str] = frozenset()
-    taps: str = ""
-    rope: str = "rope_theta at the top level of the draft's config"
     fixed_rope_theta: float | None = None
     heads_from: Literal["draft", "target"] = "draft"
     max_layers: int | None = None
-    vocabulary: str = "d2t as offsets"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    quantisations: tuple[str, ...] = ()
+    few_bits: FewBits | None = None
     architectures: tuple[str, ...] = ()
 
 
@@ -133,10 +149,17 @@ def formats_for(method: str, settings: Mapping[str, Any], engines: Sequence[str]
     return tuple(dict.fromkeys(formats[0] for formats in taken if formats))
 
 
-def refusals(engine: str, method: str, settings: Mapping[str, Any], target: TargetFacts | None = None) -> Iterator[str]:
+def refusals(
+    engine: str,
+    method: str,
+    settings: Mapping[str, Any],
+    target: TargetFacts | None = None,
+    storage: Storage | None = None,
+) -> Iterator[str]:
     """Why an engine could not serve a drafter, one clause with its remedy each; nothing where it could.
 
-    settings: the method's own, defaults filled in. target: None says only what needs no target.
+    settings: the method's own, defaults filled in. target: None says only what needs no target. storage: of a drafter
+    whose weights were rounded.
     """
     profile, kind = profile_of(engine), kind_of(method, settings)
     served = profile.methods.get(kind)
@@ -159,6 +182,14 @@ def refusals(engine: str, method: str, settings: Mapping[str, Any], target: Targ
             f"{profile.title} {profile.version} serves {SAID.get(kind, kind)} for {_some(served.architectures)} only,"
             f" and the target is {target.architecture}: leave {engine} out of engines"
         )
+    if target is not None and served.rope_of_target and target.rope_scaling:
+        yield (
+            f"{profile.title} {profile.version} rotates {SAID.get(kind, kind)} by the target's own RoPE, which is"
+            f" scaled ({target.rope_scaling}), and ours are trained with plain positions: leave {engine} out of"
+            " engines, or take a target whose RoPE is not scaled"
+        )
+    if storage is not None and storage.bits is not None:
+        yield from _few_bits_refusals(engine, profile, kind, storage)
     if method in EAGLES:
         yield from _eagle_refusals(engine, profile, method, settings)
         if target is not None:
@@ -180,6 +211,32 @@ def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mappin
             f"{profile.title} serves drafters of {profile.max_layers} layer, and num_layers is {layers}: say settings:"
             f" {{{method}: {{num_layers: {profile.max_layers}}}}}, or leave {engine} out of engines"
         )
+
+
+def remark_on(engine: str, storage: Storage | None) -> str:
+    """What is known of weights in few bits in an engine that takes them, one sentence; "" where there is nothing."""
+    few = profile_of(engine).few_bits
+    return "" if few is None or storage is None else few.remarks.get(storage.weights, "")
+
+
+def _few_bits_refusals(engine: str, profile: Profile, kind: str, storage: Storage) -> Iterator[str]:
+    few, asked = profile.few_bits, storage.weights
+    remedy = f"leave {engine} out of engines"
+    if few is None or kind not in few.methods or asked not in few.groups:
+        of = "drafters" if few is None or kind in few.methods else f"{SAID.get(kind, kind)} drafters"
+        able = " or ".join([*(few.groups if few is not None and kind in few.methods else ()), "bf16"])
+        yield f"{profile.title} takes no {of} quantised here to {asked}: say weights: {able}, or {remedy}"
+        return
+    sizes = few.groups[asked]
+    if storage.group_size not in sizes:
+        able = " or ".join(map(str, sizes))
+        yield f"{profile.title} takes {asked} with group_size {able}, not {storage.group_size}: say so, or {remedy}"
+    missing = sorted(set(few.kept.get(kind, ())) - set(storage.keep))
+    other = sorted(set(storage.keep) - {*few.keepable, *(name for names in few.kept.values() for name in names)})
+    if missing or other:
+        keep = [*storage.keep, *missing] if missing else [name for name in storage.keep if name not in other]
+        what = f"takes no quantised {', '.join(missing)}" if missing else f"quantises {', '.join(other)} as well"
+        yield f"{profile.title} {what}: say keep: [{', '.join(sorted(set(keep)))}], or {remedy}"
 
 
 def _target_refusals(engine: str, profile: Profile, method: str, target: TargetFacts) -> Iterator[str]:

@@ -7,6 +7,7 @@ on a drafter that was never trained, and otherwise after hours on one that was. 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,11 +108,8 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
     """One method: the formats that its untrained drafter went through."""
     import shutil
 
-    import torch
-
     from components.publish.export import refuse_unserved
-    from components.publish.formats import reopened, write_format
-    from components.publish.gguf_file import write_gguf
+    from components.publish.gguf_file import BASES, write_gguf
     from components.publish.mtp_stitch import stitch
 
     source, ctx = trial.source, trial.ctx
@@ -127,18 +125,32 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
         if format == "gguf":
             if write_gguf(own, source, folder, trial.llama_cpp, ctx) is None:
+                base = BASES[method]  # what export_release gives instead: the folder that the converter reads
+                if base not in formats:
+                    _go_through(base, folder, own, trial, drafts)
+                    through.append(base)
+                shutil.rmtree(folder, ignore_errors=True)
                 continue
         elif format == "stitched":
             assert source.folder is not None
             stitch(source.folder, folder, own.tensors, source.shape.num_layers)
             _look_at_stitched(folder, method, settings, trial, drafts)
         else:
-            write_format(format, own, source, folder)
-            again = reopened(folder, trial.target, source, format, torch.arange(trial.vocab_size))
-            _compare(method, format, trial, trial.target, again, drafts)
+            _go_through(format, folder, own, trial, drafts)
         shutil.rmtree(folder, ignore_errors=True)
         through.append(format)
     return through
+
+
+def _go_through(format: str, folder: Path, own: OwnForm, trial: Trial, drafts: Tensor) -> None:
+    """Out in a format of one folder and back again, decoding as before."""
+    import torch
+
+    from components.publish.formats import reopened, write_format
+
+    write_format(format, own, trial.source, folder)
+    again = reopened(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
+    _compare(own.method, format, trial, trial.target, again, drafts)
 
 
 def _look_at_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
@@ -188,9 +200,21 @@ def _compare(method: str, format: str, trial: Trial, target: AbstractTarget, dra
     if before.shape != after.shape or not torch.equal(before, after):
         raise UserError(f"{method}: drafts otherwise after it went through {format}; this is a fault of Draftsmith")
     depth = min(DEPTH, drafter.max_depth)
-    limits = {"max_new_tokens": NEW_TOKENS, "depth": depth, "ignore_eos": True}
-    if decode(target, drafter, trial.prompt, **limits).tokens != trial.plain:  # type: ignore[arg-type]
+    decoded = decode(target, drafter, trial.prompt, max_new_tokens=NEW_TOKENS, depth=depth, ignore_eos=True)
+    if decoded.tokens != trial.plain:
         raise UserError(f"{method}: decoding with it changed the target's tokens; this is a fault of Draftsmith")
+
+
+def _given(readable: Sequence[str], through: Sequence[str], method: str) -> str:
+    """What an engine is given of a drafter, of what really went through; readable: the best first."""
+    from components.publish.gguf_file import BASES, CONVERTER
+
+    if not readable:
+        return "no file"
+    if readable[0] in through:
+        return readable[0]
+    assert readable[0] == "gguf", "every other format went through, or the step has failed"
+    return f"{BASES[method]}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
 
 
 def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
@@ -209,7 +233,7 @@ def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, A
             served = profile.methods[kind]
             known = f"tried with {served.tried}" if served.tried else f"read, {profile.version}"
             depth = f"exact for {served.max_depth} guess a round" if served.max_depth else ""
-            rows.append((method, profile.title, ", ".join(served.formats[:1]) or "no file", known, depth))
+            rows.append((method, profile.title, _given(served.formats, formats, method), known, depth))
         if not engines:
             rows.append((method, "none named", ", ".join(formats) or "no file", "", ""))
     environment = jinja2.Environment(

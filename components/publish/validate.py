@@ -18,7 +18,7 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     folder: a drafter's, a release (every file by its sha256, every format), or a file in GGUF.
     target: "builtin" or a folder in Hugging Face format, compared with it; "" checks the drafter by itself.
     """
-    from components.publish.formats import layout_of, read_folder
+    from components.publish.formats import layout_of, read_folder, weights_in
     from components.publish.gguf_file import check_gguf
 
     if folder.suffix == ".gguf":
@@ -28,11 +28,10 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
         return _release(folder, target)
     shape = _shape(target) if target else None
     format, laid_out = read_folder(folder, shape)
-    weights = [tensor for tensor in laid_out.tensors.values() if tensor.is_floating_point()]
-    dtype = str(weights[0].dtype).removeprefix("torch.")
+    num_params, dtype = weights_in(laid_out)
     said = [
         f"{folder}: a sound {format} checkpoint ({', '.join(layout_of(format).methods)}):"
-        f" {len(laid_out.tensors)} tensors, {sum(t.numel() for t in weights):,} parameters, {dtype}"
+        f" {len(laid_out.tensors)} tensors, {num_params:,} parameters, {dtype}"
     ]
     block = laid_out.config.get("transformer_layer_config", laid_out.config)
     if shape is None:
@@ -46,24 +45,23 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
 
 def _release(folder: Path, target: str) -> list[str]:
     """Every file of a release is the one that was released, and every format in it is sound."""
-    from components.publish.checkpoint_files import read_json, require_plain
-    from components.targets.file_digests import sha256_of
+    from components.publish.checkpoint_files import read_json
+    from components.publish.checksums import check_sums
+    from components.publish.provenance import FILE, check_provenance
 
+    sums = check_sums(folder)
     record = read_json(folder / "release.json", folder.name)
     try:
-        files = {str(file["path"]): (int(file["bytes"]), str(file["sha256"])) for file in record["files"]}
+        files = {str(file["path"]): str(file["sha256"]) for file in record["files"]}
         formats = {str(name): str(facts.get("format", "")) for name, facts in record["formats"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder.name}/release.json: no list of files and formats ({error!r:.80})") from error
-    there = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()}
-    if strange := sorted(there - {*files, "release.json"}):
-        raise UserError(f"{folder.name}/{strange[0]}: not part of this release; remove it")
-    for name, (size, digest) in files.items():
-        file = folder / name
-        require_plain(file, f"{folder.name}/{name}")
-        if file.stat().st_size != size or sha256_of(file) != digest:
-            raise UserError(f"{folder.name}/{name}: not what was released (its sha256 differs); copy it again")
-    said = [f"{folder}: a release, {len(files)} files as they were released"]
+    told = {name: digest for name, digest in sums.items() if name != "release.json"}
+    if differs := sorted(name for name in told.keys() | files.keys() if told.get(name) != files.get(name)):
+        raise UserError(f"{folder.name}/release.json: says otherwise than SHA256SUMS of {differs[0]}; copy both again")
+    artifacts, packages = check_provenance(read_json(folder / FILE, folder.name), record, folder.name)
+    said = [f"{folder}: a release, {len(sums)} files as they were released"]
+    said.append(f"{folder}/{FILE}: names {artifacts} artifacts and {packages} packages")
     for name, format in formats.items():
         if format not in ("stitched", ""):
             inside = folder / name / "draft.gguf" if format == "gguf" else folder / name
@@ -75,9 +73,11 @@ def _engines(format: str, laid_out: LaidOut, shape: TargetShape) -> list[str]:
     """Which engines read such a checkpoint for this target, and why the others do not."""
     from components.publish.formats import layout_of
     from components.publish.layout import facts_of
-    from components.publish.profiles import ENGINES, profile_of, refusals
+    from components.publish.profiles import ENGINES, profile_of, refusals, remark_on
+    from components.publish.quantised_layout import storage_in
 
     config = laid_out.config
+    storage = storage_in(config, "")
     method = layout_of(format).methods[-1 if config.get("speculators_model_type") == "peagle" else 0]
     block = config.get("transformer_layer_config", config)
     settings = {name: config.get(name, False) for name in ("fc_norm", "norm_output")}
@@ -92,8 +92,9 @@ def _engines(format: str, laid_out: LaidOut, shape: TargetShape) -> list[str]:
         served = profile.methods.get(method)
         if served is None or (format not in served.formats and not ("gguf" in served.formats and format != "mimo")):
             continue
-        why = next(refusals(engine, method, settings, facts_of(shape)), "")
+        why = next(refusals(engine, method, settings, facts_of(shape), storage), "")
         tried = f"tried with {served.tried}" if served.tried else f"by its source or manual, {profile.version}"
+        tried = remark_on(engine, storage) or tried
         lines.append(f"{profile.title}: {why}" if why else f"{profile.title}: reads it ({tried})")
     return lines
 

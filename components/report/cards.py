@@ -31,7 +31,9 @@ from components.report.tables import (
     gate_table,
     kernel_name,
     named,
+    told_apart,
 )
+from components.report.weights_tables import weights_table
 from components.rows import (
     AcceptanceByLanguage,
     AcceptanceMap,
@@ -64,6 +66,8 @@ def decision_card(policy: DepthPolicy) -> str:
     parts = [choice_table(choices, raw.get("winner"), roles).markdown()]
     if comparisons := read_rows(policy.path, PairedComparison):
         parts += ["### challenger against champion\n", comparison_table(comparisons).markdown()]
+    if weights := weights_table(raw.get("weights") or []):
+        parts += ["### weights in fewer bits\n", weights.markdown()]
     if contexts:
         parts += ["### by context length\n", choice_table(contexts, None, roles).markdown()]
     if edge := edge_table(choices, evals, roles):
@@ -184,18 +188,18 @@ def speed_table(requests: Sequence[Request]) -> Table:
         arm = (r.method, r.draft_key, r.tree_budget or 0, r.batch_size, r.depth_k, r.kernel, r.dtype)
         groups[arm].append(r)
     trees, batches = any(arm[2] for arm in groups), {arm[3] for arm in groups}
-    several = {method for method, key, *_ in groups if any(m == method and k != key for m, k, *_ in groups)}
+    names = told_apart((method, key) for method, key, *_ in groups)
     rows = []
     for (method, draft_key, budget, batch, depth, kernel, dtype), some in sorted(groups.items()):
         timed = [r for r in some if r.status != "error" and r.tokens_kept > 1 and r.decode_ns > 0]
         seconds = sum(r.decode_ns for r in timed) / 1e9  # from the first token on, as in speedup/measured.py
-        speed = f"{sum(_after_first(r) for r in timed) / seconds:.1f}" if timed else "-"
+        speed = f"{sum(r.timed_tokens for r in timed) / seconds:.1f}" if timed else "-"
         compared = [r for r in some if r.identical is not None]
         same = f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
         failed = sum(r.status == "error" for r in some)
         rows.append(
             [
-                "plain" if method == "none" else f"{method} {draft_key[:8]}" if method in several else method,
+                "plain" if method == "none" else names[method, draft_key],
                 *([chain_or_tree(budget or None)] if trees else []),
                 *([str(batch)] if len(batches) > 1 else []),
                 str(depth),
@@ -210,11 +214,6 @@ def speed_table(requests: Sequence[Request]) -> Table:
     varying = [*(["shape"] if trees else []), *(["batch"] if len(batches) > 1 else [])]
     header = ["arm", *varying, "depth", "kernel", "dtype", "requests", "tokens/s", "same tokens as plain", "failed"]
     return Table(header, rows)
-
-
-def _after_first(request: Request) -> int:
-    """Tokens that came in decode_ns: those after the first, or after an engine's first chunk."""
-    return request.tokens_kept - (request.first_chunk_tokens or 1)
 
 
 def _columns(table: Table, names: Sequence[str]) -> Table:

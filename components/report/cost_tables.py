@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from components.report.tables import Table
+from components.report.tables import Table, told_apart
 from components.rows import CostCell
 
 
@@ -52,11 +52,11 @@ def prefill_table(cells: Sequence[CostCell]) -> Table | None:
     for c in cells:
         if c.phase in ("prefill", "draft_prefill"):
             groups[c.method, c.draft_key, c.phase, c.batch_size, c.num_rows].append(c.median_ns / 1e6)
-    several = {method for method, key, *_ in groups if any(m == method and k != key for m, k, *_ in groups)}
+    names = told_apart((method, key) for method, key, *_ in groups)
     words = {"prefill": "the target's pass over the prompt", "draft_prefill": "the drafter's intake and first proposal"}
     rows = [
         [
-            f"{method} {key[:8]}" if method in several else method or "-",
+            names[method, key] or "-",
             words[phase],
             str(batch),
             str(length),

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from components.contract import Context, DepthPolicy, Measurements, Page, UserError
+from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
 from components.report.charts import PALETTE, Point, Series, bar_chart, line_chart
 from components.report.pictures import side_by_side, write_pictures
 from components.report.render import render
-from components.report.tables import Table, bounds, percent, times
+from components.report.tables import Table, bounds, in_print, percent, times
+from components.report.trained_on import trained_on
 from components.rows import AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
 
 ALL = "all"
@@ -33,12 +34,12 @@ NAMES: Final = {
     "all": "all languages",
     "unknown": "unknown language",
 }
-METHODS: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP"}
 
 
 def compare_languages(
     languages: Measurements,
     policy: DepthPolicy | None = None,
+    answers: list[Conversations] | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Acceptance by language",
     ctx: Context,
@@ -48,9 +49,11 @@ def compare_languages(
     Args:
         languages: the rows of speedup.measure_languages.
         policy: chosen depths of the same drafters; shown for workloads that are named like a language.
+        answers: what the drafters were trained on; a few of them are shown with the answers in colour.
         title: the heading of the page.
     """
     facts = languages_facts(languages, policy, title)
+    facts["trained_on"] = trained_on(answers or [])
     text = render("languages.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     one_chart = side_by_side(chart for _, _, chart in facts["charts"])
@@ -71,7 +74,7 @@ def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: 
         "sentences": findings(rows),
         "shown": any(row.verdict == "lower" for row in rows),
         "depth": rows[0].depth_k,
-        "method": METHODS.get(rows[0].method, rows[0].method),
+        "method": in_print(rows[0].method),
         "table": language_table(rows),
         "charts": language_charts(rows, mixes),
         "speedups": speedup_table(choices, rows, mixes),

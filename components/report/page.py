@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.contract import Context, DepthPolicy, Measurements, Page, Release, UserError
+from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
 from components.report.cost_tables import cost_grid, prefill_table
 from components.report.depth_charts import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.engine_tables import engine_table
@@ -30,9 +30,12 @@ from components.report.tables import (
     edge_table,
     flag_table,
     gate_table,
+    in_print,
     named,
     ranking_table,
 )
+from components.report.trained_on import trained_on
+from components.report.weights_tables import weights_table
 from components.rows import (
     AcceptanceMap,
     CostCell,
@@ -47,7 +50,6 @@ from components.rows import (
 )
 
 ALL = "all"
-NAMES = {"eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
 
 
 def write_page(
@@ -58,6 +60,7 @@ def write_page(
     release: Release | None = None,
     drift: Measurements | None = None,
     engines: Measurements | None = None,
+    answers: list[Conversations] | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
     ctx: Context,
@@ -72,6 +75,7 @@ def write_page(
         release: what was exported, if anything was.
         drift: acceptance of the champion on new traffic against that at its release.
         engines: serving engines held against our own loop (speedup.compare_engines).
+        answers: what the drafters were trained on; a few of them are shown with the answers in colour.
         title: the heading of the page.
     """
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
@@ -79,6 +83,7 @@ def write_page(
     facts["drift"] = drift_table(drifts) if drifts else None
     served = read_rows(engines.path, EngineComparison) if engines is not None else []
     facts["served"] = engine_table(served) if served else None
+    facts["trained_on"] = trained_on(answers or [])
     text = render("page.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     write_pictures(ctx.out, charts_of(facts), tables_of(facts))
@@ -138,6 +143,7 @@ def page_facts(
         "prefill": prefill_table(cells),
         "engines": _engine_lines(raw.get("engines") or {}),
         "comparisons": comparison_table(comparisons) if comparisons else None,
+        "weights": weights_table(raw.get("weights") or []),
         "arms": arm_table(arms, roles) if arms else None,
         "arms_by_workload": arm_table([a for a in raw["arms"] if a["workload"] != ALL], roles) if raw["arms"] else None,
         "gate": raw["gate"],
@@ -170,7 +176,7 @@ def drafter_facts(
         c for c in cells if (c.draft_key, c.batch_size, c.tree_budget) == (choice.draft_key, choice.batch_size, None)
     ]
     return {
-        "name": named(NAMES.get(choice.method, choice.method), choice.draft_key, raw["roles"]),
+        "name": named(in_print(choice.method), choice.draft_key, raw["roles"]),
         "choice": choice,
         "won": bool(raw["winner"] and raw["winner"]["draft_key"] == choice.draft_key),
         "table": depth_table(mine, choice.depth_k),
@@ -206,6 +212,7 @@ def tables_of(facts: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
         "cost_grids",
         "prefill",
         "comparisons",
+        "weights",
         "drift",
         "served",
         "arms",
@@ -242,7 +249,7 @@ def _mixture(mixture: Mapping[str, Any]) -> str:
     apart = ", ".join(f"{name} {depth}" for name, depth in mixture["depths_apart"].items())
     whose = "the stated mixture" if mixture["stated"] else "the measured mixture"
     return (
-        f"{NAMES.get(mixture['method'], mixture['method'])}, batch {mixture['batch_size']}: one depth for {whose} "
+        f"{in_print(mixture['method'])}, batch {mixture['batch_size']}: one depth for {whose} "
         f"({shares}) is {mixture['depth_k']}, predicted {mixture['speedup_pred']:.2f}x [{mixture['pred_lo']:.2f}, "
         f"{mixture['pred_hi']:.2f}]. Each workload at its own ({apart}) would give "
         f"{mixture['speedup_apart']:.2f}x: one depth for all loses {100 * mixture['loss']:.1f} %."

@@ -5,11 +5,14 @@ A table is a header and rows of text cells (`Table`), so that Markdown and HTML 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from components.escapes import in_markdown
 from components.rows import DepthChoice, DepthEval, Drift, PairedComparison, QualityFlag
+
+_AS_WRITTEN: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
 
 
 class Table(NamedTuple):
@@ -54,9 +57,21 @@ def depth_table(evals: Sequence[DepthEval], chosen: int | None = None) -> Table:
     return Table(header, rows, stressed)
 
 
+def in_print(method: str) -> str:
+    """A method as people write it."""
+    return _AS_WRITTEN.get(method, method)
+
+
 def named(method: str, draft_key: str, roles: Mapping[str, str]) -> str:
     """A drafter as tables call it: its method, and its role where a challenger meets a champion."""
     return f"{method}, {roles[draft_key]}" if draft_key in roles else method
+
+
+def told_apart(drafters: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(method, draft_key) -> its method, with the beginning of the key where several drafters have the same method."""
+    known = set(drafters)
+    several = Counter(method for method, _ in known)
+    return {(method, key): f"{method} {key[:8]}" if several[method] > 1 else method for method, key in known}
 
 
 def choice_table(

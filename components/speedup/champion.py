@@ -29,7 +29,7 @@ def challenge(
     pair = Pair(
         _choice(policy, challenger, "challenger"), _choice(policy, champion, "champion"), max_loss, num_draws, seed
     )
-    policy.roles = {challenger.key: "challenger", champion.key: "champion"}
+    policy.roles |= {challenger.key: "challenger", champion.key: "champion"}
     policy.comparisons = compare(policy, requests, pair)
     if not any(row.quantity == "decode_speed" for row in policy.comparisons):
         raise UserError(

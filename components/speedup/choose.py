@@ -13,6 +13,7 @@ from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
 
 if TYPE_CHECKING:
+    from components.speedup.policy import Policy
     from components.speedup.ranking import Entrant
 
 
@@ -75,6 +76,7 @@ def choose_depth(
         entrants += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
         ctx.progress(done + 1, len(groups), "drafters")
     conclude(policy, entrants)
+    _say_weights(policy, groups, num_draws, ctx)
     write_policy(ctx.out, policy)
     facts = headline(policy)
     ctx.note(f"depth {facts['depth_k']} for {facts['method']}: {'; '.join(policy.reasons)}")
@@ -82,6 +84,19 @@ def choose_depth(
 
 
 Group = tuple[str, int | None]  # draft_key, tree_budget
+
+
+def _say_weights(policy: Policy, groups: dict[Group, list[AcceptanceMap]], num_draws: int, ctx: Context) -> None:
+    """Enter what rounding costs, and name the drafters that were rounded by how they store their weights."""
+    from components.speedup.policy import at_smallest_batch
+    from components.speedup.weights import rounded_of, weights_costs
+
+    chains = {key: maps for (key, budget), maps in groups.items() if budget is None}
+    depths = {c.draft_key: c.depth_k for key in chains for c in at_smallest_batch(policy, key)}
+    policy.weights = weights_costs(chains, depths, num_draws, ctx.seed)
+    policy.roles |= {key: rounded.weights for key, maps in chains.items() if (rounded := rounded_of(maps))}
+    for cost in policy.weights:
+        ctx.note(cost.in_words)
 
 
 def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[Group, list[AcceptanceMap]]:

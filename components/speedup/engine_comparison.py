@@ -121,12 +121,11 @@ def compare_engines(
                 rows.append(_row(ctx.key[:16], arm, workload, of_it, side, one.in_phase, ours, seen, allowed))
     if not rows:
         raise UserError("engines: no request drafted anything; measure servers with a drafter, and state its depth_k")
-    flags = [_flag(row) for row in rows if row.verdict == "mismatch" and row.workload == ALL]
-    write_rows(ctx.out, [*rows, *flags])
-    for row in rows:
-        if row.workload == ALL:
-            ctx.note(in_words(row))
     pooled = [row for row in rows if row.workload == ALL]
+    flags = [_flag(row) for row in pooled if row.verdict == "mismatch"]
+    write_rows(ctx.out, [*rows, *flags])
+    for row in pooled:
+        ctx.note(in_words(row))
     return Measurements.made(
         ctx,
         {

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag
+from components.rows import UNTRAINED, AcceptanceMap, DepthChoice, DepthEval, QualityFlag
 from components.speedup.bootstrap import Estimate
 from components.speedup.evaluate import Speeds
 from components.speedup.policy import AcceptanceSummary
@@ -22,10 +22,6 @@ MAX_PROXY_GAP = 0.25
 MAX_CUT_SHARE = 0.10
 MAX_REPEATED_BIGRAMS = 0.5
 MAX_PREDICTION_GAP = 0.10
-UNTRAINED = (
-    "ngram",
-    "lookahead",
-)  # methods that learn nothing, so that no depth lies beyond what they were trained for
 
 
 class Doubt(NamedTuple):

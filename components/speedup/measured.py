@@ -32,12 +32,7 @@ class ArmKey(NamedTuple):
 
 def usable(request: Request) -> bool:
     """Whether a request counts: timed, finished, and long enough to have a decoding phase."""
-    return not request.is_warmup and request.status != "error" and timed_tokens(request) > 0 and request.decode_ns > 0
-
-
-def timed_tokens(request: Request) -> int:
-    """Tokens that came within decode_ns."""
-    return request.tokens_kept - (request.first_chunk_tokens or 1)
+    return not request.is_warmup and request.status != "error" and request.timed_tokens > 0 and request.decode_ns > 0
 
 
 def measured_arms(
@@ -76,7 +71,7 @@ def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Req
 
 def tokens_per_s(rows: Sequence[Request]) -> float:
     """Pooled decoding speed: kept tokens after the first, over decoding time."""
-    return sum(timed_tokens(r) for r in rows) / sum(r.decode_ns for r in rows) * 1e9
+    return sum(r.timed_tokens for r in rows) / sum(r.decode_ns for r in rows) * 1e9
 
 
 def _arm(
@@ -155,6 +150,6 @@ def _per_prompt(rows: list[Request], prompt_ids: list[str]) -> tuple[np.ndarray,
     index = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
     tokens, times = np.zeros(len(index)), np.zeros(len(index))
     for r in rows:
-        tokens[index[r.prompt_id]] += timed_tokens(r)
+        tokens[index[r.prompt_id]] += r.timed_tokens
         times[index[r.prompt_id]] += r.decode_ns / 1e9
     return tokens, times

@@ -14,7 +14,7 @@ import numpy as np
 
 from components.rows import DepthChoice, PairedComparison, Request
 from components.speedup.bootstrap import Floats, draw_weights, pooled_ratio
-from components.speedup.measured import best_plain, timed_tokens, usable
+from components.speedup.measured import best_plain, usable
 from components.speedup.policy import ALL, Policy, PromptCounts
 
 
@@ -84,7 +84,7 @@ def _per_prompt(rows: Sequence[Request]) -> PerPrompt:
     found: PerPrompt = {}
     for r in rows:
         _, tokens, seconds = found.get(r.prompt_id, ("", 0.0, 0.0))
-        found[r.prompt_id] = (r.workload, tokens + timed_tokens(r), seconds + r.decode_ns / 1e9)
+        found[r.prompt_id] = (r.workload, tokens + r.timed_tokens, seconds + r.decode_ns / 1e9)
     return found
 
 

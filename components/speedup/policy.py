@@ -15,7 +15,8 @@ policy.json holds
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
   arms         MeasuredArm, end to end, after confirm_depth; prompt lookup is one of them
   comparisons  PairedComparison rows, where a challenger was held against a champion
-  roles        draft_key -> "challenger" or "champion", likewise
+  roles        draft_key -> "challenger" or "champion", likewise; before, how a drafter of rounded weights stores them
+  weights      WeightsCost, what rounding a drafter's weights costs in acceptance, where both were measured
   flags        QualityFlag rows
   winner       {"draft_key", "method", "depth_k"} or null
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
@@ -34,6 +35,7 @@ from typing import Any
 from components.contract import UserError
 from components.rows import DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
 from components.speedup.candidate import Candidate, Mixture
+from components.speedup.weights import WeightsCost
 
 ALL = "all"  # the workload that pools every prompt
 
@@ -149,6 +151,7 @@ class Policy:
     trees: list[DepthEval] = field(default_factory=list)
     ranking: list[Candidate] = field(default_factory=list)
     engines: dict[str, Any] = field(default_factory=dict)
+    weights: list[WeightsCost] = field(default_factory=list)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
@@ -184,6 +187,7 @@ def read_policy(directory: Path) -> Policy:
             "mixtures": Mixture,
             "trees": DepthEval,
             "ranking": Candidate,
+            "weights": WeightsCost,
         }
         values: dict[str, Any] = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
         return Policy(**values)

@@ -22,7 +22,7 @@ from torch import Tensor
 from components.targets.linear import PREPACKED, Linear, calibrate, describe
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape, TreeRows
 from components.targets.shape import kv_bytes_per_token, rope_parameters
-from components.targets.static_cache import StaticCache, additive, tree_visibility
+from components.targets.static_cache import StaticCache, additive, tree_mask
 
 ReadWeight = Callable[[str], Tensor]
 
@@ -175,6 +175,12 @@ class FastTarget(AbstractTarget):
         angles = torch.arange(capacity, dtype=torch.float32)[:, None] * frequencies.float()
         return (torch.complex(angles.cos(), angles.sin()) * scaling).unsqueeze(1).to(self.device)
 
+    def _rotations_at(self, columns: Tensor) -> Tensor:
+        """Rotations of columns int64 [B, T] on the CPU: complex64 [B, T, 1, head_dim / 2]."""
+        # index_select costs half of what indexing with a tensor of two axes does.
+        chosen = self._rotations.index_select(0, columns.view(-1).to(self.device))
+        return chosen.view(*columns.shape, *chosen.shape[1:])
+
     # -- the pass ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -243,11 +249,11 @@ class FastTarget(AbstractTarget):
             slots = kv[:, :, :, start:stop].unbind(0)
             mask = None
             if tree is not None:
-                rotation = self._rotations[(start + tree.depths).to(self.device)]
-                mask = additive(tree_visibility(lengths, tree, stop), cache.kv)
-                return Geometry(rotation, slots, None, keys, values, mask, False)
+                rotation = self._rotations_at(start + tree.depths)
+                return Geometry(rotation, slots, None, keys, values, tree_mask(lengths, tree, stop, kv), False)
             if num_rows > 1 and start > 0:
-                mask = additive(torch.arange(stop) <= torch.arange(start, stop).view(-1, 1), cache.kv)
+                mask = kv.new_zeros(num_rows, stop)
+                mask.narrow(1, start, num_rows).fill_(-math.inf).triu_(1)
             return Geometry(self._rotations[start:stop], slots, None, keys, values, mask, num_rows > 1 and start == 0)
         columns = lengths[:, None] + torch.arange(num_rows)
         valid = torch.ones_like(columns, dtype=torch.bool)
@@ -257,9 +263,8 @@ class FastTarget(AbstractTarget):
         on_device = columns.to(self.device)
         scatter = (sequence, row, sequence, on_device[sequence, row])
         if tree is not None:
-            rotation = self._rotations[(lengths[:, None] + tree.depths).to(self.device)]
-            mask = additive(tree_visibility(lengths, tree, stop), cache.kv)
-            return Geometry(rotation, None, scatter, keys, values, mask, False)
+            rotation = self._rotations_at(lengths[:, None] + tree.depths)
+            return Geometry(rotation, None, scatter, keys, values, tree_mask(lengths, tree, stop, kv), False)
         mask = additive(torch.arange(stop) <= columns[:, None, :, None], cache.kv)
         return Geometry(self._rotations[on_device], None, scatter, keys, values, mask, False)
 

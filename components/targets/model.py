@@ -39,6 +39,7 @@ class TargetShape:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
+    rope_scaling: str = ""  # what is done with positions beside rotating by rope_theta, "" for nothing
 
     @property
     def tap_layers(self) -> tuple[int, int, int]:

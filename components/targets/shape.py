@@ -6,6 +6,7 @@ from typing import Any
 
 from components.contract import UserError
 from components.targets.model import TargetShape
+from components.targets.rope_scaling import rope_scaling_of
 
 MIN_LAYERS = 7
 """Below, the taps 2, n//2 and n-3 are not three different layers with the last one left out."""
@@ -50,6 +51,7 @@ def shape_of(config: Any, where: str, *, tapped: bool = True) -> TargetShape:
         bos_token_id=config.bos_token_id,
         eos_token_ids=as_ids(config.eos_token_id),
         pad_token_id=config.pad_token_id,
+        rope_scaling=rope_scaling_of(rope_parameters(config), getattr(config, "partial_rotary_factor", None)),
     )
 
 

@@ -133,7 +133,10 @@ def open_record(path: Path) -> tuple[Path, dict[str, Any]]:
         list_files(path, str(path))
         return path, {"model": str(path), "trust_remote_code": False, "dtype": None}
     record = json.loads(file.read_text(encoding="utf-8"))
-    folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else Path(record["folder"])
+    if record["folder"]:
+        folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else Path(record["folder"])
+    else:  # of a release that has left the machine where it was made: what it names is a hub id, if anything
+        folder = find_folder(str(record["model"]), bool(record["trust_remote_code"]))
     for name, facts in record["files"].items():
         now = folder / name
         if not now.is_file():

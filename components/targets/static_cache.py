@@ -55,16 +55,18 @@ class StaticCache(AbstractCache):
         return self.kv[:, 0, :, 0].numel() * self.kv.element_size()
 
 
-def tree_visibility(lengths: Tensor, tree: TreeRows, stop: int) -> Tensor:
-    """Which of columns 0 .. stop-1 each row of a tree sees: bool [B, 1, T, stop] on the CPU.
+def tree_mask(lengths: Tensor, tree: TreeRows, stop: int, like: Tensor) -> Tensor:
+    """What each row of a tree sees of columns 0 .. stop-1, as `additive` has it: [B, 1, T, stop].
 
     Cached columns are those below lengths[b] (int64 [B]); row j of the pass stands at column lengths[b] + j.
     """
-    num_rows = tree.depths.shape[1]
-    visible = (torch.arange(stop) < lengths[:, None, None]).repeat(1, num_rows, 1)
+    num_sequences, num_rows = tree.depths.shape
+    mask, hidden = torch.zeros(num_sequences, 1, num_rows, stop, dtype=like.dtype), ~tree.visible
     for sequence, start in enumerate(lengths.tolist()):
-        visible[sequence, :, start : start + num_rows] = tree.visible[sequence]
-    return visible.unsqueeze(1)
+        mask[sequence, 0, :, start : start + num_rows].masked_fill_(hidden[sequence], -math.inf)
+        if start + num_rows < stop:
+            mask[sequence, 0, :, start + num_rows :] = -math.inf
+    return mask.to(like.device)
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:

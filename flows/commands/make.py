@@ -74,7 +74,7 @@ def run(
     from_step: From = None,
     to_step: To = None,
     force: Force = [],  # noqa: B006
-    online: Annotated[bool, typer.Option("--online", help="Steps may download from model hubs.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Steps may read from and upload to hubs.")] = False,
     device: Device = "auto",
     seed: Seed = 0,
     file: File = DEFAULT_FILE,

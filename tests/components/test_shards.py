@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,29 @@ def test_what_killed_writers_left_is_swept_up(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.tmp", "shard"]
 
 
+@dataclass(frozen=True)
+class Number:
+    """A shard."""
+
+    file: Path
+
+
 def test_map_works_lazily_in_order_and_counts_what_was_there(tmp_path: Path) -> None:
     events: list[Any] = []
     begun: list[int] = []
 
-    def double(shard: int, tell: Tell) -> int:
-        begun.append(shard)
+    def double(shard: Number, tell: Tell) -> int:
+        begun.append(int(shard.file.name))
         tell(0.5)
-        return 2 * shard
+        return 2 * begun[-1]
 
     ctx = Context(key="k", out=tmp_path, scratch=tmp_path, send=events.append)
-    results = ctx.map(double, [4, 5], what="shards", finished=2)
+    for finished in ("3", "6"):
+        (tmp_path / finished).touch()
+    numbers = [Number(tmp_path / str(number)) for number in range(3, 7)]
+    results = ctx.map(double, numbers, what="shards")
     assert begun == []
     assert next(results) == 8 and begun == [4]
     assert list(results) == [10]
     assert [(event["done"], event["total"]) for event in events] == [(2.5, 4), (3, 4), (3.5, 4), (4, 4)]
-    assert list(ctx.map(double, [])) == []
+    assert list(ctx.map(double, numbers[:1])) == []

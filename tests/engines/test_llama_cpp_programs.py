@@ -28,6 +28,15 @@ def test_the_programs_say_what_we_say_and_keep_what_our_map_says_one_token_earli
     assert all(row.decode_ns > 0 and row.tokens_kept == MAX_NEW_TOKENS for row in rows if row.status == "ok")
 
 
+def test_a_small_causal_lm_drafts_in_its_programs_nearly_as_our_map_says(cases: EngineCases) -> None:
+    """In 3 of 24 answers the program keeps one guess less than our map, why is not known; the texts are ours."""
+    checkpoint = cases.exported("draft-model", "causal-lm")
+    line, _ = engine_llama_cpp.serve(cases, "a small causal LM", checkpoint, "draft-simple")
+    assert line.identical == line.prompts == 24
+    ours, theirs = line.lengths()
+    assert ours is not None and theirs == pytest.approx(ours, rel=0.01), line
+
+
 @pytest.mark.parametrize("kind", list(engine_llama_cpp.BROKEN))
 def test_a_broken_checkpoint_is_refused_by_our_validator_and_by_llama_cpp(cases: EngineCases, kind: str) -> None:
     ours, theirs = engine_llama_cpp.refusals(cases, kind)

@@ -113,10 +113,10 @@ def test_a_model_s_own_fine_tuned_mtp_module_drafts_in_vllm_as_in_our_loop(glm: 
     assert_ours(served)
 
 
-def test_a_small_causal_lm_drafts_in_vllm_nearly_as_in_our_loop(cases: EngineCases) -> None:
-    """vLLM's draft model reads the text's first token too, which ours is never shown."""
+def test_a_small_causal_lm_drafts_in_vllm_as_in_our_loop_once_that_reads_the_first_token_too(
+    cases: EngineCases,
+) -> None:
+    """vLLM's draft model reads the whole text; our loop shows a drafter x_1 and what follows, never x_0."""
     told = {"method": "draft_model", "model": str(cases.exported("draft-model", "causal-lm"))}
     served, _ = engine_vllm.serve(cases, "a small causal LM", "draft-model", told)
-    assert served.same_text
-    ours, theirs = served.lengths()
-    assert ours is not None and theirs == pytest.approx(ours, rel=0.05)
+    assert_ours(served)

@@ -119,6 +119,31 @@ def test_limits_of_the_target_are_said_where_its_config_is_on_this_machine(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}}, r"scaled \(yarn\)"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, r"scaled \(linear\)"),
+        ({"partial_rotary_factor": 0.5}, r"scaled \(partial_rotary_factor 0\.5\)"),
+        ({}, ""),
+    ],
+)
+def test_a_new_module_in_vllm_wants_a_target_whose_rope_is_not_scaled(
+    rope: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = json.loads((find_folder("builtin") / "config.json").read_text())
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, **rope}))
+    checked(tmp_path, trial("eagle3", "vllm", model=str(folder)))  # its own config says how it is rotated
+    text = trial("mtp", "vllm", settings={"mtp": {"mtp_modules": 1}}, model=str(folder))
+    if not said:
+        checked(tmp_path, text)
+        return
+    with pytest.raises(UserError, match=rf"vLLM 0\.32\.0 rotates mtp by the target's own RoPE, which is {said}"):
+        checked(tmp_path, text)
+
+
+@pytest.mark.parametrize(
     ("architecture", "method", "engine", "refused"),
     [
         ("Phi3ForCausalLM", "eagle3", "vllm", False),

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,8 @@ from components.data.chat_sources import ChatSource
 from components.data.chats import Chat, read_chats, read_dropped, read_manifest
 from components.data.cleaning import Cleaning
 from components.data.row_files import cut_lines, read_rows
+
+SOAK_SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 
 
 def test_every_row_names_its_source_language_and_domain(tmp_path: Path) -> None:
@@ -189,17 +192,30 @@ def test_killed_and_resumed_the_result_is_that_of_an_undisturbed_run(
 def test_killed_twenty_times_the_result_is_that_of_an_undisturbed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
+
     monkeypatch.setattr(chat_collecting, "_SHARD_BYTES", 2000)
-    sources, chance = many_files(tmp_path / "in"), random.Random(0)
+    sources, chance, started = many_files(tmp_path / "in"), random.Random(SOAK_SEED), time.monotonic()
     undisturbed = collect(tmp_path / "undisturbed", *sources)
-    kills = 0
-    while kills < 20:
-        folder = tmp_path / f"killed-after-{kills}"
-        while kills < 20 and killed_after(chance.randrange(1, 16), folder, tmp_path / "in"):
-            kills += 1
+    kills: list[dict[str, int]] = []
+    faults: list[str] = []
+    homes = 0
+    while len(kills) < 20:
+        folder, killed = tmp_path / f"home-{homes}", True
+        homes += 1
+        while killed and len(kills) < 20:
+            events = chance.randrange(1, 16)
+            killed = killed_after(events, folder, tmp_path / "in")
+            if killed:
+                finished = len(finished_shards(folder))
+                kills.append({"home": homes, "after_events": events, "finished_shards": finished})
         resumed = collect(folder, *sources)
-        assert resumed.info == undisturbed.info
-        assert digests(resumed.path) == digests(undisturbed.path)
+        if resumed.info != undisturbed.info or digests(resumed.path) != digests(undisturbed.path):
+            faults.append(f"home {homes} differs from the undisturbed run")
+    seconds = round(time.monotonic() - started, 1)
+    told = {"kills": len(kills), "seed": SOAK_SEED, "homes": homes, "files": len(digests(undisturbed.path))}
+    write_record("soak-collect-kills", {**told, "seconds": seconds, "faults": faults, "each_kill": kills})
+    assert faults == []
 
 
 def test_a_kill_while_the_parts_are_moved_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ WORDS = [
     f"{first}{second}" for first in ("ba", "co", "di", "fu", "ge", "ho") for second in ("lan", "mer", "nok", "pit")
 ]
 ROOT = Path(__file__).parents[3]
+SOAK_SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 
 
 def prose(seed: int, length: int = 60) -> list[str]:
@@ -250,17 +253,31 @@ def test_a_killed_step_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> N
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_twenty_kills_at_random_moments_change_no_byte(tmp_path: Path) -> None:
-    rng = random.Random(20)
+    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
+
+    rng, started = random.Random(SOAK_SEED), time.monotonic()
     given = written(tmp_path / "given", some_rows(), 3)
     expected = bytes_of(deduplicated(tmp_path, [given]).made.path)
     kinds = ("parts read", "bands compared", "rows written")
-    for number in range(20):
-        out, scratch = tmp_path / f"out{number}", tmp_path / f"scratch{number}"
+    kills: list[dict[str, Any]] = []
+    faults: list[str] = []
+    homes = 0
+    while len(kills) < 20:
+        out, scratch = tmp_path / f"out{homes}", tmp_path / f"scratch{homes}"
+        homes += 1
         for _ in range(rng.randint(1, 3)):
-            kill_at(f"{rng.choice(kinds)} {rng.choice(('', rng.randint(1, 9)))}", given, out, scratch)
+            moment = f"{rng.choice(kinds)} {rng.choice(('', rng.randint(1, 9)))}".rstrip()
+            if kill_at(moment, given, out, scratch):  # else it ended without coming there: no kill
+                kills.append({"home": homes, "at": moment})
         made = deduplicated_in(Context("k", out, scratch), given)
-        assert bytes_of(made.made.path) == expected
+        if bytes_of(made.made.path) != expected:
+            faults.append(f"home {homes} differs from the undisturbed run")
+    told = {"kills": len(kills), "seed": SOAK_SEED, "homes": homes, "files": len(expected)}
+    seconds = round(time.monotonic() - started, 1)
+    write_record("soak-deduplicate-kills", {**told, "seconds": seconds, "faults": faults, "each_kill": kills})
+    assert faults == []
 
 
 def deduplicated_in(ctx: Context, given: Chats) -> Result:

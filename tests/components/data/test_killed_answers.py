@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,11 @@ def steps(target: Target, prompts: Prompts) -> dict[str, Step]:
     }
 
 
-def killed_until_done(step: Step, out: Path, moments: Callable[[], int]) -> int:
-    """Run and kill until a run gets to its end; how often it was killed."""
-    kills = 0
-    while run_killed(step, out, moments()):
-        kills += 1
+def killed_until_done(step: Step, out: Path, moments: Callable[[], int]) -> list[int]:
+    """Run and kill until a run gets to its end; the events at which it was killed."""
+    kills = []
+    while run_killed(step, out, at := moments()):
+        kills.append(at)
     return kills
 
 
@@ -74,16 +75,29 @@ def test_three_kills_change_no_byte(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["target", "source"])
 def test_twenty_kills_change_no_byte(
     name: str, target: Target, prompts: Prompts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
+
     monkeypatch.setattr(given, "LINES_OF_A_PART", 1)
-    draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
+    seed, started = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0")), time.monotonic()
+    draw = random.Random(seed)
     step = steps(target, prompts)[name]
     step(context(tmp_path / "calm"))
-    kills = 0
-    while kills < 20:
-        out = tmp_path / f"out-{kills}"
-        kills += 1 + killed_until_done(step, out, lambda: draw.randint(1, 40))
-        assert files_of(out) == files_of(tmp_path / "calm")
+    calm = files_of(tmp_path / "calm")
+    kills: list[dict[str, int]] = []
+    faults: list[str] = []
+    homes = 0
+    while len(kills) < 20:
+        out = tmp_path / f"home-{homes}"
+        homes += 1
+        kills += [{"home": homes, "at_event": at} for at in killed_until_done(step, out, lambda: draw.randint(1, 40))]
+        if files_of(out) != calm:
+            faults.append(f"home {homes} differs from the undisturbed run")
+    told = {"kills": len(kills), "seed": seed, "homes": homes, "files": len(calm)}
+    seconds = round(time.monotonic() - started, 1)
+    write_record(f"soak-answers-of-{name}-kills", {**told, "seconds": seconds, "faults": faults, "each_kill": kills})
+    assert faults == []

@@ -93,11 +93,12 @@ def eagle2(seed: int, depth: int, top_k: int, budget: int) -> set[tuple[int, ...
 
 
 dynamic = st.builds(
-    lambda depth, top_k, extra, keep: DynamicShape(depth, top_k, depth + extra, keep),
+    lambda depth, top_k, extra, keep, width: DynamicShape(depth, top_k, depth + extra, keep, width),
     st.integers(1, 5),
     st.integers(1, 4),
     st.integers(0, 12),
     st.booleans(),
+    st.none() | st.integers(1, 3),
 )
 static = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(StaticShape.branching)
 
@@ -138,6 +139,18 @@ def test_the_greedy_chain_is_in_the_tree(depth: int, top_k: int, extra: int, see
     assert set(greedy_chain(seed, depth)) <= set(paths_of(tree))
     static_tree = grow(StaticShape.branching([2] * min(depth, 3)), seed)
     assert set(greedy_chain(seed, min(depth, 3))) <= set(paths_of(static_tree))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_narrow_tree_expands_no_more_than_its_width_and_the_chain_first(width: int) -> None:
+    for seed in range(10):
+        paths = paths_of(grow(DynamicShape(4, 3, 40, width=width), seed))
+        chain = greedy_chain(seed, 4)
+        assert paths[1:5] == chain, "the chain's rows follow the newest token's, so that keeping them moves nothing"
+        for depth in range(1, 4):
+            expanded = {path[:-1] for path in paths if len(path) == depth + 1}
+            assert len(expanded) == width and chain[depth - 1] in expanded
+        assert len(paths) == 1 + 3 + 3 * 3 * width
 
 
 def test_few_nodes_without_the_chain_drop_it_and_with_it_keep_it() -> None:
@@ -195,7 +208,8 @@ def test_a_guess_is_not_kept_without_its_parent() -> None:
 def test_padding_changes_no_tree() -> None:
     trees = [grow(DynamicShape(3, 2, 6), 1), grow(StaticShape.chain(2), 2)]
     ids, counts, geometry = padded_rows(trees)
-    assert counts.tolist() == [7, 3] and ids.shape == (2, 7)
+    assert counts is not None and counts.tolist() == [7, 3] and ids.shape == (2, 7)
+    assert padded_rows(trees[:1])[1] is None
     for row, tree in enumerate(trees):
         count = len(tree.tokens)
         assert ids[row, :count].tolist() == tree.tokens

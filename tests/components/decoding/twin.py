@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from components.drafts.branching import Ancestry
+from components.drafts.ancestry import Ancestry
 from components.drafts.draft import Branches, Columns, Proposal, Sampling
 from components.drafts.sampling import Guesses
 from components.targets.model import AbstractCache, AbstractTarget, TreeRows
@@ -73,7 +73,7 @@ class TwinBranches(Branches):
 
     def __init__(self, target: AbstractTarget, cache: AbstractCache, root: Tensor) -> None:
         self.target, self.cache, self.root = target, cache, root
-        self.ancestry = Ancestry(root.device)
+        self.ancestry = Ancestry()
         self.tokens = torch.empty(0, dtype=torch.int64)
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class TwinBranches(Branches):
         self.tokens = torch.cat((self.tokens, tokens))
         depths = torch.tensor([self.ancestry.depths]) - 1
         committed = self.cache.lengths.clone()
-        tree = TreeRows(depths, self.ancestry.paths[None])
+        tree = TreeRows(depths, self.ancestry.visible()[None])
         logits = self.target.forward(self.tokens[None], self.cache, tree=tree).logits
         assert logits is not None
         self.cache.truncate(committed)

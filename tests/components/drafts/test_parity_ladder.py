@@ -7,6 +7,7 @@ climbs where guesses must sometimes be wrong. Methods without weights leave out 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,30 @@ from exact_draws import Watched, p_value
 from learnable_target import PROMPT, VOCAB_SIZE, Learnable, columns_of, make_learnable_target
 from tiny_drafts import TRAINED, batch_of, new_draft
 from torch import Tensor
-from without_cache import Guess, accepted_in_each_round, guess_by_lookup, guess_by_training_graph
+from without_cache import (
+    Guess,
+    accepted_in_each_round,
+    guess_by_lookup,
+    guess_by_training_graph,
+    lookahead_accepted_in_each_round,
+)
 
-from components.contract import Draft
+from components.contract import Draft, Target
 from components.decoding import verification
-from components.decoding.batch import decode_tree
+from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts import METHODS
 from components.drafts.draft import AbstractDraft, Batch, Columns, Proposer, Sampling
-from components.drafts.files import method_class, open_draft, read_draft, save_draft
+from components.drafts.files import method_class, open_draft, read_draft, save_draft, save_untrained
 from components.drafts.optimizer import Optimizer
 from components.publish.formats import FORMATS, layout_of, own_form_of, reopened, write_format
 from components.publish.layout import Source
 from components.targets.model import AbstractTarget
 
 DEPTH = 3
+DEPTHS = {"p-eagle": 7}
+"""Where a method climbs at another depth: all of P-EAGLE's guesses come from one pass, however many they are."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "eagle1": {"chain_depth": DEPTH, "feature_noise": 0.0, "token_weight": 1.0},
     "eagle3": {"ttt_steps": DEPTH},
@@ -40,14 +49,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "medusa": {"num_heads": DEPTH, "loss": "hard_ce"},  # its own loss; soft targets this flat take it longer
     "mtp": {"mtp_modules": DEPTH},
     "mtp-parallel": {"num_heads": DEPTH},
-    "p-eagle": {"parallel_depth": DEPTH, "num_layers": 2, "kept_share": 1.0},
+    "p-eagle": {"parallel_depth": 7, "num_layers": 2, "kept_share": 1.0},
+    "lookahead": {"window": 4, "ngram_size": DEPTH + 1, "max_guesses": 3},
 }
 WITHOUT_FORMAT = ("lookahead", "mtp-parallel", "ngram")
 WRITTEN = [(method, name) for name in FORMATS for method in layout_of(name).methods if name != "mimo"]
 """(method, format); mimo holds a single module and climbs in tests/components/publish."""
 CHAINS = [name for name in METHODS if name != "lookahead"]
 """Methods whose guesses depend on the text alone; lookahead's depend on the passes before, and are greedy only."""
-BRANCHING = [name for name in METHODS if hasattr(method_class(name), "begin")]  # fits TreeProposer
+BRANCHING = [name for name in METHODS if name not in ("lookahead", "ngram")]
+"""Methods whose guesses branch: all that say distributions."""
 SHAPES: list[TreeShape] = [StaticShape.branching([2, 2, 1]), DynamicShape(depth=3, top_k=2, budget=6)]
 SAMPLE_TOKENS = 36  # of the answer that is learnt by heart
 MOST_STEPS = 150
@@ -81,7 +92,8 @@ def learnt_weights(method: str) -> dict[str, Tensor]:
     optimizer = Optimizer(draft, "adamw", weight_decay=0.0, muon_lr_scale=1.0)
     for step in range(MOST_STEPS):
         result = draft.losses(sample())
-        optimizer.update(result.loss, 1e-2 * (1 - step / MOST_STEPS), clip_norm=1.0)
+        rate = 2e-2 if method == "p-eagle" else 1e-2  # seven depths to learn in as many steps
+        optimizer.update(result.loss, rate * (1 - step / MOST_STEPS), clip_norm=1.0)
     return {name: weight.detach().clone() for name, weight in draft.state_dict().items()}
 
 
@@ -113,7 +125,7 @@ def accepted_share(run: Decoded) -> float:
 
 
 def depth_of(proposer: Proposer) -> int:
-    return min(DEPTH, proposer.max_depth)
+    return min(DEPTHS.get(proposer.method, DEPTH), proposer.max_depth)
 
 
 # -- learning ------------------------------------------------------------------------------------------------------
@@ -122,7 +134,7 @@ def depth_of(proposer: Proposer) -> int:
 @pytest.mark.parametrize("method", TRAINED)
 def test_a_sample_learnt_by_heart_is_drafted_by_heart(method: str) -> None:
     drafter = proposer(method)
-    room = SAMPLE_TOKENS - DEPTH - 1  # all guesses lie inside the sample
+    room = SAMPLE_TOKENS - depth_of(drafter) - 1  # all guesses lie inside the sample
     run = decode(learnable().target, drafter, PROMPT, max_new_tokens=room, depth=depth_of(drafter), ignore_eos=True)
     assert sum(r.drafted for r in run.rounds) >= 18
     assert accepted_share(run) >= 0.95
@@ -177,6 +189,9 @@ def everywhere(draft: Any) -> Tensor:
 def saved(folder: Path, method: str) -> Draft:
     folder.mkdir()
     drafter = proposer(method, noise=0.3)
+    if method not in TRAINED:
+        of = Target(key="t", path=folder, info={"shape": asdict(learnable().target.shape), "num_params": 1})
+        return Draft(key="d", path=folder, info=save_untrained(folder, method, SETTINGS.get(method, {}), of))
     facts = {"method": method, "target_key": "t", "num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
     ids = torch.arange(VOCAB_SIZE)
     settings = SETTINGS.get(method, {})
@@ -184,12 +199,13 @@ def saved(folder: Path, method: str) -> Draft:
     return Draft(key="d", path=folder, info=facts)
 
 
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_saved_drafter_opens_with_the_same_guesses(method: str, tmp_path: Path) -> None:
     opened = open_draft(saved(tmp_path / "d", method), learnable().target)
     assert opened.method == method
     assert torch.equal(everywhere(opened), everywhere(proposer(method, noise=0.3)))
-    assert not torch.equal(everywhere(opened), everywhere(proposer(method)))
+    if method in TRAINED:
+        assert not torch.equal(everywhere(opened), everywhere(proposer(method)))
 
 
 def test_every_method_either_has_a_format_or_is_known_to_have_none() -> None:
@@ -218,6 +234,25 @@ def test_greedy_decoding_is_token_identical(method: str) -> None:
         for depth in range(1, depth_of(drafter) + 1):
             run = decode(target, drafter, prompt, max_new_tokens=60, depth=depth, ignore_eos=True)
             assert run.tokens == plain, f"depth {depth}"
+
+
+def test_lookahead_is_accepted_as_a_reference_without_any_cache_says() -> None:
+    drafter, wanted = proposer("lookahead"), 60
+    run = decode(learnable().target, drafter, PROMPT, max_new_tokens=wanted, depth=DEPTH, ignore_eos=True)
+    expected = lookahead_accepted_in_each_round(learnable().model, drafter, PROMPT, wanted, DEPTH)
+    assert [r.accepted for r in run.rounds] == expected and any(expected)
+
+
+@pytest.mark.parametrize("method", CHAINS)
+def test_a_batch_is_decoded_as_each_alone(method: str) -> None:
+    """Ragged prompts, one of them a single token: the same tokens in the same rounds."""
+    target, drafter = learnable().target, proposer(method, noise=0.3)
+    prompts, depth = [PROMPT, [9], [1, 8, 30, 2, 2, 17, 5, 11, 29]], depth_of(drafter)
+    together = decode_batch(target, drafter, prompts, max_new_tokens=40, depth=depth, ignore_eos=True)
+    for prompt, run in zip(prompts, together, strict=True):
+        alone = decode(target, drafter, prompt, max_new_tokens=40, depth=depth, ignore_eos=True)
+        assert run.tokens == alone.tokens
+        assert [(r.drafted, r.accepted) for r in run.rounds] == [(r.drafted, r.accepted) for r in alone.rounds]
 
 
 @pytest.mark.parametrize("method", CHAINS)

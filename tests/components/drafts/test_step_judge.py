@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from components.drafts.draft import Batch
-from components.drafts.losses import StepJudge, averaged, teacher_of
+from components.drafts.losses import StepJudge, averaged, judged_teacher, teacher_of
 from components.drafts.row_losses import LOSS_NAMES, Teacher, row_loss
 from components.targets.model import AbstractTarget
 
@@ -70,3 +70,34 @@ def test_a_pruned_teacher_is_renormalised_and_remembers_its_mass(tiny_target: Ma
     for best, place in zip(full.best[0].tolist(), pruned.best[0].tolist(), strict=True):
         assert place == (ids.tolist().index(best) if best % 3 == 0 else -1)
     assert all(torch.isfinite(row_loss(name, torch.zeros(1, 5, len(ids)), pruned)).all() for name in LOSS_NAMES)
+
+
+def test_the_teacher_of_judged_columns_says_there_what_that_of_all_columns_says(tiny_target: MakeTarget) -> None:
+    """Two answers in one row, one in the other; no column of a prompt is computed."""
+    target, num_steps = tiny_target("llama"), 3
+    generator = torch.Generator().manual_seed(0)
+    last = torch.randn(2, 12, target.shape.hidden_size, generator=generator)
+    mask = torch.zeros(2, 12, dtype=torch.bool)
+    mask[0, 2:6] = mask[0, 8:11] = mask[1, 7:] = True
+    batch = Batch(torch.zeros(2, 12, dtype=torch.int64), mask, last, last, torch.tensor([12, 12]))
+    everywhere, chosen = teacher_of(target, last, None), judged_teacher(target, batch, None)
+    assert chosen.teacher.best.shape == (1, 16)  # 3 + 2 + 4 columns after a root, in steps of 16
+    judge, met = StepJudge(batch, chosen, num_steps, "token"), 0
+    for step in range(num_steps):
+        rows = judge.judged()
+        allowed = judge.reached[step].gather(1, judge.roots.rows) & judge.roots.valid
+        for found, expected in zip(chosen.at(rows), everywhere.at(rows), strict=True):
+            torch.testing.assert_close(found[allowed], expected[allowed])
+        met += int(allowed.sum())
+        judge.losses.append(torch.zeros(()))  # on to the next step
+    assert met == 9 + 6 + 3
+
+
+def test_a_batch_without_an_answer_has_a_teacher_that_is_never_needed(tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    last = torch.zeros(1, 5, target.shape.hidden_size)
+    nothing = torch.zeros(1, 5, dtype=torch.bool)
+    batch = Batch(torch.zeros(1, 5, dtype=torch.int64), nothing, last, last, torch.tensor([5]))
+    judge = StepJudge(batch, judged_teacher(target, batch, None), 1, "token")
+    judge.add(torch.zeros(1, 5, target.shape.vocab_size), lambda said, wanted: row_loss("soft_ce", said, wanted))
+    assert float(judge.result(1.0).loss) == 0.0 and judge.result(1.0).reached.tolist() == [0]

@@ -17,7 +17,6 @@ from components.targets.model import AbstractTarget
 
 TRAINED = tuple(name for name in METHODS if settings_class(name)().trained)
 INDEPENDENT = ("medusa", "mtp-parallel")  # no step feeds the next
-SMALLER = {"p-eagle": {"parallel_depth": 4, "num_layers": 2}}  # what is slow at its full size
 ANSWER_FROM = 6  # tokens before this one are the prompt
 
 
@@ -35,7 +34,7 @@ def batch_of(target: AbstractTarget, num_rows: int = 2, num_tokens: int = 24, se
 def new_draft(target: AbstractTarget, method: str, *, spread: bool = True, **settings: object) -> AbstractDraft:
     """An untrained drafter over every second token. spread: weights wide enough that every part changes the guesses."""
     draft_ids = torch.arange(0, target.shape.vocab_size, 2)
-    draft: AbstractDraft = method_class(method).build(target, SMALLER.get(method, {}) | settings, draft_ids)
+    draft: AbstractDraft = method_class(method).build(target, settings, draft_ids)
     if spread:
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():

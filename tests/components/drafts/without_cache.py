@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.drafts.draft import AbstractDraft, Batch
+from components.drafts.draft import AbstractDraft, Batch, Columns, Sampling
 
 Guess = Callable[[list[int], int], list[int]]
 """(x_0 .. x_n, depth) -> guesses for x_{n+1}, ..."""
@@ -64,6 +64,34 @@ def accepted_in_each_round(model: Any, guess: Guess, prompt: list[int], num_toke
         right = [said == guessed for said, guessed in zip(says, guesses, strict=False)]
         kept.append(right.index(False) if False in right else len(right))
         ids += says[: kept[-1] + 1]
+    return kept
+
+
+@torch.no_grad()
+def lookahead_accepted_in_each_round(
+    model: Any, proposer: Any, prompt: list[int], num_tokens: int, depth: int
+) -> list[int]:
+    """The same for lookahead decoding, whose guesses come from its own passes: window, pool and text computed anew.
+
+    What a window means is tests/components/decoding/test_lookahead.py's; here no row is ever kept from pass to pass.
+    """
+    ids = [*prompt, int(states(model, prompt)[0][-1].argmax())]
+    state, new, kept, unread = proposer.new_state(len(prompt) + num_tokens), ids[1:], list[int](), torch.empty(0)
+    while len(ids) - len(prompt) < num_tokens:
+        proposer.propose(state, Columns(torch.tensor(new), unread, unread), depth, Sampling(), torch.Generator())
+        plan, n = state.plan, len(ids) - 1
+        rows = torch.tensor([ids[:n] + plan.tokens])
+        visible = torch.ones(rows.shape[1], rows.shape[1], dtype=torch.bool).tril()
+        visible[n:, n:] = plan.tree.visible[0]
+        mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[None, None]
+        positions = torch.cat((torch.arange(n), n + plan.tree.depths[0]))[None]
+        logits = model(input_ids=rows, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        picks = logits[0, n:].argmax(-1).tolist()
+        found = state.judge(picks)
+        kept.append(len(found.rows) - 1)
+        new = found.token_ids
+        ids += new
+        state.advance(picks, kept[-1])
     return kept
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from components.contract import DepthPolicy, Draft, UserError
-from components.publish.card import write_card
-from components.publish.export import _public_settings
+from components.publish.card import Evidence, write_card
 from components.publish.launch import launch_lines
+from components.publish.public_names import public_settings
 from components.speedup.engines import settings_for
 
 
@@ -21,7 +21,7 @@ def test_release_lists_every_file_with_its_checksum(export: Callable[..., Any], 
     release = export(include="all")
     record = json.loads((release.path / "release.json").read_text())
     on_disk = {p.relative_to(release.path).as_posix() for p in release.path.rglob("*") if p.is_file()}
-    assert {f["path"] for f in record["files"]} == on_disk - {"release.json"}
+    assert {f["path"] for f in record["files"]} == on_disk - {"release.json", "SHA256SUMS"}
     for file in record["files"]:
         content = (release.path / file["path"]).read_bytes()
         assert file["sha256"] == hashlib.sha256(content).hexdigest()
@@ -168,7 +168,7 @@ def test_a_card_says_that_a_stitched_release_holds_a_copy_of_the_target(
     record = json.loads((release.path / "release.json").read_text())
     assert "`draftsmith/target.json`, not copied |" in (release.path / "README.md").read_text()
     record["formats"] = {"stitched": {**record["formats"]["eagle3"], "format": "stitched"}}
-    write_card(tmp_path / "card.md", record, policy)
+    write_card(tmp_path / "card.md", record, Evidence(policy, {}, evidence["end_to_end"].path, 256))
     assert "copied to `stitched` with its MTP module exchanged |" in (tmp_path / "card.md").read_text()
 
 
@@ -176,10 +176,10 @@ def test_a_folder_of_this_machine_is_named_by_its_last_part(tmp_path: Path, monk
     (tmp_path / "models" / "acme-secret").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for given in ("models/acme-secret", str(tmp_path / "models" / "acme-secret"), "/nowhere/acme-secret"):
-        assert _public_settings({"model": given, "num_layers": 1}) == {"model": "acme-secret", "num_layers": 1}
+        assert public_settings({"model": given, "num_layers": 1}) == {"model": "acme-secret", "num_layers": 1}
     for given in ("builtin", "org/name", ""):
-        assert _public_settings({"model": given}) == {"model": given}
-    assert _public_settings({"ttt_steps": 3}) == {"ttt_steps": 3}
+        assert public_settings({"model": given}) == {"model": given}
+    assert public_settings({"ttt_steps": 3}) == {"ttt_steps": 3}
 
 
 def test_vllms_medusa_is_told_one_depth_whatever_the_batch() -> None:

@@ -115,7 +115,12 @@ def test_without_llama_cpp_the_gguf_is_left_out_and_said_to_be(
     monkeypatch.delenv("DRAFTSMITH_LLAMA_CPP", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     made, told = tried(target, tmp_path / "run", engines=["llama.cpp"])
-    assert made.info["tried"] == {"eagle3": []}, "what was not made did not go through"
+    assert made.info["tried"] == {"eagle3": ["eagle3"]}, (
+        "what was not made did not go through; its converter's folder did"
+    )
+    page = (made.path / "index.html").read_text()
+    assert "eagle3, to be made gguf by llama.cpp" in page and "not installed here" in page
+    assert "<td>gguf</td>" not in page
     assert any("no GGUF" in line and "DRAFTSMITH_LLAMA_CPP" in line for line in told)
     with pytest.raises(UserError, match=r"llama_cpp: .*: no convert_hf_to_gguf\.py in it"):
         tried(target, tmp_path / "named", engines=["llama.cpp"], llama_cpp=str(tmp_path))
@@ -137,4 +142,34 @@ def test_facts_for_limits_come_from_the_shape(target: Target) -> None:
     from components.publish.layout import facts_of
 
     shape = source_of(target).shape
-    assert facts_of(replace(shape, rope_theta=7.0)).rope_theta == 7.0
+    assert facts_of(replace(shape, rope_theta=7.0, rope_scaling="yarn")) == replace(
+        facts_of(shape), rope_theta=7.0, rope_scaling="yarn"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, "yarn"),
+        ({"rope_type": "linear", "factor": 2.0}, "linear"),
+    ],
+)
+def test_a_target_with_scaled_rope_is_no_place_for_a_new_module_in_vllm(
+    rope: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """vLLM rotates it by the target's config, ours are trained plainly; formats with a config still go."""
+    folder = tmp_path / "target"
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 8, "vocab_size": 96}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    config = LlamaConfig(**sizes, **heads, rope_parameters={**rope, "rope_theta": 10000.0}, bos_token_id=0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    target_dir = tmp_path / "artifact"
+    target_dir.mkdir()
+    target = load_target(model=str(folder), ctx=Context(key="t", out=target_dir, scratch=target_dir))
+    with pytest.raises(UserError, match=rf"mtp: vLLM 0\.32\.0 rotates mtp by .* scaled \({said}\)") as error:
+        tried(target, tmp_path / "mtp", methods=["mtp"], settings=SETTINGS, engines=["vllm"])
+    assert "\n" not in str(error.value)
+    made, _ = tried(target, tmp_path / "eagle3", methods=["eagle3"], engines=["vllm"], draft_vocab_size=48)
+    assert made.info["tried"] == {"eagle3": ["eagle3"]}

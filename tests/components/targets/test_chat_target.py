@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_pretraining import TINY
 
 from components.contract import Context, Corpus, Target, UserError
 from components.targets.byte_bpe import BOS_ID, EOS, EOS_ID, PAD_ID
@@ -19,20 +20,7 @@ from components.targets.pretrain import pretrain_target
 from components.targets.quality import cut_chats
 from components.targets.token_windows import pack_documents
 
-TINY: dict[str, Any] = {
-    "vocab_size": 400,
-    "hidden_size": 32,
-    "num_layers": 8,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "intermediate_size": 48,
-    "num_steps": 3,
-    "decay_steps": 1,
-    "tokens_per_step": 512,
-    "sequence_length": 64,
-    "decay_sequence_length": 256,
-    "num_processes": 1,
-}
+SETTINGS: dict[str, Any] = {**TINY, "vocab_size": 400, "num_processes": 1}
 CHAT = [{"role": "user", "content": "天空是什么颜色？"}, {"role": "assistant", "content": "蓝色。 Blue."}]
 
 
@@ -61,7 +49,7 @@ def target(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Target:
         (folder / name).mkdir()
     torch.set_num_threads(1)
     ctx = Context(key="target", out=folder / "out", scratch=folder / "scratch", num_threads=1)
-    return pretrain_target(corpus, ctx=ctx, **TINY)
+    return pretrain_target(corpus, ctx=ctx, **SETTINGS)
 
 
 def test_the_template_writes_what_the_target_has_learnt_from(target: Target, corpus: Corpus, tmp_path: Path) -> None:
@@ -110,7 +98,7 @@ def test_a_vocabulary_too_small_for_the_roles_is_one_line(corpus: Corpus, tmp_pa
         (tmp_path / name).mkdir()
     ctx = Context(key="target", out=tmp_path / "out", scratch=tmp_path / "scratch", num_threads=1)
     with pytest.raises(UserError, match=r"vocab_size: 260 .* use 263 or more"):
-        pretrain_target(corpus, ctx=ctx, **{**TINY, "vocab_size": 260})
+        pretrain_target(corpus, ctx=ctx, **{**SETTINGS, "vocab_size": 260})
 
 
 @given(st.lists(st.tuples(st.sampled_from(ROLES), st.text(max_size=30)), min_size=1, max_size=4))

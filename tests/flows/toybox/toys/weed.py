@@ -37,8 +37,7 @@ def weed(
         )
         for number in range(1, num_beds + 1)
     ]
-    todo = [bed for bed in beds if not bed.file.is_file()]
-    lengths = list(ctx.map(weed_bed, todo, what="beds", finished=len(beds) - len(todo)))
+    lengths = list(ctx.map(weed_bed, beds, what="beds"))
     return Page.made(ctx, {"num_done": len(lengths), "letters": sum(lengths)})
 
 

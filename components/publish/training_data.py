@@ -1,0 +1,148 @@
+"""What a drafter learned from, told from its lineage: sources with counts and licences, and what was kept out of it.
+
+The model card shows it and provenance.json holds it. What no record tells is said to be unknown; a pipeline without a
+step that looks for benchmark texts is said to have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.publish.lineage import Lineage, Made, ancestors
+from components.publish.public_names import public_name
+
+SPLITS = ("train", "validation", "test", "warm_up")
+STDLIB, STDLIB_LICENCE = "python-stdlib", "PSF-2.0"
+BY_FILE = "python-stdlib: by source file, so that no file is both trained on and measured on"
+REASONS = {
+    "contaminated": "held a benchmark's prompt or reference answer",
+    "kept_out": "asked what the benchmarks ask",
+    "asks_what_is_judged_on": "asked what the benchmarks ask",
+    "evaluation_side": "asked what fell on the evaluation side",
+    "duplicates_across_splits": "stood in two splits",
+    "exact_duplicate": "were exact duplicates",
+    "near_duplicate": "were near duplicates",
+    "duplicates": "were duplicates",
+    "duplicates_within_split": "stood twice in a split",
+}
+"""What steps call rows that they leave out so that nothing is twice and nothing benchmarked: "rows that ..."."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where rows came from. read, kept: rows, None where no record tells. used: rows by split, {} where not told."""
+
+    name: str
+    step: str
+    licence: str = ""
+    read: int | None = None
+    kept: int | None = None
+    used: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KeptOut:
+    """What one step left out: reason -> rows, and how it looked, in a clause."""
+
+    step: str
+    counts: Mapping[str, int]
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """All of it. answers: facts of the nearest Conversations, {} without any. unknown: keys without a record."""
+
+    sources: Sequence[DataSource]
+    kept_out: Sequence[KeptOut]
+    looked_for_benchmarks: bool
+    split: str
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    answered_by: str = ""
+    unknown: Sequence[str] = ()
+
+    @property
+    def num_answers(self) -> object:
+        """Answers in training, or "an unknown number of"."""
+        return (self.answers.get("num_rows") or {}).get("train", "an unknown number of")
+
+    @property
+    def num_answer_tokens(self) -> object:
+        """Tokens that were learned from, validation included."""
+        return self.answers.get("num_answer_tokens", "?")
+
+    @property
+    def num_tokens(self) -> object:
+        """Tokens of prompts and answers."""
+        return self.answers.get("num_tokens", "?")
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """Answer tokens by language, {} where not told."""
+        return dict(self.answers.get("languages") or {})
+
+
+def training_data(lineage: Lineage, draft_key: str) -> TrainingData:
+    """What the drafter of this key learned from; the target's own training data is not followed."""
+    made = ancestors(lineage, draft_key, without=("target", "champion", "policy"))
+    answers = next((one for one in made if one.kind == "Conversations"), None)
+    left_out = [found for one in made for found in _kept_out(one)]
+    sources = [found for one in made for found in sources_of(one)]
+    benchmarks = any({"contaminated", "kept_out", "asks_what_is_judged_on"} & set(one.counts) for one in left_out)
+    split = "by what is asked: a question is on one side of the split only" if sources else ""
+    by_file = any(one.uses == "data.collect_prompts" and one.info.get("source") == STDLIB for one in made)
+    return TrainingData(
+        sources=sources,
+        kept_out=left_out,
+        looked_for_benchmarks=benchmarks,
+        split=BY_FILE if by_file else split,
+        answers={} if answers is None else answers.info,
+        answered_by="" if answers is None else answers.uses,
+        unknown=[one.key for one in made if not one.known],
+    )
+
+
+def sources_of(made: Made) -> Iterator[DataSource]:
+    """The sources that a step read, where it reads any."""
+    info = made.info
+    used = {split: int(info[f"num_{split}"]) for split in SPLITS if info.get(f"num_{split}")}
+    if made.uses == "data.collect_chats":
+        for name, counts in info.get("by_source", {}).items():
+            yield DataSource(public_name(name), made.uses, counts.get("licence", ""), counts["read"], counts["kept"])
+    elif made.uses in ("data.collect_prompts", "data.collect_traffic"):
+        name = str(info.get("source", ""))
+        licence = STDLIB_LICENCE if name == STDLIB else ""
+        yield DataSource(public_name(name), made.uses, licence, info.get("found"), sum(used.values()), used)
+    elif made.uses == "data.collect_workloads":
+        licences = info.get("licences", {})
+        for name, count in info.get("sources", {}).items():
+            licence = str(licences.get(name, "")) if isinstance(licences, Mapping) else ""
+            yield DataSource(public_name(name), made.uses, licence, None, int(count))
+    elif made.kind == "Features" and not made.inputs:
+        yield DataSource(made.key[:12], made.uses)
+
+
+def _kept_out(made: Made) -> Iterator[KeptOut]:
+    """What a step left out so that nothing is twice and nothing benchmarked; zeros count: it has looked."""
+    info, settings = made.info, made.settings
+    if made.uses == "data.deduplicate":
+        counts = {name: int(info.get("dropped", {}).get(name, 0)) for name in ("exact_duplicate", "near_duplicate")}
+        how = f"near duplicates share {info['similarity']:g} of their n-grams" if "similarity" in info else ""
+        if made.inputs.get("keep_out"):
+            counts = {"contaminated": int(info.get("dropped", {}).get("contaminated", 0)), **counts}
+            length, share = settings.get("benchmark_ngram", "?"), settings.get("benchmark_overlap", "?")
+            looked = f"{info.get('num_benchmark_texts', '?')} benchmark texts looked for by n-grams of {length} units"
+            how = f"{looked}, {share} of them shared; {how}"
+        yield KeptOut(made.uses, counts, how)
+    elif made.uses == "data.mix_chats":
+        dropped = info.get("dropped", {})
+        counts = {name: int(dropped[name]) for name in REASONS if name in dropped}
+        if counts:
+            yield KeptOut(made.uses, counts)
+    elif made.uses in ("data.collect_prompts", "data.collect_traffic", "data.mix_prompts"):
+        asked = made.uses == "data.mix_prompts" or bool(settings.get("keep_out"))
+        names = [name for name in REASONS if name in info and (name != "kept_out" or asked)]
+        if names:
+            yield KeptOut(made.uses, {name: int(info[name]) for name in names})
