@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -79,7 +80,8 @@ def _start(order: Mapping[str, Any], preload: tuple[str, ...]) -> tuple[BaseProc
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=child.guard, args=(theirs, json.dumps(order)), name=f"step {order['key'][:12]}")
-    with _start_lock, _nameless_main(), _environment(), _place_for_sockets():
+    with _start_lock, _nameless_main(), _environment():
+        _keep_sockets_short()
         context.set_forkserver_preload(list(preload))
         forkserver.ensure_running()
         process.start()
@@ -157,12 +159,14 @@ def place_for_sockets(longest: int) -> str:
     return place if len(os.fsencode(place)) <= longest else "/tmp"
 
 
-@contextmanager
-def _place_for_sockets() -> Iterator[None]:
-    """Where multiprocessing makes the folder of its sockets, which it does once, on the first start."""
-    saved = tempfile.tempdir
-    tempfile.tempdir = place_for_sockets(107 - SOCKET_NAME_BYTES)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = saved
+def _keep_sockets_short() -> None:
+    """Give multiprocessing a folder for its sockets, where the one it would make for itself has too long a path.
+
+    It asks for one once in a process, under a name of its own, and has no setting for it. The temporary folder of the
+    whole process is no way: other threads ask for that too.
+    """
+    place = place_for_sockets(107 - SOCKET_NAME_BYTES)
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is None and place != tempfile.gettempdir():
+        config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=place)
+        util.Finalize(None, shutil.rmtree, args=(config["tempdir"], True), exitpriority=-100)
