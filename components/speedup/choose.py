@@ -44,6 +44,7 @@ def choose_depth(
     from components.speedup.conclude import conclude
     from components.speedup.evaluate import Rule
     from components.speedup.evidence import Evidence, add_chain, add_tree
+    from components.speedup.flags import thread_flags
     from components.speedup.policy import Policy, headline, write_policy
 
     groups = _valid_maps(acceptance, ctx)
@@ -72,9 +73,12 @@ def choose_depth(
     for done, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
         maps = groups[draft_key, tree_budget]
         cells = _cells_of(maps[0], cells_by_source)
+        policy.threads[draft_key] = cells[0].num_threads
         evidence = Evidence(maps, cells, tree_budget, vocabularies.get(draft_key), mixture or {}, rule, ctx.seed)
         entrants += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
         ctx.progress(done + 1, len(groups), "drafters")
+    methods = {(maps[0].draft_key, maps[0].method) for maps in groups.values()}
+    policy.flags += thread_flags(ctx.key, {drafter: policy.threads[drafter[0]] for drafter in methods})
     conclude(policy, entrants)
     _say_weights(policy, groups, num_draws, ctx)
     write_policy(ctx.out, policy)

@@ -7,7 +7,8 @@ Thresholds are stated here and nowhere else. severity: info (worth knowing), war
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from components.rows import UNTRAINED, AcceptanceMap, DepthChoice, DepthEval, QualityFlag
@@ -60,6 +61,22 @@ def prediction_flags(
         doubts.append(Doubt("tail_rounds", "info", share, said))
     doubts += looping_doubts(sum(m.repeated_bigrams for m in maps) / len(maps))
     return [doubt.about(session_id, choice.draft_key, choice.method) for doubt in doubts]
+
+
+def thread_flags(session_id: str, threads: Mapping[tuple[str, str], int]) -> list[QualityFlag]:
+    """Drafters, (draft_key, method), whose step costs were timed on other threads than most: they do not compare.
+
+    Each measurement takes the threads that decode plainly fastest at its time, and with them its own plain step.
+    """
+    if not threads:
+        return []
+    usual = min(statistics.multimode(threads.values()))
+    said = "its step costs were timed on {} thread(s), most others on {}: measure again, or set num_threads for all"
+    return [
+        Doubt("other_threads", "warning", number, said.format(number, usual)).about(session_id, *drafter)
+        for drafter, number in sorted(threads.items())
+        if number != usual
+    ]
 
 
 def cost_doubts(drafted: Sequence[DepthEval]) -> list[Doubt]:

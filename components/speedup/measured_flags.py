@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.rows import DepthChoice, DepthEval, QualityFlag, Request
-from components.speedup.flags import MAX_PREDICTION_GAP, MIN_PROMPTS, MIN_ROUNDS
+from components.speedup.flags import MAX_PREDICTION_GAP, MIN_PROMPTS, MIN_ROUNDS, Doubt
 from components.speedup.measured import arm_of
 from components.speedup.policy import ALL, MeasuredArm, Policy
 
@@ -27,6 +27,7 @@ def measured_flags(policy: Policy, requests: Sequence[Request], max_prediction_g
     for choice in policy.choices:
         if choice.workload == ALL and choice.depth_k > 0:
             flags += _choice_flags(policy, choice, max_prediction_gap)
+            flags += _thread_flags(policy, choice, requests)
     return flags
 
 
@@ -73,6 +74,18 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         if drafted is not None and drafted < MIN_DRAFTED_SHARE * arm.depth_k:
             flag("depth_not_respected", "warning", drafted, f"drafts a round where {arm.depth_k} were asked for")
     return flags
+
+
+def _thread_flags(policy: Policy, choice: DepthChoice, requests: Sequence[Request]) -> list[QualityFlag]:
+    """Whether the drafter decoded on the threads that its step costs were timed on."""
+    timed = policy.threads.get(choice.draft_key)
+    decoded = {r.num_threads for r in requests if r.draft_key == choice.draft_key and r.engine is None}
+    if timed is None or decoded <= {timed}:
+        return []
+    other = min(decoded - {timed})
+    said = f"step costs were timed on {timed} thread(s), decoding on {other}: what was predicted is another engine"
+    doubt = Doubt("predicted_on_other_threads", "warning", timed, said)
+    return [doubt.about(policy.selection_id, choice.draft_key, choice.method)]
 
 
 def _choice_flags(policy: Policy, choice: DepthChoice, max_prediction_gap: float) -> list[QualityFlag]:

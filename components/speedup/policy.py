@@ -17,6 +17,7 @@ policy.json holds
   comparisons  PairedComparison rows, where a challenger was held against a champion
   roles        draft_key -> "challenger" or "champion", likewise; before, how a drafter of rounded weights stores them
   weights      WeightsCost, what rounding a drafter's weights costs in acceptance, where both were measured
+  threads      draft_key -> the threads that its step costs were timed on
   flags        QualityFlag rows
   winner       {"draft_key", "method", "depth_k"} or null
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
@@ -152,6 +153,7 @@ class Policy:
     ranking: list[Candidate] = field(default_factory=list)
     engines: dict[str, Any] = field(default_factory=dict)
     weights: list[WeightsCost] = field(default_factory=list)
+    threads: dict[str, int] = field(default_factory=dict)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:

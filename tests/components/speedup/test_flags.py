@@ -11,7 +11,7 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request
 from components.contract import Context, DepthPolicy, Measurements
 from components.rows import AcceptanceMap, CostCell, QualityFlag
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.flags import baseline_doubts, depth_doubts, looping_doubts, sample_doubts
+from components.speedup.flags import baseline_doubts, depth_doubts, looping_doubts, sample_doubts, thread_flags
 from components.speedup.policy import read_policy
 
 Rows = Callable[[list[object]], Measurements]
@@ -117,6 +117,28 @@ def test_a_prediction_more_than_ten_percent_off_is_flagged(
     assert {f.code for f in policy.flags if f.severity == "warning"} == ({code} if code else set())
     # The gate's own limit is a setting (15 %): what is flagged may still pass.
     assert policy.gate is not None and policy.gate["passed"]
+
+
+def test_step_costs_of_other_threads_than_most_are_flagged(measurements: Rows, new_ctx: NewCtx) -> None:
+    assert thread_flags("s", {}) == thread_flags("s", {("a", "mtp"): 2, ("b", "hass"): 2}) == []
+    (only,) = thread_flags("s", {("a", "mtp"): 1, ("b", "hass"): 2, ("c", "eagle3"): 1})
+    assert (only.code, only.draft_key, only.method, only.value) == ("other_threads", "b", "hass", 2)
+    both = [maps(), maps(draft_key="e" * 64, method="hass")]
+    costs = [cells(), [dataclasses.replace(c, draft_key="e" * 64, method="hass", num_threads=4) for c in cells()]]
+    made = choose_depth([measurements(m) for m in both], [measurements(c) for c in costs], ctx=new_ctx())  # type: ignore[arg-type]
+    policy = read_policy(made.path)
+    assert policy.threads == {DRAFT: 2, "e" * 64: 4}
+    assert [(f.draft_key, f.value) for f in policy.flags if f.code == "other_threads"] == [("e" * 64, 4)]
+
+
+@pytest.mark.parametrize(("threads", "flagged"), [(2, False), (1, True)])
+def test_decoding_on_other_threads_than_predicted_for_is_flagged(
+    threads: int, flagged: bool, chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    rows = [dataclasses.replace(row, num_threads=threads) for row in decoded(1, 1.49)]  # type: ignore[type-var]
+    policy = read_policy(confirm_depth(chosen, measurements(rows), ctx=new_ctx()).path)  # type: ignore[arg-type]
+    found = [f.value for f in policy.flags if f.code == "predicted_on_other_threads"]
+    assert found == ([2] if flagged else [])
 
 
 @pytest.mark.parametrize(("speed", "taxed"), [(0.93, True), (0.98, False), (1.04, False)])
