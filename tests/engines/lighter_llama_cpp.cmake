@@ -4,17 +4,12 @@
 # dozen at a time (a "unity build"); everything else as it stands. The kernels keep -O3, the rest is built with -O1.
 
 function(draftsmith_lighter)
-    foreach(target llama mtmd)
-        if(NOT TARGET ${target})
-            continue()
-        endif()
-        get_target_property(sources ${target} SOURCES)
-        set(alone ${sources})
-        list(FILTER alone INCLUDE REGEX "models/deepseek4\\.cpp$") # names its helpers as glm5-next.cpp does
-        list(FILTER sources EXCLUDE REGEX "models/[^/]*\\.cpp$")
-        set_source_files_properties(${sources} ${alone} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-        set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
-    endforeach()
+    get_target_property(sources llama SOURCES)
+    set(alone ${sources})
+    list(FILTER alone INCLUDE REGEX "models/deepseek4\\.cpp$") # names its helpers as glm5-next.cpp does
+    list(FILTER sources EXCLUDE REGEX "models/[^/]*\\.cpp$")
+    set_source_files_properties(${sources} ${alone} TARGET_DIRECTORY llama PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    set_target_properties(llama PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
     target_compile_options(ggml-cpu PRIVATE -O3)
 endfunction()
 
