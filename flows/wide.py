@@ -33,6 +33,7 @@ DELIVERY_TIMEOUT_S: Final = 20.0
 OBJECT_STORE_BYTES: Final = 128 << 20  # shards hand over paths and counts; Ray would take 30 % of the memory
 MAX_RAY_PLACE: Final = 24  # Ray adds 80 characters, a socket's path holds 107
 CONNECT_TIMEOUT: Final = "30s"
+JOIN_ATTEMPTS: Final = 4
 LOCAL_RAY: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what keeps Ray on loopback, on Linux too; else it listens everywhere
     "RAY_AUTH_MODE": "token",
@@ -147,7 +148,10 @@ def _cluster(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
             runner = stack.enter_context(start(order, scratch))
         except Exception as error:
             hint = ASKS_FOR_TOKEN if order["cluster"] == "ray" and order["address"] else ""
-            said = f"no {order['cluster']} cluster on {where}: {one_line(error, 200)}{hint}"
+            reason = str(error).strip()
+            if "Traceback" in reason:  # Ray hands on its head's
+                reason = reason.splitlines()[-1]
+            said = f"no {order['cluster']} cluster on {where}: {one_line(reason, 200)}{hint}"
             raise ClusterFailed(said) from error
         yield runner
 
@@ -179,10 +183,8 @@ def _ray(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
     del scratch  # its path is too long for Ray's sockets
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if order["address"]:
-        from prefect_ray import RayTaskRunner
-
-        with RayTaskRunner(address=order["address"], init_kwargs={"log_to_driver": False}) as runner:
-            yield runner
+        with ExitStack() as stack:
+            yield _join_ray(str(order["address"]), stack)
         return
     os.environ.update(LOCAL_RAY, RAY_AUTH_TOKEN=secrets.token_hex(32))  # before Ray is imported
     from prefect_ray import RayTaskRunner
@@ -198,6 +200,19 @@ def _ray(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
         }
         with RayTaskRunner(init_kwargs=local) as runner:  # Ray gives its processes 30 s to come up
             yield runner
+
+
+def _join_ray(address: str, stack: ExitStack) -> Any:
+    """A task runner on a Ray cluster that is there. Its head forks a server for every client, and a fork that meets a
+    call of gRPC dies (Ray 2.60: 1 of 12 on two busy cores); the next one has no reason to."""
+    from prefect_ray import RayTaskRunner
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+    def join() -> Any:
+        return stack.enter_context(RayTaskRunner(address=address, init_kwargs={"log_to_driver": False}))
+
+    broken_off = retry_if_exception_type(ConnectionAbortedError)
+    return Retrying(retry=broken_off, stop=stop_after_attempt(JOIN_ATTEMPTS), reraise=True)(join)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ pipelines:
     steps:
       only:
         uses: toys.weed
-        runs_on: {{cluster: {cluster}, workers: 2}}
+        runs_on: {{cluster: {cluster}, {at}}}
         with: {{num_beds: {num_beds}, pause_s: {pause_s}, how: {how}}}
 """
 TINY = """\
@@ -94,8 +94,8 @@ def weed(
 ) -> Callable[..., subprocess.Popen[str]]:
     """Starts a run of the toy pipeline on the cluster."""
 
-    def run(num_beds: int, pause_s: float, how: str = "well") -> subprocess.Popen[str]:
-        text = BEDS.format(cluster=cluster, num_beds=num_beds, pause_s=pause_s, how=how)
+    def run(num_beds: int, pause_s: float, how: str = "well", at: str = "workers: 2") -> subprocess.Popen[str]:
+        text = BEDS.format(cluster=cluster, num_beds=num_beds, pause_s=pause_s, how=how, at=at)
         return start(COMMAND_LINE, "run", "p", "-f", pipelines(text))
 
     return run
@@ -215,22 +215,42 @@ def test_the_wide_steps_give_the_same_keys_and_bytes(cluster: str, made_here: Ma
 
 
 def test_a_cluster_that_is_there_carries_the_shards_and_stays(
-    address: str,
-    cluster: str,
-    pipelines: Callable[[str], Path],
-    start: Callable[..., subprocess.Popen[str]],
-    store: Store,
+    address: str, cluster: str, weed: Callable[..., subprocess.Popen[str]], store: Store
 ) -> None:
-    here = f"runs_on: {{cluster: {cluster}, workers: 2}}"
-    text = BEDS.format(cluster=cluster, num_beds=5, pause_s=0.0, how="well")
-    assert here in text
-    text = text.replace(here, f'runs_on: {{cluster: {cluster}, address: "{address}"}}')
-    process = start(COMMAND_LINE, "run", "p", "-f", pipelines(text))
+    process = weed(5, 0.0, at=f'address: "{address}"')
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert beds(store) == {f"bed-{number}.txt": f"{number} of 5\n" for number in range(1, 6)}
     assert store.record_of(store.keys()[0])["record"]["runs_on"] == f"{cluster}, {address}"
     until_it_listens(int(address.rsplit(":", 1)[1]))
+
+
+@pytest.mark.parametrize("cluster", ["ray"], indirect=True)
+def test_a_server_that_rays_head_loses_at_the_first_knock_costs_a_second_knock(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, weed: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Ray's head forks a server for every client and now and then loses it at birth; here it is killed at birth."""
+    monkeypatch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "5")  # the head says so after that,
+    monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # the client hears of it after that; both take 30 s
+    address = request.getfixturevalue("address")
+    process = weed(5, 0.0, at=f'address: "{address}"')
+    lost = server_of_the_head(process, unlike=0)
+    lost.kill()
+    server_of_the_head(process, unlike=lost.pid)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+
+
+def server_of_the_head(process: subprocess.Popen[str], unlike: int) -> psutil.Process:
+    """The server that Ray's head keeps for a client, once there is another than the one with that pid."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if one.pid != unlike and "--mode=specific-server" in one.cmdline():
+                    return one
+        time.sleep(0.02)
+    raise AssertionError(f"no server: {process.communicate()[0] if process.poll() is not None else 'late'}")
 
 
 def test_a_worker_killed_half_way_costs_nothing(
