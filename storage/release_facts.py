@@ -22,7 +22,6 @@ from storage.tracking import KEY_TAG
 
 ROOT = Path(__file__).resolve().parents[1]
 _FROM_INFO = (
-    "target",
     "target_key",
     "draft_key",
     "method",
@@ -58,6 +57,7 @@ def facts_of(release: Path) -> ReleaseFacts:
     home = release.parents[1]
     content = json.loads((release / RECORD_FILE).read_text(encoding="utf-8"))
     info, record = content["info"], content["record"]
+    target = str(info["target"]) or f"target of {record.get('pipeline') or 'no pipeline'}"  # made by a step: no name
     tags = {
         KEY_TAG: content["key"],
         "draftsmith.pipeline": record.get("pipeline"),
@@ -65,12 +65,12 @@ def facts_of(release: Path) -> ReleaseFacts:
         "gate.status": "passed" if info["gate_passed"] else "failed",
         "gate.checks": json.dumps(info["gate_checks"]),
     }
-    tags |= {f"draftsmith.{name}": info.get(name) for name in _FROM_INFO}
+    tags |= {f"draftsmith.{name}": info.get(name) for name in _FROM_INFO} | {"draftsmith.target": target}
     tags |= _from_files(release, content) | _from_lineage(Store(home), content) | _from_run(home, record)
     return ReleaseFacts(
         release_key=content["key"],
-        name=_model_name(str(info["target"]), str(info["method"])),
-        target=str(info["target"]),
+        name=_model_name(target, str(info["method"])),
+        target=target,
         worth_using=info["verdict"] in ("use", "undecided"),
         gate_passed=bool(info["gate_passed"]),
         may_promote=bool(_run_of(home, record).get("may_promote", True)),
@@ -95,11 +95,14 @@ def _from_lineage(store: Store, content: Mapping[str, Any]) -> dict[str, Any]:
     """Depth policy, revision of the target, digest of the training data, and the machine that was measured on."""
     inputs: Mapping[str, Any] = content["record"].get("inputs", {})
     tags: dict[str, Any] = {"draftsmith.depth_policy": inputs.get("policy")}
-    target = store.path_of(str(content["info"]["target_key"])) / "target.json"
-    if target.is_file():
-        found = json.loads(target.read_text(encoding="utf-8"))
+    target_key = str(content["info"]["target_key"])
+    loaded = store.path_of(target_key) / "target.json"
+    if loaded.is_file():
+        found = json.loads(loaded.read_text(encoding="utf-8"))
         _, _, pinned = str(found.get("model", "")).partition("@")
         tags["draftsmith.target_revision"] = (f"{pinned} " if pinned else "") + f"sha256:{_digest(found['files'])}"
+    elif made := _record(store, target_key):  # by a step of its own
+        tags["draftsmith.target_revision"] = f"sha256:{_tensors(made)}"
     data = [one for one in _ancestors(store, str(content["info"]["draft_key"])) if one["kind"] == "Conversations"]
     if data:
         tags["draftsmith.data"] = ", ".join(sorted(one["key"] for one in data))

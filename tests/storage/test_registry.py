@@ -82,6 +82,18 @@ def test_a_drafter_not_worth_using_is_a_candidate_only_and_wrong_names_cost_one_
         promote(home, made.name, 1, " ", force=True)
 
 
+def test_a_target_that_a_step_made_has_no_name_of_its_own_and_goes_by_its_pipeline(home, make, monkeypatch):
+    light_versions(monkeypatch)
+    for key, weights in (("t1", "some"), ("t2", "others")):
+        make(key, kind="Target", files={"model.safetensors": weights, "log.txt": key})
+    made = [add(home, make, f"k{at}", target="", target_key=f"t{at}", draft=f"d{at}") for at in (1, 2)]
+    assert [(one.name, one.version) for one in made] == [("target-of-toy-eagle3", 1), ("target-of-toy-eagle3", 2)]
+    versions = [open_client(home).get_model_version(made[0].name, str(number)) for number in (1, 2)]
+    assert "drafter for **target of toy**" in versions[0].description
+    assert len({version.tags["draftsmith.target_revision"] for version in versions}) == 2
+    assert set(made[0].aliases) == {"candidate", "challenger", "champion"}
+
+
 def test_keep_registers_a_release_under_its_child_run_and_says_so(home, make, step, monkeypatch):
     monkeypatch.setattr(model_versions, "MODEL_CODE", MODEL_FILE)
     artifact = release(make, "k1")
