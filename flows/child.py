@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import resource
 import select
@@ -114,6 +115,8 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+            # Of what a library left, such as tqdm's lock; else the end of the run tells of a leaked semaphore.
+            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
         os._exit(code)
 
 

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
         complain("draftsmith: " + " ".join(str(describe() if describe is not None else error).split()))
         return 2
     except (KeyboardInterrupt, Abort):
-        complain("interrupted; the same command goes on where it was")
+        complain("interrupted; steps that are done stay done: the same command goes on from there")
         return 130
     except BrokenPipeError:
         sys.stderr.close()

@@ -106,6 +106,15 @@ def test_no_process_survives(
             os.kill(pid, signal.SIGKILL)
 
 
+def test_what_a_library_leaves_in_a_step_is_not_told_at_the_end_of_the_run(
+    pipelines: Callable[[str], Path], start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(ONE % "toys.leak, with: {mib: 1}"))
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "resource_tracker" not in said
+
+
 def test_an_interrupt_ends_in_order(
     pipelines: Callable[[str], Path],
     start: Callable[..., subprocess.Popen[str]],
@@ -116,7 +125,7 @@ def test_an_interrupt_ends_in_order(
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "interrupted; the same command goes on where it was" in said.splitlines()
+    assert "interrupted; steps that are done stay done: the same command goes on from there" in said.splitlines()
     assert "Traceback" not in said
     assert all(gone(pid, within=1) for pid in pids)
 

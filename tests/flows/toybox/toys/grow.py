@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def hang(*, ctx: Context) -> Page:
 
 
 def leak(*, mib: int = 200, ctx: Context) -> Page:
-    """Takes memory and leaves a process behind."""
+    """Takes memory and leaves a process and a lock behind, as tqdm does."""
+    leak.lock = multiprocessing.get_context("spawn").RLock()  # type: ignore[attr-defined]
     block = bytearray(mib << 20)
     for place in range(0, len(block), 4096):
         block[place] = 1
