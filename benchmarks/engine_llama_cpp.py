@@ -1,15 +1,17 @@
 """llama.cpp, serving the target with a drafter: converted, run by bench.measure_llama_cpp, held against our rounds.
 
 llama-speculative-simple leaves the last token of a prompt to its first round, so its rounds begin one token earlier
-than ours. That is no excuse for other numbers: with the prompt cut there and its last token counted to the answer, our
-own acceptance map says what each of its rounds must keep.
+than ours, and it shortens the drafts that would reach its limit (program_rounds). That is no excuse for other numbers:
+with the prompt cut there and its last token counted to the answer, our own acceptance map says what each of its rounds
+must draft and keep.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,12 +25,11 @@ from components.contract import Measurements, UserError
 from components.publish.formats import read_folder
 from components.publish.gguf_file import run_converter
 from components.rows import EngineAcceptance, Request, read_rows
-from components.speedup.replay import replay
 from components.targets.generate import continue_batch
 from tests.engines.engine_homes import LLAMA_CPP_PACKAGE, llama_cpp_home
 
 VERSION = f"({LLAMA_CPP_PACKAGE.replace('==', ' ')})"
-EARLIER = "its rounds begin one token earlier; ours are replayed from there"
+EARLIER = "its rounds begin one token earlier and draft less near the limit; ours are replayed so"
 METHODS = {"draft-eagle3": "eagle3", "draft-simple": "draft-model"}
 
 
@@ -85,7 +86,7 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
     rows = [row for row in every if row.depth_k == DEPTH]
     same = [row for row in rows if row.identical]
     expected = {row.prompt_id: earlier_rounds(cases, method, row.prompt_id, row.tokens_raw) for row in same}
-    accepted = [kept for rounds in expected.values() for kept in rounds]
+    accepted = [one.accepted for rounds in expected.values() for one in rounds]
     (counted,) = read_rows(made.path, EngineAcceptance)
     per_position = tuple(counted.accepted_per_position) if len(same) == len(rows) else ()
     return Served(
@@ -97,7 +98,7 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
         identical=sum(bool(row.identical) for row in rows),
         ties=sum(row.tie is True for row in rows),
         compared=len(same),
-        different=sum(row.num_rounds != len(expected[row.prompt_id]) for row in same),
+        different=sum(_counts(row) != _totals(expected[row.prompt_id]) for row in same),
         our_rounds=len(accepted),
         our_accepted=by_position(accepted, DEPTH),
         engine_rounds=sum(row.num_rounds for row in same),
@@ -106,11 +107,51 @@ def held_against_ours(cases: EngineCases, made: Measurements, layout: str, metho
     )
 
 
-def earlier_rounds(cases: EngineCases, method: str, prompt_id: str, num_tokens: int) -> list[int]:
-    """Accepted drafts of each round of an answer of `num_tokens`, when the first round begins in the prompt.
+class ProgramRound(NamedTuple):
+    """One round of llama-speculative-simple; it emits accepted + 1 tokens."""
 
-    The last round drafts no further than the limit, as the program does. A draft model reads the text from its second
-    token on: with the first one said twice it reads all of it, as the program has it do.
+    drafted: int
+    accepted: int
+
+
+def program_rounds(accepted: Sequence[int], depth: int, limit: int, num_tokens: int) -> list[ProgramRound]:
+    """The rounds that llama-speculative-simple makes of an acceptance map with `-n limit`.
+
+    With e tokens said it drafts at most limit - e - 1 more, so that a round ends at the limit or before it. Its
+    drafters take a bound of 0 for none (draft-simple as it drafts, common_speculative_draft for the others), so from
+    e = limit - 1 on a draft is whole again. It stops once more than `limit` tokens are said: a round that was shortened
+    to end at the limit is followed by another, and a guess that our replay keeps is left to that one.
+
+    accepted: drafts kept by a round that begins with as many tokens said as its index, for every index that is reached.
+    num_tokens: tokens that the program said; fewer than the limit where the text ended.
+    Source: examples/speculative-simple/speculative-simple.cpp and common/speculative.cpp, llama-cpp-python 0.3.36.
+    """
+    rounds: list[ProgramRound] = []
+    said = 0
+    while said < min(num_tokens, limit + 1):
+        room = limit - said - 1
+        drafted = min(depth, room) if room > 0 else depth
+        rounds.append(ProgramRound(drafted, min(accepted[said], drafted)))
+        said += rounds[-1].accepted + 1
+    return rounds
+
+
+def _totals(rounds: Sequence[ProgramRound]) -> tuple[int, int, int, int]:
+    """(rounds, drafted, accepted, tokens) of an answer."""
+    accepted = sum(one.accepted for one in rounds)
+    return len(rounds), sum(one.drafted for one in rounds), accepted, len(rounds) + accepted
+
+
+def _counts(row: Request) -> tuple[int, int, int, int]:
+    """The same as the program printed them."""
+    return row.num_rounds, row.num_drafted, row.num_accepted, row.tokens_raw
+
+
+def earlier_rounds(cases: EngineCases, method: str, prompt_id: str, num_tokens: int) -> list[ProgramRound]:
+    """Every round of an answer of `num_tokens`, when the first round begins in the prompt.
+
+    A draft model reads the text from its second token on: with the first one said twice it reads all of it, as the
+    program has it do.
     """
     prompt, drafter = cases.encoded[prompt_id], open_drafter(cases.draft(method), cases.opened)
     needed = num_tokens + 1 + extra_tokens(DEPTH)
@@ -118,7 +159,7 @@ def earlier_rounds(cases: EngineCases, method: str, prompt_id: str, num_tokens: 
     earlier = [prompt[-1], *answer]
     read = [*(prompt[:1] if method == "draft-model" else []), *prompt[:-1]]
     found = acceptance_map(cases.opened, drafter, read, earlier, num_tokens + 1, DEPTH)
-    return [one.emitted - 1 for one in replay(found.accepted, DEPTH, num_tokens + 1)]
+    return program_rounds(found.accepted, DEPTH, MAX_NEW_TOKENS - 1, num_tokens)  # as Settings.command limits it
 
 
 Break = Callable[[dict[str, Tensor]], None]

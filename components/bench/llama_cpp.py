@@ -195,7 +195,7 @@ class Settings:
             plain = ["-n", str(self.max_new_tokens), "-no-cnv", "--no-display-prompt", "--perf"]
             return [tools.plain, *shared, *plain]
         draft = ["-md", str(Path(self.draft_model).expanduser())] if self.draft_model else []
-        # it stops only when more than n tokens are there, and shortens the last draft so that one more are there
+        # it stops only when more than n tokens are there; a draft before that is cut so that its round ends at n
         limit = ["-n", str(self.max_new_tokens - 1), "-lv", "4"]
         spec = ["--spec-type", self.speculation, "--spec-draft-n-max", str(depth), "--spec-draft-p-min", "0"]
         return [tools.speculative, *shared, *draft, *spec, *limit]
