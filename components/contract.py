@@ -177,6 +177,7 @@ class Context:
         what: the unit of its progress, in which the shards that an earlier attempt has finished count.
         """
         todo, total = unfinished(shards), len(shards)
+        assert len({shard.file for shard in shards}) == total, "two shards become one file: one of them would be lost"
         finished = total - len(todo)
         if self.mapper is not None:
             for number, result in enumerate(self.mapper(function, todo), start=finished + 1):

@@ -221,7 +221,7 @@ def _ratio(
         values.append(value.over(pooled(sides[1])) if len(sides) > 1 else value)
     ratio = values[0].over(values[1])
     lo, hi = ratio.interval()
-    verdict = verdict_of(lo, hi, margin)
+    verdict = verdict_of(lo, hi, margin, len(prompts))
     return Ratio(quantity, workload, values[0].value, values[1].value, ratio.value, lo, hi, len(prompts), verdict)
 
 

@@ -20,6 +20,9 @@ Storage = Literal["bf16", "fp8", "none"]
 """none: hidden states are not stored but computed while training (feature_live.py)."""
 
 FP8: Final = torch.float8_e4m3fn
+LARGEST: Final = 1.875 * 2.0**127
+"""The largest e4m3 times a power of two that bf16 holds. The last few bf16 above it, a sixteenth away at most, would
+round up to infinity."""
 STATES: Final = {"taps": 3, "last": 1}
 """C of each tensor."""
 
@@ -29,7 +32,7 @@ def encoded(name: str, states: Tensor, storage: Storage) -> dict[str, Tensor]:
     if storage == "bf16":
         return {name: states.to(torch.bfloat16)}
     assert storage == "fp8", storage
-    apart = states.float().unflatten(-1, (STATES[name], -1))
+    apart = states.float().unflatten(-1, (STATES[name], -1)).clamp(-LARGEST, LARGEST)
     largest = apart.abs().amax(-1, keepdim=True)
     # frexp: largest / max = m 2^e with m < 1: scaled by 2^-e nothing exceeds the largest e4m3, which has no infinity.
     exponents = torch.frexp(largest / torch.finfo(FP8).max).exponent.clamp(-126, 127)

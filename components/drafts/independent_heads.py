@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from components.drafts.draft import Batch, Proposal, StepLosses
 from components.drafts.losses import ColumnTeacher, StepJudge
@@ -62,6 +63,7 @@ class _WithGradients(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.saved_tensors
         return (None, None, *(above * gradient for gradient in gradients), *(None for _ in gradients))

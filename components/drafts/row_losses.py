@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from components.drafts.settings import LossName
 
@@ -79,6 +80,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return losses
 
     @staticmethod
+    @once_differentiable  # what is kept is a constant to autograd: a second derivative of it would be zero
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (difference,) = ctx.saved_tensors
         return difference * gradients[0][..., None].to(difference.dtype), None

@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(x [R, in], weight [out, in]) -> x weight^T; either may be a transposed view."""
@@ -27,7 +28,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T with gradients for both: what F.linear gives."""
     apart = x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32
-    if apart or x.numel() == 0 or torch.is_autocast_enabled("cpu") or _product() is None:
+    if apart or x.numel() == 0 or weight.numel() == 0 or torch.is_autocast_enabled("cpu") or _product() is None:
         return F.linear(x, weight)
     y: Tensor = _Linear.apply(x, weight)
     return y
@@ -53,6 +54,7 @@ class _Linear(torch.autograd.Function):
         return product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable  # autograd would take the operator for a constant: a second derivative of zero
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows, inputs = (part.reshape(-1, part.shape[-1]) for part in (gradients[0], x))

@@ -23,6 +23,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _NORMAL = NormalDist()
+LEAST_PROMPTS = 4
+"""Prompts behind a bound that a verdict rests on, and that promotion asks for. An interval resamples prompts: over one
+it has no width and passes whatever it is, over three it hardly has any. Four let a trial run decide; flags say what is
+few for a release.
+"""
 
 
 def draw_weights(num_units: int, num_draws: int, rng: np.random.Generator) -> Floats:

@@ -5,6 +5,7 @@ S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); see model.py for host time
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -52,7 +53,7 @@ def choose_depth(
     targets = {m.target_key for maps in groups.values() for m in maps}
     if len(targets) != 1:
         raise UserError(f"acceptance comes from {len(targets)} targets; a depth is chosen for one")
-    cells_by_source = [read_rows(source.path, CostCell) for source in cost]
+    cells_by_source = [_valid_cells(source, ctx) for source in cost]
     policy = Policy(
         selection_id=ctx.key,
         target_key=targets.pop(),
@@ -73,7 +74,7 @@ def choose_depth(
     for done, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
         maps = groups[draft_key, tree_budget]
         cells = _cells_of(maps[0], cells_by_source)
-        policy.threads[draft_key] = cells[0].num_threads
+        policy.threads.setdefault(draft_key, cells[0].num_threads)  # of its chains, which come first and are served
         evidence = Evidence(maps, cells, tree_budget, vocabularies.get(draft_key), mixture or {}, rule, ctx.seed)
         entrants += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
         ctx.progress(done + 1, len(groups), "drafters")
@@ -133,6 +134,18 @@ def _why_invalid(row: AcceptanceMap) -> str:
     if not all(0 <= a <= row.k_max for a in row.accepted):
         return f"accepted counts outside 0..{row.k_max}"
     return ""
+
+
+def _valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
+    """The cost cells of a measurement, with times that no clock gives set aside."""
+    cells = []
+    for line, cell in enumerate(read_rows(source.path, CostCell), start=1):
+        least = 0.0 if cell.phase in ("draft", "host") else 1.0  # ns: a pass of the target takes time
+        if least <= cell.median_ns < math.inf:
+            cells.append(cell)
+        else:
+            ctx.set_aside("cost_cell.jsonl", line, f"{cell.phase} took {cell.median_ns} ns", cell.draft_key)
+    return cells
 
 
 def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> list[CostCell]:

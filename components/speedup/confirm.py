@@ -18,11 +18,6 @@ from components.rows import DepthChoice, QualityFlag, Request, read_rows
 if TYPE_CHECKING:
     from components.speedup.policy import GateCheck, MeasuredArm, Policy
 
-LEAST_PROMPTS = 4
-"""Prompts behind a measured bound that promotion asks for. An interval resamples prompts: over one it has no width and
-passes whatever it is, over three it hardly has any. Four let a trial run decide; flags say what is few for a release.
-"""
-
 
 def confirm_depth(
     policy: DepthPolicy,
@@ -162,6 +157,7 @@ def _pick_winner(policy: Policy, only: str | None) -> DepthChoice | None:
 
 def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
     """What promotion asks for, each condition with its value and limit."""
+    from components.speedup.bootstrap import LEAST_PROMPTS
     from components.speedup.measured import arm_of
     from components.speedup.policy import ALL, GateCheck, faults_of
 

@@ -66,12 +66,13 @@ def prediction_flags(
 def thread_flags(session_id: str, threads: Mapping[tuple[str, str], int]) -> list[QualityFlag]:
     """Drafters, (draft_key, method), whose step costs were timed on other threads than most: they do not compare.
 
-    Each measurement takes the threads that decode plainly fastest at its time, and with them its own plain step.
+    Without a common choice (bench.autotune) each measurement takes the threads that decode plainly fastest at its time,
+    and with them its own plain step.
     """
     if not threads:
         return []
     usual = min(statistics.multimode(threads.values()))
-    said = "its step costs were timed on {} thread(s), most others on {}: measure again, or set num_threads for all"
+    said = "its step costs were timed on {} thread(s), most others on {}: measure again, all with one bench.autotune"
     return [
         Doubt("other_threads", "warning", number, said.format(number, usual)).about(session_id, *drafter)
         for drafter, number in sorted(threads.items())

@@ -24,10 +24,11 @@ def measured_flags(policy: Policy, requests: Sequence[Request], max_prediction_g
         flags.append(
             QualityFlag(policy.selection_id, "", "", "failed_requests", "warning", failed, "requests ended in an error")
         )
-    for choice in policy.choices:
-        if choice.workload == ALL and choice.depth_k > 0:
-            flags += _choice_flags(policy, choice, max_prediction_gap)
-            flags += _thread_flags(policy, choice, requests)
+    drafting = [choice for choice in policy.choices if choice.workload == ALL and choice.depth_k > 0]
+    for choice in drafting:
+        flags += _choice_flags(policy, choice, max_prediction_gap)
+    for drafter in dict.fromkeys((choice.draft_key, choice.method) for choice in drafting):  # once, not a batch size
+        flags += _thread_flags(policy, drafter, requests)
     return flags
 
 
@@ -76,16 +77,16 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
     return flags
 
 
-def _thread_flags(policy: Policy, choice: DepthChoice, requests: Sequence[Request]) -> list[QualityFlag]:
-    """Whether the drafter decoded on the threads that its step costs were timed on."""
-    timed = policy.threads.get(choice.draft_key)
-    decoded = {r.num_threads for r in requests if r.draft_key == choice.draft_key and r.engine is None}
+def _thread_flags(policy: Policy, drafter: tuple[str, str], requests: Sequence[Request]) -> list[QualityFlag]:
+    """Whether a drafter, (draft_key, method), decoded on the threads that its step costs were timed on."""
+    timed = policy.threads.get(drafter[0])
+    decoded = {r.num_threads for r in requests if r.draft_key == drafter[0] and r.engine is None}
     if timed is None or decoded <= {timed}:
         return []
     other = min(decoded - {timed})
     said = f"step costs were timed on {timed} thread(s), decoding on {other}: what was predicted is another engine"
     doubt = Doubt("predicted_on_other_threads", "warning", timed, said)
-    return [doubt.about(policy.selection_id, choice.draft_key, choice.method)]
+    return [doubt.about(policy.selection_id, *drafter)]
 
 
 def _choice_flags(policy: Policy, choice: DepthChoice, max_prediction_gap: float) -> list[QualityFlag]:

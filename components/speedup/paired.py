@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.rows import DepthChoice, PairedComparison, Request
-from components.speedup.bootstrap import Floats, draw_weights, pooled_ratio
+from components.speedup.bootstrap import LEAST_PROMPTS, Floats, draw_weights, pooled_ratio
 from components.speedup.measured import best_plain, usable
 from components.speedup.policy import ALL, Policy, PromptCounts
 
@@ -136,7 +136,7 @@ def _ratios(
                 lo=lo,
                 hi=hi,
                 margin=pair.margin,
-                verdict=verdict_of(lo, hi, pair.margin),
+                verdict=verdict_of(lo, hi, pair.margin, len(prompts)),
             )
         )
     return rows
@@ -146,8 +146,10 @@ def _columns(found: PerPrompt, prompts: Sequence[str]) -> tuple[Floats, Floats]:
     return np.array([found[p][1] for p in prompts]), np.array([found[p][2] for p in prompts])
 
 
-def verdict_of(lo: float, hi: float, margin: float) -> str:
+def verdict_of(lo: float, hi: float, margin: float, num_prompts: int) -> str:
     """better | not_worse | worse | undecided; see PairedComparison."""
+    if num_prompts < LEAST_PROMPTS:
+        return "undecided"
     if lo > 1.0:
         return "better"
     if lo >= 1.0 - margin:

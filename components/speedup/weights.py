@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from components.rows import AcceptanceMap
-from components.speedup.bootstrap import Estimate, Floats, draw_weights, pooled_ratio
+from components.speedup.bootstrap import LEAST_PROMPTS, Estimate, Floats, draw_weights, pooled_ratio
 from components.speedup.replay import count
 
 
@@ -29,7 +29,8 @@ class WeightsCost:
     """One rounded drafter at one depth on the prompts that both have maps of; 95 % intervals over prompts.
 
     al, al_before: tokens kept a round, rounded and as trained. change: al - al_before, resampled together.
-    verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided: no difference shown.
+    verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided: no difference shown. On fewer prompts than
+        LEAST_PROMPTS always undecided: an interval that resamples one prompt has no width, and of three hardly any.
     """
 
     draft_key: str
@@ -96,7 +97,7 @@ def weights_costs(
                 change=change.value,
                 change_lo=lo,
                 change_hi=hi,
-                verdict="lower" if hi < 0.0 else "higher" if lo > 0.0 else "undecided",
+                verdict=_verdict(lo, hi, len(shared)),
             )
         )
     return found
@@ -105,6 +106,12 @@ def weights_costs(
 def rounded_of(maps: Sequence[AcceptanceMap]) -> Rounded | None:
     """How the drafter of these maps stores its weights; None for one as it was trained."""
     return Rounded(maps[0].weights, maps[0].quantised_from) if maps and maps[0].weights else None
+
+
+def _verdict(lo: float, hi: float, num_prompts: int) -> str:
+    if num_prompts < LEAST_PROMPTS:
+        return "undecided"
+    return "lower" if hi < 0.0 else "higher" if lo > 0.0 else "undecided"
 
 
 def _acceptance(maps: Sequence[AcceptanceMap], depth: int, weights: Floats) -> Estimate:

@@ -60,3 +60,5 @@ def test_map_works_lazily_in_order_and_counts_what_was_there(tmp_path: Path) -> 
     assert list(results) == [10]
     assert [(event["done"], event["total"]) for event in events] == [(2.5, 4), (3, 4), (3.5, 4), (4, 4)]
     assert list(ctx.map(double, numbers[:1])) == []
+    with pytest.raises(AssertionError, match="two shards become one file"):
+        next(ctx.map(double, [Number(tmp_path / "9"), Number(tmp_path / "9")]))

@@ -182,3 +182,19 @@ def test_the_key_holds_what_was_resolved_and_nothing_that_makes_no_difference() 
     assert step.settings({"keep": ["fc", "lm_head"]})[0] == step.settings({"keep": ["lm_head", "fc"]})[0]
     for wrong in ({"weights": "int2"}, {"weights": "bf16", "group_size": 32}, {"group_size": 12}, {"group_size": -1}):
         assert step.settings(wrong)[1], wrong
+
+
+@pytest.mark.parametrize("weights_", ["int8", "int4", "bf16"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3.4e38])
+def test_what_no_engine_can_hold_is_refused_before_it_is_stored(
+    weights_: str, value: float, tiny_target: MakeTarget, tmp_path: Path
+) -> None:
+    draft = made(tmp_path / "d", tiny_target("llama"), "eagle3")
+    tensors = load_file(draft.path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("up_proj.weight"))
+    tensors[name][0, 0] = value
+    save_file(tensors, draft.path / "model.safetensors")
+    ctx = new_context(tmp_path / "q")
+    with pytest.raises(UserError, match=f"{name} holds NaN, or what bfloat16 calls infinity"):
+        quantise_draft(draft, weights=weights_, group_size=None, ctx=ctx)  # type: ignore[arg-type]
+    assert not (ctx.out / "model.safetensors").exists()

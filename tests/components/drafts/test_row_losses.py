@@ -137,3 +137,11 @@ def test_under_autocast_the_loss_is_still_taken_in_float32() -> None:
         found = soft_cross_entropy(logits, probs)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, soft_cross_entropy(logits, probs), rtol=0, atol=0)
+
+
+def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
+    logits, teacher = sample()
+    loss = row_loss("soft_ce", logits.requires_grad_(), teacher).square().sum()
+    (once,) = torch.autograd.grad(loss, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.sum().backward()

@@ -45,11 +45,19 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     assert layer.weight.grad is not None
 
 
+def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
+    layer, _, x = both(5, 16, 8)
+    (once,) = torch.autograd.grad(layer(x.requires_grad_()).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.sum().backward()
+
+
 def test_elsewhere_it_is_a_plain_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, plain, x = both(5, 16, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(layer(x), plain(x)) and layer(x).dtype == torch.bfloat16
     assert linear(x.double(), layer.weight.double()).dtype == torch.float64
     assert layer(x[:, :0]).shape == (2, 0, 8) and layer(x[0, 0]).shape == (8,)
+    assert linear(x, layer.weight[:0]).shape == (2, 5, 0)
     monkeypatch.setattr(training_linear, "_product", lambda: None)  # a build of torch without the operator
     assert torch.equal(layer(x), plain(x))

@@ -12,6 +12,7 @@ from simulated_rows import make_cells, make_maps, make_request
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.rows import PairedComparison, read_rows
 from components.speedup import choose_depth, confirm_depth
+from components.speedup.bootstrap import LEAST_PROMPTS
 from components.speedup.paired import verdict_of
 from components.speedup.policy import Policy, read_policy
 
@@ -115,6 +116,25 @@ def test_one_workload_that_forgets_is_enough_to_fail(measurements: Rows, new_ctx
     assert policy.gate is not None and not policy.gate["passed"]
 
 
+@pytest.mark.parametrize(("num_prompts", "worse"), [(1, False), (LEAST_PROMPTS, True)])
+def test_a_workload_of_a_single_prompt_shows_nothing(
+    num_prompts: int, worse: bool, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    """Its interval has no width, so that any loss at all would lie beyond the margin."""
+    maps, costs = [], []
+    for key, chance in {NEW.key: 0.80, OLD.key: 0.97}.items():
+        few = make_maps(
+            [chance], num_prompts=num_prompts, num_tokens=65, seed=1, draft_key=key, method="mtp", workload="chat"
+        )
+        code = make_maps([0.97], num_prompts=40, num_tokens=65, seed=2, draft_key=key, method="mtp", workload="code")
+        maps.append(measurements([*few, *code]))
+        costs.append(measurements(list(make_cells(3.0, [3.5], [0.5], draft_key=key, method="mtp"))))
+    policy = read_policy(confirm(choose_depth(maps, costs, ctx=new_ctx()), requests(1.1), measurements, new_ctx).path)
+    (chat,) = [c for c in policy.comparisons if (c.workload, c.quantity) == ("chat", "acceptance_length")]
+    assert (chat.num_prompts, chat.verdict) == (num_prompts, "worse" if worse else "undecided")
+    assert check(policy, "acceptance_against_champion[chat]") != worse
+
+
 def mapped_to(deepest: dict[str, int], measurements: Rows, new_ctx: NewCtx, shared: bool = True) -> DepthPolicy:
     """Both drafters with maps and costs down to depths of their own; two guesses pay."""
     maps, costs = [], []
@@ -192,7 +212,7 @@ def test_a_wrong_pair_is_told_in_one_line(
 
 
 def test_verdicts() -> None:
-    assert [verdict_of(lo, hi, 0.02) for lo, hi in ((1.01, 1.2), (0.98, 1.0), (0.9, 1.1), (0.9, 0.979))] == [
+    assert [verdict_of(lo, hi, 0.02, 40) for lo, hi in ((1.01, 1.2), (0.98, 1.0), (0.9, 1.1), (0.9, 0.979))] == [
         "better",
         "not_worse",
         "undecided",

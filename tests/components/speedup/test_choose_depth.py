@@ -132,6 +132,19 @@ def test_maps_that_cannot_be_replayed_are_set_aside(measurements: Rows, new_ctx:
     assert read_policy(out.path).acceptance[0].num_prompts == 5
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 0.0])
+def test_times_that_no_clock_gives_are_set_aside(wrong: float, measurements: Rows, new_ctx: NewCtx) -> None:
+    maps, cells = make_maps(P, num_prompts=5, num_tokens=64, seed=1), make_cells(76.0, VERIFY, HOST_FREE_DRAFT)
+    without = run(measurements, new_ctx, maps, [c for c in cells if (c.phase, c.depth_k) != ("verify", 2)])
+    broken = [dataclasses.replace(c, median_ns=wrong) if (c.phase, c.depth_k) == ("verify", 2) else c for c in cells]
+    out = choose_depth([measurements(maps)], [measurements(broken)], ctx=new_ctx())  # type: ignore[arg-type]
+    assert [e.depth_k for e in pooled(read_policy(out.path))] == [0, 1, 3] == [e.depth_k for e in pooled(without)]
+    assert len((out.path / "set_aside.jsonl").read_text().splitlines()) == 8  # one a block
+    nothing = [dataclasses.replace(c, median_ns=wrong) if c.phase == "target_step" else c for c in cells]
+    with pytest.raises(UserError, match="target_step cells missing"):
+        run(measurements, new_ctx, maps, nothing)
+
+
 @pytest.mark.parametrize(
     ("maps", "cells", "message"),
     [

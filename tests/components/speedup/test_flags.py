@@ -131,6 +131,35 @@ def test_step_costs_of_other_threads_than_most_are_flagged(measurements: Rows, n
     assert [(f.draft_key, f.value) for f in policy.flags if f.code == "other_threads"] == [("e" * 64, 4)]
 
 
+def test_the_threads_of_a_drafter_are_those_that_its_chains_were_timed_on(measurements: Rows, new_ctx: NewCtx) -> None:
+    """Its trees were measured by themselves, on other threads; chains are what is decoded and served."""
+    trees = [dataclasses.replace(m, tree_budget=8) for m in maps()]
+    grown = [
+        dataclasses.replace(c, tree_budget=8 if c.phase != "target_step" else None, num_threads=1)
+        for c in cells()
+        if c.phase == "target_step" or c.depth_k == 3
+    ]
+    both = [measurements([*maps(), *trees])]
+    policy = read_policy(choose_depth(both, [measurements(cells()), measurements(grown)], ctx=new_ctx()).path)  # type: ignore[arg-type]
+    assert policy.threads == {DRAFT: 2}
+
+
+def test_a_drafter_that_decoded_on_other_threads_is_flagged_once_whatever_the_batch_sizes(
+    measurements: Rows, new_ctx: NewCtx
+) -> None:
+    one = make_maps([0.97], num_prompts=64, num_tokens=65, seed=1)
+    sizes = [dataclasses.replace(c, batch_size=size) for size in (1, 8) for c in make_cells(3.0, [3.5], [0.5])]
+    chosen = choose_depth([measurements(one)], [measurements(sizes)], ctx=new_ctx())  # type: ignore[arg-type]
+    rows = [
+        dataclasses.replace(row, num_threads=1, batch_size=size)  # type: ignore[type-var]
+        for size in (1, 8)
+        for row in decoded(1, 1.49)
+    ]
+    policy = read_policy(confirm_depth(chosen, measurements(rows), ctx=new_ctx()).path)  # type: ignore[arg-type]
+    assert {c.batch_size for c in policy.choices if c.depth_k > 0} == {1, 8}
+    assert [f.code for f in policy.flags].count("predicted_on_other_threads") == 1
+
+
 @pytest.mark.parametrize(("threads", "flagged"), [(2, False), (1, True)])
 def test_decoding_on_other_threads_than_predicted_for_is_flagged(
     threads: int, flagged: bool, chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx

@@ -12,7 +12,7 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request
 from components.contract import Context, DepthPolicy, Measurements
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.confirm import LEAST_PROMPTS
+from components.speedup.bootstrap import LEAST_PROMPTS
 from components.speedup.policy import Policy, faults_of, read_policy
 
 Rows = Callable[[list[object]], Measurements]

@@ -6,11 +6,13 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 from simulated_rows import make_cells, make_maps
 
 from components.contract import Context, Measurements
 from components.rows import AcceptanceMap, write_rows
 from components.speedup import choose_depth
+from components.speedup.bootstrap import LEAST_PROMPTS
 from components.speedup.policy import read_policy
 from components.speedup.weights import weights_costs
 
@@ -52,6 +54,15 @@ def test_the_same_guesses_cost_nothing_and_are_not_said_to_be_lower() -> None:
     (cost,) = weights_costs({BEFORE: maps, AFTER: rounded(maps, 0.0)}, {}, 500, 0)
     assert (cost.change, cost.change_lo, cost.change_hi, cost.verdict) == (0.0, 0.0, 0.0, "undecided")
     assert cost.depth_k == 3, "without a depth of its own, the deepest"
+
+
+@pytest.mark.parametrize(("num_prompts", "verdict"), [(1, "undecided"), (LEAST_PROMPTS, "lower")])
+def test_a_single_prompt_decides_nothing(num_prompts: int, verdict: str) -> None:
+    """Its interval has no width: any change at all would lie outside 0."""
+    maps = before(num_prompts)
+    (cost,) = weights_costs({BEFORE: maps, AFTER: rounded(maps, 0.9)}, {}, 500, 0)
+    assert cost.change_hi < 0 and cost.verdict == verdict
+    assert ("no difference shown" in cost.in_words) == (verdict == "undecided")
 
 
 def test_only_shared_prompts_count_and_without_the_original_nothing_is_said() -> None:
