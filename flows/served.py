@@ -13,19 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
 from components.drafts.storage import Storage
-from components.publish.profiles import UNKNOWN, TargetFacts, refusals
+from components.publish.profiles import UNKNOWN, TargetFacts, refusals, unpackable
 
 if TYPE_CHECKING:
     from flows.wiring import WiredStep
 
 TRAINS, ROUNDS, LOADS = "drafts.train_draft", "drafts.quantise_draft", "targets.load_target"
+RELEASES = "publish.export_release"
+LLAMA_BLOCKS = ("eagle1", "hass", "eagle3", "p-eagle", "mtp")
+"""Methods whose layers read the target's hidden size, or a multiple, or the width of their own MLP."""
 
 
 def unserved(wired: Sequence[WiredStep]) -> Iterator[tuple[str, str]]:
-    """(step, why it could not keep its promise), one for each engine and drafter; nothing where all is well."""
+    """(step, why it could not keep its promise), one for each engine and drafter; nothing where all is well.
+
+    A step that rounds weights is looked at as well: groups that divide no layer, a format that cannot hold them.
+    """
     steps = {step.name: step for step in wired}
     for step in wired:
+        if step.function.address == ROUNDS:
+            yield from ((step.base, why) for why in _undivided(step, steps))
         engines = step.settings.get("engines")
+        if step.function.address == RELEASES and not engines:
+            for name, method, settings, storage in _promised(step, steps):
+                yield from ((step.base, f"{name}: {why}") for why in unpackable(method, settings, storage))
         if not isinstance(engines, list) or not engines:
             continue
         target = target_facts(step, steps)
@@ -53,8 +64,33 @@ def _promised(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[Promi
         yield method, str(method), step.settings.get("settings", {}).get(method, {}), None
 
 
+def _undivided(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[str]:
+    """Why a step's group size does not fit the drafter that it rounds, where its target is on this machine."""
+    trained, storage = steps.get(str(step.inputs.get("draft"))), Storage.told(step.settings)
+    if trained is None or trained.function.address != TRAINS or not storage.group_size:
+        return
+    method = str(trained.settings.get("method", ""))
+    config = _target_config(trained, steps)
+    if method not in LLAMA_BLOCKS or not isinstance(config, dict):
+        return
+    config, own = config.get("text_config", config), trained.settings.get("settings", {}).get(method, {})
+    inner = own.get("intermediate_size") or config.get("intermediate_size")
+    for width, layer in ((config.get("hidden_size"), "q_proj"), (inner, "down_proj")):
+        if isinstance(width, int) and width % storage.group_size and layer not in storage.keep:
+            yield (
+                f"groups of {storage.group_size} do not divide the {width} inputs of {layer}: take another group_size,"
+                " or 0 for a scale each output channel"
+            )
+
+
 def target_facts(step: WiredStep, steps: Mapping[str, WiredStep]) -> TargetFacts | None:
     """The facts of the step's target, where a step loads it from a folder of this machine."""
+    config = _target_config(step, steps)
+    return None if config is None else _facts(config)
+
+
+def _target_config(step: WiredStep, steps: Mapping[str, WiredStep]) -> Any:
+    """config.json of the step's target, where a step loads it from a folder of this machine; else None."""
     loaded = steps.get(str(step.inputs.get("target")))
     if loaded is None or loaded.function.address != LOADS:
         return None
@@ -64,10 +100,9 @@ def target_facts(step: WiredStep, steps: Mapping[str, WiredStep]) -> TargetFacts
         folder = local_folder(str(loaded.settings.get("model", "")))
         if folder is None or not (folder / "config.json").is_file():
             return None
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, UserError):
         return None  # loading the target says what is wrong with it
-    return _facts(config)
 
 
 def _facts(config: Any) -> TargetFacts | None:

@@ -10,11 +10,11 @@ ours its inverse), by rows and by groups as round-to-nearest is in GPTQ's compar
 arXiv:2210.17323, section 4). Nothing is calibrated: a drafter is trained in minutes, and what rounding costs it is
 measured. Codes keep to -Q..Q, so that zero is exact and a weight's sign is never favoured.
 
-The scale is rounded to bfloat16 *before* the codes are taken: an engine that computes in bfloat16, float16 or float32
-then holds exactly the weights that were measured. Rounding moves a scale by 2^-8 of itself at most, less than half a
-code at Q = 127, so the largest weight of a group still has code Q. Therefore quantising twice changes nothing, no
-weight moves by more than s / 2, and llama.cpp's Q8_0 (groups of 32, a scale of its own, max / 127) finds the same codes
-and scales again.
+The scale is rounded to bfloat16 *before* the codes are taken: an engine that keeps scales in bfloat16 or float32 then
+holds exactly those that were measured, and one that keeps them in float16 those from 2^-17 on. Rounding moves a scale
+by 2^-8 of itself at most, less than half a code at Q = 127, so the largest weight of a group still has code Q.
+Therefore quantising twice changes nothing, no weight moves by more than s / 2, and llama.cpp's Q8_0 (groups of 32, a
+float16 scale of its own, max / 127) finds the same codes, and the same scales but for the small.
 
 On disk the layer `m.weight` becomes three tensors, those that compressed-tensors calls pack-quantized:
   m.weight_packed  int32 [O, ceil(I / n)]   n = 32 / b codes a word, each with 2^(b-1) added, the first in the low bits
@@ -103,12 +103,15 @@ def stored(tensors: Mapping[str, Tensor], storage: Storage, where: str) -> dict[
     """A drafter's tensors as they are stored.
 
     Raises:
-        UserError: a group size that does not divide a layer's inputs, a layer to keep that is not there.
+        UserError: a group size that does not divide a layer's inputs, a weight that is no number, or too large for
+            bfloat16.
     """
     linear = [name for name, tensor in tensors.items() if is_linear(name, tensor)]
     bits = storage.bits
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.bfloat16()).all()):
+            raise UserError(f"{where}: {name} holds NaN, or what bfloat16 calls infinity; train the drafter again")
         if bits is None or name not in linear or layer_of(name) in storage.keep:
             found[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,11 @@ from typing import Any
 
 from components.escapes import in_code, in_markdown
 from components.publish.card_limits import measured_limits, not_worth_it
-from components.publish.launch import launch_lines
+from components.publish.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines
 from components.publish.lineage import Lineage
 from components.publish.training_data import REASONS, training_data
 
 ALL = "all"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     timed = {a["workload"]: a for a in arms if (a["batch_size"], a["depth_k"]) == (batch_size, shown)}
     limits = measured_limits(policy, draft_key, evidence.end_to_end, evidence.max_positions)
     data = training_data(evidence.lineage, draft_key)
-    hub = _HUB_ID.fullmatch(record["target"]["model"].partition("@")[0])
+    hub = HUB_ID.fullmatch(record["target"]["model"].partition("@")[0])
     return {
         **record,
         "base_model": hub[0] if hub else "",
@@ -100,6 +100,7 @@ def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
         "gate": policy["gate"],
         "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
         "stitched": folders_of(record).get("stitched"),
+        "stands_for_folder": _stands_for_folder(record, bool(hub)),
         "limits": limits,
         "not_worth": not_worth_it(policy, draft_key, depth, limits),
         "data": data,
@@ -110,14 +111,29 @@ def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
 
 
 def launch_of(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, str]:
-    """engine -> the command that serves the release, at the chosen depth."""
-    serve, model = record["serve"], record["target"]["model"] or "TARGET"
-    if any(character.isspace() for character in model):
-        model = "TARGET"  # a name for people, which no command takes
+    """engine -> the command that serves the release, at the chosen depth; none for those that `not_served` names."""
     lines = launch_lines(
-        serve["method"], serve["depth_k"], policy["engines"], model, folders_of(record), record["settings"]
+        record["serve"]["method"],
+        record["serve"]["depth_k"],
+        policy["engines"],
+        _in_commands(record),
+        folders_of(record),
+        record["settings"],
     )
-    return dict(lines)
+    return {engine: command for engine, command in lines if engine not in record["not_served"]}
+
+
+def _in_commands(record: dict[str, Any]) -> str:
+    """What commands call the target: its name, or a word for it where that is for people and no command takes it."""
+    model = str(record["target"]["model"] or FOLDER_OF_TARGET)
+    return FOLDER_OF_TARGET if any(character.isspace() for character in model) else model
+
+
+def _stands_for_folder(record: dict[str, Any], on_hub: bool) -> str:
+    """The word in the commands that the reader replaces by the target's folder; "" where a hub id says it all."""
+    word = FOLDER_OF_TARGET if on_hub else _in_commands(record)  # a stitched copy is served without any
+    commands = record["launch"].values()
+    return word if any(word in shlex.split(command) for command in commands) else ""
 
 
 def folders_of(record: dict[str, Any]) -> dict[str, str]:

@@ -22,13 +22,15 @@ def measured_limits(policy: Mapping[str, Any], draft_key: str, end_to_end: Path,
 
     end_to_end: the folder of the timed comparison. max_positions: what the target's config allows, tokens.
     """
-    timed = [row for row in read_rows(end_to_end, Request) if row.draft_key == draft_key and not row.is_warmup]
+    mine = [row for row in read_rows(end_to_end, Request) if row.draft_key == draft_key and not row.is_warmup]
+    # What failed tells nothing, and at depth 0 a drafter was loaded and drafted nothing.
+    timed = [row for row in mine if row.depth_k > 0 and row.status != "error" and row.timed_tokens > 0]
     longest = [row.prompt_tokens + row.tokens_kept for row in timed]
-    mine = [c for c in policy["choices"] if (c["draft_key"], c["workload"]) == (draft_key, ALL)]
-    measured = [c for c in mine if c["speedup_meas"] is not None]
+    pooled = [c for c in policy["choices"] if (c["draft_key"], c["workload"]) == (draft_key, ALL)]
+    measured = [c for c in pooled if c["speedup_meas"] is not None]
     contexts = [c for c in policy.get("contexts", []) if (c["draft_key"], c["workload"]) == (draft_key, ALL)]
     return {
-        "batch_sizes": sorted(mine, key=lambda c: c["batch_size"]),
+        "batch_sizes": sorted(pooled, key=lambda c: c["batch_size"]),
         "largest_timed": max((row.batch_size for row in timed), default=None),
         "largest_measured": max((c["batch_size"] for c in measured), default=None),
         "contexts": sorted(contexts, key=lambda c: (c["batch_size"], c["kv_len"])),

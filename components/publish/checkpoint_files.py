@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def write_checkpoint(folder: Path, laid_out: LaidOut, weights_file: str = WEIGHT
     """Write config.json and the weights; what reading both back gives. Raises UserError when they differ."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in sorted(laid_out.tensors.items())}
-    save_file(tensors, folder / weights_file, metadata={"format": "pt"})
+    save_weights(tensors, folder / weights_file, {"format": "pt"})
     text = json.dumps(laid_out.config, indent=2, allow_nan=False)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
     found = read_checkpoint(folder, folder.name)
@@ -46,6 +47,18 @@ def write_checkpoint(folder: Path, laid_out: LaidOut, weights_file: str = WEIGHT
     if found.config != laid_out.config:
         raise UserError(f"{folder.name}/{CONFIG}: reads back differently than it was written; check the disk")
     return found
+
+
+def save_weights(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None) -> None:
+    """Write a safetensors file that everybody may read who may read the files beside it.
+
+    safetensors writes a temporary file, which is its owner's alone, and renames it: an engine that runs as another user
+    could not open the weights.
+    """
+    file.touch()
+    mode = stat.S_IMODE(file.stat().st_mode)
+    save_file(dict(tensors), file, metadata=None if metadata is None else dict(metadata))
+    file.chmod(mode)
 
 
 def read_checkpoint(folder: Path, where: str) -> LaidOut:

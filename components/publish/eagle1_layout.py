@@ -22,9 +22,11 @@ from components.publish.eagle3_layout import check_architecture, dtype_of
 from components.publish.exact_check import LaidOut, Spec
 from components.publish.layout import AbstractLayout, OwnForm, Source, inner_size, without_vocabulary
 from components.publish.llama_block import (
+    IS_LLAMA,
     block_config,
     block_specs,
     check_block,
+    check_facts,
     check_positions,
     check_width,
 )
@@ -67,6 +69,7 @@ class Eagle1Layout(AbstractLayout):
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         """See AbstractLayout."""
         check_architecture(config, (*ARCHITECTURES, "LlamaForCausalLM"), where)
+        check_facts(config, IS_LLAMA, where)
         check_block(config, where)
         if config["num_hidden_layers"] != 1:
             raise UserError(f"{where}/config.json: num_hidden_layers is {config['num_hidden_layers']}, must be 1")

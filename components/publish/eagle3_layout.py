@@ -19,6 +19,7 @@ from components.publish.exact_check import LaidOut, Spec, check_vocabulary
 from components.publish.layout import AbstractLayout, OwnForm, Source, inner_size
 from components.publish.llama_block import (
     COUNT,
+    IS_LLAMA,
     Fact,
     block_config,
     block_specs,
@@ -64,6 +65,7 @@ class Eagle3Layout(AbstractLayout):
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         """See AbstractLayout."""
         check_architecture(config, ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"), where)
+        check_facts(config, IS_LLAMA, where)
         check_block(config, where)
         if config["num_hidden_layers"] != 1:
             raise UserError(

@@ -91,16 +91,10 @@ def export_release(
         written |= _export(draft, source, formats, ctx, taken=set(written), llama_cpp=llama_cpp)
         ctx.progress(done + 1, len(chosen), "drafters")
     serve = write_own_folder(ctx.out / "draftsmith", target, winner, found)
-    # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
-    named = target_name or public_name(str(target.info.get("model", "")))
-    record: dict[str, Any] = {
-        "target": {"key": target.key, **public_value(_small(target.info)), "model": named},
-        "draft": {"key": winner.key, **public_value(_small(winner.info))},
-        "settings": public_settings(read_record(winner.path)["settings"]),
+    record = {
+        **_record(target, winner, found, source, written, target_name),
         "serve": serve,
-        "formats": written,
         "license": license,
-        "policy": {k: found[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
         "keys": {
             "policy": policy.key,
             "acceptance": [m.key for m in acceptance],
@@ -116,6 +110,34 @@ def export_release(
     write_papers(ctx.out, record, evidence, policy)
     ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join([*written, 'draftsmith'])}")
     return Release.made(ctx, _facts(record, found))
+
+
+def _record(
+    target: Target,
+    winner: Draft,
+    policy: dict[str, Any],
+    source: Source,
+    written: dict[str, dict[str, Any]],
+    target_name: str,
+) -> dict[str, Any]:
+    """What release.json says of the models and their formats, in names that anybody may read."""
+    from components.drafts.files import read_record
+    from components.publish.launch import not_served
+    from components.publish.layout import facts_of
+
+    own = read_record(winner.path)
+    method, settings, facts = str(own["method"]), own["settings"], facts_of(source.shape)
+    formats = [str(one["format"]) for one in written.values() if one["draft_key"] == winner.key]
+    # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
+    named = target_name or public_name(str(target.info.get("model", "")))
+    return {
+        "target": {"key": target.key, **public_value(_small(target.info)), "model": named},
+        "draft": {"key": winner.key, **public_value(_small(winner.info))},
+        "settings": public_settings(settings),
+        "formats": written,
+        "not_served": not_served(method, settings, facts, Storage.of(own), formats),
+        "policy": {k: policy[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
+    }
 
 
 def _read_policy(policy: DepthPolicy) -> dict[str, Any]:
@@ -212,7 +234,20 @@ def _export(
             made = write_format(format, own, source, folder)
         if made:
             written[name] = {**facts, **made}
+            if remark := rounded_again(format, own.storage, str(made["dtype"])):
+                ctx.note(f"{name}: {remark}")
     return written
+
+
+def rounded_again(format: Format, storage: Storage | None, dtype: str) -> str:
+    """How the weights in a format differ from those that were measured, one clause; "" where they are the same."""
+    if format == "eagle1" and storage is not None:
+        return "fc holds the embedding's norm as well, rounded to bf16 again: by 2^-9 of each weight at most"
+    measured = "float32" if storage is None else "bfloat16"
+    if format == "stitched" and dtype not in (measured, "float32"):
+        told = "; drafts.quantise_draft with weights: bf16 measures it so" if dtype == "bfloat16" else ""
+        return f"the module is rounded to the target's {dtype}, and was measured in {measured}{told}"
+    return ""
 
 
 def refuse_unserved(

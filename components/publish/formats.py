@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,14 @@ FORMATS: dict[str, str] = {
     "mimo": "components.publish.mimo_layout:MimoLayout",
     "mtp": "components.publish.mtp_layout:MtpLayout",
     "causal-lm": "components.publish.causal_lm_layout:CausalLmLayout",
+}
+LOADED_FROM = {
+    "name_or_path",
+    "_name_or_path",
+    "tokenizer_file",
+    "special_tokens_map_file",
+    "vocab_file",
+    "merges_file",
 }
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges*")
 
@@ -74,11 +83,26 @@ def write_format(name: str, own: OwnForm, source: Source, folder: Path) -> dict[
     if layout.with_tokenizer and source.folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted({file for pattern in TOKENIZER for file in source.folder.glob(pattern) if file.is_file()}):
-            shutil.copyfile(file, folder / file.name)
+            _copy_of_tokenizer(file, folder / file.name)
     written = write_checkpoint(folder, laid_out, layout.weights_file)  # last: it reads all that is in the folder
     check(layout, written, folder.name, source.shape)
     num_params, dtype = weights_in(laid_out)
     return {"num_tensors": len(laid_out.tensors), "num_params": num_params, "dtype": dtype}
+
+
+def _copy_of_tokenizer(file: Path, copy: Path) -> None:
+    """Byte for byte, but for the places that a tokenizer was loaded from, which name folders and tell what it is of."""
+    told: Any = None
+    if file.name == "tokenizer_config.json":
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file.name} of the target: not sound JSON ({error}); mend it") from error
+    if not isinstance(told, dict) or not told.keys() & LOADED_FROM:
+        shutil.copyfile(file, copy)
+        return
+    kept = {name: value for name, value in told.items() if name not in LOADED_FROM}
+    copy.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def weights_in(laid_out: LaidOut) -> tuple[int, str]:

@@ -11,18 +11,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from components.contract import Context, UserError
+from components.drafts.quantised import Packed
 from components.publish.formats import write_format
 from components.publish.layout import OwnForm, Source
+from components.targets.source import BUILTIN, local_folder
 
 CONVERTER = "convert_hf_to_gguf.py"
 VARIABLE = "DRAFTSMITH_LLAMA_CPP"
 BASES = {"eagle3": "eagle3", "draft-model": "causal-lm"}
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "q8_0"}
-"""What the converter is told. Q8_0 has the codes and scales of int8 in groups of 32: it finds ours again, exactly."""
+"""What the converter is told. Q8_0 has the codes of int8 in groups of 32 and finds ours again; rounded_scales()."""
 TIMEOUT_S = 3600
 
 
@@ -58,9 +63,40 @@ def write_gguf(own: OwnForm, source: Source, folder: Path, llama_cpp: str, ctx: 
         command = [str(base), "--outfile", str(out), "--outtype", TYPES[kind]]
         if own.method == "eagle3":
             command += ["--target-model-dir", str(source.folder)]
-        run_converter(converter, command, pre="gpt-2" if source.name == "builtin" else "")
+        # The name is what others may read, and need not be its own: the folder tells which target it is.
+        is_builtin = source.folder is not None and source.folder == local_folder(BUILTIN)
+        run_converter(converter, command, pre="gpt-2" if is_builtin else "")
     facts["num_tensors"] = check_gguf(out, out.parent.name)
+    if remark := rounded_scales(own.packed.values()):
+        ctx.note(f"gguf: {remark}")
     return facts if few_bits is None else facts | {"dtype": TYPES[few_bits.weights]}
+
+
+def rounded_scales(layers: Iterable[Packed]) -> str:
+    """What Q8_0, whose scales are float16, changes in packed weights, one sentence; "" where it holds them exactly.
+
+    A bfloat16 scale is a float16 from 2^-17 on. Below it the grid of float16 is coarser: a group whose largest weight
+    is under 127 x 2^-17, about 0.001, comes out otherwise than it was measured.
+
+    Raises:
+        UserError: a scale that is too large for float16.
+    """
+    scales = [layer.scale.float().flatten() for layer in layers if bool(layer.packed.numel())]
+    if not scales:
+        return ""
+    every = torch.cat(scales)
+    every = every[every != 1.0]  # a group of zeros has scale 1
+    held = every.half().float()
+    if bool(torch.isinf(held).any()):
+        raise UserError(f"gguf: a scale of {float(every.max()):.3g} is too large for Q8_0, whose scales are float16")
+    changed = held != every
+    if not bool(changed.any()):
+        return ""
+    most = float((held - every).abs().max()) * 127
+    return (
+        f"{int(changed.sum())} of {every.numel()} scales are too small for float16, in which Q8_0 keeps them: weights"
+        f" of those groups differ from what was measured by {most:.2g} at most"
+    )
 
 
 def run_converter(converter: Path, arguments: list[str], *, pre: str = "") -> None:

@@ -7,13 +7,20 @@ speedup/engines.py has written into the policy; the commands are for POSIX shell
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from components.publish.profiles import Engine, kind_of, profile_of
+from components.drafts.storage import Storage
+from components.publish.profiles import Engine, TargetFacts, kind_of, profile_of, refusals
 
 Engines = Mapping[str, Any]
+LAUNCHED: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang", "llama.cpp": "llama.cpp"}
+"""Engines that have a command here, by the name that people write."""
+FOLDER_OF_TARGET = "TARGET"
+"""What commands say where only the reader knows the folder."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 VLLM_METHODS = {
     "eagle1": "eagle",
     "hass": "eagle",
@@ -38,20 +45,52 @@ def launch_lines(
     """
     if depth == 0 or not engines:
         return []
-    model = shlex.quote(" ".join(target.split()))  # it is copied into a shell
+    target = " ".join(target.split())  # it is copied into a shell
+    name, revision = at_revision(target)
+    on_hub = HUB_ID.fullmatch(name) is not None
+    model = shlex.quote(name) + (f" --revision {shlex.quote(revision)}" if revision else "")
     there = {"eagle3": "eagle3"} if folders is None else dict(folders)
     told = dict(settings or {})
     given = str(told.get("model") or "") if method == "draft-model" else ""
     lines = [
         ("vLLM", _vllm(method, engines, model, there, told, given)),
         ("SGLang", _sglang(method, engines, model, there, told, given)),
-        ("llama.cpp", _llama_cpp(method, engines, model, there)),
+        # Its converter takes a folder; the other two know a hub id.
+        ("llama.cpp", _llama_cpp(method, engines, FOLDER_OF_TARGET if on_hub else model, there)),
     ]
     if method == "ngram":
         lines.append(("transformers", f"model.generate(**inputs, prompt_lookup_num_tokens={depth})"))
     if method == "lookahead":
         lines.append(("Draftsmith, whose loop it needs", "draftsmith generate PROMPT"))
     return [(engine, command) for engine, command in lines if command]
+
+
+def at_revision(model: str) -> tuple[str, str]:
+    """(owner/name, revision) of a hub id, which engines are told apart; anything else as it is."""
+    name, _, revision = model.partition("@")
+    return (name, revision) if HUB_ID.fullmatch(name) else (model, "")
+
+
+def not_served(
+    method: str,
+    settings: Mapping[str, Any],
+    target: TargetFacts,
+    storage: Storage | None,
+    formats: Collection[str],
+) -> dict[str, str]:
+    """Engine -> why it would not serve this drafter as it was measured, one clause; they get no command.
+
+    Whether a release names an engine or not: one that drops a norm or a bias without a word would serve it, and badly.
+    formats: those in the release.
+    """
+    found: dict[str, str] = {}
+    for title, engine in LAUNCHED.items():
+        for why in refusals(engine, method, settings, target, storage):
+            clause = why.partition(": ")[0]  # without the remedy, which is for whoever trains it
+            found.setdefault(title, clause + ")" * (clause.count("(") - clause.count(")")))
+    if storage is not None and storage.bits is not None and "gguf" not in formats:
+        found.setdefault("llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes")
+    return found
 
 
 def _vllm(
@@ -68,7 +107,8 @@ def _vllm(
     elif "stitched" in folders:
         model = f"./{folders['stitched']}"
     elif given:
-        config = {**config, "method": "draft_model", "model": given}
+        name, revision = at_revision(given)
+        config = {**config, "method": "draft_model", "model": name} | ({"revision": revision} if revision else {})
     else:
         draft = _read_folder("vllm", method, settings, folders)
         if not draft:
@@ -109,7 +149,10 @@ def _sglang(
         return f"{start} ./{folders['stitched']} {flags}"
     if method == "ngram":
         return f"{start} {model} {flags}"
-    draft = shlex.quote(given) if given else _read_folder("sglang", method, settings, folders)
+    name, revision = at_revision(given)
+    draft = shlex.quote(name) if given else _read_folder("sglang", method, settings, folders)
+    if revision:
+        draft += f" --speculative-draft-model-revision {shlex.quote(revision)}"
     return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
 
 

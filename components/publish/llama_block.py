@@ -37,6 +37,9 @@ LARGEST = 2**53
 """Above it a float no longer holds every whole number."""
 OFF = Fact(bool, only=(False,), optional=True)
 DTYPES = ("float32", "bfloat16", "float16")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+IS_LLAMA = {"model_type": Fact(str, only=("llama",))}
+"""What opens a config before anybody looks at its architecture."""
 BLOCK_FACTS: dict[str, Fact] = {
     "hidden_size": COUNT,
     "intermediate_size": COUNT,
@@ -140,6 +143,7 @@ def check_facts(config: Config, facts: Mapping[str, Fact], where: str) -> None:
 def check_block(config: Config, where: str) -> None:
     """The fields of a block, one by one and together; raises UserError, one line."""
     check_facts(config, BLOCK_FACTS, where)
+    check_rope(config, where)
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     if heads % groups:
         raise UserError(
@@ -159,6 +163,31 @@ def check_block(config: Config, where: str) -> None:
                 raise UserError(
                     f"{where}/config.json: {name} is {ids!r:.60}, must be an id below {config['vocab_size']}"
                 )
+
+
+def check_rope(config: Config, where: str) -> None:
+    """What `rope_parameters` or `rope_scaling` say beside rope_theta; raises UserError, one line.
+
+    Newer engines read the one, older ones the other, and both before the rope_theta at top level.
+    """
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise UserError(f"{where}/config.json: {name} is {rope!r:.60}, must be a mapping")
+        for kind in (rope.get("rope_type"), rope.get("type")):
+            if kind is not None and (not isinstance(kind, str) or kind not in ROPE_TYPES):
+                raise UserError(
+                    f"{where}/config.json: rope_type is {kind!r:.60} in {name}, must be one of {', '.join(ROPE_TYPES)}"
+                )
+        check_facts(rope, {"rope_theta": BLOCK_FACTS["rope_theta"]._replace(optional=True)}, where)
+        stated = rope.get("rope_theta", config["rope_theta"])
+        if stated is not None and stated != config["rope_theta"]:
+            raise UserError(
+                f"{where}/config.json: rope_theta is {config['rope_theta']} and {stated} in {name}; engines"
+                " read the one or the other"
+            )
 
 
 def check_positions(config: Config, shape: TargetShape, where: str) -> None:

@@ -29,6 +29,7 @@ FACTS = {
     "vocab_size": COUNT,
     "medusa_fc_bias": Fact(bool, only=(True,)),
     "torch_dtype": Fact(str, only=DTYPES, optional=True),
+    "model_type": Fact(str, only=("medusa",), optional=True),
 }
 
 

@@ -19,6 +19,7 @@ from components.publish.eagle3_layout import check_architecture, dtype_of
 from components.publish.exact_check import LaidOut, Spec, check_tensors, check_vocabulary
 from components.publish.layout import AbstractLayout, OwnForm, Source, inner_size, without_vocabulary
 from components.publish.llama_block import (
+    IS_LLAMA,
     LAYERS,
     Fact,
     block_config,
@@ -64,6 +65,7 @@ class MtpLayout(AbstractLayout):
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         """See AbstractLayout."""
         check_architecture(config, ("LlamaMtpModel",), where)
+        check_facts(config, IS_LLAMA, where)
         check_block(config, where)
         check_facts(config, {"num_nextn_predict_layers": LAYERS}, where)
         check_facts(config, {"mtp_first_hidden": Fact(str, only=("post_norm", "pre_norm"))}, where)

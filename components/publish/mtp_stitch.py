@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.mtp_own_weights import find_own
+from components.publish.checkpoint_files import save_weights
 from components.publish.exact_check import require_equal
 from components.targets.source import list_files
 
@@ -54,7 +55,7 @@ def stitch(source: Path, out: Path, tensors: Mapping[str, Tensor], num_layers: i
                 raise UserError(f"{source.name}: {name} has another shape now; train the module again on this target")
             dtypes.add(stored[name].dtype)
             stored[name] = named[name].to(stored[name].dtype).contiguous()
-        save_file(stored, out / file.name, metadata=metadata)
+        save_weights(stored, out / file.name, metadata)
         require_equal(stored, load_file(out / file.name), file.name)
     return {
         "num_tensors": len(named),

@@ -124,6 +124,13 @@ DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
     "draft-model": ("causal-lm",),
 }
 """What is written where no engine is named."""
+NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
+    "eagle1": ("fc",),  # the embedding's norm is multiplied into it
+    "causal-lm": ("lm_head",),  # it gets a row for every token
+    "medusa": None,
+    "stitched": None,
+}
+"""Layers that a format holds otherwise than they were measured, so not in few bits; None: it holds none in few bits."""
 
 
 def kind_of(method: str, settings: Mapping[str, Any]) -> str:
@@ -217,6 +224,21 @@ def remark_on(engine: str, storage: Storage | None) -> str:
     """What is known of weights in few bits in an engine that takes them, one sentence; "" where there is nothing."""
     few = profile_of(engine).few_bits
     return "" if few is None or storage is None else few.remarks.get(storage.weights, "")
+
+
+def unpackable(method: str, settings: Mapping[str, Any], storage: Storage | None) -> Iterator[str]:
+    """Why what is written where no engine is named could not hold weights in few bits, one clause with its remedy."""
+    if storage is None or storage.bits is None:
+        return
+    for format in formats_for(method, settings, ()):
+        layers = NOT_PACKED.get(format, ())
+        if layers is None:
+            yield f"a {format} checkpoint holds no weights in {storage.weights}: leave drafts.quantise_draft out"
+        elif missing := sorted(set(layers) - set(storage.keep)):
+            yield (
+                f"a {format} checkpoint holds {', '.join(missing)} changed, so not in {storage.weights}: say keep:"
+                f" [{', '.join(sorted({*storage.keep, *missing}))}] in drafts.quantise_draft"
+            )
 
 
 def _few_bits_refusals(engine: str, profile: Profile, kind: str, storage: Storage) -> Iterator[str]:

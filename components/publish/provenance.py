@@ -164,7 +164,9 @@ def _source(source: DataSource) -> Json:
 
 def _packages(lineage: Iterable[Made], now: Mapping[str, str]) -> Iterator[Json]:
     """Python and the packages that touched the weights, each version once, with the kinds of artifacts it made."""
-    used: dict[tuple[str, str], set[str]] = {(name, one): {"Release"} for name, one in now.items()}
+    # A package that is there and not installed as one has a sentence for a version, which is none.
+    known = {name: one for name, one in now.items() if " " not in one}
+    used: dict[tuple[str, str], set[str]] = {(name, one): {"Release"} for name, one in known.items()}
     for made in lineage:
         for name, one in made.versions.items():
             if name not in NOT_ON_WEIGHTS:

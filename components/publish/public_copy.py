@@ -20,6 +20,8 @@ from typing import Any
 from components.contract import UserError
 from components.publish.checkpoint_files import read_json
 from components.publish.checksums import FILE, files_of, write_sums
+from components.publish.gguf_texts import gguf_texts
+from components.publish.private_words import named_in
 from components.publish.public_names import public_name, public_settings
 from components.targets.file_digests import sha256_of
 from components.targets.source import BUILTIN
@@ -27,14 +29,19 @@ from components.targets.source import BUILTIN
 TARGET, DRAFT, RECORD = "draftsmith/target.json", "draftsmith/draft.json", "release.json"
 LOOKED_AT = 1 << 20
 """Bytes of a binary file that are looked at: headers and metadata stand at its beginning."""
-BINARY = (".safetensors", ".gguf")
+BINARY = (".safetensors",)
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab*", "merges*")
 """Copies of the target's, full of words and pieces of paths that name nothing."""
 TELL_NOTHING = frozenset(
-    {"base", "builtin", "checkpoint", "draft", "final", "hf", "latest", "main", "model", "models", "output", "release"}
-    | {"target", "weights"}
+    {"base", "best", "builtin", "checkpoint", "checkpoints", "draft", "final", "hf", "hub", "last", "latest", "main"}
+    | {"model", "models", "output", "outputs", "release", "snapshots", "target", "weights"}
 )
 """Names of folders that give nothing away, and stand in every release anyway."""
+_OF_SYSTEM = frozenset({"data", "home", "mnt", "opt", "root", "srv", "tmp", "users", "var", "workspace"})
+_KEY = re.compile(r"[0-9a-f]{64}")
+_NUMBERED = re.compile(r"(?:checkpoint|epoch|global_step|iter|run|step|v)?[-_]?\d+|[0-9a-f]{40}", re.IGNORECASE)
+"""checkpoint-1200 or a commit: folders that are told apart by what they lie in."""
+_OF_HUB_CACHE = "models--"
 _HOME = re.compile(r"(?<![\w.:/-])/(?:home|Users|root)/[^\s\"'`|]+")
 _PATH = re.compile(r"(?<![\w./:<-])/(?:[\w.@+-]+/)+[\w.@+-]+")
 
@@ -64,29 +71,48 @@ def write_public_copy(release: Path, folder: Path) -> dict[str, Any]:
 def private_names(release: Path, record: Mapping[str, Any]) -> tuple[str, ...]:
     """What a private target is called on this machine: its hub id and the last part of it, or of its folder.
 
-    Nothing for the built-in one, for a name that tells nothing, and where `target_name` says the name by intention.
+    A folder that tells nothing by itself (final, checkpoint-1200, a commit) is called by the first above it that does.
+    Nothing for the built-in one, and for what `target_name` says by intention.
     """
     target = read_json(release / TARGET, release.name)
-    model = str(target["model"])
-    if target["folder"] == BUILTIN:
+    model, folder = str(target["model"]), str(target["folder"])
+    if folder == BUILTIN:
         return ()
     told = str(record["target"]["model"])
-    own = [public_name(model), Path(model.partition("@")[0]).name]
-    by_intention = told != public_name(model)
+    # What nobody renamed was not said by intention: without a target_name it stands here as the target is called.
+    by_intention = told if told != public_name(model) else ""
+    is_hub_id = public_name(model) == model and not Path(model).is_absolute()
+    own = _names_of_id(model.partition("@")[0]) if is_hub_id else _names_of_folder(Path(model))
+    if folder and folder != model:
+        own += _names_of_folder(Path(folder))
     return tuple(
         name
         for name in dict.fromkeys(own)
-        if len(name) > 1
-        and name.lower() not in TELL_NOTHING
-        and not re.fullmatch(r"[0-9a-f]{64}", name)
-        and not (by_intention and name.lower() in told.lower())
+        if len(name) > 1 and name.lower() not in TELL_NOTHING and not named_in(by_intention, [name])
     )
+
+
+def _names_of_id(name: str) -> list[str]:
+    """owner/name and name."""
+    return [name, name.rpartition("/")[2]]
+
+
+def _names_of_folder(folder: Path) -> list[str]:
+    """The nearest part of a path that tells something; a hub's cache is read as the id that it is of."""
+    for part in reversed(folder.expanduser().absolute().parts[1:]):
+        if part.startswith(_OF_HUB_CACHE):
+            return _names_of_id(part.removeprefix(_OF_HUB_CACHE).replace("--", "/"))
+        if part.lower() in _OF_SYSTEM or _KEY.fullmatch(part):  # a key: trained here, and lies in our store
+            break
+        if part.lower() not in TELL_NOTHING and not _NUMBERED.fullmatch(part):
+            return [part]
+    return []
 
 
 def refuse_leaks(folder: Path, release: Path, names: Collection[str] = ()) -> None:
     """Raises UserError, one line, for the first file that names a folder of this machine, or one of the names.
 
-    names: whole words, in any case.
+    names: as words of their own, however they are spelt (private_words.py).
     """
     for name, what in leaks(folder, _places(release), names):
         raise UserError(
@@ -97,20 +123,25 @@ def refuse_leaks(folder: Path, release: Path, names: Collection[str] = ()) -> No
 
 def leaks(folder: Path, places: Collection[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
     """(file, what it names) for every file that names a place or a name; file names count as well."""
-    forms = {form for name in names for form in (name, json.dumps(name)[1:-1])}  # JSON escapes other alphabets
-    words = re.compile("|".join(rf"(?<!\w){re.escape(form)}(?!\w)" for form in forms), re.IGNORECASE) if forms else None
     for name in [*files_of(folder), FILE]:
         file = folder / name
         if any(fnmatch.fnmatch(file.name, pattern) for pattern in VOCABULARIES):
             continue
-        with file.open("rb") as stream:
-            raw = stream.read(LOOKED_AT if file.suffix in BINARY else -1)
-        text = f"{name}\n{raw.decode('utf-8', errors='replace')}"
+        text = f"{name}\n{_text_of(file)}"
         found = next((place for place in places if place in text), "") or _path_in(text)
         if found:
             yield name, f"the folder {found!r:.120}"
-        elif words is not None and (word := words.search(text)):
-            yield name, f"the private target {word[0]!r:.120}"
+        elif named := named_in(text, names):
+            yield name, f"the private target {named!r:.120}"
+
+
+def _text_of(file: Path) -> str:
+    """What a file says in words."""
+    if file.suffix == ".gguf":
+        return "\n".join(gguf_texts(file))
+    with file.open("rb") as stream:
+        raw = stream.read(LOOKED_AT if file.suffix in BINARY else -1)
+    return raw.decode("utf-8", errors="replace")
 
 
 def _path_in(text: str) -> str:

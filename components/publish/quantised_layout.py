@@ -17,7 +17,17 @@ from typing import Any
 import torch
 
 from components.contract import UserError
-from components.drafts.quantised import EMBEDDINGS, PACKED, SCALE, SHAPE, WEIGHT, check_layer, layer_of, packed_layers
+from components.drafts.quantised import (
+    EMBEDDINGS,
+    PACKED,
+    SCALE,
+    SHAPE,
+    WEIGHT,
+    check_layer,
+    is_linear,
+    layer_of,
+    packed_layers,
+)
 from components.drafts.storage import BITS, Storage
 from components.publish.exact_check import LaidOut, Spec
 from components.publish.layout import AbstractLayout, OwnForm, Source
@@ -52,6 +62,13 @@ def lay_out_stored(layout: AbstractLayout, own: OwnForm, source: Source) -> Laid
             f"{layout.format} checkpoint: the format holds {name} changed, so not in {own.storage.weights}: say keep:"
             f" [{layer_of(name)}] in drafts.quantise_draft, or leave the step out"
         )
+    own_names = {id(tensor) for tensor in tensors.values()}
+    for name, tensor in found.items():
+        if is_linear(name, tensor) and id(tensor) not in own_names and layer_of(name) not in own.storage.keep:
+            raise UserError(
+                f"{layout.format} checkpoint: the format adds {name}, which is not in {own.storage.weights}: leave"
+                " drafts.quantise_draft out"
+            )
     head = any(name.endswith(LM_HEAD + PACKED) for name in found)
     return LaidOut({**laid_out.config, CONFIG: quantization_config(own.storage, head)}, found)
 
@@ -104,6 +121,8 @@ def storage_in(config: Mapping[str, Any], where: str) -> Storage | None:
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict) or group.get("input_activations") or group.get("output_activations"):
         raise UserError(f"{at}: activations are quantised too, or no weights; only weights in few bits can be checked")
+    if told.get("quantization_status", "compressed") != "compressed":
+        raise UserError(f"{at}: quantization_status is {told['quantization_status']!r:.60}, must be compressed")
     if told.get("kv_cache_scheme") or told.get("sparsity_config") or told.get("transform_config"):
         raise UserError(f"{at}: a cache scheme, sparsity or a transform; only weights in few bits can be checked")
     bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
@@ -121,7 +140,9 @@ def storage_in(config: Mapping[str, Any], where: str) -> Storage | None:
         raise UserError(
             f"{at}: targets are {targets!r:.80}, must be Linear, and {_ending(LM_HEAD)} where it is quantised"
         )
-    keep = [_kept(one, at) for one in ignored] if isinstance(ignored, list) else [_kept(ignored, at)]
+    if not isinstance(ignored, list):
+        raise UserError(f"{at}: ignore is {ignored!r:.60}, must be a list of layers")
+    keep = [_kept(one, at) for one in ignored]
     return Storage(named[bits], int(size) if grouped else 0, tuple(keep))  # type: ignore[arg-type]
 
 

@@ -35,18 +35,26 @@ def write_own_folder(folder: Path, target: Target, draft: Draft, policy: dict[st
         "draft_key": draft.key,
         "target_key": target.key,
         "depth_k": int(winner["depth_k"]) if winner else 0,
-        "depth_by_workload": _depth_by_workload(policy["choices"], draft.key),
+        "depth_by_workload": _depth_by_workload(policy["choices"], draft.key, drafting=winner is not None),
         "verdict": policy["verdict"],
     }
     (folder / "serve.json").write_text(json.dumps(serve, indent=1) + "\n", encoding="utf-8")
     return serve
 
 
-def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str) -> dict[str, int]:
-    """The depths chosen for one drafter at the smallest batch size."""
+def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str, *, drafting: bool) -> dict[str, int]:
+    """The depths to serve one drafter with at the smallest batch size.
+
+    0 where a workload measured slower, though a depth was chosen for it, and everywhere unless `drafting`.
+    """
     mine = [c for c in choices if c["draft_key"] == draft_key]
     smallest = min(c["batch_size"] for c in mine)
-    return {c["workload"]: c["depth_k"] for c in mine if c["batch_size"] == smallest}
+    refused = ("do_not_speculate", "invalid")
+    return {
+        c["workload"]: c["depth_k"] if drafting and c["verdict"] not in refused else 0
+        for c in mine
+        if c["batch_size"] == smallest
+    }
 
 
 def _point_at_target(target: Target, file: Path) -> None:

@@ -125,15 +125,6 @@ class SpeculatorsLayout(AbstractLayout):
             raise UserError(f"{where}/config.json: {LAYER} is missing, or no mapping; it holds the Llama fields")
         check_facts(block, {"model_type": Fact(str, only=("llama",))}, where)
         check_block(block, where)
-        rope = block.get("rope_parameters") or {}
-        if not isinstance(rope, dict):
-            raise UserError(f"{where}/config.json: rope_parameters is {rope!r:.60}, must be a mapping")
-        stated = rope.get("rope_theta", block["rope_theta"])
-        if stated != block["rope_theta"]:
-            raise UserError(
-                f"{where}/config.json: rope_theta is {block['rope_theta']} and {stated} in rope_parameters; engines"
-                " read the one or the other"
-            )
         if block.get("tie_word_embeddings"):
             raise UserError(
                 f"{where}/config.json: tie_word_embeddings is true: engines would use no lm_head; say false"

@@ -6,6 +6,7 @@ step that looks for benchmark texts is said to have none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from components.publish.lineage import Lineage, Made, ancestors
 from components.publish.public_names import public_name
 
+NOT_LEARNED_FROM = ("target", "champion", "policy", "keep_out", "seen")
+"""Inputs whose rows a drafter does not learn from: what is kept out of training is the benchmark itself."""
 SPLITS = ("train", "validation", "test", "warm_up")
 STDLIB, STDLIB_LICENCE = "python-stdlib", "PSF-2.0"
 BY_FILE = "python-stdlib: by source file, so that no file is both trained on and measured on"
@@ -53,55 +56,111 @@ class KeptOut:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """All of it. answers: facts of the nearest Conversations, {} without any. unknown: keys without a record."""
+    """All of it.
+
+    answers: facts of every Conversations that it, or a drafter it was continued from, learned from. given: how many of
+    these the sources already had. looked_for_benchmarks: whether any step looked. looked_for_measured: whether the
+    prompts that the drafter was measured on are among what was looked for; None where no record tells. not_looked_in:
+    sources whose rows reached training past every step that looks. unknown: keys without a record.
+    """
 
     sources: Sequence[DataSource]
     kept_out: Sequence[KeptOut]
     looked_for_benchmarks: bool
     split: str
-    answers: Mapping[str, Any] = field(default_factory=dict)
-    answered_by: str = ""
+    looked_for_measured: bool | None = None
+    not_looked_in: Sequence[str] = ()
+    answers: Sequence[Mapping[str, Any]] = ()
+    given: int = 0
     unknown: Sequence[str] = ()
 
     @property
     def num_answers(self) -> object:
         """Answers in training, or "an unknown number of"."""
-        return (self.answers.get("num_rows") or {}).get("train", "an unknown number of")
+        found = [(one.get("num_rows") or {}).get("train") for one in self.answers]
+        known = [int(number) for number in found if number is not None]
+        return sum(known) if len(known) == len(found) else "an unknown number of"
 
     @property
     def num_answer_tokens(self) -> object:
         """Tokens that were learned from, validation included."""
-        return self.answers.get("num_answer_tokens", "?")
+        return self._sum("num_answer_tokens")
 
     @property
     def num_tokens(self) -> object:
         """Tokens of prompts and answers."""
-        return self.answers.get("num_tokens", "?")
+        return self._sum("num_tokens")
 
     @property
     def languages(self) -> Mapping[str, int]:
         """Answer tokens by language, {} where not told."""
-        return dict(self.answers.get("languages") or {})
+        if not all(one.get("languages") for one in self.answers):
+            return {}
+        return dict(sum((Counter(one["languages"]) for one in self.answers), Counter()))
+
+    def _sum(self, name: str) -> object:
+        found = [one[name] for one in self.answers if one.get(name) is not None]
+        return sum(map(int, found)) if len(found) == len(self.answers) else "?"
 
 
 def training_data(lineage: Lineage, draft_key: str) -> TrainingData:
     """What the drafter of this key learned from; the target's own training data is not followed."""
-    made = ancestors(lineage, draft_key, without=("target", "champion", "policy"))
-    answers = next((one for one in made if one.kind == "Conversations"), None)
+    made = ancestors(lineage, draft_key, without=NOT_LEARNED_FROM)
+    answers = [one for one in made if one.kind == "Conversations"]
     left_out = [found for one in made for found in _kept_out(one)]
     sources = [found for one in made for found in sources_of(one)]
-    benchmarks = any({"contaminated", "kept_out", "asks_what_is_judged_on"} & set(one.counts) for one in left_out)
+    looking = [one for one in made if _looks(one)]
     split = "by what is asked: a question is on one side of the split only" if sources else ""
     by_file = any(one.uses == "data.collect_prompts" and one.info.get("source") == STDLIB for one in made)
     return TrainingData(
         sources=sources,
         kept_out=left_out,
-        looked_for_benchmarks=benchmarks,
+        looked_for_benchmarks=bool(looking),
         split=BY_FILE if by_file else split,
-        answers={} if answers is None else answers.info,
-        answered_by="" if answers is None else answers.uses,
+        looked_for_measured=_looked_for_measured(lineage, looking),
+        not_looked_in=_not_looked_in(lineage, draft_key),
+        answers=[one.info for one in answers],
+        given=sum(one.uses == "data.write_given_answers" for one in answers),
         unknown=[one.key for one in made if not one.known],
     )
+
+
+def _looks(made: Made) -> bool:
+    """Whether a step looked for what is benchmarked."""
+    return any({"contaminated", "kept_out", "asks_what_is_judged_on"} & set(one.counts) for one in _kept_out(made))
+
+
+def _not_looked_in(lineage: Lineage, draft_key: str) -> list[str]:
+    """The names of sources from which a way leads to the drafter that passes no step that looks."""
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    waiting = [draft_key]
+    while waiting:
+        key = waiting.pop(0)
+        if key in seen or key not in lineage or _looks(lineage[key]):
+            continue
+        seen.add(key)
+        made = lineage[key]
+        found |= dict.fromkeys(source.name for source in sources_of(made))
+        waiting += [one for name, keys in made.inputs.items() if name not in NOT_LEARNED_FROM for one in keys]
+    return list(found)
+
+
+def _looked_for_measured(lineage: Lineage, looking: Sequence[Made]) -> bool | None:
+    """Whether all prompts that something was measured on were looked for; None where no record tells of any."""
+    measured = {key for one in lineage.values() if one.kind == "Measurements" for key in one.inputs.get("prompts", ())}
+    found = [lineage.get(key, Made(key)) for key in sorted(measured)]
+    if not found or not all(one.known for one in found):
+        return None
+    return all(any(_looked_for(one, prompts) for one in looking) for prompts in found)
+
+
+def _looked_for(made: Made, prompts: Made) -> bool:
+    """Whether a step that looks looked for these prompts, or dealt them itself, apart from what it trains on."""
+    if made.key == prompts.key or prompts.key in made.inputs.get("keep_out", ()):
+        return True
+    source = str(made.settings.get("keep_out") or "")
+    return bool(source) and source == str(prompts.settings.get("source", ""))
 
 
 def sources_of(made: Made) -> Iterator[DataSource]:

@@ -80,8 +80,9 @@ def upload_release(
         revision: the branch that the commit goes to; made from the default branch if it is not there.
         message: of the commit; empty names method, depth and key.
     """
+    from components.publish.checkpoint_files import read_json
     from components.publish.engine_flags import comparisons_beside, standing_mismatches
-    from components.publish.public_copy import private_names, refuse_leaks, write_public_copy
+    from components.publish.public_copy import TARGET, private_names, refuse_leaks, write_public_copy
     from components.publish.validate import validate_folder
 
     token = os.environ.get(TOKEN, "").strip()
@@ -94,9 +95,9 @@ def upload_release(
     _refuse_flagged(record, standing_mismatches(dict.fromkeys(beside), record["serve"]["draft_key"]))
     hub = _hub(repo, revision, token)
     names: tuple[str, ...] = ()
-    if not private and not _is_public(hub, str(record["target"]["model"])):
+    if not private and not _is_public(hub, read_json(release.path / TARGET, release.path.name)):
         names = private_names(release.path, record)
-        _refuse_target_itself(record, repo, names)
+        _refuse_target_itself(record, (repo, revision, message), names)
     refuse_leaks(folder, release.path, names)
     validate_folder(folder)
     is_private = _make_repository(hub, private)
@@ -128,14 +129,20 @@ def _refuse_flagged(record: Mapping[str, Any], engines: list[str]) -> None:
         )
 
 
-def _is_public(hub: Hub, model: str) -> bool:
-    """Whether anybody can see this target: the built-in one, or what the hub shows to a caller without a token."""
+def _is_public(hub: Hub, target: Mapping[str, Any]) -> bool:
+    """Whether anybody can see this target: the built-in one, or what the hub shows to a caller without a token.
+
+    target: target.json. What was loaded counts, not what `target_name` calls it: a model that was tuned in private may
+    be called by the public one that it comes from.
+    """
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    if model == "builtin":
+    from components.targets.source import BUILTIN
+
+    if target["folder"] == BUILTIN:
         return True
-    name, _, revision = model.partition("@")
-    if not _HUB_ID.fullmatch(name):
+    name, _, revision = str(target["model"]).partition("@")
+    if not _HUB_ID.fullmatch(name) or Path(name).is_dir():
         return False
 
     def look() -> bool:
@@ -147,17 +154,26 @@ def _is_public(hub: Hub, model: str) -> bool:
     return hub.ask(f"find out whether {name} is public", look)
 
 
-def _refuse_target_itself(record: Mapping[str, Any], repo: str, names: tuple[str, ...]) -> None:
-    """Raises UserError where a public repository would show a private target by its own name, or hold its weights."""
+def _refuse_target_itself(record: Mapping[str, Any], words: tuple[str, str, str], names: tuple[str, ...]) -> None:
+    """Raises UserError where a public repository would show a private target by its own name, or hold its weights.
+
+    words: what the settings say of the repository: its name, the branch, the message.
+    """
+    from components.publish.private_words import named_in
+
     held = sorted(name for name, facts in record["formats"].items() if facts["format"] in HOLDS_TARGET)
     if held:
         raise UserError(
             f"private: false: {held[0]}/ holds weights of the target, which nobody else can read; upload with private:"
-            " true, or export other formats"
+            " true, export other formats, or load a public target by its hub id"
         )
-    for name in names:
-        if name.rpartition("/")[2].lower() in repo.lower():
-            raise UserError(f"repo: {repo}: its name has the private target's {name!r} in it; take another")
+    for setting, word in zip(("repo", "revision", "message"), words, strict=True):
+        if name := named_in(word, [one.rpartition("/")[2] for one in names], parts_of_words=True):
+            raise UserError(
+                f"{setting}: {word:.120}: its name has the private target's {name!r} in it; take another"
+                if setting != "message"
+                else f"message: has the private target's {name!r} in it; say it otherwise"
+            )
 
 
 def _make_repository(hub: Hub, private: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     """
     from components.publish.formats import layout_of, read_folder, weights_in
     from components.publish.gguf_file import check_gguf
+    from components.targets.rope_scaling import rope_scaling_of
 
     if folder.suffix == ".gguf":
         count = check_gguf(folder, folder.parent.name)
@@ -40,6 +42,9 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     for name in ("rope_theta", "rms_norm_eps"):
         if name in block and block[name] != getattr(shape, name):
             said.append(f"note: its {name} is {block[name]:g}, the target's is {getattr(shape, name):g}; intended?")
+    rope = block.get("rope_parameters") or block.get("rope_scaling") or {}
+    if scaling := rope_scaling_of(rope, block.get("partial_rotary_factor")):
+        said.append(f"note: its positions are scaled ({scaling}), where ours are rotated plainly; intended?")
     return [*said, *_engines(format, laid_out, shape)]
 
 
@@ -92,7 +97,12 @@ def _engines(format: str, laid_out: LaidOut, shape: TargetShape) -> list[str]:
         served = profile.methods.get(method)
         if served is None or (format not in served.formats and not ("gguf" in served.formats and format != "mimo")):
             continue
-        why = next(refusals(engine, method, settings, facts_of(shape), storage), "")
+        fixed, theta = profile.fixed_rope_theta, block.get("rope_theta", shape.rope_theta)
+        # A drafter that is there already is rotated as its own config says, whatever its target's does.
+        facts = facts_of(shape) if fixed is None else dataclasses.replace(facts_of(shape), rope_theta=fixed)
+        why = next(refusals(engine, method, settings, facts, storage), "")
+        if fixed is not None and theta != fixed:
+            why = f"{profile.title} rotates every drafter by rope_theta {fixed:g}, and this one's is {theta:g}"
         tried = f"tried with {served.tried}" if served.tried else f"by its source or manual, {profile.version}"
         tried = remark_on(engine, storage) or tried
         lines.append(f"{profile.title}: {why}" if why else f"{profile.title}: reads it ({tried})")

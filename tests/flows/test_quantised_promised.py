@@ -67,6 +67,39 @@ def test_what_an_engine_does_not_take_is_refused_before_training(
         check(tmp_path, weights, engines, more)
 
 
+def release(method: str, more: str) -> str:
+    text = PIPELINE.replace("in: {{target: target, features: features}}}}", METHOD)
+    return text.format(weights="int8", engines="", more=more).replace("METHOD", method)
+
+
+METHOD = "in: {{target: target, features: features}}, with: {{method: METHOD}}}}"
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "why"),
+    [
+        ("medusa", "", "a medusa checkpoint holds no weights in int8"),
+        ("eagle1", ", keep: [lm_head]", r"holds fc changed, so not in int8: say keep: \[fc, lm_head\]"),
+        ("draft-model", ", keep: []", r"holds lm_head changed, so not in int8: say keep: \[lm_head\]"),
+        ("eagle3", ", keep: [], group_size: 40", "groups of 40 do not divide the 192 inputs of q_proj"),
+        ("eagle3", ", keep: [q_proj], group_size: 40", "groups of 40 do not divide the 576 inputs of down_proj"),
+        ("eagle1", "", ""),
+        ("draft-model", "", ""),
+        ("eagle3", ", keep: [], group_size: 32", ""),
+    ],
+)
+def test_where_no_engine_is_named_the_format_itself_must_hold_it(
+    method: str, more: str, why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(release(method, more))
+    if not why:
+        return check_spec(load_spec(file), outside=lambda _: "Draft")
+    with pytest.raises(UserError, match=why):
+        check_spec(load_spec(file), outside=lambda _: "Draft")
+    return None
+
+
 def test_how_codes_are_made_is_part_of_quantising_and_of_no_training() -> None:
     """Editing it rounds anew, and leaves every trained drafter where it is."""
     reached = {

@@ -222,3 +222,10 @@ def test_every_method_has_the_launch_lines_of_the_engines_that_serve_it(
     assert all(word in said for word in words), said
     assert bool(lines) == bool(words)
     assert launch_lines(method, 0, settings_for(method, {1: 3}), "target", folders, settings) == []
+
+
+def test_who_may_read_the_card_may_read_the_weights(export: Callable[..., Any]) -> None:
+    """Engines often run as another user, in a container for one."""
+    release = export(include="all")
+    modes = {file.stat().st_mode & 0o777 for file in release.path.rglob("*") if file.is_file()}
+    assert len(modes) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from components.contract import Context, Target, UserError
 from components.drafts.files import method_class
+from components.drafts.quantised import Packed, pack, quantise
 from components.publish import try_release
 from components.publish.export import source_of
-from components.publish.gguf_file import check_gguf, find_converter, write_gguf
+from components.publish.gguf_file import check_gguf, find_converter, rounded_scales, write_gguf
 from components.targets import load_target
 from components.targets.load import open_target
 from tests.engines.engine_homes import is_ready, llama_cpp_home
@@ -110,3 +112,33 @@ def test_the_converter_is_found_where_it_is_named(tmp_path: Path, monkeypatch: p
     assert find_converter(str(tmp_path)) == tmp_path
     monkeypatch.setenv("DRAFTSMITH_LLAMA_CPP", str(tmp_path))
     assert find_converter() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("largest", "said"),
+    [(0.5, ""), (127 * 2.0**-17, ""), (1e-4, "1 of 2 scales are too small for float16"), (0.0, "")],
+)
+def test_scales_that_q8_0_cannot_hold_are_told(largest: float, said: str) -> None:
+    weight = torch.linspace(-1.0, 1.0, 64).unflatten(0, (2, 32)) * torch.tensor([[0.25], [largest]])
+    weight[1] = weight[1] / weight[1].abs().max().clamp(min=1e-30) * largest
+    codes, scales = quantise(weight, 8, 32)
+    told = rounded_scales([Packed(pack(codes, 8), scales, torch.tensor(weight.shape))])
+    assert told.startswith(said) and bool(told) == bool(said)
+
+
+def test_scales_that_q8_0_would_call_infinite_are_refused() -> None:
+    codes, scales = quantise(torch.full((1, 32), 1e8), 8, 32)
+    with pytest.raises(UserError, match="too large for Q8_0"):
+        rounded_scales([Packed(pack(codes, 8), scales, torch.tensor([1, 32]))])
+
+
+def test_the_builtin_target_is_known_by_its_folder_whatever_it_is_called(
+    builtin: Target, llama_cpp: Path, tmp_path: Path
+) -> None:
+    """`target_name` is what others read; the converter has to be told of a tokenizer that it has never seen."""
+    opened = open_target(builtin, dtype="float32", kernel="plain")
+    network = method_class("eagle3").build(opened, {}, torch.arange(64))
+    own = own_form(network, {}, opened.shape.vocab_size)
+    source = dataclasses.replace(source_of(builtin), name="something else")
+    assert write_gguf(own, source, tmp_path / "out", str(llama_cpp), context(tmp_path / "ctx"))
+    assert check_gguf(tmp_path / "out" / "draft.gguf", "out") > 0

@@ -179,13 +179,15 @@ def wrong_values(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator
             yield (*here, "verifier"), ABSENT
         if key == "eagle_aux_hidden_state_layer_ids":
             yield from ((here, wrong) for wrong in ([2, 4, 8], [5, 4, 2], [2, 4], [2, 4, 4], "2, 4, 5"))
-        if key == "model_type" and path:
-            yield here, "gpt2"
+        if key == "model_type":
+            yield from ((here, wrong) for wrong in ("gpt2", 7))
     if not path:
         yield ("auto_map",), {"AutoModel": "evil.py"}
         yield ("quantization_config",), {"bits": 4}
     if "attention_bias" in config:
         yield (*path, "bias"), True
+        wrong_ropes = ({"rope_type": "spiral"}, {"rope_type": 7}, {"rope_theta": config["rope_theta"] * 2}, "linear")
+        yield from (((*path, name), wrong) for name in ("rope_parameters", "rope_scaling") for wrong in wrong_ropes)
 
 
 def config_file(folder: Path, rng: random.Random) -> str | None:

@@ -20,6 +20,7 @@ from components.drafts import quantise_draft
 from components.drafts.files import open_draft, read_draft, save_draft
 from components.drafts.quantised import PACKED
 from components.drafts.storage import Storage
+from components.publish.export import rounded_again
 from components.publish.formats import own_form_at, read_folder, reopened, write_format
 from components.publish.layout import Source
 from components.publish.profiles import ENGINES, profile_of, refusals
@@ -114,6 +115,15 @@ def test_a_format_that_changes_a_quantised_weight_says_which_to_keep(
     with pytest.raises(UserError, match=r"lm_head\.weight changed.*keep: \[lm_head\]"):
         write_format("causal-lm", own_form_at(draft.path), source, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "nothing is written before the check has passed"
+
+
+def test_a_format_that_adds_a_layer_does_not_say_the_drafter_was_cut_short(
+    quantised: Quantised, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETTINGS, "medusa", {"num_heads": 2, "head": "tied"})
+    draft = quantised("medusa", weights="int8")
+    with pytest.raises(UserError, match=r"the format adds 0\.1\.weight, which is not in int8"):
+        write_format("medusa", own_form_at(draft.path), source, tmp_path / "out")
 
 
 def test_a_release_holds_the_rounded_drafter_and_says_so(
@@ -222,6 +232,8 @@ WRONG: dict[str, Change] = {
     "format": _told(format="int-quantized"),
     "cache": _told(kv_cache_scheme={"num_bits": 8}),
     "sparse": _told(sparsity_config={"a": 1}),
+    "not compressed": _told(quantization_status="frozen"),
+    "ignores a word": _told(ignore="fc"),
     "ignores less": _told(ignore=[]),
     "ignores more": _told(ignore=["re:.*fc$", "re:.*lm_head$", "re:.*up_proj$"]),
     "ignores by a program": _told(ignore=["re:(a+)+$"]),
@@ -271,3 +283,22 @@ def test_engines_are_told_apart_by_what_they_take_in_few_bits() -> None:
         assert (not list(refusals(engine, "eagle3", {}, None, Storage("bf16")))) == served, "bf16 goes everywhere"
     (why,) = refusals("llama.cpp", "eagle3", {}, None, Storage("int4", 32))
     assert "weights: int8 or bf16" in why and "\n" not in why
+
+
+@pytest.mark.parametrize(
+    ("format", "weights", "dtype", "said"),
+    [
+        ("eagle1", "int8", "int8", "fc holds the embedding's norm as well"),
+        ("eagle1", "", "float32", ""),
+        ("stitched", "", "float32", ""),
+        ("stitched", "", "bfloat16", "rounded to the target's bfloat16, and was measured in float32; drafts.quantise"),
+        ("stitched", "bf16", "bfloat16", ""),
+        ("stitched", "bf16", "float16", "rounded to the target's float16, and was measured in bfloat16"),
+        ("eagle3", "int8", "int8", ""),
+    ],
+)
+def test_weights_that_go_out_otherwise_than_they_were_measured_are_told(
+    format: Any, weights: Any, dtype: str, said: str
+) -> None:
+    found = rounded_again(format, Storage(weights) if weights else None, dtype)
+    assert said in found and bool(said) == bool(found)

@@ -270,3 +270,40 @@ def test_while_an_engine_does_otherwise_nothing_is_uploaded(
     compared("mended", "equal", 3.0)
     upload(release, wrong)
     assert len(hub.messages(REPO)) == 2
+
+
+def test_a_public_name_does_not_make_a_private_target_public(
+    hub: LoopbackHub, upload: Upload, export: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A model tuned in private, called by the public one that it comes from: its own name must still not go out."""
+    hub.add("meta/Base-Llama", private=False)
+    release = export(target_name="meta/Base-Llama", license="Tiny_Llama-terms")
+    with pytest.raises(UserError, match="names the private target 'tiny-llama'"):
+        upload(release, private=False)
+    release.path.rename(tmp_path / "spelt")
+    sound = export(target_name="meta/Base-Llama")
+    for settings in (
+        {"repo": "acme/tiny_llama-drafter"},
+        {"revision": "for-tiny-llama"},
+        {"message": "drafts for Tiny%2DLlama"},
+    ):
+        with pytest.raises(UserError, match="has the private target's 'tiny-llama' in it"):
+            upload(sound, private=False, **settings)
+    assert not any(name.startswith("acme/") for name in hub.repositories), "nothing was made"
+    upload(sound, private=False)
+
+
+def test_weights_of_a_private_target_stay_in_whatever_it_is_called(
+    hub: LoopbackHub, upload: Upload, export: Callable[..., Any], tmp_path: Path
+) -> None:
+    from components.publish.checksums import write_sums
+
+    hub.add("meta/Base-Llama", private=False)
+    release = export(target_name="meta/Base-Llama")
+    file = release.path / "release.json"
+    record = json.loads(file.read_text())
+    record["formats"]["eagle3"]["format"] = "stitched"
+    file.write_text(json.dumps(record))
+    write_sums(release.path)
+    with pytest.raises(UserError, match="eagle3/ holds weights of the target, which nobody else can read"):
+        upload(release, private=False)

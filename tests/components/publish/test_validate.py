@@ -42,6 +42,19 @@ def test_unusual_numbers_are_said_and_not_refused(eagle3: Path, source: Source) 
     assert any("note: its rope_theta is 500000, the target's is 10000" in line for line in said_of(eagle3, source))
 
 
+def test_positions_that_are_scaled_are_said(eagle3: Path, source: Source) -> None:
+    config = json.loads((eagle3 / "config.json").read_text())
+    (eagle3 / "config.json").write_text(json.dumps({**config, "rope_scaling": {"type": "yarn", "factor": 4.0}}))
+    assert any("note: its positions are scaled (yarn)" in line for line in said_of(eagle3, source))
+
+
+def test_an_engine_that_fixes_the_rotary_base_is_asked_about_the_drafters_own(eagle3: Path, source: Source) -> None:
+    config = json.loads((eagle3 / "config.json").read_text())
+    (eagle3 / "config.json").write_text(json.dumps({**config, "rope_theta": 500000.0}))
+    said = said_of(eagle3, source)
+    assert "MNN: MNN rotates every drafter by rope_theta 10000, and this one's is 500000" in said
+
+
 def said_of(folder: Path, source: Source) -> list[str]:
     return validate_folder(folder, str(source.folder))
 

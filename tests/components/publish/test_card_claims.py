@@ -1,0 +1,180 @@
+"""A card claims no more than the gate let pass, and gives commands only to engines that serve what was measured."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_formats import KEYS, SETTINGS
+
+from components.contract import Context, DepthPolicy, Draft
+from components.drafts import quantise_draft
+from components.drafts.files import save_draft
+from components.publish.card_limits import measured_limits
+from components.publish.launch import launch_lines
+from components.rows import Request, read_rows, write_rows
+
+Export = Callable[..., Any]
+
+
+@pytest.fixture
+def changed(evidence: dict[str, Any], tmp_path: Path) -> Callable[..., DepthPolicy]:
+    """The policy with parts of it replaced."""
+
+    def make(**parts: Any) -> DepthPolicy:
+        folder = tmp_path / "changed"
+        folder.mkdir()
+        raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+        (folder / "policy.json").write_text(json.dumps(raw | parts))
+        return DepthPolicy(key="p" * 64, path=folder)
+
+    return make
+
+
+@pytest.fixture
+def saved(networks: Any, opened: Any, tmp_path: Path) -> Callable[..., Draft]:
+    """A drafter of a method, under the key of the policy's winner."""
+
+    def make(method: str, **settings: Any) -> Draft:
+        told = {**SETTINGS[method], **settings}
+        network = networks(method, told)
+        facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
+        (tmp_path / method).mkdir()
+        save_draft(tmp_path / method, method, told, opened, network.draft_ids, network.state_dict(), facts)
+        return Draft(key=KEYS["eagle3"], path=tmp_path / method, info={"method": method, **facts})
+
+    return make
+
+
+def card_of(release: Any) -> str:
+    return str((release.path / "README.md").read_text())
+
+
+def test_what_the_gate_refused_stands_beside_the_speedup(
+    export: Export, evidence: dict[str, Any], changed: Callable[..., DepthPolicy]
+) -> None:
+    raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+    checks = [{**c, "passed": c["name"] != "prediction_gap"} for c in raw["gate"]["checks"]]
+    card = card_of(export(policy=changed(gate={"passed": False, "checks": checks})))
+    head = card.partition("## What it is")[0]
+    assert "**The promotion gate refused it**: `prediction_gap` is" in head
+    assert head.index("refused") > head.index("as fast as")
+
+
+def test_a_gate_that_passed_and_one_that_was_never_asked_refuse_nothing(
+    export: Export, evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    release = export()
+    assert "gate refused" not in card_of(release)
+    release.path.rename(tmp_path / "first")
+    assert "gate refused" not in card_of(export(policy=evidence["chosen"]))
+
+
+def test_of_wrong_output_no_speed_is_claimed(export: Export, changed: Callable[..., DepthPolicy]) -> None:
+    card = card_of(export(policy=changed(verdict="invalid", reasons=["eagle3 identity: 3 outputs differ"])))
+    head = card.partition("## What it is")[0]
+    assert "its output or its numbers were found to be wrong" in head and "3 outputs differ" in head
+    assert "as fast" not in head and "not reliably slower" not in head
+
+
+def test_a_workload_that_measured_slower_is_served_without_drafting(
+    export: Export, evidence: dict[str, Any], changed: Callable[..., DepthPolicy], tmp_path: Path
+) -> None:
+    """Its depth was chosen by prediction; what was measured since has the last word, and the gate before it."""
+    raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+    mine = [c for c in raw["choices"] if c["draft_key"] == raw["winner"]["draft_key"]]
+    slow = next(c for c in mine if c["workload"] != "all" and c["depth_k"])
+    choices = [{**c, "verdict": "do_not_speculate"} if c == slow else c for c in raw["choices"]]
+    told = json.loads((export(policy=changed(choices=choices)).path / "draftsmith" / "serve.json").read_text())
+    wanted = {c["workload"]: 0 if c == slow else c["depth_k"] for c in mine}
+    assert told["depth_by_workload"] == wanted and told["depth_k"] > 0
+    for folder in ("changed", "release"):
+        (tmp_path / folder).rename(tmp_path / f"{folder}-before")
+    told = json.loads((export(policy=changed(verdict="invalid")).path / "draftsmith" / "serve.json").read_text())
+    assert told["depth_k"] == 0 and not any(told["depth_by_workload"].values())
+
+
+def test_an_engine_that_drops_a_part_of_the_drafter_gets_no_command(
+    export: Export, saved: Callable[..., Draft]
+) -> None:
+    """No engine was promised it; the command would load, and accept less than was measured."""
+    release = export(only=[saved("eagle3", fc_norm=True)])
+    card = card_of(release)
+    assert "vllm serve" in card
+    assert "sglang.launch_server" not in card and "convert_hf_to_gguf" not in card
+    assert "Not in SGLang: SGLang drops fc_norm (EAGLE-3.1) without a word.\n" in card
+    record = json.loads((release.path / "release.json").read_text())
+    assert set(record["launch"]) == {"vLLM"} and set(record["not_served"]) == {"SGLang", "llama.cpp"}
+
+
+def test_a_bias_that_vllm_passes_over_is_not_launched_there(export: Export, saved: Callable[..., Draft]) -> None:
+    card = card_of(export(only=[saved("eagle1")]))
+    assert "vllm serve" not in card
+    assert "Not in vLLM: vLLM has no bias in fc and passes over ours without a word, and fc_bias is true.\n" in card
+
+
+@pytest.mark.parametrize(
+    ("settings", "launched"),
+    [({}, {"vLLM", "SGLang"}), ({"keep": [], "group_size": 32}, {"vLLM"}), ({"weights": "bf16"}, None)],
+)
+def test_packed_weights_are_launched_where_they_are_taken(
+    settings: dict[str, Any], launched: set[str] | None, export: Export, saved: Callable[..., Draft], tmp_path: Path
+) -> None:
+    (tmp_path / "packed").mkdir()
+    ctx = Context(key=KEYS["eagle3"], out=tmp_path / "packed", scratch=tmp_path / "packed", num_threads=1)
+    made = quantise_draft(saved("eagle3", intermediate_size=64), ctx=ctx, **settings)
+    release = export(only=[Draft(key=KEYS["eagle3"], path=made.path, info=made.info)])
+    record = json.loads((release.path / "release.json").read_text())
+    found = set(record["launch"])
+    assert "weights: " not in str(record["not_served"]), "remedies are for whoever trains it"
+    assert found == (launched or {"vLLM", "SGLang", "llama.cpp"})
+
+
+def test_only_requests_that_drafted_and_finished_tell_what_was_measured(
+    evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    key = policy["winner"]["draft_key"]
+    rows = [row for row in read_rows(evidence["end_to_end"].path, Request) if row.draft_key == key and row.depth_k]
+    facts = rows[0].__dict__
+    longest = max(row.prompt_tokens + row.tokens_kept for row in rows)
+    failed = Request(**{**facts, "status": "error", "prompt_tokens": 9999, "batch_size": 64})
+    idle = Request(**{**facts, "depth_k": 0, "batch_size": 32})
+    write_rows(tmp_path, [*rows, failed, idle])
+    limits = measured_limits(policy, key, tmp_path, 10_000)
+    assert limits["longest_context"] == longest
+    assert limits["largest_timed"] == max(row.batch_size for row in rows)
+
+
+def test_a_target_at_a_revision_is_named_as_each_engine_is_told_it(export: Export) -> None:
+    release = export(target_name="acme/Big-7B@v2.1")
+    launch = json.loads((release.path / "release.json").read_text())["launch"]
+    assert launch["vLLM"].startswith("vllm serve acme/Big-7B --revision v2.1 --speculative-config ")
+    assert "--model-path acme/Big-7B --revision v2.1 --speculative-draft-model-path ./eagle3" in launch["SGLang"]
+    assert "--target-model-dir TARGET --outfile" in launch["llama.cpp"], "its converter takes a folder alone"
+    assert "`TARGET` in them stands for the folder of the target." in card_of(release)
+    assert 'base_model: "acme/Big-7B"' in card_of(release)
+
+
+def test_a_given_draft_model_at_a_revision_is_named_as_each_engine_is_told_it(evidence: dict[str, Any]) -> None:
+    engines = json.loads((evidence["policy"].path / "policy.json").read_text())["engines"]
+    launch = dict(launch_lines("draft-model", 3, engines, "a folder", {}, {"model": "acme/small@v1"}))
+    told = json.loads(shlex.split(launch["vLLM"])[-1])
+    assert (told["model"], told["revision"], told["method"]) == ("acme/small", "v1", "draft_model")
+    assert "--speculative-draft-model-path acme/small --speculative-draft-model-revision v1 " in launch["SGLang"]
+    assert launch["vLLM"].startswith("vllm serve 'a folder' --speculative-config")
+    launch = dict(launch_lines("draft-model", 3, engines, "acme/big", {}, {"model": "/models/small@home"}))
+    assert json.loads(shlex.split(launch["vLLM"])[-1])["model"] == "/models/small@home"
+
+
+@pytest.mark.parametrize(
+    ("named", "word"), [("our own model", "TARGET"), ("tiny", "tiny"), ("a\n| `name`", "TARGET"), ("", "tiny-llama")]
+)
+def test_what_stands_for_the_targets_folder_is_the_word_in_the_commands(export: Export, named: str, word: str) -> None:
+    card = card_of(export(target_name=named))
+    assert f"`{word}` in them stands for the folder of the target." in card
+    assert f"vllm serve {word} --spec" in card and f"--target-model-dir {word} --outfile" in card
