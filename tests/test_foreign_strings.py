@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from components.contract import UserError
 from components.escapes import in_code, in_markdown, in_mermaid, one_line
 from components.publish.launch import launch_lines
 from components.report.charts import Point, Series, bar_chart, line_chart
+from components.report.render import environment
 from components.report.tables import Table
 from components.rows import QualityFlag, write_rows
 from components.speedup.engines import settings_for
@@ -112,10 +112,9 @@ def test_a_chart_and_a_page_cell_hold_no_foreign_tag(text: str) -> None:
     bars = bar_chart([(text, [0.1, 0.2])], [(text, "pred"), (text, "meas")], text, text)
     for chart in (lines, named, bars):
         assert not {node.tag.split("}")[-1] for node in ET.fromstring(chart).iter()} & {"script", "img", "a", "image"}
-    template = Path(__file__).parents[1] / "components" / "report" / "grid.html.jinja"
-    grid = template.read_text() + "{{ grid(table) }}{{ title }}"
+    grid = '{% from "grid.html.jinja" import grid %}{{ grid(table) }}{{ title }}'
     page = Tags()
-    page.feed(jinja2.Environment(autoescape=True).from_string(grid).render(table=Table([text], [[text]]), title=text))
+    page.feed(environment().from_string(grid).render(table=Table([text], [[text]]), title=text))
     assert page.seen <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
 
 

@@ -1,7 +1,7 @@
 """Charts as inline SVG: no library, no resource from elsewhere, colours from the page's own light and dark theme.
 
-A chart is drawn in a 440 x 280 box that scales with the page. Every number in a chart also stands in a table beside it;
-hovering over a mark says it (`<title>`).
+A chart is drawn in a box 440 wide that scales with the page. Every number in a chart also stands in a table beside it;
+hovering over a mark says it (`<title>`). Series differ in colour, marker and dash (marks.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from components.report.marks import dash, marker
+
 WIDTH, HEIGHT = 440, 280
+TALL, CROWDED = 360, 6  # a chart of more series or named places than CROWDED is TALL high
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 34, 44
 
 
@@ -27,7 +30,7 @@ class Series(NamedTuple):
     """Points of one kind. style: "line" (with a band), "dots" (with error bars), or "level" (one horizontal line)."""
 
     name: str
-    colour: str  # a CSS variable of the page: pred, meas, other, ink, s4 ... s11
+    colour: str  # a name in marks.MARKS, which is a CSS variable of the page: pred, meas, other, s4 ... s11, ink
     style: str
     points: Sequence[Point]
 
@@ -43,9 +46,10 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 class Axes:
-    """Where values fall in the box."""
+    """Where values fall in a box of some height."""
 
-    def __init__(self, x_values: Sequence[float], y_low: float, y_high: float) -> None:
+    def __init__(self, x_values: Sequence[float], y_low: float, y_high: float, height: int = HEIGHT) -> None:
+        self.height, self.bottom = height, height - BOTTOM
         self.ticks = nice_ticks(y_low, y_high)
         self.y_low, self.y_high = self.ticks[0], self.ticks[-1]
         self.x_low, self.x_high = min(x_values) - 0.5, max(x_values) + 0.5
@@ -55,7 +59,7 @@ class Axes:
 
     def y(self, value: float) -> float:
         share = (value - self.y_low) / (self.y_high - self.y_low)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        return self.bottom - share * (self.bottom - TOP)
 
 
 def line_chart(
@@ -76,17 +80,17 @@ def line_chart(
     if x_labels is not None:
         x_values = range(len(x_labels))
     values = [v for p in points for v in (p.y, p.lo, p.hi) if v is not None]
-    axes = Axes(x_values, 0.0 if from_zero else min(values), max(values))
+    height = TALL if max(len(series), len(x_labels or ())) > CROWDED else HEIGHT
+    axes = Axes(x_values, 0.0 if from_zero else min(values), max(values), height)
     named, foot = fitted(x_labels) if x_labels is not None else (None, 0)
     parts = [_frame(axes, x_values, x_label, unit, named, foot)]
     if marked_x is not None:
         width = min(46.0, 0.84 * (axes.x(1) - axes.x(0)))
         left = axes.x(marked_x) - width / 2
-        parts.insert(
-            0, f'<rect class="chosen" x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}"/>'
-        )
+        box = f'x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{axes.bottom - TOP}"'
+        parts.insert(0, f'<rect class="chosen" {box}/>')
     parts += [_draw(s, axes, unit) for s in series]
-    return _svg(parts, series, y_label, foot)
+    return _svg(parts, series, y_label, axes.height, foot)
 
 
 def fitted(labels: Sequence[str]) -> tuple[list[str], int]:
@@ -115,11 +119,14 @@ def bar_chart(
             top, bottom = sorted((axes.y(100 * value), axes.y(0)))
             x = axes.x(i) + (j - len(names) / 2) * width
             said = html.escape(f"{names[j][0]}, {x_label} {label}: {100 * value:.1f} %")
-            parts.append(
-                f'<rect style="fill:var(--{names[j][1]})" x="{x + 1:.1f}" y="{top:.1f}" '
-                f'width="{width - 2:.1f}" height="{max(bottom - top, 0.6):.1f}" rx="1.5"><title>{said}</title></rect>'
-            )
-    return _svg(parts, [Series(name, colour, "bar", []) for name, colour in names], y_label)
+            box = f'x="{x + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" height="{max(bottom - top, 0.6):.1f}"'
+            parts.append(f'<rect style="{_bar_style(names[j][1], j)}" {box} rx="1.5"><title>{said}</title></rect>')
+    return _svg(parts, [Series(name, colour, "bar", []) for name, colour in names], y_label, axes.height)
+
+
+def _bar_style(colour: str, place: int) -> str:
+    """Every second bar of a group is pale with a full outline, so that grey print tells neighbours apart."""
+    return f"fill:var(--{colour});stroke:var(--{colour});fill-opacity:{0.4 if place % 2 else 1:g}"
 
 
 def _frame(
@@ -138,13 +145,12 @@ def _frame(
         parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}{unit}</text>')
     for i, value in enumerate(x_values):
         label = labels[i] if labels else f"{value:g}"
-        x, y = axes.x(value), HEIGHT - BOTTOM + 17
+        x, y = axes.x(value), axes.bottom + 19
         place = f'text-anchor="end" transform="rotate(-35 {x:.1f} {y})"' if foot else 'text-anchor="middle"'
         parts.append(f'<text class="tick" x="{x:.1f}" y="{y}" {place}>{html.escape(label)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text class="axis" x="{middle}" y="{HEIGHT + foot - 7}" text-anchor="middle">{html.escape(x_label)}</text>'
-    )
+    y = axes.height + foot - 7
+    parts.append(f'<text class="axis" x="{middle}" y="{y}" text-anchor="middle">{html.escape(x_label)}</text>')
     return "".join(parts)
 
 
@@ -166,7 +172,7 @@ def _draw(series: Series, axes: Axes, unit: str) -> str:
             over = [f"{axes.x(x):.1f},{axes.y(hi):.1f}" for x, _, hi in banded]
             under = [f"{axes.x(x):.1f},{axes.y(lo):.1f}" for x, lo, _ in reversed(banded)]
             parts.append(f'<polygon class="band" style="fill:{colour}" points="{" ".join(over + under)}"/>')
-        parts.append(f'<polyline class="line" style="stroke:{colour}" points="{path}"/>')
+        parts.append(f'<polyline class="line" style="stroke:{colour}"{dash(series.colour)} points="{path}"/>')
     for p in series.points:
         x, y = axes.x(p.x), axes.y(p.y)
         if series.style == "dots" and p.lo is not None and p.hi is not None:
@@ -177,36 +183,46 @@ def _draw(series: Series, axes: Axes, unit: str) -> str:
             )
         between = "" if p.lo is None or p.hi is None else f" [{p.lo:.2f}, {p.hi:.2f}]"
         said = html.escape(f"{series.name}, {p.x:g}: {p.y:.2f}{unit}{between}")
-        radius = 4.5 if series.style == "dots" else 3
-        parts.append(
-            f'<circle style="fill:{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"><title>{said}</title></circle>'
-        )
+        parts.append(marker(series.colour, x, y, 4.2 if series.style == "dots" else 3.2, said))
     return "".join(parts)
 
 
-def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str, foot: int = 0) -> str:
-    """Box, legend on top, and a name for readers that do not see it. A long legend takes rows above the box."""
-    rows: list[list[tuple[float, Series]]] = [[]]
-    x = float(LEFT)
-    for s in series:
-        width = 17 + 6.7 * len(s.name) + 20
-        if rows[-1] and x + width - 20 > WIDTH:
-            rows.append([])
-            x = float(LEFT)
-        rows[-1].append((x, s))
-        x += width
-    extra = 18 * (len(rows) - 1)
+def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str, height: int, foot: int = 0) -> str:
+    """Box, legend on top, and a name for readers that do not see it. A long legend takes rows
+    above the box."""
+    widths = [_SAMPLE[s.style] + 5 + _LETTER * len(s.name) + 14 for s in series]
+    left, columns = float(LEFT), len(series)
+    if LEFT + sum(widths) - 14 > WIDTH:  # one row is too little: columns of the same width
+        most = max(1, int((WIDTH - 12 + 14) // max(widths)))
+        lines = -(-len(series) // most)
+        left, columns = 12.0, -(-len(series) // lines)
+    extra = 18 * (-(-len(series) // columns) - 1)
     legend = []
-    for number, row in enumerate(rows):
-        base = 18 * number - extra
-        for x, s in row:
-            top, height = (base + 12, 3) if s.style == "level" else (base + 9, 9)
-            swatch = f'<rect style="fill:var(--{s.colour})" x="{x:.1f}" y="{top}" width="12" height="{height}" rx="2"/>'
-            legend.append(f'{swatch}<text class="legend" x="{x + 17:.1f}" y="{base + 18}">{html.escape(s.name)}</text>')
+    for place, s in enumerate(series):
+        row, column = divmod(place, columns)
+        x = left + (sum(widths[:place]) if columns == len(series) else column * max(widths))
+        base = 18 * row - extra
+        legend.append(_sample(s, place, x, base + 13.5))
+        at = f'x="{x + _SAMPLE[s.style] + 5:.1f}" y="{base + 18}"'
+        legend.append(f'<text class="legend" {at}>{html.escape(s.name)}</text>')
     label = html.escape(y_label, quote=True)
     body = "".join([*parts, *legend])
-    return f'<svg viewBox="0 {-extra} {WIDTH} {HEIGHT + extra + foot}" role="img" aria-label="{label}">{body}</svg>'
+    return f'<svg viewBox="0 {-extra} {WIDTH} {height + extra + foot}" role="img" aria-label="{label}">{body}</svg>'
 
 
-PALETTE = ("pred", "meas", "other", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11")
-"""Colours of series that are many of a kind, in the order of their use."""
+_LETTER = 7.3  # width of a letter of the legend, of the widest font that the style sheet may fall back to
+_SAMPLE = {"line": 26, "level": 22, "dots": 10, "bar": 12}  # width of what stands before a name in the legend
+
+
+def _sample(series: Series, place: int, x: float, y: float) -> str:
+    """What a series looks like, from x on, around the height y. place: of its bar in a group."""
+    colour, width = series.colour, _SAMPLE[series.style]
+    if series.style == "bar":
+        box = f'x="{x:.1f}" y="{y - 4.5:.1f}" width="{width}" height="9"'
+        return f'<rect style="{_bar_style(colour, place)}" {box} rx="2"/>'
+    if series.style == "dots":
+        return marker(colour, x + width / 2, y, 4.2)
+    kind, dashes = ("level", "") if series.style == "level" else ("line", dash(colour))
+    ends = f'x1="{x:.1f}" x2="{x + width:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+    joined = f'<line class="{kind}" style="stroke:var(--{colour})"{dashes} {ends}/>'
+    return joined if series.style == "level" else joined + marker(colour, x + width / 2, y, 3.2)

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
-from components.report.charts import PALETTE, Point, Series, bar_chart, line_chart
+from components.report.charts import Point, Series, bar_chart, line_chart
+from components.report.marks import PALETTE
 from components.report.pictures import side_by_side, write_pictures
 from components.report.render import render
 from components.report.tables import Table, bounds, in_print, percent, times
@@ -56,7 +57,7 @@ def compare_languages(
     facts["trained_on"] = trained_on(answers or [])
     text = render("languages.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
-    one_chart = side_by_side(chart for _, _, chart in facts["charts"])
+    one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
     write_pictures(ctx.out, {"languages": one_chart}, [("languages", facts["table"]), ("speedups", facts["speedups"])])
     return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": " ".join(facts["sentences"])})
 
@@ -165,11 +166,11 @@ def language_charts(rows: Sequence[AcceptanceByLanguage], mixes: Mapping[str, st
         own = [row for row in rows if row.draft_key == key and row.language in at]
         aside = 0.16 * (number - (len(mixes) - 1) / 2)
         points = [Point(at[row.language] + aside, row.al, row.al_lo, row.al_hi) for row in own]
-        kept.append(Series(name, colours[key], "dots", points))
+        kept.append(Series(f"trained on {name}", colours[key], "dots", points))
         changed = [(row, row.change) for row in own if row.change is not None]
         if changed:
             points = [Point(at[row.language] + aside, by, row.change_lo, row.change_hi) for row, by in changed]
-            moved.append(Series(name, colours[key], "dots", points))
+            moved.append(Series(f"trained on {name}", colours[key], "dots", points))
     charts = [
         (
             "Acceptance length",
@@ -179,13 +180,13 @@ def language_charts(rows: Sequence[AcceptanceByLanguage], mixes: Mapping[str, st
     ]
     if moved:
         first = next(iter(mixes.values()))
-        moved.append(Series(f"{first} (first mix)", colours[next(iter(mixes))], "level", [Point(0, 0.0)]))
+        moved.append(Series(f"trained on {first} (first mix)", colours[next(iter(mixes))], "level", [Point(0, 0.0)]))
         chart = line_chart(moved, "language of the prompt", "change of acceptance length by language", x_labels=labels)
         charts.append(("Difference", "Against the first mix on the same prompts, resampled together.", chart))
     if all(row.coverage is not None for row in rows):
         share = {(row.language, row.draft_key): row.coverage for row in rows}
         groups = [(in_english(code), [share[code, key] for key in mixes]) for code in codes]
-        names = [(name, colours[key]) for key, name in mixes.items()]
+        names = [(f"trained on {name}", colours[key]) for key, name in mixes.items()]
         chart = bar_chart(groups, names, "language of the prompt", "answer tokens in the draft vocabulary by language")
         charts.append(("Draft vocabulary", "Share of the answers' tokens that can be guessed at all.", chart))
     return charts

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Page, UserError
-from components.report.charts import PALETTE, Point, Series, line_chart
+from components.report.charts import Point, Series, line_chart
+from components.report.marks import PALETTE
 from components.report.pictures import side_by_side, write_pictures
 from components.report.render import render
 from components.report.summary import verdict_in_words
-from components.report.tables import Table, bounds, times
-from components.rows import DepthChoice, DepthEval, read_rows
+from components.report.tables import Table, bounds, flag_table, times
+from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
 
 ALL = "all"
 
@@ -57,7 +58,7 @@ def compare_methods(
     facts = methods_facts(drafts, policy, title)
     text = render("methods.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
-    one_chart = side_by_side(chart for _, _, chart in facts["charts"])
+    one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
     write_pictures(ctx.out, {"methods": one_chart}, [("methods", facts["table"]), ("trees", facts["trees"])])
     return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
 
@@ -69,6 +70,7 @@ def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> d
         raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
     raw = json.loads(file.read_text(encoding="utf-8"))
     drafters = find_drafters(drafts, policy)
+    flags = read_rows(policy.path, QualityFlag)
     return {
         "title": title,
         "verdict": raw["verdict"],
@@ -76,6 +78,7 @@ def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> d
         "table": methods_table(drafters, raw["arms"], (raw["winner"] or {}).get("draft_key")),
         "charts": methods_charts(drafters),
         "trees": tree_table(drafters),
+        "flags": flag_table(flags) if flags else None,
     }
 
 
@@ -164,7 +167,7 @@ def methods_charts(drafters: Sequence[Drafter]) -> list[tuple[str, str, str]]:
         ("Acceptance by depth", "Tokens kept a round, the target's own included.", acceptance),
         ("Cost by depth", "Time of a round over that of one plain step.", cost),
         ("Speedup by depth", "Predicted: acceptance over cost.", by_depth),
-        ("Speedup at the chosen depth", "With 95 % intervals.", at_chosen),
+        ("Speedup at the chosen depth", "With 95 % intervals. At 1x without one: depth 0 was chosen.", at_chosen),
     ]
 
 

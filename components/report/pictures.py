@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from components.report.tables import Table
 
-# The light theme of style.css.jinja, so that a chart can stand alone.
-_STYLE = """svg{--ink:#1b2330;--soft:#5b6778;--grid:#e8ecf0;--tint:#eef3fa;--pred:#2a66b5;--meas:#c65a11;--other:#4d7f3a
-;--s4:#8a3fa0;--s5:#0f8a8a;--s6:#b8860b;--s7:#c2185b;--s8:#5d6d7e;--s9:#795548;--s10:#3f51b5;--s11:#7cb342
-;background:#fff}text{fill:var(--soft);font:12.5px system-ui,sans-serif}.legend,.axis{fill:var(--ink)}
-.grid{stroke:var(--grid)}.line{fill:none;stroke-width:2.2}.band{opacity:.16}.whisker{fill:none;stroke-width:1.6}
-.level{stroke-width:1.5;stroke-dasharray:5 4}.chosen{fill:var(--tint)}"""
+
+@lru_cache(maxsize=1)
+def _style() -> str:
+    """The light colours of the pages, and the rules of their style sheet for what is inside a chart."""
+    sheet = (Path(__file__).parent / "style.css.jinja").read_text(encoding="utf-8")
+    light = re.search(r":root \{.*?\}", sheet, re.DOTALL)
+    assert light is not None, "the style sheet begins with the light colours"
+    marks = re.findall(r"svg (?:text|\.\w+).*?\}", sheet)
+    return " ".join([light[0].replace("light dark", "light"), "svg { background: #fff }", *marks])
 
 
 def standing_alone(svg: str) -> str:
     """An inline chart of charts.py as a file of its own."""
     width, height = (round(1.5 * float(size)) for size in _box(svg))
     size = f'xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-    return svg.replace("<svg ", f"<svg {size} ", 1).replace(">", f"><style>{_STYLE}</style>", 1)
+    return svg.replace("<svg ", f"<svg {size} ", 1).replace(">", f"><style>{_style()}</style>", 1)
 
 
-def side_by_side(charts: Iterable[str]) -> str:
-    """Several charts as one, in a row."""
-    parts, x, height = [], 0.0, 0.0
-    for chart in charts:
+def side_by_side(charts: Iterable[tuple[str, str]]) -> str:
+    """Several charts as one, in a row. charts: (title, chart)."""
+    parts, x, height, top = [], 0.0, 0.0, 26
+    for title, chart in charts:
         wide, high = (float(size) for size in _box(chart))
-        parts.append(chart.replace("<svg ", f'<svg x="{x:g}" y="0" width="{wide:g}" height="{high:g}" ', 1))
+        parts.append(f'<text class="axis" style="font-weight:600" x="{x + 12:g}" y="16">{html.escape(title)}</text>')
+        parts.append(chart.replace("<svg ", f'<svg x="{x:g}" y="{top}" width="{wide:g}" height="{high:g}" ', 1))
         x, height = x + wide, max(height, high)
-    return f'<svg viewBox="0 0 {x:g} {height:g}" role="img">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {x:g} {top + height:g}" role="img">{"".join(parts)}</svg>'
 
 
 def _box(svg: str) -> tuple[str, str]:

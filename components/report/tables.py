@@ -267,10 +267,25 @@ def drift_table(drifts: Iterable[Drift]) -> Table:
 
 
 def flag_table(flags: Iterable[QualityFlag]) -> Table:
-    """Reasons to doubt, worst first."""
+    """Reasons to doubt, worst first; drafters with the same one share a line, their values in the same order."""
     order = {"fault": 0, "warning": 1, "info": 2}
     ranked = sorted(flags, key=lambda f: (order.get(f.severity, 3), f.code, f.method))
-    rows = [[f.severity, f.code.replace("_", " "), f.method or "-", f"{f.value:.4g}", f.detail] for f in ranked]
+    same: dict[tuple[str, str, str], list[QualityFlag]] = {}
+    for f in ranked:
+        same.setdefault((f.severity, f.code, f.detail), []).append(f)
+    rows = []
+    for (severity, code, detail), found in same.items():
+        drafters = ", ".join(dict.fromkeys(f.method for f in found if f.method)) or "-"
+        values = [f"{f.value:.4g}" for f in found]
+        rows.append(
+            [
+                severity,
+                code.replace("_", " "),
+                drafters,
+                ", ".join(values if len({*values}) > 1 else values[:1]),
+                detail,
+            ]
+        )
     return Table(["severity", "flag", "drafter", "value", "what it means"], rows)
 
 

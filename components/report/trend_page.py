@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from components.report.charts import PALETTE, Point, Series, line_chart
+from components.report.charts import Point, Series, line_chart
+from components.report.marks import PALETTE
 from components.report.render import render
 from components.report.tables import Table
 

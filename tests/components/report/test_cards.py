@@ -37,7 +37,7 @@ def test_a_decision_shows_every_depth_each_measured_arm_and_charts_that_stand_al
         svg = ElementTree.fromstring(base64.b64decode(picture))
         assert svg.tag == "{http://www.w3.org/2000/svg}svg"
         colours = set(re.findall(r"var\((--\w+)\)", base64.b64decode(picture).decode()))
-        defined = set(re.findall(r"(--\w+):#", base64.b64decode(picture).decode()))
+        defined = set(re.findall(r"(--\w+): #", base64.b64decode(picture).decode()))
         assert colours <= defined, "a chart in an image sees no style sheet but its own"
 
 

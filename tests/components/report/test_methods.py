@@ -13,6 +13,7 @@ from report_study import make_ctx, make_methods_study
 from components.contract import DepthPolicy, UserError
 from components.report import compare_methods
 from components.report.cards import page_card
+from components.rows import QualityFlag, write_rows
 
 
 def test_ten_methods_have_a_line_each_and_a_series_in_every_chart(tmp_path: Path) -> None:
@@ -27,6 +28,8 @@ def test_ten_methods_have_a_line_each_and_a_series_in_every_chart(tmp_path: Path
     assert source.count("<svg") == 4 and "None" not in source and "http" not in source
     chart = ElementTree.parse(page.path / "charts" / "methods.svg").getroot()
     legends = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "legend"]
+    said = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("style")]
+    assert said == ["Acceptance by depth", "Cost by depth", "Speedup by depth", "Speedup at the chosen depth"]
     card = page_card(page)
     assert "| eagle3 | 1,000,000 |" in card.replace("\\*", "*").replace("**", "") and "data:image/svg+xml" in card
     assert all(legends.count(str(d.info["method"])) == 3 for d in drafts), "a series in each of the charts by depth"
@@ -42,6 +45,18 @@ def test_trees_stand_beside_the_chain_of_their_depth_and_are_left_out_where_ther
     without = compare_methods(drafts, policy, ctx=make_ctx(tmp_path / "again", "m" * 64))
     assert not (without.path / "tables" / "trees.csv").exists()
     assert "Trees against chains" not in (without.path / "index.html").read_text()
+
+
+def test_what_is_doubted_about_the_measurements_is_said(tmp_path: Path) -> None:
+    drafts, policy = make_methods_study(tmp_path, 2)
+    silent = compare_methods(drafts, policy, ctx=make_ctx(tmp_path / "out", "m" * 64))
+    assert "Reasons to doubt" not in (silent.path / "index.html").read_text()
+    write_rows(
+        policy.path, [QualityFlag("s", "0" * 64, "eagle3", "prediction_gap", "warning", 0.18, "1.46x against 1.23x")]
+    )
+    doubted = compare_methods(drafts, policy, ctx=make_ctx(tmp_path / "again", "m" * 64))
+    source = (doubted.path / "index.html").read_text()
+    assert "Reasons to doubt" in source and "1.46x against 1.23x" in source
 
 
 def test_two_drafters_of_one_method_are_told_apart_and_an_unknown_one_has_no_facts(tmp_path: Path) -> None:

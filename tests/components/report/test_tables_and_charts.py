@@ -55,9 +55,11 @@ def test_marks_stay_inside_the_box(values: list[tuple[float, float]]) -> None:
     points = [Point(i, y, y - w, y + w) for i, (y, w) in enumerate(values)]
     chart = line_chart([Series("a", "pred", "line", points), Series("b", "meas", "dots", points)], "x", "y", marked_x=0)
     root = ET.fromstring(chart)
-    for circle in root.iter("circle"):
-        assert 0 <= float(circle.attrib["cx"]) <= WIDTH
-        assert 0 <= float(circle.attrib["cy"]) <= HEIGHT
+    marks = [mark for mark in root.iter("path") if mark.get("class") == "mark"]
+    assert len(marks) == 2 * len(values) + 2, "every point and both names in the legend"
+    for mark in marks:
+        x, y = map(float, re.findall(r"^M(\S+) (\S+?)m", mark.attrib["d"])[0])
+        assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
 
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 5)), st.floats(-2, 5)), min_size=1, max_size=9))
