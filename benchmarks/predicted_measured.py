@@ -1,10 +1,10 @@
 """Does the speedup model say what a user measures? Predicted against measured speedup at every depth of a drafter.
 
-Needs a finished `quickstart` run. One run is what a pipeline does: step costs, the prediction from them and from the
-acceptance maps, and every depth end to end on the same prompts; nothing is fitted to what it is compared with. The
-number is the median over runs of predicted / measured, its interval the middle of what resampling the runs gives, and
-beside it stands the widest 95 % interval over prompts of the measured speedup. Ends with exit code 1 when a depth's
-median is off by more than 10 %.
+Needs a finished `quickstart` run. One run is what a pipeline does: threads and kernels chosen once, step
+costs, the prediction from them and from the acceptance maps, and every depth end to end on the same prompts; nothing is
+fitted to what it is compared with. The number is the median over runs of predicted / measured, its interval the middle
+of what resampling the runs gives, and beside it stands the widest 95 % interval over prompts of the measured speedup.
+Ends with exit code 1 when a depth's median is off by more than 10 %.
 
     python -m benchmarks.predicted_measured [--home DIR] [--draft KEY ...] [--runs 5] [--prompts 24] [--tokens 96]
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench import compare_end_to_end, measure_acceptance, measure_step_cost
+from components.bench import autotune, compare_end_to_end, measure_acceptance, measure_step_cost
 from components.bench.machine import describe_machine, num_usable_cores
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.data import collect_prompts
@@ -71,13 +71,15 @@ class Runs:
 
     def one(self, target: Target, draft: Draft, prompts: Prompts, acceptance: Measurements) -> list[Seen]:
         """Cost, prediction, measurement: every depth the drafter is trained for."""
-        cost = measure_step_cost(target, draft, prompts, ctx=self.context(), machine=self.machine)
+        tuning = autotune(target, prompts, ctx=self.context(), machine=self.machine)
+        cost = measure_step_cost(target, draft, prompts, tuning, ctx=self.context(), machine=self.machine)
         policy = choose_depth([acceptance], [cost], ctx=self.context())
         end_to_end = compare_end_to_end(
             target,
             [draft],
             prompts,
             policy,
+            tuning,
             num_prompts=self.asked.prompts,
             max_new_tokens=self.asked.tokens,
             reps=1,

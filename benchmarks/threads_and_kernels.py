@@ -22,14 +22,14 @@ import torch
 from benchmarks.record import ROOT, write_record
 from components.bench.clock import quiet_interpreter, threads
 from components.bench.machine import describe_machine
-from components.targets.load import Kernel, open_target
+from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
 MODEL = ROOT / "components" / "targets" / "builtin"
 CONTEXT = 128  # tokens in the cache before time counts
 ROWS = (1, 2, 4, 8)
 DTYPES: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-KERNELS: tuple[Kernel, ...] = ("plain", "prepacked", "auto", "transformers")
+KERNELS = ("plain", "prepacked", "auto", "transformers")
 
 
 def pass_ms(target: AbstractTarget, ids: torch.Tensor, rows: int, passes: int) -> float:

@@ -88,7 +88,7 @@ def write_chats(folder: Path) -> tuple[Path, Path]:
 def write_tiny(folder: Path) -> Path:
     """pipelines.yaml with this pipeline alone, its settings cut down and nothing timed; returns the file."""
     written = yaml.safe_load((ROOT / "pipelines.yaml").read_text(encoding="utf-8"))["pipelines"]["eaglechat-mini"]
-    for step in ("step_cost", "depth", "end_to_end", "verdict", "release", "details"):
+    for step in ("tuning", "step_cost", "depth", "end_to_end", "verdict", "release", "details"):
         del written["steps"][step]
     del written["steps"]["report"]["in"]["policy"]
     for step, settings in TINY.items():

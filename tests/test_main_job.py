@@ -46,10 +46,14 @@ def test_the_main_job_runs_on_any_target(finished: Any, family: Family) -> None:
     home, _ = finished(family)
     kinds = sorted(record["kind"] for record in artifacts(home).values())
     expected = ["Conversations", "Draft", "Draft", "Features", "Page", "Prompts", "Release", "Target"]
-    assert kinds == sorted([*expected, *["DepthPolicy"] * 2, *["Measurements"] * 5])
+    assert kinds == sorted([*expected, *["DepthPolicy"] * 2, *["Measurements"] * 6])
     decoded = rows(home, "SELECT method, identical, tie FROM request WHERE method <> 'none' AND NOT is_warmup")
     assert {method for method, _, _ in decoded} == {"eagle3", "mtp", "ngram"}
     assert all(identical or tie for _, identical, tie in decoded)
+    timed = rows(home, "SELECT num_threads, kernel FROM cost_cell UNION SELECT num_threads, kernel FROM request")
+    tuned = next(r["info"] for r in artifacts(home).values() if r["record"]["step"] == "tuning")
+    assert {number for number, _ in timed} == {tuned["num_threads"]}, "predicted on other threads than measured"
+    assert {kernel for _, kernel in timed} - {"plain"} == {tuned["kernel"]} - {"plain"}, "on other kernels"
     depths = rows(home, "SELECT DISTINCT method FROM depth_eval WHERE speedup_pred > 0")
     assert {method for (method,) in depths} == {"eagle3", "mtp"}
 

@@ -13,7 +13,7 @@ from typing import Any
 from tiny_targets import Family, make_tiny_target
 
 DRAFTSMITH = str(Path(sys.executable).with_name("draftsmith"))
-NUM_STEPS = 15
+NUM_STEPS = 16
 KILLED = -signal.SIGKILL
 
 PIPELINE = """
@@ -39,15 +39,16 @@ pipelines:
         uses: bench.measure_acceptance
         in: {{target: target, draft: draft, prompts: prompts}}
         with: {{max_new_tokens: 16}}
+      tuning:   {{uses: bench.autotune, in: {{target: target, prompts: prompts}}, with: {{seconds: 0}}}}
       step_cost:
         uses: bench.measure_step_cost
-        in: {{target: target, draft: draft, prompts: prompts}}
-        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1, max_drift: 100}}
+        in: {{target: target, draft: draft, prompts: prompts, tuning: tuning}}
+        with: {{num_blocks: 5, tokens_per_block: 16, max_drift: 100}}
       depth:    {{uses: speedup.choose_depth, in: {{acceptance: acceptance, cost: step_cost}}}}
       end_to_end:
         uses: bench.compare_end_to_end
-        in: {{target: target, drafts: draft, prompts: prompts, policy: depth}}
-        with: {{max_new_tokens: 16, num_prompts: 4, reps: 1, num_threads: 1}}
+        in: {{target: target, drafts: draft, prompts: prompts, policy: depth, tuning: tuning}}
+        with: {{max_new_tokens: 16, num_prompts: 4, reps: 1}}
       verdict:  {{uses: speedup.confirm_depth, in: {{policy: depth, end_to_end: end_to_end}}}}
       release:
         uses: publish.export_release

@@ -3,15 +3,19 @@
 More threads are not always faster for a small model, and the linear kernels that win differ between them. So each
 thread count opens its own target (whose kernels are picked at that count), all of them decode the same text in turn,
 and the one with the fastest plain step is used for every arm of the measurement. Kernels are picked layer by layer; if
-the plain ones together still win, they become a second baseline, the *rival*.
+the plain ones together still win, they become a second baseline, the *rival*. A choice that was made before (tuning.py)
+is used as it is, and only the rival is looked for.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from components.bench.clock import threads
+from components.bench.tuning import Tuning
 from components.contract import Target
 from components.decoding.chain import decode
 from components.decoding.session import Session
@@ -20,7 +24,7 @@ from components.targets.model import AbstractTarget
 
 ROUNDS = 10
 TOKENS = 12
-WORTH_SWITCHING = 0.03  # below this gain the first candidate stays: an answer that flips from run to run helps nobody
+WORTH_SWITCHING = 0.03  # below this gain fewer threads stay: an answer that flips from run to run helps nobody
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
 
 
@@ -41,34 +45,52 @@ def fastest_engine(
     device: str,
     max_threads: int,
     num_threads: int = 0,
+    tuning: Tuning | None = None,
+    seconds: float = 0.0,
 ) -> Engine:
     """Open `target` for measuring.
 
     context:     token ids to decode after while timing.
     max_threads: the step's own limit; it and 1 are tried on a CPU.
     num_threads: 0 tries; another number is used as it is, but at most max_threads.
+    tuning:      threads and kernels that were chosen before; nothing is tried then.
+    seconds:     that thread counts take turns for, at least; 0 is ROUNDS rounds. With more, the kernels of the chosen
+                 count are timed once more, and thoroughly: busy cores slow the others down many times over.
     """
-    if num_threads:
+    if tuning is not None:
+        counts = [tuning.num_threads]
+    elif num_threads:
         counts = [min(num_threads, max_threads)]
     elif device == "cpu":
-        counts = sorted({1, max_threads}, reverse=True)
+        counts = sorted({1, max_threads})
     else:
         counts = [max_threads]
-    candidates = [_open(target, count, dtype, device, "auto") for count in counts]
-    times = _step_times(candidates, context)
-    best = 0
-    for index, step in enumerate(times):
-        if step < times[best] * (1 - WORTH_SWITCHING):
-            best = index
-    tried = [_said(candidate, step) for candidate, step in zip(candidates, times, strict=True)]
+    kernel = "auto" if tuning is None else tuning.kernel
+    candidates = [_open(target, count, dtype, device, kernel) for count in counts]
+    rounds = _rounds(candidates, context, seconds if len(counts) > 1 else 0.0)
+    best = len(counts) - 1 if plainly_faster(rounds[-1], rounds[0]) else 0
+    tried = [_said(candidate, min(steps)) for candidate, steps in zip(candidates, rounds, strict=True)]
     chosen = candidates[best]
+    again = device == "cpu" and seconds > 0.0 and chosen.target.kernel != "transformers"
+    if again:
+        chosen = _open(target, chosen.num_threads, dtype, device, "thorough")
     rival = None
     if chosen.target.kernel not in ("plain", "transformers") and device == "cpu":
         plain = _open(target, chosen.num_threads, dtype, device, "plain")
-        ours, theirs = _step_times([chosen, plain], context)
+        ours, theirs = (min(steps) for steps in _rounds([chosen, plain], context))
         rival = plain.target if theirs < ours * (1 - WORTH_COMPARING) else None
+        tried += [_said(chosen, ours)] if again else []
         tried.append(_said(plain, theirs))
     return Engine(chosen.target, chosen.num_threads, rival, tried)
+
+
+def plainly_faster(more: Sequence[float], fewer: Sequence[float]) -> bool:
+    """Whether more threads, by the times of their rounds, are worth taking over fewer.
+
+    They have to win by the quickest round, which other work does not reach, and by the median, which shows what other
+    work does to them: threads that wait for each other lose most by it. At a tie fewer threads stay.
+    """
+    return all(of(more) < of(fewer) * (1 - WORTH_SWITCHING) for of in (min, statistics.median))
 
 
 class _Candidate(NamedTuple):
@@ -82,7 +104,7 @@ def _open(
     num_threads: int,
     dtype: Literal["float32", "bfloat16", "auto"],
     device: str,
-    kernel: Literal["auto", "plain"],
+    kernel: str,
 ) -> _Candidate:
     with threads(num_threads):
         opened = open_target(target, device=device, dtype=dtype, kernel=kernel)
@@ -97,16 +119,17 @@ def _said(candidate: _Candidate, step_ns: float) -> dict[str, Any]:
     }
 
 
-def _step_times(candidates: list[_Candidate], context: Sequence[int]) -> list[float]:
-    """Nanoseconds a plain token in the quickest of a few rounds, the candidates taking turns.
+def _rounds(candidates: list[_Candidate], context: Sequence[int], seconds: float = 0.0) -> list[list[float]]:
+    """Nanoseconds a plain token in each of ROUNDS rounds or more, until `seconds` are over, taking turns.
 
-    Other work makes rounds longer, never shorter. By the median, a moment of it once made two threads win where one is
-    15 % faster, and the prediction was of an engine that nobody decodes on.
+    Other work makes rounds longer, never shorter. By the median alone, a moment of it once made two threads win where
+    one is 15 % faster, and by the quickest alone another: the prediction was of an engine that nobody decodes on.
     """
     times: list[list[float]] = [[] for _ in candidates]
-    for _ in range(ROUNDS + 1):
+    until = time.monotonic() + seconds
+    while len(times[-1]) < ROUNDS + 1 or time.monotonic() < until:
         for index, one in enumerate(candidates):
             with threads(one.num_threads):
                 run = decode(one.target, None, context, max_new_tokens=TOKENS, ignore_eos=True, session=one.session)
             times[index].append(run.decode_ns / (TOKENS - 1))
-    return [min(one[1:]) for one in times]
+    return [one[1:] for one in times]

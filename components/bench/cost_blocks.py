@@ -22,6 +22,7 @@ from components.bench.device_state import clock_mhz, device_state
 from components.bench.phases import PhaseTimes, time_phases
 from components.bench.subjects import encoded_prompts, open_drafter
 from components.bench.trees import check_branching, tree_shape
+from components.bench.tuning import Tuning
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.decoding.session import Session
 from components.decoding.tree_shapes import DynamicShape, TreeShape
@@ -187,13 +188,15 @@ def open_bench(
     tokens: int,
     dtype: Literal["float32", "bfloat16"],
     num_threads: int,
+    tuning: Tuning | None,
     max_depth: int,
     trees: Sequence[int],
     graphs: bool,
     ctx: Context,
 ) -> Bench:
-    """Load everything, make the texts, pick threads and kernel. graphs: record small passes (targets/graphed.py).
+    """Load everything, make the texts, pick threads and kernel unless `tuning` has.
 
+    graphs: record small passes (targets/graphed.py).
     Raises UserError when the target has no positions for the longest KV length, or trees are asked of a drafter whose
     guesses do not branch.
     """
@@ -214,6 +217,7 @@ def open_bench(
         device=ctx.device,
         max_threads=ctx.num_threads,
         num_threads=num_threads,
+        tuning=tuning,
     )
     drafter = open_drafter(draft, engine.target)
     if graphs:

@@ -32,6 +32,7 @@ def compare_end_to_end(
     drafts: list[Draft],
     prompts: Prompts,
     policy: DepthPolicy,
+    tuning: Measurements | None = None,
     *,
     num_prompts: Annotated[int, Field(ge=1)] = 12,
     max_new_tokens: Annotated[int, Field(ge=2)] = 96,
@@ -54,6 +55,8 @@ def compare_end_to_end(
         drafts: the drafters to compare.
         prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
         policy: the depth chosen for each drafter.
+        tuning: threads and kernels that bench.autotune chose for this target, dtype and machine; without it this step
+            chooses for itself.
         num_prompts: test prompts to use, evenly over the split.
         max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
         reps: times that every arm decodes every prompt.
@@ -72,8 +75,10 @@ def compare_end_to_end(
     from components.bench.calibration import fastest_engine
     from components.bench.subjects import encoded_prompts, spread
     from components.bench.timed_runs import run_arms
+    from components.bench.tuning import read_tuning
     from components.targets.load import open_target
 
+    tuned = read_tuning(tuning, target, dtype, num_threads, ctx, machine)
     for draft in drafts:
         refuse_what_a_loop_cannot(draft, batch_sizes, trees)
     with clock.threads(ctx.num_threads):
@@ -86,7 +91,13 @@ def compare_end_to_end(
         )
     warm_up = only_untimed(encoded_prompts(target, plain, prompts, "warm_up", room, ctx), asked)[:num_warm_up]
     engine = fastest_engine(
-        target, asked[0].ids, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, num_threads=num_threads
+        target,
+        asked[0].ids,
+        dtype=dtype,
+        device=ctx.device,
+        max_threads=ctx.num_threads,
+        num_threads=num_threads,
+        tuning=tuned,
     )
     with clock.threads(engine.num_threads):
         arms = _arms(engine, drafts, policy, depths, lookup_depths, loaded_off, trees)

@@ -28,6 +28,7 @@ def measure_step_cost(
     target: Target,
     draft: Draft,
     prompts: Prompts,
+    tuning: Measurements | None = None,
     *,
     max_depth: Annotated[int, Field(ge=0, le=64)] = 0,
     batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
@@ -49,6 +50,8 @@ def measure_step_cost(
         target: the large model.
         draft: the drafter.
         prompts: its `test` split gives the text that is decoded.
+        tuning: threads and kernels that bench.autotune chose for this target, dtype and machine; without it this step
+            chooses for itself.
         max_depth: deepest chain to time, in tokens; 0 is the depth the drafter was trained for.
         batch_sizes: sequences decoded side by side, of different lengths.
         kv_lengths: lengths of the KV cache to measure at, in tokens; each is the middle of what a block runs through.
@@ -66,7 +69,9 @@ def measure_step_cost(
 
     from components.bench import clock
     from components.bench.cost_blocks import open_bench
+    from components.bench.tuning import read_tuning
 
+    tuned = read_tuning(tuning, target, dtype, num_threads, ctx, machine)
     bench = open_bench(
         target,
         draft,
@@ -76,6 +81,7 @@ def measure_step_cost(
         tokens_per_block,
         dtype,
         num_threads,
+        tuned,
         max_depth,
         trees,
         graphs,

@@ -28,6 +28,7 @@ PREPACKED: Final[Kernels] = ("prepacked",)
 PROBED_ROWS: Final = 8
 WORTH_A_LAYOUT: Final = 0.97
 """Another kernel is taken where it needs less than this share of the plain one's time."""
+_LETTERS: Final[dict[str, Kernel]] = {"p": "plain", "t": "transposed", "c": "columns", "o": "prepacked"}
 TOO_SMALL: Final = 1 << 14
 """Elements below which the kernel does not matter and nothing is timed."""
 SAMPLED_BYTES: Final = 64 << 20
@@ -128,11 +129,12 @@ def pack(weight: Tensor) -> Any | None:
     return packed
 
 
-def calibrate(layers: Sequence[Linear], *, repetitions: int = 5) -> None:
+def calibrate(layers: Sequence[Linear], *, repetitions: int = 5, turns: int = 1) -> None:
     """Time every kernel on these plain layers for 1 to PROBED_ROWS rows and give each shape the quickest of each.
 
     The layers are run in their order, as a decoding pass runs them, so that weights come from where they come from:
-    a kernel that wins on a weight in the nearest cache can lose on one that is streamed. Half a second for 30 MB.
+    a kernel that wins on a weight in the nearest cache can lose on one that is streamed. A turn takes half a second for
+    30 MB; of several turns the quickest speaks for a kernel, so that a noisy moment takes none out.
     """
     chosen: dict[tuple[int, int], list[Kernel]] = {}
     sample: list[tuple[Tensor, Tensor | None]] = []
@@ -153,7 +155,10 @@ def calibrate(layers: Sequence[Linear], *, repetitions: int = 5) -> None:
     with torch.inference_mode():
         trials = {name: [Linear(weight, bias, kernels=(name,)) for weight, bias in sample] for name in names}
         for rows in range(1, PROBED_ROWS + 1):
-            seconds = {name: _quick_seconds(trials[name], rows, dtype, repetitions, evicted) for name in names}
+            seconds: dict[Kernel, dict[tuple[int, int], float]] = {name: {} for name in names}
+            for name in names * turns:
+                for shape, spent in _quick_seconds(trials[name], rows, dtype, repetitions, evicted).items():
+                    seconds[name][shape] = min(spent, seconds[name].get(shape, spent))
             for shape, kernels in chosen.items():
                 quickest, spent = min(((name, seconds[name][shape]) for name in names), key=lambda pair: pair[1])
                 kernels.append(quickest if spent < WORTH_A_LAYOUT * seconds["plain"][shape] else "plain")
@@ -168,13 +173,31 @@ def describe(layers: list[Linear]) -> str:
     """
     used = {layer.shape: layer.kernels for layer in layers}
     names = {name for kernels in used.values() for name in kernels}
+    letters = {name: letter for letter, name in _LETTERS.items()}
     if len(names) == 1:
         return str(next(iter(names)))
     shapes = [
-        f"{out}x{in_}:{''.join(name[0] if name != 'prepacked' else 'o' for name in kernels)}"
-        for (out, in_), kernels in sorted(used.items())
+        f"{out}x{in_}:{''.join(letters[name] for name in kernels)}" for (out, in_), kernels in sorted(used.items())
     ]
     return f"mixed[{','.join(shapes)}]"
+
+
+def described(kernel: str) -> Callable[[tuple[int, int]], Kernels]:
+    """The inverse of `describe`: what gives the kernels of a layer's shape, so that another process lays out the same.
+
+    A shape that the description does not name is plain. Raises ValueError for what `describe` never says.
+    """
+    whole = next((name for name in _LETTERS.values() if name == kernel), None)
+    if whole is not None:
+        return lambda shape: (whole,)
+    if not (kernel.startswith("mixed[") and kernel.endswith("]")):
+        raise ValueError(f"{kernel} describes no kernels")
+    by_shape: dict[tuple[int, int], Kernels] = {}
+    for part in kernel[len("mixed[") : -1].split(","):
+        shape, _, letters = part.partition(":")
+        rows, _, columns = shape.partition("x")
+        by_shape[int(rows), int(columns)] = tuple(_LETTERS[letter] for letter in letters)
+    return lambda shape: by_shape.get(shape, PLAIN)
 
 
 @functools.cache

@@ -18,15 +18,13 @@ from components.targets.shape import shape_of
 from components.targets.source import open_record
 from components.targets.transformers_model import TransformersTarget
 
-Kernel = Literal["auto", "prepacked", "plain", "transformers"]
-
 
 def open_target(
     target: Target | Path,
     *,
     device: str = "cpu",
     dtype: Literal["float32", "bfloat16", "auto"] = "auto",
-    kernel: Kernel = "auto",
+    kernel: str = "auto",
     tapped: bool = True,
 ) -> AbstractTarget:
     """Load a target's weights.
@@ -34,7 +32,8 @@ def open_target(
     target: a Target artifact, its directory, or any folder in Hugging Face format.
     dtype: "auto" is what `load_target` settled on (for a plain folder: float32 on a CPU, as stored on a GPU).
     kernel: "plain" and "prepacked" fix the linear kernel; "auto" times both on this machine, so that the last bits of
-        float32 may differ from one process to the next: steps whose files must repeat bit for bit say "plain".
+        float32 may differ from one process to the next: steps whose files must repeat bit for bit say "plain";
+        "thorough" times longer. What an opened target says in its own `kernel` opens another with the same kernels.
         "transformers" runs the model's own code. What our forward pass does not cover runs there whatever is asked.
     tapped: False for a model that is no target itself (a draft model): one of few layers has no three feature taps.
     Raises UserError when files are missing, damaged or changed since the artifact was made.

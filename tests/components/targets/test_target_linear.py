@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from components.targets import linear
-from components.targets.linear import PLAIN, PREPACKED, Kernels, Linear, calibrate, describe, pack
+from components.targets.linear import PLAIN, PREPACKED, Kernels, Linear, calibrate, describe, described, pack
 
 MIXES: list[Kernels] = [
     PLAIN,
@@ -70,6 +70,21 @@ def test_the_quickest_kernel_of_each_row_count_is_chosen(monkeypatch: pytest.Mon
     layer = choose(monkeypatch, lambda kernel, rows: 1.0 if kernel == wanted[rows - 1] else 2.0)
     assert layer.kernels == wanted
     assert describe([layer]) == "mixed[160x128:tttccppp]"
+
+
+@pytest.mark.parametrize("kernels", [*MIXES, ("columns", "columns")])
+def test_a_description_lays_out_another_target_alike(kernels: Kernels) -> None:
+    """A shape keeps its kernels where layers differ; one kernel throughout is that kernel on every shape."""
+    small, large = Linear(torch.zeros(8, 4)), Linear(torch.zeros(80, 48), kernels=kernels)
+    for layers in ([large], [small, large]):
+        said = describe(layers)
+        again = [Linear(torch.zeros(layer.shape)) for layer in layers]
+        for layer in again:
+            layer.use(described(said)(layer.shape))
+        assert describe(again) == said
+        assert [layer.kernels[-1] for layer in again] == [layer.kernels[-1] for layer in layers]
+    with pytest.raises(ValueError, match="describes no kernels"):
+        described("unknown")
 
 
 def test_a_gain_within_the_noise_keeps_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

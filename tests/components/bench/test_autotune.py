@@ -1,0 +1,120 @@
+"""One choice of threads and kernels is what every measuring step then runs on; a choice made for others is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.bench import autotune, compare_end_to_end, measure_step_cost
+from components.bench.calibration import plainly_faster
+from components.bench.tuning import Tuning, read_tuning
+from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.rows import CostCell, Request, read_rows
+
+COLUMNS = "mixed[32x32:tc,32x64:cp,64x32:cc,128x32:cp]"
+"""Kernels that no timing picks on its own: 2 rows at most, and then the last."""
+
+
+@pytest.fixture
+def made(target: Target, machine: Machine) -> Measurements:
+    """A choice of one thread and of kernels that can be told from any other."""
+    facts = {"target_key": target.key, "dtype": "float32", "device": "cpu", "machine_id": machine.machine_id}
+    return Measurements("t" * 64, Path("nowhere"), {**facts, "num_threads": 1, "kernel": COLUMNS})
+
+
+def test_more_threads_are_taken_only_where_they_win_in_quiet_and_in_noise() -> None:
+    alone = [100.0, 101.0, 102.0, 103.0, 140.0]
+    assert plainly_faster([90.0, 91.0, 92.0, 93.0, 200.0], alone)
+    assert not plainly_faster([98.0, 98.0, 98.0, 98.0, 98.0], alone), "a gain within the noise"
+    assert not plainly_faster([90.0, 95.0, 160.0, 300.0, 500.0], alone), "quick, but only while nobody else works"
+    assert not plainly_faster([99.0, 99.0, 99.0, 99.0, 99.0], [100.0, 150.0, 150.0, 150.0, 150.0]), "a noisy moment"
+
+
+def test_what_is_chosen_is_what_was_tried(
+    target: Target, prompts: Prompts, machine: Machine, context: Callable[[str], Context]
+) -> None:
+    ctx = dataclasses.replace(context("tuning"), num_threads=2)
+    info = autotune(target, prompts, seconds=0.0, ctx=ctx, machine=machine).info
+    tried = {one["num_threads"]: one for one in info["engines_tried"][:2]}
+    assert set(tried) == {1, 2} and tried[info["num_threads"]]["kernel"] == info["kernel"]
+    asked: tuple[Any, ...] = (target, "float32", 0, ctx, machine)
+    assert read_tuning(Measurements("t", ctx.out, info), *asked) == Tuning(info["num_threads"], info["kernel"])
+
+
+def test_measuring_steps_run_on_what_was_chosen(
+    made: Measurements,
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    machine: Machine,
+    tmp_path: Path,
+    context: Callable[[str], Context],
+) -> None:
+    """Both, and all of their rows but those of a rival, which is the same threads on plain kernels."""
+    cost, e2e = (dataclasses.replace(context(name), num_threads=2) for name in ("cost", "e2e"))
+    asked: dict[str, Any] = {
+        "num_blocks": 5,
+        "tokens_per_block": 16,
+        "kv_lengths": [32],
+        "max_depth": 1,
+        "max_drift": 50.0,
+    }
+    first = measure_step_cost(target, drafts[1], prompts, made, **asked, ctx=cost, machine=machine)
+    (tmp_path / "policy.json").write_text(json.dumps({"choices": []}), encoding="utf-8")
+    policy = DepthPolicy(key="p" * 64, path=tmp_path)
+    short: dict[str, Any] = {"num_prompts": 2, "max_new_tokens": 8, "reps": 1, "depths": [1]}
+    second = compare_end_to_end(target, drafts[1:], prompts, policy, made, **short, ctx=e2e, machine=machine)
+    for info in (first.info, second.info):
+        assert (info["num_threads"], info["kernel"]) == (1, COLUMNS)
+    rows: list[CostCell | Request] = [*read_rows(cost.out, CostCell), *read_rows(e2e.out, Request)]
+    assert {row.num_threads for row in rows} == {1}
+    assert COLUMNS in {row.kernel for row in rows} <= {COLUMNS, "plain"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "num_threads", "said"),
+    [
+        ({"target_key": "z" * 64}, 0, "made for target_key zzzzzzzzzzzz, and this step has aaaaaaaaaaaa"),
+        ({"dtype": "bfloat16"}, 0, "made for dtype bfloat16, and this step has float32"),
+        ({"device": "cuda"}, 0, "made for device cuda, and this step has cpu"),
+        ({"machine_id": "elsewhere"}, 0, "made for machine_id elsewhere, and this step has test"),
+        ({"num_threads": 4}, 0, "it chose 4 threads, and this step may use 1"),
+        ({}, 1, "num_threads: 1 is asked for, and tuning .* chose 1: leave one of them out"),
+    ],
+)
+def test_a_choice_for_something_else_is_refused_in_one_line(
+    facts: dict[str, Any],
+    num_threads: int,
+    said: str,
+    made: Measurements,
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    machine: Machine,
+    context: Callable[[str], Context],
+) -> None:
+    other = dataclasses.replace(made, info={**made.info, **facts})
+    missing = Target(key=target.key, path=Path("never opened"))
+    policy = DepthPolicy(key="p" * 64, path=Path("nowhere"))
+    with pytest.raises(UserError, match=said) as first:
+        measure_step_cost(
+            missing, drafts[0], prompts, other, num_threads=num_threads, ctx=context("cost"), machine=machine
+        )
+    with pytest.raises(UserError, match=said) as second:
+        compare_end_to_end(
+            missing, drafts, prompts, policy, other, num_threads=num_threads, ctx=context("e2e"), machine=machine
+        )
+    assert str(first.value) == str(second.value) and "\n" not in str(first.value)
+
+
+def test_measurements_that_choose_nothing_are_refused(
+    target: Target, machine: Machine, context: Callable[[str], Context]
+) -> None:
+    cost = Measurements("s" * 64, Path("nowhere"), {"dtype": "float32", "num_threads": 1, "kernel": "plain"})
+    with pytest.raises(UserError, match=r"choose no threads: give what bench\.autotune makes"):
+        read_tuning(cost, target, "float32", 0, context("cost"), machine)
