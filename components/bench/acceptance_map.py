@@ -2,7 +2,9 @@
 
 The target's own greedy answer is known, so one pass of the target gives the features of every column and one call of
 `draft_everywhere` the guesses made after each. A drafter's state depends on committed tokens only; therefore replaying
-i <- i + min(accepted[i], k) + 1 over this map is what a live run at depth k does, for every k at once.
+i <- i + min(accepted[i], k) + 1 over this map is what a live run at depth k does, for every k at once. What a method
+with a loop of its own guesses (lookahead) depends on its passes before too: its map is that of a live run at the
+deepest depth, exact there and an estimate above.
 
 Two training-time figures flatter, and the map shows by how much. Averaging `accepted` over all positions counts
 positions where no round ever starts (rounds start just after a miss). `proxy_accepted` also feeds the drafter the
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from components.decoding.chain import LOOPS, decode
 from components.drafts.draft import Drafter
 from components.targets.model import AbstractTarget
 
@@ -64,8 +67,27 @@ def acceptance_map(
         guesses = draft.draft_everywhere(ids, out.taps[0], out.last[0], k_max)[first:]
     truth = torch.tensor(answer[1:], device=guesses.device)
     first_right = (guesses[:, 0] == truth[:num_positions]).tolist()
-    kept = _right_prefix(guesses[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])
+    if draft.method in LOOPS:
+        kept = _of_a_live_run(target, draft, prompt_ids, num_tokens, k_max)
+    else:
+        kept = _right_prefix(guesses[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])
     return PositionMap(kept, _run_lengths(first_right, num_tokens - 1, k_max))
+
+
+def _of_a_live_run(
+    target: AbstractTarget, draft: Drafter, prompt_ids: Sequence[int], num_tokens: int, k_max: int
+) -> list[int]:
+    """What the rounds of one run at k_max keep, [num_tokens - 1].
+
+    At a position inside a round stands what is left of its guesses there: where a shallower run would start one, that
+    is an estimate of what it keeps.
+    """
+    run = decode(target, draft, prompt_ids, max_new_tokens=num_tokens, depth=k_max, ignore_eos=True)
+    kept = [0] * (num_tokens - 1)
+    for one in run.rounds:
+        for step, place in enumerate(range(one.out_pos, min(one.out_pos + one.accepted + 1, len(kept)))):
+            kept[place] = one.accepted - step
+    return kept
 
 
 def _right_prefix(guesses: Tensor, truth: Tensor) -> list[int]:

@@ -13,8 +13,10 @@ Deviations: the window slides by the accepted tokens too, so that its columns ke
 comes in at its far end is drawn from the text so far, as the first window is; n-grams that hold such tokens in their
 levels are left out of the pool. `pool_from_text: true` also pools the n-grams of prompt and output.
 
-The decoding loop is decoding/lookahead.py. Guesses depend on the passes before, not on the text alone, so an acceptance
-map is that of a run in which every pass accepts nothing; a live run, which makes fewer passes, has seen fewer n-grams.
+The decoding loop is decoding/lookahead.py. Guesses depend on the passes before, not on the text alone: an acceptance
+map is that of a live run (bench/acceptance_map.py). `draft_everywhere` tells of a run over the whole text in which
+every pass accepts nothing. It has seen many more n-grams and flatters: 2.26 tokens a round where a live run had 1.43
+(built-in target, N = 4).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +61,7 @@ def test_replaying_a_map_is_decoding_live_at_every_depth(
 ) -> None:
     """Token for token and round for round, as a chain and as a tree, end-of-text included, which the target says.
 
-    Methods with a decoding loop of their own (lookahead) guess from earlier passes, which a map cannot know.
+    Methods with a decoding loop of their own (lookahead) guess from earlier passes: see the next test.
     """
     drafter = briefly_trained(method, opened)
     deepest = min(drafter.max_depth, DEEPEST)
@@ -84,6 +85,24 @@ def test_replaying_a_map_is_decoding_live_at_every_depth(
             assert tree_run.tokens == answer[:kept]
             assert without_drafted(tree_run.rounds) == without_drafted(replay(path_lengths, shape.depth))
     assert accepted_somewhere > 10, "the drafter is never right: nothing was tested"
+
+
+@pytest.mark.parametrize("method", sorted(LOOPS))
+def test_a_map_of_guesses_from_earlier_passes_is_the_live_run_at_the_deepest_depth(
+    method: str, opened: AbstractTarget, answers: list[tuple[list[int], list[int]]]
+) -> None:
+    drafter = briefly_trained(method, opened)
+    deepest, accepted = drafter.max_depth, 0
+    for prompt, answer in answers:
+        kept = kept_length(answer[:LENGTH], opened.shape.eos_token_ids)
+        found = acceptance_map(opened, drafter, prompt, answer, kept, deepest)
+        assert len(found.accepted) == len(found.proxy_accepted) == kept - 1
+        assert all(later >= now - 1 for now, later in itertools.pairwise(found.accepted))
+        run = decode(opened, drafter, prompt, max_new_tokens=LENGTH, depth=deepest)
+        assert run.tokens == answer[:kept]
+        assert without_drafted(run.rounds) == without_drafted(replay(found.accepted, deepest))
+        accepted += sum(found.accepted)
+    assert accepted > 10, "nothing was ever kept: nothing was tested"
 
 
 def without_drafted(rounds: Sequence[Any]) -> list[tuple[int, int, int]]:
