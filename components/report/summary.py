@@ -17,11 +17,12 @@ def verdict_in_words(facts: Mapping[str, Any]) -> str:
     """One sentence that a reader can act on. facts: DepthPolicy.info."""
     method, depth, speed = facts.get("method", "?"), facts.get("depth_k", 0), facts.get("speedup_meas")
     verdict = facts.get("verdict", "undecided")
+    tokens = "1 token" if depth == 1 else f"{depth} tokens"
     if verdict == "use" and speed is not None:
-        return f"Use {method} and draft {depth} tokens a round: {speed:.2f}x the speed of the best plain decoding."
+        return f"Use {method} and draft {tokens} a round: {speed:.2f}x the speed of the best plain decoding."
     if verdict == "use":
         predicted = facts.get("speedup_pred", 1.0)
-        return f"Use {method} and draft {depth} tokens a round; predicted {predicted:.2f}x, not measured."
+        return f"Use {method} and draft {tokens} a round; predicted {predicted:.2f}x, not measured."
     if verdict == "do_not_speculate":
         return "Do not speculate: no drafter is reliably faster than plain decoding here."
     if verdict == "invalid":
