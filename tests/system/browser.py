@@ -134,9 +134,11 @@ class Browser:
         self.wait_for(found)
         middle = f"""(() => {{ const e = {found}; e.scrollIntoView({{block: "center"}});
             const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"""
-        x, y = self.ask(middle)
-        time.sleep(0.1)
-        x, y = self.ask(middle)  # after the scroll has come to rest
+        place, deadline = None, time.monotonic() + 10
+        while (now := self.ask(middle)) != place and time.monotonic() < deadline:  # until scroll and page are at rest
+            place = now
+            time.sleep(0.1)
+        x, y = now
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
