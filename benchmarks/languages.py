@@ -18,8 +18,8 @@ from components.rows import AcceptanceByLanguage, read_rows
 from storage.artifacts import Store
 
 STEP = "speedup.measure_languages"
-FACTS = ("method", "language", "depth_k", "num_prompts", "trained_on", "num_trained_on", "coverage", "verdict")
-NUMBERS = ("al", "al_lo", "al_hi", "change", "change_lo", "change_hi")
+LEFT_OUT = {"session_id", "target_key", "draft_key", "baseline_key"}
+"""Columns that name what is in one store only."""
 
 
 def last_comparison(store: Store) -> tuple[str, list[AcceptanceByLanguage]]:
@@ -43,7 +43,7 @@ def main() -> None:
         change = "" if row.change is None else f"  {row.change:+.2f} [{row.change_lo:+.2f}, {row.change_hi:+.2f}]"
         mix, interval = " + ".join(row.trained_on), f"[{row.al_lo:.2f}, {row.al_hi:.2f}]"
         print(f"{row.language:8} trained on {mix:8} {row.al:.2f} {interval}{change}  {row.verdict}")
-    results = [{name: value for name, value in asdict(row).items() if name in (*FACTS, *NUMBERS)} for row in rows]
+    results = [{name: value for name, value in asdict(row).items() if name not in LEFT_OUT} for row in rows]
     file = write_record("languages", {"artifact": key, "results": results})
     print(f"written: {file.relative_to(ROOT)}")
     left_out = [row for row in rows if row.change is not None and row.num_trained_on == 0]

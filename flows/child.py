@@ -113,10 +113,11 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
+            # Of what a library left, such as tqdm's lock; else the end of the run tells of a leaked semaphore. What
+            # fails there is printed, so it comes before the log is flushed.
+            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
             sys.stdout.flush()
             sys.stderr.flush()
-            # Of what a library left, such as tqdm's lock; else the end of the run tells of a leaked semaphore.
-            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
         os._exit(code)
 
 

@@ -15,10 +15,11 @@ AUTOTUNE = "bench.autotune"
 TUNING = "tuning"
 
 
-def at_odds_with_tuning(steps: Sequence[WiredStep]) -> Iterator[tuple[str, str, str]]:
-    """(step, its setting or "", what is wrong) for every step that contradicts the `bench.autotune` it takes."""
+def at_odds_with_tuning(steps: Sequence[WiredStep]) -> Iterator[tuple[str, str, str, str]]:
+    """(step, what is wrong, where in it: "with" or "in", and the name there) for every step that contradicts the
+    `bench.autotune` it takes."""
     by_name = {step.name: step for step in steps}
-    found: dict[tuple[str, str, str], None] = {}
+    found: dict[tuple[str, str, str, str], None] = {}
     for step in steps:
         giver = by_name.get(str(step.inputs.get(TUNING)))
         if giver is not None and giver.function.address == AUTOTUNE:
@@ -26,15 +27,13 @@ def at_odds_with_tuning(steps: Sequence[WiredStep]) -> Iterator[tuple[str, str, 
     yield from found
 
 
-def _against(step: WiredStep, giver: WiredStep, made: Container[object]) -> Iterator[tuple[str, str]]:
+def _against(step: WiredStep, giver: WiredStep, made: Container[object]) -> Iterator[tuple[str, str, str]]:
     if step.settings.get("num_threads"):
-        yield "num_threads", f"'{giver.base}' chooses the threads: leave num_threads out, or the input 'tuning'"
+        why = f"'{giver.base}' chooses the threads: leave num_threads out, or the input 'tuning'"
+        yield why, "with", "num_threads"
     dtype, theirs = step.settings.get("dtype"), giver.settings["dtype"]
     if dtype is not None and dtype != theirs:
-        yield "dtype", f"dtype is {dtype}, and '{giver.base}' chooses for {theirs}: give both the same"
+        yield f"dtype is {dtype}, and '{giver.base}' chooses for {theirs}: give both the same", "with", "dtype"
     target, tuned = step.inputs.get("target"), giver.inputs["target"]
     if target in made and tuned in made and target != tuned:  # what comes from outside has many names
-        yield (
-            "",
-            f"it measures '{target}', and '{giver.base}' chooses for '{tuned}': give each its own",
-        )
+        yield f"it measures '{target}', and '{giver.base}' chooses for '{tuned}': give each its own", "in", TUNING

@@ -21,7 +21,7 @@ from flows.served import unserved
 from flows.signature import PACKAGES, Slot, StepFunction, resolve
 from flows.sources import is_outside, reference_error, source_misfit, source_name
 from flows.spec import PipelineSpec, Spec, StepSpec, pipeline_of
-from flows.tuned import TUNING, at_odds_with_tuning
+from flows.tuned import at_odds_with_tuning
 
 Outside = Callable[[str], str]  # the name of an outside input (flows/sources.py) -> its kind
 Axis = tuple[str, str]  # (step that has the matrix, name of the axis)
@@ -126,8 +126,8 @@ class _Wirer:
             self.problems.add(line, what)
         for base, why in unserved(steps):
             self._note(base, why, "with", "engines")
-        for base, setting, why in at_odds_with_tuning(steps):
-            self._note(base, why, *(("with", setting) if setting else ("in", TUNING)))
+        for problem in at_odds_with_tuning(steps):
+            self._note(*problem)
         return Wiring(steps, tuple(self.skipped.items()))
 
     def _note(self, base: str, message: str, *place: str | int) -> None:

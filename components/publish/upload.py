@@ -13,7 +13,6 @@ the hub has, and a commit of nothing. What the hub then lists is held against ou
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ TOKEN = "HF_TOKEN"
 ENDPOINT = "HF_ENDPOINT"
 HOLDS_TARGET = ("stitched", "mimo")
 """Formats with weights of the target itself: all of them, or its embedding and LM head."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 Answer = TypeVar("Answer")
 
 
@@ -137,12 +135,13 @@ def _is_public(hub: Hub, target: Mapping[str, Any]) -> bool:
     """
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    from components.publish.launch import HUB_ID
     from components.targets.source import BUILTIN
 
     if target["folder"] == BUILTIN:
         return True
     name, _, revision = str(target["model"]).partition("@")
-    if not _HUB_ID.fullmatch(name) or Path(name).is_dir():
+    if not HUB_ID.fullmatch(name) or Path(name).is_dir():
         return False
 
     def look() -> bool:

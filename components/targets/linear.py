@@ -24,7 +24,6 @@ Kernels = tuple[Kernel, ...]
 """The kernel for 1 row, 2 rows, ...; the last one serves every larger number."""
 
 PLAIN: Final[Kernels] = ("plain",)
-PREPACKED: Final[Kernels] = ("prepacked",)
 PROBED_ROWS: Final = 8
 WORTH_A_LAYOUT: Final = 0.97
 """Another kernel is taken where it needs less than this share of the plain one's time."""

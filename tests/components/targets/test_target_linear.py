@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from components.targets import linear
-from components.targets.linear import PLAIN, PREPACKED, Kernels, Linear, calibrate, describe, described, pack
+from components.targets.linear import PLAIN, Kernels, Linear, calibrate, describe, described, pack
 
 MIXES: list[Kernels] = [
     PLAIN,
-    PREPACKED,
+    ("prepacked",),
     ("transposed",),
     ("columns",),
     ("transposed", "plain", "columns", "prepacked"),
@@ -44,7 +44,7 @@ def test_all_kernels_compute_the_same_product(dtype: torch.dtype, kernels: Kerne
 def test_without_the_private_operators_the_others_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_operators", lambda: (None, None))
     weight = torch.randn(16, 8)
-    layer = Linear(weight, kernels=PREPACKED)
+    layer = Linear(weight, kernels=("prepacked",))
     assert pack(weight) is None
     assert describe([layer]) == "plain"
     large = Linear(torch.randn(160, 128))
