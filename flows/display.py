@@ -103,7 +103,9 @@ class Display:
         self._line(step, what + rows)
 
     def _line(self, step: PlannedStep, what: str) -> None:
-        self.console.print(f"{step.name:<{self.width}}  {what}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            f"{step.name:<{self.width}}  {what}", markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.contract import UserError
-from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, out, say
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, say
 from storage.artifacts import default_home
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def doctor() -> None:
     worst = 0
     for finding in examine(default_home()):
         mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[finding.verdict]
-        out.print(f"  {mark} {finding.what}", markup=False, soft_wrap=True)
+        say(f"  {mark} {finding.what}")
         if finding.remedy:
-            out.print(f"         {finding.remedy}", markup=False, soft_wrap=True)
+            say(f"         {finding.remedy}")
         worst = max(worst, finding.verdict == "bad")
     raise typer.Exit(worst)
 

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from flows.signature import PACKAGES
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False)
 
 File = Annotated[Path, typer.Option("--file", "-f", help="The pipelines file.", show_default=True)]
 Pipeline = Annotated[str, typer.Argument(help="The pipeline's name in pipelines.yaml.")]
@@ -32,10 +31,10 @@ class Invocation:
 
 
 def say(text: str) -> None:
-    """A line of the answer, as it is."""
-    out.print(text, markup=False, soft_wrap=True)
+    """A line of the answer, as it is. Not by rich: a line that Ctrl-C interrupts it would say again with the next."""
+    typer.echo(text)
 
 
 def complain(text: str) -> None:
     """A line about what is wrong, to stderr."""
-    err.print(text, markup=False, style="red" if err.is_terminal else None)
+    typer.secho(text, err=True, fg="red")

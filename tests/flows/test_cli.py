@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from toy_garden import GARDEN, PACKAGES
 
+from flows.commands.terminal import complain, say
 from flows.direct import RunOptions, plan_run
 from flows.display import Display, duration
 from flows.engine import Engine, run_plan
@@ -140,3 +143,27 @@ def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
 def test_run_plan_is_the_engine_in_one_call(file: Path, home: Path) -> None:
     plan, store = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES, to_step="corpus"))
     assert list(run_plan(plan, store)) == ["corpus"]
+
+
+class _InterruptedOnce(io.StringIO):
+    """A terminal whose user presses Ctrl-C as soon as a line is seen."""
+
+    pressed = False
+
+    def flush(self) -> None:
+        super().flush()
+        if not self.pressed and self.getvalue():
+            self.pressed = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("tell", "stream"), [(say, "stdout"), (complain, "stderr")])
+def test_a_line_that_ctrl_c_interrupts_is_said_once_and_as_it_is(
+    tell: Callable[[str], None], stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = _InterruptedOnce()
+    monkeypatch.setattr(sys, stream, screen)
+    with pytest.raises(KeyboardInterrupt):
+        tell("Ctrl-C stops everything :star: [bold]")
+    tell("stopped")
+    assert screen.getvalue() == "Ctrl-C stops everything :star: [bold]\nstopped\n"
