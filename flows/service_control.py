@@ -100,7 +100,11 @@ def stop(home: Path) -> bool:
     file = pid_file(home)
     if not is_held(file):
         return bool(end_leftovers(home))  # of a supervisor that was killed
-    pid = int(file.read_text(encoding="utf-8"))
+    while not (said := file.read_text(encoding="utf-8").strip()):  # it is just coming, or just going
+        if not is_held(file):
+            return True
+        time.sleep(0.05)
+    pid = int(said)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if not _let_go(file, STOPS_WITHIN_S):

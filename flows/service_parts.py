@@ -126,7 +126,10 @@ def _prefect(settings: Settings, services: Services) -> Part:
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origins,
         "PREFECT_SERVER_UI_API_URL": "/api",  # the port alone does not reach the UI
+        # a run ends its own pause; ended by the server as well, it would be Failed for a moment
+        "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": "false",
     }
+    environment.setdefault("PREFECT_SERVER_DATABASE_TIMEOUT", "60")  # busy machines hold SQLite's lock for over 10 s
     package = find_spec("prefect")
     assert package is not None and package.origin is not None, "prefect is installed"
     if not os.access(Path(package.origin).parent / "server", os.W_OK):  # it unpacks its UI there

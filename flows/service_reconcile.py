@@ -8,7 +8,7 @@ heartbeats, for runs that live elsewhere:
     Running, its processes were seen here and are gone          -> Crashed, 10 s later
     Running, never seen here, no heartbeat for a minute         -> Crashed, when that stays so for half a minute more
     Pending for a minute and nobody starts it (worker killed)   -> Scheduled again: nothing of it has run
-    Cancelling for 10 s (3 s without its worker) and still here -> its processes are killed; gone -> Cancelled
+    Cancelling for 10 s (1 s without its worker) and still here -> its processes are killed; gone -> Cancelled
     ended, but processes of it are still here without a worker  -> they are killed
 
 Task runs of an ended run are ended with it. A state is set only while the run is still in the state that was judged.
@@ -34,7 +34,7 @@ REPORT_GRACE_S = 10.0  # a worker or the run itself may still be telling how it 
 SILENT_AFTER_S = 2.0 * HEARTBEAT_S
 SILENCE_OBSERVED_S = HEARTBEAT_S + 5.0  # a machine that slept beats again within this time
 PENDING_TOO_LONG_S = 60.0
-CANCEL_ORPHAN_S, CANCEL_AT_ONCE_S = 3.0, 10.0
+CANCEL_ORPHAN_S, CANCEL_AT_ONCE_S = 1.0, 10.0
 ALIVE = ("RUNNING", "PENDING", "CANCELLING", "PAUSED")
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 

@@ -40,6 +40,7 @@ MAX_BACKOFF_S = 30.0
 SETTLED_AFTER_S = 60.0  # a part that lived so long starts its back-off anew
 MAX_LOG_BYTES = 20 << 20
 RECONCILE_EVERY_S = 5.0
+LEFTOVERS_END_WITHIN_S = 10.0
 
 
 @dataclass
@@ -70,7 +71,8 @@ class Supervisor:
     def run(self) -> None:
         """Start everything, look after it, stop everything; returns after SIGTERM or SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.asked_to_stop.set())
+            # in a thread: the main one may hold the event's lock just where the signal interrupts it
+            signal.signal(number, lambda *_: threading.Thread(target=self.asked_to_stop.set, daemon=True).start())
         home = self.settings.home
         with only_one(home):
             end_leftovers(home)
@@ -250,13 +252,26 @@ def only_one(home: Path) -> Iterator[None]:
 
 
 def end_leftovers(home: Path) -> list[int]:
-    """Kill every other process that a supervisor of this home has started, however deep; returns their ids."""
-    ended = []
-    for process in marked(home):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-            ended.append(process.pid)
-    return ended
+    """Kill every other process that a supervisor of this home has started, however deep; returns their ids, once
+    they are gone and hold no port any more."""
+    ended: set[int] = set()
+    deadline = time.monotonic() + LEFTOVERS_END_WITHIN_S
+    while (found := marked(home)) and time.monotonic() < deadline:  # again: one may have forked while we looked
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                ended.add(process.pid)
+        while not all(map(has_ended, found)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    return sorted(ended)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """It is gone, or a zombie that holds nothing. (One that just ends has no environment left, but still its ports.)"""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def marked(home: Path) -> list[psutil.Process]:

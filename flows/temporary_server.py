@@ -25,6 +25,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 240.0  # 12-27 s on a busy machine, most of it imports and, the first time, migrations
 STOP_TIMEOUT_S = 20.0
+ANSWERS_WITHIN_S = 5.0
 
 
 class TemporaryServer:
@@ -80,19 +81,23 @@ def temporary_server(place: Path) -> Iterator[TemporaryServer]:
 
 
 def answers(url: str) -> bool:
-    """A Prefect server answers at this API address."""
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 403)  # it is there and wants a password; the client will send it
-    except (OSError, ValueError):
-        return False
+    """A Prefect server answers at this API address; one that is there and busy is asked three times."""
+    for _ in range(3):
+        try:
+            with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ANSWERS_WITHIN_S):
+                return True
+        except urllib.error.HTTPError as error:
+            return error.code in (401, 403)  # it is there and wants a password; the client will send it
+        except (OSError, ValueError) as error:
+            if not isinstance(getattr(error, "reason", error), TimeoutError):
+                return False
+    return False
 
 
 def _start(port: int, log: Path) -> subprocess.Popen[bytes]:
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    env.setdefault("PREFECT_SERVER_DATABASE_TIMEOUT", "60")  # a busy machine holds SQLite's lock for more than ten s
     command = [sys.executable, "-P", __file__, str(os.getpid()), str(port)]
     # a group of its own: Ctrl-C must reach the run first, which then tells the server how it ended
     with log.open("ab") as out:

@@ -203,7 +203,8 @@ def main() -> None:
 
     stop = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(ending, lambda *_: stop.set())
+        # in a thread: this one may hold the event's lock just where the signal interrupts it
+        signal.signal(ending, lambda *_: threading.Thread(target=stop.set, daemon=True).start())
     home = default_home()
     prepare(home)
     watch(pipelines_file(), home, stop)
