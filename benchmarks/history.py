@@ -299,7 +299,7 @@ def _read(home: Path, stop: Any, ready: Any, answers: Any) -> None:
     query("SELECT 1", home)
     ready.wait()
     try:
-        while not stop.is_set():
+        while not asked or not stop.is_set():
             rows, keys = query("SELECT count(*), count(DISTINCT artifact_key) FROM depth_choice", home)[1][0]
             assert rows == 3 * keys and rows >= seen, f"{rows} rows of {keys} keys after {seen}"
             seen = rows

@@ -68,14 +68,16 @@ def write_pipeline(family: Family, folder: Path) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of a command that works on its own home."""
-    return {**os.environ, "DRAFTSMITH_HOME": str(home)}
+    """The environment of a command that works on its own home, and waits for nobody else's measuring."""
+    place = home.parent / "tmp"
+    place.mkdir(parents=True, exist_ok=True)
+    return {**os.environ, "DRAFTSMITH_HOME": str(home), "TMPDIR": str(place)}
 
 
 def draftsmith(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line against its own home, as a user would."""
     return subprocess.run(
-        [DRAFTSMITH, *arguments], env=environment(home), capture_output=True, text=True, timeout=500, check=False
+        [DRAFTSMITH, *arguments], env=environment(home), capture_output=True, text=True, timeout=1200, check=False
     )
 
 

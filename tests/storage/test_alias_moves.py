@@ -160,9 +160,11 @@ def killed(home: Path, moment: str, action: Callable[[], object]) -> None:
     """Do it in a child process that is killed with SIGKILL just before it does what `moment` names."""
     child = os.fork()
     if child == 0:
-        die_before(moment)
-        action()
-        os._exit(0)
+        try:
+            die_before(moment)
+            action()
+        finally:
+            os._exit(1)  # whatever happened, this is no second pytest
     status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "the child was not killed"
 
@@ -236,6 +238,7 @@ def mlflow_page(home: Path) -> Iterator[str]:
 
 
 @pytest.mark.system
+@pytest.mark.timeout(1500)
 def test_an_alias_moved_in_the_page_of_mlflow_is_told_by_draftsmith(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

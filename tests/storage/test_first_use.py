@@ -31,7 +31,7 @@ Work = Callable[[Path, int, Sequence[Path]], None]
 
 
 def racer(together: Barrier, work: Work, home: Path, number: int, paths: Sequence[Path]) -> None:
-    together.wait(timeout=60)
+    together.wait(timeout=300)
     work(home, number, paths)
 
 
@@ -42,7 +42,7 @@ def all_at_once(work: Work, home: Path, paths: Sequence[Path] = ()) -> None:
     for process in racers:
         process.start()
     for process in racers:
-        process.join(timeout=120)
+        process.join(timeout=500)
     assert [process.exitcode for process in racers] == [0] * NUM_PROCESSES
 
 

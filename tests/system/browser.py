@@ -51,9 +51,12 @@ class Browser:
             assert self.process.poll() is None and time.monotonic() < deadline, (folder / "chromium.log").read_text()
             time.sleep(0.1)
         port = port_file.read_text().splitlines()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-            page = next(target for target in json.load(answer) if target["type"] == "page")
-        self.socket = connect(page["webSocketDebuggerUrl"], max_size=None)
+        pages: list[dict[str, str]] = []
+        while not pages:  # the server of the protocol may be there before the first page
+            assert self.process.poll() is None and time.monotonic() < deadline, (folder / "chromium.log").read_text()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+                pages = [target for target in json.load(answer) if target["type"] == "page"]
+        self.socket = connect(pages[0]["webSocketDebuggerUrl"], max_size=None)
         self.send("Page.enable")
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
@@ -128,25 +131,41 @@ class Browser:
         """Return when a text can be read."""
         self.wait_for(f"document.body && document.body.innerText.includes({json.dumps(text)})", timeout_s)
 
-    def click(self, selector: str, text: str = "") -> None:
-        """Click in the middle of the first element that can be seen, matches, and has this text or label."""
+    def click(self, selector: str, text: str = "", timeout_s: float = 60.0) -> None:
+        """Click in the middle of the first element that can be seen, matches, and has this text or label. A press that
+        meets something else, since the page has moved or drawn itself anew meanwhile, is made again."""
         found = f"({FIND})({json.dumps(selector)}, {json.dumps(text)})"
-        self.wait_for(found)
-        middle = f"""(() => {{ const e = {found}; e.scrollIntoView({{block: "center"}});
+        middle = f"""(() => {{ const e = {found}; if (!e) return null; e.scrollIntoView({{block: "center"}});
             const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"""
-        place, deadline = None, time.monotonic() + 10
-        while (now := self.ask(middle)) != place and time.monotonic() < deadline:  # until scroll and page are at rest
-            place = now
+        # the press itself, not the click: a menu opens on it and swallows the rest
+        watch = f"""(() => {{ const e = {found}; window.met = false; document.addEventListener("mousedown",
+            press => {{ window.met = press.composedPath().includes(e); }}, {{capture: true, once: true}}); }})()"""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            place = self.ask(middle)
             time.sleep(0.1)
-        x, y = now
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            if place is not None and self.ask(middle) == place:  # scroll and page are at rest
+                self.ask(watch)
+                mouse = {"x": place[0], "y": place[1], "button": "left", "clickCount": 1}
+                self.send("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+                met = self.ask("window.met")  # nothing where the press has opened another page
+                self.send("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
+                if met is not False:
+                    return
+            assert time.monotonic() < deadline, f"{selector} {text} cannot be pressed; the page:\n{self.text()}"
 
     def fill(self, selector: str, value: str) -> None:
         """Replace the text of an input as a person does: click into it, select all, type."""
-        self.click(selector)
-        self.ask("document.activeElement.select && document.activeElement.select()")
-        self.send("Input.insertText", text=value)
+        deadline = time.monotonic() + 60
+        while True:
+            self.click(selector)
+            if self.ask(f"document.activeElement.matches({json.dumps(selector)})"):
+                self.ask("document.activeElement.select && document.activeElement.select()")
+                self.send("Input.insertText", text=value)
+                if self.ask("document.activeElement.value") == value:
+                    return
+            assert time.monotonic() < deadline, f"{selector} does not take {value!r}; the page:\n{self.text()}"
+            time.sleep(0.2)
 
     def screenshot(self, to: Path) -> Path:
         """What can be seen, as a PNG."""

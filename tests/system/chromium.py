@@ -28,14 +28,14 @@ OPTIONS = (
     "--v=0",
 )
 FRAME = """<!doctype html><title>not measured</title><style>body {{ margin: 0 }} iframe {{ border: 0 }}</style>
-<iframe id="frame" src="{address}" width="{width}" height="900"></iframe>
 <script>
-document.getElementById("frame").onload = event => {{
-  const page = event.target.contentDocument.scrollingElement;
+function measure(frame) {{
+  const page = frame.contentDocument.scrollingElement;
   document.title = [page.scrollWidth, page.clientWidth, page.scrollHeight].join(" ");
-  event.target.height = page.scrollHeight;
-}};
-</script>"""
+  frame.height = page.scrollHeight;
+}}
+</script>
+<iframe src="{address}" width="{width}" height="900" onload="measure(this)"></iframe>"""
 
 
 @dataclass(frozen=True)

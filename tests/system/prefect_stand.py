@@ -62,6 +62,10 @@ class Stand:
         """A flow run as it is now."""
         return dict(self.ask("GET", f"/flow_runs/{identity}"))
 
+    def tasks_of(self, identity: str) -> list[dict[str, Any]]:
+        """The task runs of a flow run."""
+        return list(self.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [identity]}}}))
+
     def runs_of(self, name: str) -> list[dict[str, Any]]:
         """All flow runs of a pipeline, oldest first."""
         return list(self.ask("POST", "/flow_runs/filter", {"flows": {"name": {"any_": [name]}}, "sort": "ID_DESC"}))[
@@ -93,6 +97,7 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
             DRAFTSMITH_PACKAGES="toybox,decisionbox",
             DRAFTSMITH_PIPELINES=str(folder / "pipelines.yaml"),
             TMPDIR=str(folder / "tmp"),
+            PREFECT_WORKER_CANCELLATION_POLL_SECONDS="5",  # else 120 s where the worker's web socket is down
         )
         stand = Stand(api, folder, env)
         stand.deploy()

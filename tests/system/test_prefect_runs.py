@@ -15,7 +15,7 @@ import pytest
 from browser import Browser
 from prefect_stand import Stand, prefect_stand
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 PIPELINES = """
 pipelines:
   toys:
@@ -114,10 +114,10 @@ def test_a_run_from_the_form_refuses_a_wrong_number_then_runs_and_shows_what_it_
         page.screenshot(tmp_path / "5-decision.png")
     again = stand.wait(stand.start("toys", num_rows=7))
     assert again["state"]["message"] == "6 steps, 6 of them reused"
-    names = {
-        task["name"] for task in stand.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [again["id"]]}}})
-    }
-    assert "plant[fern] (reused)" in names
+    deadline = time.monotonic() + 60  # unlike a run's, a task's state is an event, which may come after the run's end
+    while "plant[fern] (reused)" not in (names := {task["name"] for task in stand.tasks_of(again["id"])}):
+        assert time.monotonic() < deadline, names
+        time.sleep(0.5)
 
 
 def submit(page: Browser, stand: Stand) -> None:
@@ -135,31 +135,19 @@ def submit(page: Browser, stand: Stand) -> None:
 def test_a_dry_run_runs_nothing_and_says_what_it_would(stand: Stand) -> None:
     run = stand.wait(stand.start("toys", num_rows=11, dry_run=True))
     assert run["state"]["name"] == "Planned" and run["state"]["message"].endswith("to run")
-    tasks = stand.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
-    assert tasks == []
+    assert stand.tasks_of(run["id"]) == []
 
 
-def test_a_schedule_one_minute_ahead_fires_by_itself(stand: Stand) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=75)
+def test_a_schedule_two_minutes_ahead_fires_by_itself(stand: Stand) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=150)  # its minute begins in 91 to 150 s: however slow the deploying is
     stand.file.write_text(PIPELINES + CLOCK.format(minute=due.minute, hour=due.hour))
     assert "create  schedule  clock/soon" in stand.deploy()
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 450
     while not (ended := [run for run in stand.runs_of("clock") if run["state"]["type"] == "COMPLETED"]):
         assert time.monotonic() < deadline, [run["state"]["name"] for run in stand.runs_of("clock")]
         time.sleep(1)
     assert ended[0]["parameters"] == {"num_rows": 9}
     assert datetime.fromisoformat(ended[0]["expected_start_time"]).minute == due.minute
-
-
-def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
-    runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(20)]]
-    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}
-    made = [path for path in (stand.home / "store").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
-    assert len(made) == 1, "one of them made it, nineteen reused it"
-    deadline = time.monotonic() + 300
-    while not any(run["parameters"] == {"num_rows": 7} for run in stand.runs_of("follower")):
-        assert time.monotonic() < deadline, "nothing came after"
-        time.sleep(1)
 
 
 def test_a_new_file_starts_a_run(stand: Stand) -> None:
@@ -195,8 +183,7 @@ def test_a_deadline_ends_every_process_and_the_run_says_so(stand: Stand) -> None
 
 
 def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: Stand, tmp_path: Path) -> None:
-    silent = stand.wait(stand.start("asks_nobody"))
-    assert silent["state"]["name"] == "Completed"
+    silent = stand.wait(stand.start("asks_nobody"), "COMPLETED")  # this server may call it Failed for a moment
     assert "was not promoted: nobody answered within 0.1 minutes" in silent["state"]["message"]
     asked = stand.wait(stand.start("asks"), "PAUSED")
     with Browser(tmp_path / "browser", height=1500) as page:
@@ -207,6 +194,7 @@ def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: S
         page.wait_for_text("Promote builtin-eagle3 version 2?")
         page.screenshot(tmp_path / "1-asked.png")
         page.click("[role*=dialog] button[role=switch], [role*=dialog] button[role=checkbox]")
+        page.wait_for("document.querySelector('[role*=dialog] [aria-checked=true]')")
         page.screenshot(tmp_path / "2-answered.png")
         page.click("[role*=dialog] button", "Resume")
         page.wait_for_text("Completed", timeout_s=120)
@@ -216,3 +204,14 @@ def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: S
     log = (stand.home / "promotions.jsonl").read_text().splitlines()
     assert '"alias": "champion"' in log[-1] and "approved in the Prefect UI" in log[-1]
     assert os.path.exists(stand.home / "promotions.jsonl")
+
+
+def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
+    runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(20)]]
+    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}
+    made = [path for path in (stand.home / "store").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
+    assert len(made) == 1, "one of them made it, nineteen reused it"
+    deadline = time.monotonic() + 300
+    while not any(run["parameters"] == {"num_rows": 7} for run in stand.runs_of("follower")):
+        assert time.monotonic() < deadline, "nothing came after"
+        time.sleep(1)

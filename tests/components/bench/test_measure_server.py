@@ -51,7 +51,7 @@ def measured(
         concurrency=[1, 2],
         num_warm_up=1,
         num_compared=2,
-        wait_s=120,
+        wait_s=400,
         ctx=Context(key="f" * 64, out=folder, scratch=folder, num_threads=1),
         machine=machine,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,8 +29,25 @@ class AnsweringServer(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.in_flight = self.most_in_flight = 0
+        self.open = 0
         self.over = threading.Event()
         self.lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self.lock:
+            self.open += 1
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self.lock:
+            self.open -= 1
+
+    def settle(self) -> None:
+        """Return once every connection made so far has been served to its end: they are accepted in their order."""
+        urllib.request.urlopen(f"{self.url}/models").close()
+        while self.open:
+            time.sleep(0.01)
 
     @property
     def url(self) -> str:

@@ -134,7 +134,7 @@ def test_the_result_is_the_same_for_any_number_of_workers(tmp_path: Path, monkey
 
 
 KILLED = """
-import os, sys
+import sys, time
 from pathlib import Path
 from components.contract import Context
 from components.data import chat_collecting
@@ -147,17 +147,23 @@ sources = [
     ChatSource(path=str(inputs / "*.jsonl"), name="many"),
     ChatSource(path=str(inputs / "other"), name="few", max_rows=2),
 ]
-print("begun", flush=True)
+said = 0
+def send(event):
+    global said
+    print(event, flush=True)
+    said += 1
+    if said > int(sys.argv[3]):
+        time.sleep(600)  # it may not outrun who kills it
+send("begun")
 chat_collecting.collect_chats(
-    sources=sources,
-    ctx=Context(key="k", out=folder / "out", scratch=folder / "scratch", send=lambda event: print(event, flush=True)),
+    sources=sources, ctx=Context(key="k", out=folder / "out", scratch=folder / "scratch", send=send)
 )
 """
 
 
 def killed_after(events: int, folder: Path, inputs: Path) -> bool:
     """Collect in a process that is killed after so many events (it is writing a shard then); False: it ended before."""
-    command = [sys.executable, "-c", KILLED, str(folder), str(inputs)]
+    command = [sys.executable, "-c", KILLED, str(folder), str(inputs), str(events)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for _ in range(events):
