@@ -142,7 +142,8 @@ def test_down_ends_what_a_killed_supervisor_has_left(settings: Settings) -> None
     environment = {**os.environ, MARK: str(settings.home)}
     left = subprocess.Popen([sys.executable, "-c", LISTENER], env=environment, stdout=subprocess.PIPE, text=True)
     assert left.stdout is not None
-    port = int(left.stdout.readline())
+    with left.stdout:
+        port = int(left.stdout.readline())
     assert stop(settings.home) is True
     assert marked(settings.home) == []
     with socket.create_server(("127.0.0.1", port)):  # free at once, for the next `up`
