@@ -22,6 +22,9 @@ from components.comparison_rows import PairedComparison as PairedComparison
 UNTRAINED: Final = ("ngram", "lookahead")
 """Values of `method` that learn nothing, so that no depth lies beyond what they were trained for."""
 
+OF_ONE_DEPTH: Final = ("lookahead",)
+"""Values of `method` whose acceptance map is that of one live run, at its deepest depth, and says nothing of others."""
+
 
 @dataclass(frozen=True)
 class AcceptanceMap:

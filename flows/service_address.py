@@ -16,13 +16,15 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 WORK_POOL = "draftsmith"
-HEARTBEAT_S = 30  # between two signs of life of a flow run; Prefect takes no less
+HEARTBEAT_S = 30  # between two signs of life of a flow run of ours; Prefect takes no less
+PREFECTS_HEARTBEAT_S = 180  # of anybody else's
 QUIET = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
 }
 
 
@@ -55,7 +57,7 @@ def client_environment(services: Services) -> dict[str, str]:
     found = {
         "PREFECT_API_URL": services.prefect_api_url,
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": QUIET["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"],
     }
     if services.auth_string:
         found["PREFECT_API_AUTH_STRING"] = services.auth_string

@@ -7,6 +7,7 @@ heartbeats, for runs that live elsewhere:
 
     Running, its processes were seen here and are gone          -> Crashed, 10 s later
     Running, never seen here, no heartbeat for a minute         -> Crashed, when that stays so for half a minute more
+      (six minutes for a run that our work pool did not start, whose heart may beat as seldom as Prefect has it)
     Pending for a minute and nobody starts it (worker killed)   -> Scheduled again: nothing of it has run
     Cancelling for 10 s (1 s without its worker) and still here -> its processes are killed; gone -> Cancelled
     ended, but processes of it are still here without a worker  -> they are killed
@@ -26,12 +27,13 @@ from typing import Any
 
 import psutil
 
-from flows.service_address import HEARTBEAT_S, WORK_POOL
+from flows.service_address import HEARTBEAT_S, PREFECTS_HEARTBEAT_S, WORK_POOL
 from flows.service_api import ApiError, PrefectApi
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 REPORT_GRACE_S = 10.0  # a worker or the run itself may still be telling how it ended
 SILENT_AFTER_S = 2.0 * HEARTBEAT_S
+FOREIGN_SILENT_AFTER_S = 2.0 * PREFECTS_HEARTBEAT_S  # a run that somebody started with Prefect's own settings
 SILENCE_OBSERVED_S = HEARTBEAT_S + 5.0  # a machine that slept beats again within this time
 PENDING_TOO_LONG_S = 60.0
 CANCEL_ORPHAN_S, CANCEL_AT_ONCE_S = 1.0, 10.0
@@ -115,7 +117,7 @@ class Reconciler:
         last = self._last_heartbeat(run_id)
         if last is None and not ours:
             return False  # started by somebody whose runs give no heartbeats
-        if last is not None and last < SILENT_AFTER_S:
+        if last is not None and last < (SILENT_AFTER_S if ours else FOREIGN_SILENT_AFTER_S):
             self.silent.pop(run_id, None)
             return False
         return now - self.silent.setdefault(run_id, now) >= SILENCE_OBSERVED_S

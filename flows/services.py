@@ -253,16 +253,25 @@ def only_one(home: Path) -> Iterator[None]:
 
 def end_leftovers(home: Path) -> list[int]:
     """Kill every other process that a supervisor of this home has started, however deep; returns their ids, once
-    they are gone and hold no port any more."""
-    ended: set[int] = set()
+    they are gone and hold no port any more.
+
+    Raises:
+        RuntimeError: some do not end.
+    """
+    ended: dict[int, psutil.Process] = {}
     deadline = time.monotonic() + LEFTOVERS_END_WITHIN_S
-    while (found := marked(home)) and time.monotonic() < deadline:  # again: one may have forked while we looked
+    for _ in range(3):  # one may have forked while we looked; not for ever: another `up` may be starting its own
+        found = marked(home)
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-                ended.add(process.pid)
+                ended[process.pid] = process
         while not all(map(has_ended, found)) and time.monotonic() < deadline:
             time.sleep(0.02)
+        if not found:
+            break
+    if left := [pid for pid, process in ended.items() if not has_ended(process)]:
+        raise RuntimeError(f"processes {', '.join(map(str, left))} of {home} were killed and do not end")
     return sorted(ended)
 
 

@@ -31,9 +31,9 @@ def _against(step: WiredStep, giver: WiredStep, made: Container[object]) -> Iter
     if step.settings.get("num_threads"):
         why = f"'{giver.base}' chooses the threads: leave num_threads out, or the input 'tuning'"
         yield why, "with", "num_threads"
-    dtype, theirs = step.settings.get("dtype"), giver.settings["dtype"]
-    if dtype is not None and dtype != theirs:
+    dtype, theirs = step.settings.get("dtype"), giver.settings.get("dtype")  # {} of a step whose settings are wrong
+    if None not in (dtype, theirs) and dtype != theirs:
         yield f"dtype is {dtype}, and '{giver.base}' chooses for {theirs}: give both the same", "with", "dtype"
-    target, tuned = step.inputs.get("target"), giver.inputs["target"]
+    target, tuned = step.inputs.get("target"), giver.inputs.get("target")
     if target in made and tuned in made and target != tuned:  # what comes from outside has many names
         yield f"it measures '{target}', and '{giver.base}' chooses for '{tuned}': give each its own", "in", TUNING

@@ -50,7 +50,6 @@ def measure_acceptance(
         trees: budgets (guesses verified in a pass) whose trees are mapped too, position by position; each adds its
             drafting time at every output token. An empty list maps chains only.
     """
-    from components.bench.acceptance_map import extra_tokens
     from components.bench.subjects import fitting_prompts
     from components.drafts.files import read_record
     from components.targets.load import target_facts
@@ -58,7 +57,8 @@ def measure_acceptance(
     record = read_record(draft.path)
     k_max = min(max_depth or record["num_steps"], record["max_depth"])
     num_positions = int(target_facts(target)["shape"]["max_position_embeddings"])
-    asked = fitting_prompts(target, num_positions, prompts, "test", max_new_tokens + extra_tokens(k_max), ctx)
+    room = max_new_tokens + positions_ahead(record, k_max)
+    asked = fitting_prompts(target, num_positions, prompts, "test", room, ctx)
     shards = [
         MapShard(
             file=ctx.scratch / f"maps-{number:05d}.json",
@@ -100,6 +100,18 @@ def measure_acceptance(
             **said,
         },
     )
+
+
+def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
+    """Positions that the map of a drafter needs past the answer: its guesses, or the window of a loop of its own."""
+    from components.bench.acceptance_map import extra_tokens
+    from components.decoding.chain import LOOPS
+    from components.drafts.settings import LookaheadSettings
+
+    if record["method"] not in LOOPS:
+        return extra_tokens(k_max)
+    settings = LookaheadSettings.model_validate(record["settings"])
+    return max(k_max + 1, settings.window + settings.ngram_size)
 
 
 def _said_of_weights(record: Mapping[str, Any]) -> dict[str, str]:

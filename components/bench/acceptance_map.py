@@ -4,7 +4,7 @@ The target's own greedy answer is known, so one pass of the target gives the fea
 `draft_everywhere` the guesses made after each. A drafter's state depends on committed tokens only; therefore replaying
 i <- i + min(accepted[i], k) + 1 over this map is what a live run at depth k does, for every k at once. What a method
 with a loop of its own guesses (lookahead) depends on its passes before too: its map is that of a live run at the
-deepest depth, exact there and an estimate above.
+deepest depth, which says nothing of other depths (rows.py OF_ONE_DEPTH).
 
 Two training-time figures flatter, and the map shows by how much. Averaging `accepted` over all positions counts
 positions where no round ever starts (rounds start just after a miss). `proxy_accepted` also feeds the drafter the

@@ -55,6 +55,7 @@ def autotune(
             "machine_id": machine.machine_id,
             "num_threads": engine.num_threads,
             "kernel": engine.target.kernel,
+            "rival": engine.rival is not None,
             "engines_tried": engine.tried,
             **clock.conditions(engine.target.device),
         },

@@ -4,7 +4,7 @@ More threads are not always faster for a small model, and the linear kernels tha
 thread count opens its own target (whose kernels are picked at that count), all of them decode the same text in turn,
 and the one with the fastest plain step is used for every arm of the measurement. Kernels are picked layer by layer; if
 the plain ones together still win, they become a second baseline, the *rival*. A choice that was made before (tuning.py)
-is used as it is, and only the rival is looked for.
+is used as it is.
 """
 
 from __future__ import annotations
@@ -53,27 +53,28 @@ def fastest_engine(
     context:     token ids to decode after while timing.
     max_threads: the step's own limit; it and 1 are tried on a CPU.
     num_threads: 0 tries; another number is used as it is, but at most max_threads.
-    tuning:      threads and kernels that were chosen before; nothing is tried then.
+    tuning:      threads, kernels and rival that were chosen before; nothing is tried then.
     seconds:     that thread counts take turns for, at least; 0 is ROUNDS rounds. With more, the kernels of the chosen
                  count are timed once more, and thoroughly: busy cores slow the others down many times over.
     """
     if tuning is not None:
-        counts = [tuning.num_threads]
-    elif num_threads:
+        return _as_tuned(target, context, tuning, dtype, device)
+    if num_threads:
         counts = [min(num_threads, max_threads)]
     elif device == "cpu":
         counts = sorted({1, max_threads})
     else:
         counts = [max_threads]
-    kernel = "auto" if tuning is None else tuning.kernel
-    candidates = [_open(target, count, dtype, device, kernel) for count in counts]
+    candidates = [_open(target, count, dtype, device, "auto") for count in counts]
     rounds = _rounds(candidates, context, seconds if len(counts) > 1 else 0.0)
-    best = len(counts) - 1 if plainly_faster(rounds[-1], rounds[0]) else 0
     tried = [_said(candidate, min(steps)) for candidate, steps in zip(candidates, rounds, strict=True)]
-    chosen = candidates[best]
+    chosen = candidates[-1 if plainly_faster(rounds[-1], rounds[0]) else 0]
+    del candidates  # the others' weights: what follows opens the target once or twice more
     again = device == "cpu" and seconds > 0.0 and chosen.target.kernel != "transformers"
     if again:
-        chosen = _open(target, chosen.num_threads, dtype, device, "thorough")
+        count = chosen.num_threads
+        del chosen
+        chosen = _open(target, count, dtype, device, "thorough")
     rival = None
     if chosen.target.kernel not in ("plain", "transformers") and device == "cpu":
         plain = _open(target, chosen.num_threads, dtype, device, "plain")
@@ -82,6 +83,21 @@ def fastest_engine(
         tried += [_said(chosen, ours)] if again else []
         tried.append(_said(plain, theirs))
     return Engine(chosen.target, chosen.num_threads, rival, tried)
+
+
+def _as_tuned(
+    target: Target,
+    context: Sequence[int],
+    tuning: Tuning,
+    dtype: Literal["float32", "bfloat16", "auto"],
+    device: str,
+) -> Engine:
+    """Threads, kernels and rival as they were chosen, and how long a plain step takes on them now."""
+    kernels = [tuning.kernel, *(["plain"] if tuning.rival else [])]
+    opened = [_open(target, tuning.num_threads, dtype, device, kernel) for kernel in kernels]
+    rounds = _rounds(opened, context)
+    tried = [_said(one, min(steps)) for one, steps in zip(opened, rounds, strict=True)]
+    return Engine(opened[0].target, tuning.num_threads, opened[1].target if tuning.rival else None, tried)
 
 
 def plainly_faster(more: Sequence[float], fewer: Sequence[float]) -> bool:

@@ -219,9 +219,10 @@ def open_bench(
         num_threads=num_threads,
         tuning=tuning,
     )
-    drafter = open_drafter(draft, engine.target)
-    if graphs:
-        engine, drafter = with_graphs(engine, drafter)
+    with threads(engine.num_threads):  # its linears are laid out for the threads that it will draft on
+        drafter = open_drafter(draft, engine.target)
+        if graphs:
+            engine, drafter = with_graphs(engine, drafter)
     deepest = min(max_depth or drafter.num_steps, drafter.max_depth)
     check_branching(drafter, trees)
     bench = Bench(

@@ -12,10 +12,12 @@ from components.contract import Context, Machine, Measurements, Target, UserErro
 
 
 class Tuning(NamedTuple):
-    """num_threads: of torch. kernel: what an opened target says in its `kernel`; see targets/load.py."""
+    """num_threads: of torch. kernel: what an opened target says in its `kernel`; see targets/load.py. rival: whether
+    the plain kernels are a second baseline; see calibration.py."""
 
     num_threads: int
     kernel: str
+    rival: bool
 
 
 def read_tuning(
@@ -30,7 +32,7 @@ def read_tuning(
         return None
     said, facts = f"tuning ({tuning.key[:12]})", tuning.info
     ours = {"target_key": target.key, "dtype": dtype, "device": ctx.device, "machine_id": machine.machine_id}
-    if not {*ours, "num_threads", "kernel"} <= facts.keys():
+    if not {*ours, "num_threads", "kernel", "rival"} <= facts.keys():
         raise UserError(f"{said}: these measurements choose no threads: give what bench.autotune makes")
     if num_threads:
         raise UserError(
@@ -47,4 +49,4 @@ def read_tuning(
         raise UserError(
             f"{said}: it chose {facts['num_threads']} threads, and this step may use {ctx.num_threads}: allow as many"
         )
-    return Tuning(int(facts["num_threads"]), str(facts["kernel"]))
+    return Tuning(int(facts["num_threads"]), str(facts["kernel"]), bool(facts["rival"]))

@@ -4,7 +4,7 @@ Notation as in targets/model.py. A *column* t pairs the target's features at x_t
 After the target has processed x_0..x_{n-1} and x_n is known, columns 0..n-1 are complete; the next proposal guesses
 x_{n+1}, x_{n+2}, ... The state of a drafter is a function of committed columns only, so that replaying an acceptance
 map is exact. Methods with a decoding loop of their own (decoding/chain.py LOOPS: lookahead) are the exception: their
-map is that of a live run at the deepest depth, exact there and an estimate above.
+map is that of a live run at the deepest depth, and only that depth is predicted from it.
 """
 
 from __future__ import annotations

@@ -275,17 +275,11 @@ def flag_table(flags: Iterable[QualityFlag]) -> Table:
         same.setdefault((f.severity, f.code, f.detail), []).append(f)
     rows = []
     for (severity, code, detail), found in same.items():
-        drafters = ", ".join(dict.fromkeys(f.method for f in found if f.method)) or "-"
+        drafters = [f.method or "-" for f in found]
         values = [f"{f.value:.4g}" for f in found]
-        rows.append(
-            [
-                severity,
-                code.replace("_", " "),
-                drafters,
-                ", ".join(values if len({*values}) > 1 else values[:1]),
-                detail,
-            ]
-        )
+        if len({*values}) == 1:
+            drafters, values = list(dict.fromkeys(drafters)), values[:1]
+        rows.append([severity, code.replace("_", " "), ", ".join(drafters), ", ".join(values), detail])
     return Table(["severity", "flag", "drafter", "value", "what it means"], rows)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from components.contract import Draft, UserError
-from components.rows import DepthChoice, Request
+from components.rows import DepthChoice, PairedComparison, Request
+from components.speedup.bootstrap import LEAST_PROMPTS
 from components.speedup.paired import Pair, compare
 from components.speedup.policy import ALL, GateCheck, Policy
 
@@ -51,11 +52,21 @@ def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:
             checks.append(GateCheck("speed_against_champion", passed, row.lo, f"lower bound >= {asked:g}"))
         elif row.quantity == "acceptance_length":
             name = f"acceptance_against_champion[{row.workload}]"
-            checks.append(GateCheck(name, row.verdict != "worse", row.hi, f"upper bound >= {asked:g}"))
+            checks.append(GateCheck(name, *_kept(row, f"upper bound >= {asked:g}")))
     step = challenger.info.get("best_step")
     if challenger.info.get("continued_from") and step is not None:
         checks.append(GateCheck("differs_from_champion", int(step) > 0, float(step), "best step >= 1"))
     return checks
+
+
+def _kept(row: PairedComparison, asked: str) -> tuple[bool, float, str]:
+    """Whether acceptance is kept, its upper bound, and what is asked of it. Fewer than LEAST_PROMPTS prompts show
+    nothing: then nothing is asked of a workload, but all of them together must show it."""
+    if row.num_prompts >= LEAST_PROMPTS:
+        return row.verdict != "worse", row.hi, asked
+    if row.workload == ALL:
+        return False, row.hi, f"{asked} of {LEAST_PROMPTS} prompts"
+    return True, row.hi, f"not asked of {row.num_prompts} prompts"
 
 
 def _choice(policy: Policy, draft: Draft, role: str) -> DepthChoice:

@@ -104,6 +104,8 @@ def _drift(
     seed: int,
     session_id: str,
 ) -> Drift:
+    from components.speedup.bootstrap import LEAST_PROMPTS
+
     al_then = _acceptance(then, depth, num_draws, [seed, 6])
     al_now = _acceptance(now, depth, num_draws, [seed, 7])
     lo, hi = al_now.minus(al_then).interval()
@@ -127,7 +129,7 @@ def _drift(
         change=al_now.value - al_then.value,
         lo=lo,
         hi=hi,
-        drifted=lo > 0.0 or hi < 0.0,
+        drifted=min(len(then), len(now)) >= LEAST_PROMPTS and (lo > 0.0 or hi < 0.0),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from components.contract import UserError
-from components.rows import AcceptanceMap, CostCell, DepthChoice
+from components.rows import OF_ONE_DEPTH, AcceptanceMap, CostCell, DepthChoice
 from components.speedup.acceptance import prompt_counts, replay_counts, summarise_acceptance
 from components.speedup.costs import CostTable, Setting, contexts_of, cost_table, only_depths
 from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict, round_cost
@@ -46,7 +46,8 @@ class Evidence(NamedTuple):
         """Its cost at the depths that its maps reach."""
         setting = Setting(self.draft_key, batch_size, self.tree_budget, kv_len)
         deepest = min(m.k_max for m in self.maps)
-        table = only_depths(cost_table(self.cells, setting, self.rule.num_draws, self.seed), range(deepest + 1))
+        depths = (0, deepest) if self.maps[0].method in OF_ONE_DEPTH else range(deepest + 1)
+        table = only_depths(cost_table(self.cells, setting, self.rule.num_draws, self.seed), depths)
         if len(table.depths) < 2:
             raise UserError(
                 f"no depth of {self.maps[0].method} has both cost cells and acceptance (maps reach depth {deepest})"

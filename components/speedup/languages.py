@@ -47,6 +47,10 @@ def measure_languages(
             f"acceptance, mixes: {len(acceptance)} drafters and {len(mixes)} mixes; wire one mix for each drafter"
         )
     drafters = [_drafter(maps, mix) for maps, mix in zip(acceptance, mixes, strict=True)]
+    for what in ("target_key", "dtype"):
+        if len(found := {getattr(drafter, what) for drafter in drafters}) > 1:
+            named = ", ".join(sorted(one[:12] for one in found))
+            raise UserError(f"acceptance: maps of {len(found)} {what}s ({named}); measure all drafters on one")
     shared = set.intersection(*(set(drafter.maps) for drafter in drafters))
     if not shared:
         raise UserError("acceptance: these drafters share no prompt; measure all of them on one set of prompts")
@@ -100,6 +104,7 @@ class _Drafter:
     key: str
     method: str
     target_key: str
+    dtype: str
     maps: dict[str, AcceptanceMap]
     trained_on: Counter[str]
 
@@ -115,7 +120,7 @@ def _drafter(measured: Measurements, mix: Prompts) -> _Drafter:
         raise UserError(f"acceptance ({measured.key[:12]}): maps of several drafters; wire one for each")
     first = maps[0]
     by_prompt = {m.prompt_id: m for m in maps}
-    return _Drafter(first.draft_key, first.method, first.target_key, by_prompt, _training_languages(mix))
+    return _Drafter(first.draft_key, first.method, first.target_key, first.dtype, by_prompt, _training_languages(mix))
 
 
 def _training_languages(mix: Prompts) -> Counter[str]:
@@ -154,6 +159,8 @@ def _row(
     depth: int,
     session_id: str,
 ) -> AcceptanceByLanguage:
+    from components.speedup.bootstrap import LEAST_PROMPTS
+
     (own, first), (language, prompts) = estimates, where
     maps = [drafter.maps[prompt] for prompt in prompts]
     known = [(m.num_guessable, m.num_tokens - 1) for m in maps if m.num_guessable is not None]
@@ -163,7 +170,9 @@ def _row(
     if drafter is not baseline:
         difference = own.minus_paired(first)
         change, (change_lo, change_hi) = difference.value, difference.interval()
-        verdict = "lower" if change_hi < 0.0 else "higher" if change_lo > 0.0 else "undecided"
+        verdict = "undecided"
+        if len(prompts) >= LEAST_PROMPTS:
+            verdict = "lower" if change_hi < 0.0 else "higher" if change_lo > 0.0 else verdict
     trained = drafter.trained_on
     return AcceptanceByLanguage(
         session_id=session_id,

@@ -24,7 +24,7 @@ pipelines:
         in: {{target: target, features: features}}
         matrix: {{method: [eagle3, mtp]}}
         with: {{method: "${{matrix.method}}"}}
-      tuning:  {{uses: bench.autotune, in: {{target: {tuned}, prompts: prompts}}, with: {{dtype: bfloat16}}}}
+      tuning:  {{uses: bench.autotune, in: {{target: {tuned}, prompts: prompts}}, with: {{dtype: bfloat16, seconds: {seconds}}}}}
       cost:
         uses: bench.measure_step_cost
         in: {{target: target, draft: draft, prompts: prompts, tuning: tuning}}
@@ -32,9 +32,9 @@ pipelines:
 """
 
 
-def check(tmp_path: Path, tuned: str = "target", dtype: str = "bfloat16", threads: int = 0) -> None:
+def check(tmp_path: Path, tuned: str = "target", dtype: str = "bfloat16", threads: int = 0, seconds: float = 0) -> None:
     file = tmp_path / "pipelines.yaml"
-    file.write_text(PIPELINE.format(tuned=tuned, dtype=dtype, threads=threads))
+    file.write_text(PIPELINE.format(tuned=tuned, dtype=dtype, threads=threads, seconds=seconds))
     check_spec(load_spec(file), outside=lambda name: "Draft")
 
 
@@ -57,3 +57,8 @@ def test_one_that_contradicts_costs_one_line_at_its_place(
         check(tmp_path, **changes)  # type: ignore[arg-type]
     (told,) = str(error.value).splitlines()
     assert f"pipelines.yaml:{line}: step 'cost': {said}" in told
+
+
+def test_a_tuning_whose_settings_are_wrong_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"pipelines\.yaml:14: step 'tuning': .*seconds"):
+        check(tmp_path, dtype="float32", seconds=-1)

@@ -138,7 +138,7 @@ class Browser:
         middle = f"""(() => {{ const e = {found}; if (!e) return null; e.scrollIntoView({{block: "center"}});
             const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"""
         # the press itself, not the click: a menu opens on it and swallows the rest
-        watch = f"""(() => {{ const e = {found}; window.met = false; document.addEventListener("mousedown",
+        watch = f"""(() => {{ const e = {found}; window.met = false; document.addEventListener("pointerdown",
             press => {{ window.met = press.composedPath().includes(e); }}, {{capture: true, once: true}}); }})()"""
         deadline = time.monotonic() + timeout_s
         while True:

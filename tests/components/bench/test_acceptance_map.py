@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from components.decoding.session import Session
 from components.decoding.tree_acceptance import tree_acceptance
 from components.drafts import METHODS
 from components.drafts.draft import AbstractDraft, Drafter, TreeProposer
-from components.drafts.files import method_class
+from components.drafts.files import method_class, save_draft
 from components.rows import AcceptanceMap, read_rows
 from components.speedup.replay import replay
 from components.targets.model import AbstractTarget
@@ -166,6 +168,29 @@ def test_trees_of_a_method_that_cannot_branch_are_refused() -> None:
     with pytest.raises(UserError, match="guesses of ngram do not branch"):
         check_branching(method_class("ngram")(), [4])
     check_branching(method_class("ngram")(), [])
+
+
+def test_a_loop_of_its_own_is_left_room_for_its_window(
+    opened: AbstractTarget, target: Target, tmp_path: Path, context: Callable[[str], Context]
+) -> None:
+    """A prompt that leaves room for the guesses but not for the window is set aside; it does not fail the step."""
+    settings = {"window": 30, "ngram_size": 8}
+    drafter = method_class("lookahead").build(opened, settings, torch.arange(VOCAB))
+    facts = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth, "target_key": target.key, "trained": False}
+    (tmp_path / "draft").mkdir()
+    save_draft(tmp_path / "draft", "lookahead", settings, opened, torch.arange(VOCAB), {}, facts)
+    draft = Draft(key="l" * 64, path=tmp_path / "draft")
+    rows = []
+    for number, words in enumerate((20, 192 - 16 - 20)):
+        row = {"prompt_id": f"test-{number}", "split": "test", "workload": "w", "source": "s", "reference": ""}
+        rows.append(json.dumps({**row, "prompt": " ".join(["w5"] * words)}))
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "prompts.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    ctx = context("acceptance")
+    made = measure_acceptance(
+        target, draft, Prompts(key="p" * 64, path=tmp_path / "prompts"), max_new_tokens=16, max_depth=1, ctx=ctx
+    )
+    assert made.info["num_prompts"] == 1
 
 
 def test_the_trained_depth_is_the_default(

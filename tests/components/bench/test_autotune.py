@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from components.bench import autotune, compare_end_to_end, measure_step_cost
+from components.bench import autotune, compare_end_to_end, cost_blocks, measure_step_cost, subjects
 from components.bench.calibration import plainly_faster
 from components.bench.tuning import Tuning, read_tuning
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
@@ -24,7 +25,7 @@ COLUMNS = "mixed[32x32:tc,32x64:cp,64x32:cc,128x32:cp]"
 def made(target: Target, machine: Machine) -> Measurements:
     """A choice of one thread and of kernels that can be told from any other."""
     facts = {"target_key": target.key, "dtype": "float32", "device": "cpu", "machine_id": machine.machine_id}
-    return Measurements("t" * 64, Path("nowhere"), {**facts, "num_threads": 1, "kernel": COLUMNS})
+    return Measurements("t" * 64, Path("nowhere"), {**facts, "num_threads": 1, "kernel": COLUMNS, "rival": True})
 
 
 def test_more_threads_are_taken_only_where_they_win_in_quiet_and_in_noise() -> None:
@@ -43,7 +44,7 @@ def test_what_is_chosen_is_what_was_tried(
     tried = {one["num_threads"]: one for one in info["engines_tried"][:2]}
     assert set(tried) == {1, 2} and tried[info["num_threads"]]["kernel"] == info["kernel"]
     asked: tuple[Any, ...] = (target, "float32", 0, ctx, machine)
-    assert read_tuning(Measurements("t", ctx.out, info), *asked) == Tuning(info["num_threads"], info["kernel"])
+    assert read_tuning(Measurements("t", ctx.out, info), *asked) == Tuning(*(info[name] for name in Tuning._fields))
 
 
 def test_measuring_steps_run_on_what_was_chosen(
@@ -54,8 +55,19 @@ def test_measuring_steps_run_on_what_was_chosen(
     machine: Machine,
     tmp_path: Path,
     context: Callable[[str], Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both, and all of their rows but those of a rival, which is the same threads on plain kernels."""
+    """Both, their drafters' linears, which are timed when they are opened, and all rows: those of a rival, which is the
+    same threads on plain kernels, where one was chosen."""
+    opened_on: list[int] = []
+
+    def open_drafter(*given: Any) -> Any:
+        opened_on.append(torch.get_num_threads())
+        return really(*given)
+
+    really = subjects.open_drafter
+    for module in (cost_blocks, subjects):
+        monkeypatch.setattr(module, "open_drafter", open_drafter)
     cost, e2e = (dataclasses.replace(context(name), num_threads=2) for name in ("cost", "e2e"))
     asked: dict[str, Any] = {
         "num_blocks": 5,
@@ -73,7 +85,25 @@ def test_measuring_steps_run_on_what_was_chosen(
         assert (info["num_threads"], info["kernel"]) == (1, COLUMNS)
     rows: list[CostCell | Request] = [*read_rows(cost.out, CostCell), *read_rows(e2e.out, Request)]
     assert {row.num_threads for row in rows} == {1}
+    assert {row.kernel for row in read_rows(cost.out, CostCell)} == {COLUMNS, "plain"}
     assert COLUMNS in {row.kernel for row in rows} <= {COLUMNS, "plain"}
+    assert opened_on == [1, 1]
+
+
+def test_without_a_chosen_rival_there_is_none(
+    made: Measurements,
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    machine: Machine,
+    context: Callable[[str], Context],
+) -> None:
+    """Whether there is a second baseline is not for each step to find out: they would not agree."""
+    alone = dataclasses.replace(made, info={**made.info, "rival": False})
+    ctx = dataclasses.replace(context("cost"), num_threads=2)
+    asked: dict[str, Any] = {"num_blocks": 5, "tokens_per_block": 16, "kv_lengths": [32], "max_drift": 50.0}
+    measure_step_cost(target, drafts[1], prompts, alone, **asked, max_depth=1, ctx=ctx, machine=machine)
+    assert {row.kernel for row in read_rows(ctx.out, CostCell)} == {COLUMNS}
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,9 @@ def test_drafters_with_the_same_reason_to_doubt_share_a_line() -> None:
         ["fault", "drift", "hass, mtp", "0.2, 0.1", "it moved"],
         ["warning", "few prompts", "eagle3, mtp", "32", "too few"],
     ]
+
+
+def test_each_value_stands_where_its_drafter_does() -> None:
+    found = [("k1", "eagle3", 120.0), ("k2", "eagle3", 80.0), ("k3", "mtp", 150.0)]
+    flags = [QualityFlag("s", key, method, "size", "info", value, "large") for key, method, value in found]
+    assert flag_table(flags).rows == [["info", "size", "eagle3, eagle3, mtp", "120, 80, 150", "large"]]

@@ -133,6 +133,17 @@ def test_a_workload_of_a_single_prompt_shows_nothing(
     (chat,) = [c for c in policy.comparisons if (c.workload, c.quantity) == ("chat", "acceptance_length")]
     assert (chat.num_prompts, chat.verdict) == (num_prompts, "worse" if worse else "undecided")
     assert check(policy, "acceptance_against_champion[chat]") != worse
+    assert policy.gate is not None
+    (asked,) = [c["limit"] for c in policy.gate["checks"] if c["name"] == "acceptance_against_champion[chat]"]
+    assert asked == ("upper bound >= 0.98" if worse else "not asked of 1 prompts")
+
+
+def test_too_few_prompts_in_all_are_no_evidence(measurements: Rows, new_ctx: NewCtx) -> None:
+    num = LEAST_PROMPTS // 2 - 1  # of each of two workloads
+    policy = read_policy(
+        confirm(policy_of(measurements, new_ctx, num=num), requests(1.1, num=num), measurements, new_ctx).path
+    )
+    assert not check(policy, "acceptance_against_champion[all]") and not check(policy, "speed_against_champion")
 
 
 def mapped_to(deepest: dict[str, int], measurements: Rows, new_ctx: NewCtx, shared: bool = True) -> DepthPolicy:

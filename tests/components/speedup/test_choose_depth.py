@@ -45,6 +45,14 @@ def test_worked_example_from_rows(measurements: Rows, new_ctx: NewCtx) -> None:
     assert not [f for f in policy.flags if f.severity != "info"]
 
 
+def test_a_map_of_one_live_run_speaks_for_its_own_depth_alone(measurements: Rows, new_ctx: NewCtx) -> None:
+    """lookahead guesses from its earlier passes: a shallower run would have had others."""
+    maps = make_maps([0.9, 0.9, 0.1], num_prompts=20, num_tokens=96, seed=1, method="lookahead")
+    policy = run(measurements, new_ctx, maps, make_cells(76.0, VERIFY, HOST_FREE_DRAFT, method="lookahead"))
+    assert [row.depth_k for row in pooled(policy)] == [0, 3]
+    assert {row.depth_k for row in policy.acceptance} == {0, 3}
+
+
 def test_rows_on_disk_equal_the_policy(measurements: Rows, new_ctx: NewCtx) -> None:
     maps = make_maps(P, num_prompts=6, num_tokens=64, seed=1)
     out = choose_depth([measurements(maps)], [measurements(make_cells(76.0, VERIFY, HOST_FREE_DRAFT))], ctx=new_ctx())

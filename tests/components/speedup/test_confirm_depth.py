@@ -11,6 +11,7 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request, make_stud
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import CostCell, DepthEval, QualityFlag, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
+from components.speedup.bootstrap import LEAST_PROMPTS
 from components.speedup.measured import measured_arms
 from components.speedup.policy import Policy, read_policy
 
@@ -83,6 +84,16 @@ def test_each_way_to_fail_is_named(
     assert policy.verdict == verdict
     assert failed(policy) == checks
     assert policy.reasons
+
+
+@pytest.mark.parametrize(("num_prompts", "verdict"), [(1, "undecided"), (LEAST_PROMPTS, "use")])
+def test_so_few_prompts_show_nothing(
+    num_prompts: int, verdict: str, chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
+) -> None:
+    """The interval of a single prompt has no width; what it bounds would always be above 1, or below."""
+    policy = confirm(chosen, requests(1.5, num_prompts), measurements, new_ctx)
+    assert policy.verdict == verdict and {choice.verdict for choice in policy.choices} == {verdict}
+    assert ("prompts_measured" in failed(policy)) is (verdict == "undecided")
 
 
 def test_one_difference_outside_a_tie_is_enough(chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx) -> None:

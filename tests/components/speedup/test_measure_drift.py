@@ -13,6 +13,7 @@ from simulated_rows import make_cells, make_maps
 from components.contract import Context, Measurements, UserError
 from components.rows import Drift, QualityFlag, read_rows
 from components.speedup import choose_depth, measure_drift
+from components.speedup.bootstrap import LEAST_PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -34,6 +35,15 @@ def test_a_change_of_traffic_is_seen_and_none_is_not(
     assert bool(read_rows(made.path, QualityFlag)) is drifted
     assert (row.num_prompts_then, row.num_prompts_now, row.depth_k) == (64, 64, 3)
     assert ("drifted" in made.info["drift"]) is drifted
+
+
+@pytest.mark.parametrize(("num", "drifted"), [(1, False), (LEAST_PROMPTS, True)])
+def test_so_few_prompts_show_no_drift(num: int, drifted: bool, measurements: Rows, new_ctx: NewCtx) -> None:
+    """One new prompt against one old one always differs, and its interval has no width."""
+    made = measure_drift(measurements(maps(0.97, 1, num=num)), measurements(maps(0.1, 2, num=num)), ctx=new_ctx())
+    row = read_rows(made.path, Drift)[0]
+    assert row.hi < 0 and row.drifted is drifted and made.info["drifted"] is drifted
+    assert "few_prompts" in {flag.code for flag in read_rows(made.path, QualityFlag)}
 
 
 def test_each_workload_is_held_against_its_own_past(measurements: Rows, new_ctx: NewCtx) -> None:

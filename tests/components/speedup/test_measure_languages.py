@@ -13,7 +13,7 @@ from simulated_rows import make_maps
 from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows
 from components.speedup import measure_languages
-from components.speedup.bootstrap import Estimate
+from components.speedup.bootstrap import LEAST_PROMPTS, Estimate
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -131,3 +131,26 @@ def test_the_paired_difference_of_a_thing_and_itself_is_exactly_nothing() -> Non
 
     some = Estimate(2.0, np.array([1.9, 2.0, 2.1]), np.array([0.1, -0.1]))
     assert some.minus_paired(some).interval() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("num", "verdict"), [(1, "undecided"), (LEAST_PROMPTS, "lower")])
+def test_so_few_prompts_of_a_language_show_nothing(
+    num: int, verdict: str, measurements: Rows, new_ctx: NewCtx, mix: Callable[..., Prompts]
+) -> None:
+    """The interval of one prompt has no width."""
+    both, none = measurements(maps("b", 0.9, 0.9, num)), measurements(maps("e", 0.0, 0.0, num))
+    made = measure_languages([both, none], [mix(en=3, zh=2), mix(en=5)], ctx=new_ctx())
+    rows = {(row.draft_key[0], row.language): row for row in read_rows(made.path, AcceptanceByLanguage)}
+    assert rows["e", "zh"].change_hi is not None and rows["e", "zh"].change_hi < 0
+    assert rows["e", "zh"].verdict == verdict
+
+
+@pytest.mark.parametrize("what", ["target_key", "dtype"])
+def test_drafters_of_different_targets_are_not_compared(
+    what: str, measurements: Rows, new_ctx: NewCtx, mix: Callable[..., Prompts]
+) -> None:
+    other = [dataclasses.replace(m, **{what: "another"}) for m in maps("e", 0.8, 0.4)]  # type: ignore[type-var]
+    with pytest.raises(UserError, match=f"maps of 2 {what}s .*another"):
+        measure_languages(
+            [measurements(maps("b", 0.8, 0.7)), measurements(list(other))], [mix(en=3), mix(en=5)], ctx=new_ctx()
+        )
