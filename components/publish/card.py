@@ -16,7 +16,7 @@ from typing import Any
 
 from components.escapes import in_code, in_markdown
 from components.publish.card_limits import measured_limits, not_worth_it
-from components.publish.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines
+from components.publish.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines, shallower_than
 from components.publish.lineage import Lineage
 from components.publish.training_data import REASONS, training_data
 
@@ -101,6 +101,7 @@ def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
         "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
         "stitched": folders_of(record).get("stitched"),
         "stands_for_folder": _stands_for_folder(record, bool(hub)),
+        "shallower": shallower_than(depth, record["serve"]["method"], record["settings"]),
         "limits": limits,
         "not_worth": not_worth_it(policy, draft_key, depth, limits),
         "data": data,

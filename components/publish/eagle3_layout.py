@@ -28,11 +28,12 @@ from components.publish.llama_block import (
     check_positions,
     check_width,
 )
+from components.publish.profiles import NORM_FLAGS, Profile
 from components.targets.model import TargetShape
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 FLAG = Fact(bool, optional=True)
-FLAGS = dict.fromkeys(("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"), FLAG)
+FLAGS = dict.fromkeys(NORM_FLAGS, FLAG)
 NUM_TAPS = 3
 
 
@@ -84,6 +85,7 @@ class Eagle3Layout(AbstractLayout):
     def check_values(self, laid_out: LaidOut, where: str) -> None:
         """See AbstractLayout."""
         check_cut(laid_out, where)
+        check_embedding(laid_out, laid_out.config, where)
 
     def check_target(self, config: Mapping[str, Any], shape: TargetShape, where: str) -> None:
         """See AbstractLayout."""
@@ -113,6 +115,16 @@ def check_cut(laid_out: LaidOut, where: str) -> None:
         raise UserError(f"{where}: {there[0]} without the other of d2t and t2d; write both, or neither")
     if there:
         check_vocabulary(laid_out.tensors["d2t"], laid_out.tensors["t2d"], where)
+
+
+def check_embedding(laid_out: LaidOut, block: Mapping[str, Any], where: str) -> None:
+    """A drafter that is not as wide as its target brings an embedding; raises UserError, one line."""
+    hidden, tapped = block["hidden_size"], laid_out.config.get("target_hidden_size")
+    if tapped not in (None, hidden) and "embed_tokens.weight" not in laid_out.tensors:
+        raise UserError(
+            f"{where}: embed_tokens.weight is missing: engines share the target's, which is {tapped} wide, and"
+            f" hidden_size is {hidden}; write the drafter's own"
+        )
 
 
 def drafted_tokens(own: OwnForm, vocab_size: int) -> int:
@@ -167,6 +179,26 @@ def tap_ids(config: Mapping[str, Any]) -> list[int] | None:
     return None if inner is None else [one + 1 for one in inner]
 
 
+def misread(profile: Profile, laid_out: LaidOut, shape: TargetShape) -> str:
+    """Why an engine would not read a sound EAGLE-3 checkpoint as it is meant, one clause; "" where it would."""
+    config = laid_out.config
+    places = profile.taps_at
+    if places is not None and "transformer_layer_config" in config:
+        places = tuple(at for at in places if at == "top")  # speculators' own layout: nothing else is carried over
+    meant, top, inner = tap_ids(config), config.get(TAPS), (config.get("eagle_config") or {}).get(TAPS)
+    if meant is not None and places is not None:
+        there = {"top": top, "inner": inner and [one + 1 for one in inner], "inner as inputs": inner}
+        read = next((there[at] for at in places if there[at] is not None), list(shape.tap_layers))
+        if read != meant:
+            return (
+                f"{profile.title} would tap hidden_states{read}, and this one was trained on {meant}: name them"
+                f" {meant} at top level and {[one - 1 for one in meant]} in eagle_config"
+            )
+    if not profile.whole_d2t and config["draft_vocab_size"] == shape.vocab_size and "d2t" in laid_out.tensors:
+        return f"{profile.title} refuses d2t of a whole vocabulary: leave d2t and t2d out"
+    return ""
+
+
 def check_taps(config: Mapping[str, Any], num_layers: int | None, where: str) -> None:
     """Tapped layers ascend, agree wherever they stand, and leave the last layer out; raises UserError, one line."""
     inner = config.get("eagle_config")
@@ -203,7 +235,7 @@ def eagle3_specs(config: Mapping[str, Any], block: Mapping[str, Any], first: str
         "lm_head.weight": Spec((drafted, hidden)),
         "d2t": Spec((drafted,), torch.int64, optional=drafted == vocab_size),
         "t2d": Spec((vocab_size,), torch.bool, optional=drafted == vocab_size),
-        # Engines share the target's embedding; a copy is allowed.
+        # Engines share the target's embedding; a copy is allowed, and needed where it does not fit (check_embedding).
         "embed_tokens.weight": Spec((vocab_size, hidden), optional=True),
     }
     if config.get("fc_norm"):

@@ -7,7 +7,7 @@ transformers 5.23. "tried" is what was run with a checkpoint of ours and gave ou
 
 from __future__ import annotations
 
-from components.publish.profiles import GIVEN_MODEL, OWN_MTP, FewBits, Need, Profile, Served
+from components.publish.profiles import GIVEN_MODEL, NORM_FLAGS, OWN_MTP, FewBits, Need, Profile, Served
 
 NO_TREE_OF_OURS = "its heads are transformer layers on the target's last state, which no engine has a reader for"
 IN_OUR_LOOP = "no public engine takes its n-grams from a Jacobi window in the verifying pass"
@@ -49,7 +49,9 @@ VLLM = Profile(
         "ngram": Served(tried="0.32.0"),
     },
     instead={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
-    norm_flags=frozenset({"fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"}),
+    norm_flags=frozenset(NORM_FLAGS),
+    taps_at=("top", "inner as inputs"),
+    whole_d2t=False,
     few_bits=FewBits(
         ("eagle3", "draft-model"),
         {"int8": MARLIN, "int4": MARLIN},
@@ -113,6 +115,7 @@ SGLANG = Profile(
         "lookahead": IN_OUR_LOOP,
         "mtp-parallel": NO_TREE_OF_OURS,
     },
+    taps_at=("inner",),
     max_layers=1,
     few_bits=FewBits(
         ("eagle3", "draft-model"),
@@ -142,6 +145,7 @@ LLAMA_CPP = Profile(
         "mtp-parallel": NO_TREE_OF_OURS,
     },
     norm_flags=frozenset({"norm_before_fc", "norm_before_residual"}),
+    taps_at=("top",),
     max_layers=1,
     # Its converter makes Q8_0 of every matrix; 4-bit files come of llama-quantize, which no release calls.
     few_bits=FewBits(
@@ -185,6 +189,7 @@ MNN = Profile(
         "lookahead": "what it calls lookahead is prompt lookup, our ngram",
         "mtp-parallel": NO_TREE_OF_OURS,
     },
+    taps_at=(),
     fixed_rope_theta=10000.0,  # and no scaling
     heads_from="target",
     max_layers=1,
@@ -273,7 +278,8 @@ SPECULATORS = Profile(
         "lookahead": IN_OUR_LOOP,
         "mtp-parallel": NO_TREE_OF_OURS,
     },
-    norm_flags=frozenset({"fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"}),
+    norm_flags=frozenset(NORM_FLAGS),
+    taps_at=("top",),
 )
 
 PROFILES: dict[str, Profile] = {

@@ -28,7 +28,7 @@ from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
 from components.drafts.storage import Storage
-from components.publish.profiles import Engine, Format, formats_for, remark_on
+from components.publish.profiles import GGUF_BASES, Engine, Format, formats_for, remark_on
 from components.publish.public_names import public_name, public_settings, public_value
 
 if TYPE_CHECKING:
@@ -122,12 +122,14 @@ def _record(
 ) -> dict[str, Any]:
     """What release.json says of the models and their formats, in names that anybody may read."""
     from components.drafts.files import read_record
+    from components.publish.gguf_file import unknown_pre_tokenizer
     from components.publish.launch import not_served
     from components.publish.layout import facts_of
 
     own = read_record(winner.path)
     method, settings, facts = str(own["method"]), own["settings"], facts_of(source.shape)
     formats = [str(one["format"]) for one in written.values() if one["draft_key"] == winner.key]
+    unknown = bool(unknown_pre_tokenizer(source))
     # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
     named = target_name or public_name(str(target.info.get("model", "")))
     return {
@@ -135,7 +137,7 @@ def _record(
         "draft": {"key": winner.key, **public_value(_small(winner.info))},
         "settings": public_settings(settings),
         "formats": written,
-        "not_served": not_served(method, settings, facts, Storage.of(own), formats),
+        "not_served": not_served(method, settings, facts, Storage.of(own), formats, unknown_tokenizer=unknown),
         "policy": {k: policy[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
     }
 
@@ -206,8 +208,9 @@ def _export(
 ) -> dict[str, dict[str, Any]]:
     """One drafter in its formats: folder name -> facts. Nothing is written in a format unless its check passes."""
     from components.publish.formats import own_form_at, write_format
-    from components.publish.gguf_file import BASES, write_gguf
+    from components.publish.gguf_file import write_gguf
     from components.publish.mtp_stitch import stitch
+    from components.publish.target_copies import FACT, holds_target
 
     own = own_form_at(draft.path)
     packed = own.storage is not None and own.storage.bits is not None
@@ -223,7 +226,7 @@ def _export(
             made = stitch(source.folder, folder, own.tensors, source.shape.num_layers)
         elif format == "gguf":
             made = write_gguf(own, source, folder, llama_cpp, ctx)
-            base = BASES[own.method]
+            base = GGUF_BASES[own.method]
             if made is None and packed:
                 raise UserError("gguf: only llama.cpp's converter packs weights: install it, or give bf16")
             if made is None and base not in formats:  # what the converter reads, for whoever has one
@@ -233,7 +236,8 @@ def _export(
         else:
             made = write_format(format, own, source, folder)
         if made:
-            written[name] = {**facts, **made}
+            held = holds_target(facts["format"], own.method, own.settings, source.shape.hidden_size)
+            written[name] = {**facts, FACT: held, **made}
             if remark := rounded_again(format, own.storage, str(made["dtype"])):
                 ctx.note(f"{name}: {remark}")
     return written

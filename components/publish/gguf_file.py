@@ -21,11 +21,11 @@ from components.contract import Context, UserError
 from components.drafts.quantised import Packed
 from components.publish.formats import write_format
 from components.publish.layout import OwnForm, Source
+from components.publish.profiles import GGUF_BASES
 from components.targets.source import BUILTIN, local_folder
 
 CONVERTER = "convert_hf_to_gguf.py"
 VARIABLE = "DRAFTSMITH_LLAMA_CPP"
-BASES = {"eagle3": "eagle3", "draft-model": "causal-lm"}
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "q8_0"}
 """What the converter is told. Q8_0 has the codes of int8 in groups of 32 and finds ours again; rounded_scales()."""
 TIMEOUT_S = 3600
@@ -57,19 +57,27 @@ def write_gguf(own: OwnForm, source: Source, folder: Path, llama_cpp: str, ctx: 
         base = Path(work) / "draft"
         few_bits = own.storage if own.storage is not None and own.storage.bits else None
         # The converter reads floats and packs them itself: the float32 that the codes stand for loses nothing.
-        facts = write_format(BASES[own.method], own if few_bits is None else own._replace(storage=None), source, base)
+        facts = write_format(
+            GGUF_BASES[own.method], own if few_bits is None else own._replace(storage=None), source, base
+        )
         out = folder / "draft.gguf"
         kind = few_bits.weights if few_bits is not None else facts["dtype"]
         command = [str(base), "--outfile", str(out), "--outtype", TYPES[kind]]
         if own.method == "eagle3":
             command += ["--target-model-dir", str(source.folder)]
-        # The name is what others may read, and need not be its own: the folder tells which target it is.
-        is_builtin = source.folder is not None and source.folder == local_folder(BUILTIN)
-        run_converter(converter, command, pre="gpt-2" if is_builtin else "")
+        run_converter(converter, command, pre=unknown_pre_tokenizer(source))
     facts["num_tensors"] = check_gguf(out, out.parent.name)
     if remark := rounded_scales(own.packed.values()):
         ctx.note(f"gguf: {remark}")
     return facts if few_bits is None else facts | {"dtype": TYPES[few_bits.weights]}
+
+
+def unknown_pre_tokenizer(source: Source) -> str:
+    """What the converter has to be told of a tokenizer that it has never seen, the built-in target's; "" for others.
+
+    The target's name is what others may read, and need not be its own: the folder tells which target it is.
+    """
+    return "gpt-2" if source.folder is not None and source.folder == local_folder(BUILTIN) else ""
 
 
 def rounded_scales(layers: Iterable[Packed]) -> str:

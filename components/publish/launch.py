@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from components.drafts.storage import Storage
-from components.publish.profiles import Engine, TargetFacts, kind_of, profile_of, refusals
+from components.publish.profiles import GGUF_BASES, Engine, TargetFacts, kind_of, profile_of, refusals
 
 Engines = Mapping[str, Any]
 LAUNCHED: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang", "llama.cpp": "llama.cpp"}
@@ -53,7 +53,7 @@ def launch_lines(
     told = dict(settings or {})
     given = str(told.get("model") or "") if method == "draft-model" else ""
     lines = [
-        ("vLLM", _vllm(method, engines, model, there, told, given)),
+        ("vLLM", _vllm(method, depth, engines, model, there, told, given)),
         ("SGLang", _sglang(method, engines, model, there, told, given)),
         # Its converter takes a folder; the other two know a hub id.
         ("llama.cpp", _llama_cpp(method, engines, FOLDER_OF_TARGET if on_hub else model, there)),
@@ -71,17 +71,28 @@ def at_revision(model: str) -> tuple[str, str]:
     return (name, revision) if HUB_ID.fullmatch(name) else (model, "")
 
 
+def shallower_than(depth: int, method: str, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Engine -> guesses a round that its command asks for, where those are fewer than the chosen depth."""
+    kind = kind_of(method, settings)
+    served = {title: profile_of(engine).methods.get(kind) for title, engine in LAUNCHED.items()}
+    limits = {title: one.max_depth for title, one in served.items() if one is not None}
+    return {title: limit for title, limit in limits.items() if limit is not None and limit < depth}
+
+
 def not_served(
     method: str,
     settings: Mapping[str, Any],
     target: TargetFacts,
     storage: Storage | None,
     formats: Collection[str],
+    *,
+    unknown_tokenizer: bool = False,
 ) -> dict[str, str]:
     """Engine -> why it would not serve this drafter as it was measured, one clause; they get no command.
 
     Whether a release names an engine or not: one that drops a norm or a bias without a word would serve it, and badly.
-    formats: those in the release.
+    formats: those in the release. unknown_tokenizer: whether llama.cpp's converter has to be told of the target's,
+    which no command line does.
     """
     found: dict[str, str] = {}
     for title, engine in LAUNCHED.items():
@@ -90,11 +101,17 @@ def not_served(
             found.setdefault(title, clause + ")" * (clause.count("(") - clause.count(")")))
     if storage is not None and storage.bits is not None and "gguf" not in formats:
         found.setdefault("llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes")
+    if unknown_tokenizer and "gguf" not in formats and set(GGUF_BASES.values()) & set(formats):
+        told = (
+            "llama.cpp's converter does not know this target's tokenizer; export with llama.cpp among the engines and"
+        )
+        found.setdefault("llama.cpp", f"{told} DRAFTSMITH_LLAMA_CPP set, which answers for it")
     return found
 
 
 def _vllm(
     method: str,
+    depth: int,
     engines: Engines,
     model: str,
     folders: Mapping[str, str],
@@ -115,7 +132,7 @@ def _vllm(
             return ""
         config = {"model": draft, **config, "method": VLLM_METHODS.get(method, method)}
         if method == "medusa":  # it asserts that its depth never changes, whatever an older policy says
-            config = _one_depth(config)
+            config = {**_one_depth(config), "num_speculative_tokens": depth}
         if method == "p-eagle":
             config["parallel_drafting"] = True
         if method == "mtp":

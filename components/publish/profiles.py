@@ -14,6 +14,7 @@ from components.drafts.storage import Storage
 
 Engine = Literal["vllm", "sglang", "llama.cpp", "mnn", "tensorrt-llm", "transformers", "openvino", "speculators"]
 Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
+TapsAt = Literal["top", "inner", "inner as inputs"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 OWN_MTP, GIVEN_MODEL = "mtp-own", "draft-model-given"
@@ -85,8 +86,11 @@ class Profile:
     version:       the version that the facts were read from.
     methods:       method (or OWN_MTP, GIVEN_MODEL) -> how it is taken. A method that is not here is not served.
     instead:       method -> why not, for those that are worth a word.
-    norm_flags:    of EAGLE-3's norms (fc_norm, norm_output, norm_before_fc, norm_before_residual) those it honours;
-                   the others it drops without a word, or refuses.
+    norm_flags:    of EAGLE-3's norms (NORM_FLAGS) those it honours; the others it drops without a word, or refuses.
+    taps_at:       where it looks for EAGLE-3's tapped layers in a config, the first that is there counts: at top level,
+                   in eagle_config, or there too but with the meaning of the top level; then the defaults. None: nobody
+                   has looked.
+    whole_d2t:     whether it takes d2t and t2d of a drafter that guesses among all tokens.
     fixed_rope_theta: the rope_theta that it uses whatever a config says; None: the config's.
     heads_from:    whose config gives the number of attention heads.
     max_layers:    decoder layers of a drafter of the EAGLE family.
@@ -100,6 +104,8 @@ class Profile:
     methods: Mapping[str, Served]
     instead: Mapping[str, str] = field(default_factory=dict)
     norm_flags: frozenset[str] = frozenset()
+    taps_at: tuple[TapsAt, ...] | None = None
+    whole_d2t: bool = True
     fixed_rope_theta: float | None = None
     heads_from: Literal["draft", "target"] = "draft"
     max_layers: int | None = None
@@ -110,6 +116,8 @@ class Profile:
 
 UNKNOWN = "unknown"
 SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
+NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+"""What a config says of EAGLE-3's norms, each off where it says nothing; the first two are EAGLE-3.1's, and ours."""
 EAGLES = ("eagle1", "hass", "eagle3", "p-eagle")
 TAPPED = ("eagle3", "p-eagle")
 """Those that read several layers of the target; the others read its last state, which every model gives."""
@@ -124,6 +132,8 @@ DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
     "draft-model": ("causal-lm",),
 }
 """What is written where no engine is named."""
+GGUF_BASES: dict[str, Format] = {"eagle3": "eagle3", "draft-model": "causal-lm"}
+"""What llama.cpp's converter reads of a method."""
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
@@ -204,14 +214,15 @@ def refusals(
 
 
 def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    dropped = sorted(
-        name for name in ("fc_norm", "norm_output") if settings.get(name) and name not in profile.norm_flags
-    )
-    if dropped:
+    ours = NORM_FLAGS[:2]
+    dropped = sorted(name for name in NORM_FLAGS if settings.get(name) and name not in profile.norm_flags)
+    if dropped and set(dropped) <= set(ours):
         yield (
             f"{profile.title} drops {' and '.join(dropped)} (EAGLE-3.1) without a word: say settings: {{{method}:"
             f" {{{', '.join(f'{name}: false' for name in dropped)}}}}}, or leave {engine} out of engines"
         )
+    elif dropped:
+        yield f"{profile.title} drops {' and '.join(dropped)} without a word: leave {engine} out of engines"
     layers = settings.get("num_layers", 1)
     if profile.max_layers is not None and layers > profile.max_layers:
         yield (

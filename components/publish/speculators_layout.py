@@ -22,6 +22,7 @@ from components.publish.eagle3_layout import (
     check_architecture,
     check_cut,
     check_eagle3,
+    check_embedding,
     check_taps,
     cut_vocabulary,
     drafted_tokens,
@@ -156,6 +157,7 @@ class SpeculatorsLayout(AbstractLayout):
     def check_values(self, laid_out: LaidOut, where: str) -> None:
         """See AbstractLayout."""
         check_cut(laid_out, where)
+        check_embedding(laid_out, laid_out.config[LAYER], where)
 
     def check_target(self, config: Mapping[str, Any], shape: TargetShape, where: str) -> None:
         """See AbstractLayout."""

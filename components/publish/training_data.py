@@ -7,8 +7,9 @@ step that looks for benchmark texts is said to have none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from components.publish.lineage import Lineage, Made, ancestors
@@ -16,13 +17,15 @@ from components.publish.public_names import public_name
 
 NOT_LEARNED_FROM = ("target", "champion", "policy", "keep_out", "seen")
 """Inputs whose rows a drafter does not learn from: what is kept out of training is the benchmark itself."""
+LOOK_THROUGH = ("data.mix_chats", "data.mix_prompts")
+"""Steps that look through what they train on, later turns and all, for what they deal to be judged on."""
 SPLITS = ("train", "validation", "test", "warm_up")
 STDLIB, STDLIB_LICENCE = "python-stdlib", "PSF-2.0"
 BY_FILE = "python-stdlib: by source file, so that no file is both trained on and measured on"
 REASONS = {
     "contaminated": "held a benchmark's prompt or reference answer",
     "kept_out": "asked what the benchmarks ask",
-    "asks_what_is_judged_on": "asked what the benchmarks ask",
+    "asks_what_is_judged_on": "asked what the mix itself is judged on",
     "evaluation_side": "asked what fell on the evaluation side",
     "duplicates_across_splits": "stood in two splits",
     "exact_duplicate": "were exact duplicates",
@@ -59,17 +62,21 @@ class TrainingData:
     """All of it.
 
     answers: facts of every Conversations that it, or a drafter it was continued from, learned from. given: how many of
-    these the sources already had. looked_for_benchmarks: whether any step looked. looked_for_measured: whether the
-    prompts that the drafter was measured on are among what was looked for; None where no record tells. not_looked_in:
-    sources whose rows reached training past every step that looks. unknown: keys without a record.
+    these the sources already had. looked_for_benchmarks: whether any step looked. num_measured: sets of prompts that
+    something was measured on; None where no record tells. looked_for_measured: whether all of these are among what was
+    looked for; None likewise. not_looked_in: sources whose rows reached training past every step that looks for one of
+    these, or deals it apart from what it trains on. apart_by_split: whether the steps that dealt these keep all sources
+    apart from them. unknown: keys without a record.
     """
 
     sources: Sequence[DataSource]
     kept_out: Sequence[KeptOut]
     looked_for_benchmarks: bool
     split: str
+    num_measured: int | None = None
     looked_for_measured: bool | None = None
     not_looked_in: Sequence[str] = ()
+    apart_by_split: bool = False
     answers: Sequence[Mapping[str, Any]] = ()
     given: int = 0
     unknown: Sequence[str] = ()
@@ -109,7 +116,10 @@ def training_data(lineage: Lineage, draft_key: str) -> TrainingData:
     answers = [one for one in made if one.kind == "Conversations"]
     left_out = [found for one in made for found in _kept_out(one)]
     sources = [found for one in made for found in sources_of(one)]
-    looking = [one for one in made if _looks(one)]
+    measured = _measured(lineage)
+    keys = {prompts.key for prompts in measured or ()}
+    looking = [one for one in made if _looks(one, keys)]
+    not_looked_in = _not_looked_in(lineage, draft_key, measured)
     split = "by what is asked: a question is on one side of the split only" if sources else ""
     by_file = any(one.uses == "data.collect_prompts" and one.info.get("source") == STDLIB for one in made)
     return TrainingData(
@@ -117,27 +127,53 @@ def training_data(lineage: Lineage, draft_key: str) -> TrainingData:
         kept_out=left_out,
         looked_for_benchmarks=bool(looking),
         split=BY_FILE if by_file else split,
-        looked_for_measured=_looked_for_measured(lineage, looking),
-        not_looked_in=_not_looked_in(lineage, draft_key),
+        num_measured=None if measured is None else len(measured),
+        looked_for_measured=_looked_for_measured(measured, looking),
+        not_looked_in=not_looked_in,
+        apart_by_split=bool(keys) and not not_looked_in and keys <= {one.key for one in made},
         answers=[one.info for one in answers],
         given=sum(one.uses == "data.write_given_answers" for one in answers),
         unknown=[one.key for one in made if not one.known],
     )
 
 
-def _looks(made: Made) -> bool:
-    """Whether a step looked for what is benchmarked."""
-    return any({"contaminated", "kept_out", "asks_what_is_judged_on"} & set(one.counts) for one in _kept_out(made))
+def _measured(lineage: Lineage) -> list[Made] | None:
+    """All prompts that something was measured on; None where no record tells of any."""
+    keys = {key for one in lineage.values() if one.kind == "Measurements" for key in one.inputs.get("prompts", ())}
+    found = [lineage.get(key, Made(key)) for key in sorted(keys)]
+    return found if found and all(one.known for one in found) else None
 
 
-def _not_looked_in(lineage: Lineage, draft_key: str) -> list[str]:
-    """The names of sources from which a way leads to the drafter that passes no step that looks."""
+def _looks(made: Made, measured: Collection[str]) -> bool:
+    """Whether a step looked for what is benchmarked: what it was told to keep out, or what it dealt and was measured.
+
+    A mix that was not measured looked for its own split's questions only, which are no benchmark's.
+    """
+    told = made.inputs.get("keep_out") or made.settings.get("keep_out")
+    return bool(told) or (made.uses in LOOK_THROUGH and made.key in measured)
+
+
+def _not_looked_in(lineage: Lineage, draft_key: str, measured: Sequence[Made] | None) -> list[str]:
+    """The names of sources from which a way leads to the drafter past every look for one of the measured prompts.
+
+    A look for one benchmark is none for another. measured: None asks for a look of any kind.
+    """
+    if measured is None:
+        return _unlooked(lineage, draft_key, lambda made: _looks(made, ()))
+    found: dict[str, None] = {}
+    for prompts in measured:
+        found |= dict.fromkeys(_unlooked(lineage, draft_key, partial(_looked_for, prompts=prompts)))
+    return list(found)
+
+
+def _unlooked(lineage: Lineage, draft_key: str, looked: Callable[[Made], bool]) -> list[str]:
+    """The names of sources from which a way leads to the drafter that passes no step of which `looked` is true."""
     found: dict[str, None] = {}
     seen: set[str] = set()
     waiting = [draft_key]
     while waiting:
         key = waiting.pop(0)
-        if key in seen or key not in lineage or _looks(lineage[key]):
+        if key in seen or key not in lineage or looked(lineage[key]):
             continue
         seen.add(key)
         made = lineage[key]
@@ -146,13 +182,11 @@ def _not_looked_in(lineage: Lineage, draft_key: str) -> list[str]:
     return list(found)
 
 
-def _looked_for_measured(lineage: Lineage, looking: Sequence[Made]) -> bool | None:
+def _looked_for_measured(measured: Sequence[Made] | None, looking: Sequence[Made]) -> bool | None:
     """Whether all prompts that something was measured on were looked for; None where no record tells of any."""
-    measured = {key for one in lineage.values() if one.kind == "Measurements" for key in one.inputs.get("prompts", ())}
-    found = [lineage.get(key, Made(key)) for key in sorted(measured)]
-    if not found or not all(one.known for one in found):
+    if measured is None:
         return None
-    return all(any(_looked_for(one, prompts) for one in looking) for prompts in found)
+    return all(any(_looked_for(one, prompts) for one in looking) for prompts in measured)
 
 
 def _looked_for(made: Made, prompts: Made) -> bool:
@@ -203,5 +237,6 @@ def _kept_out(made: Made) -> Iterator[KeptOut]:
     elif made.uses in ("data.collect_prompts", "data.collect_traffic", "data.mix_prompts"):
         asked = made.uses == "data.mix_prompts" or bool(settings.get("keep_out"))
         names = [name for name in REASONS if name in info and (name != "kept_out" or asked)]
+        own = {"kept_out": "asks_what_is_judged_on"} if made.uses == "data.mix_prompts" else {}
         if names:
-            yield KeptOut(made.uses, {name: int(info[name]) for name in names})
+            yield KeptOut(made.uses, {own.get(name, name): int(info[name]) for name in names})

@@ -16,7 +16,7 @@ from pydantic import Field
 from components.contract import Context, Page, Target, UserError
 from components.drafts.settings import Place, checked, filled, own_settings
 from components.drafts.train import Method
-from components.publish.profiles import Engine, formats_for
+from components.publish.profiles import GGUF_BASES, Engine, formats_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +109,7 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
     import shutil
 
     from components.publish.export import refuse_unserved
-    from components.publish.gguf_file import BASES, write_gguf
+    from components.publish.gguf_file import write_gguf
     from components.publish.mtp_stitch import stitch
 
     source, ctx = trial.source, trial.ctx
@@ -125,7 +125,7 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
         if format == "gguf":
             if write_gguf(own, source, folder, trial.llama_cpp, ctx) is None:
-                base = BASES[method]  # what export_release gives instead: the folder that the converter reads
+                base = GGUF_BASES[method]  # what export_release gives instead: the folder that the converter reads
                 if base not in formats:
                     _go_through(base, folder, own, trial, drafts)
                     through.append(base)
@@ -207,14 +207,14 @@ def _compare(method: str, format: str, trial: Trial, target: AbstractTarget, dra
 
 def _given(readable: Sequence[str], through: Sequence[str], method: str) -> str:
     """What an engine is given of a drafter, of what really went through; readable: the best first."""
-    from components.publish.gguf_file import BASES, CONVERTER
+    from components.publish.gguf_file import CONVERTER
 
     if not readable:
         return "no file"
     if readable[0] in through:
         return readable[0]
     assert readable[0] == "gguf", "every other format went through, or the step has failed"
-    return f"{BASES[method]}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
+    return f"{GGUF_BASES[method]}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
 
 
 def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 TOKEN = "HF_TOKEN"
 ENDPOINT = "HF_ENDPOINT"
-HOLDS_TARGET = ("stitched", "mimo")
-"""Formats with weights of the target itself: all of them, or its embedding and LM head."""
 Answer = TypeVar("Answer")
 
 
@@ -159,12 +157,12 @@ def _refuse_target_itself(record: Mapping[str, Any], words: tuple[str, str, str]
     words: what the settings say of the repository: its name, the branch, the message.
     """
     from components.publish.private_words import named_in
+    from components.publish.target_copies import holding
 
-    held = sorted(name for name, facts in record["formats"].items() if facts["format"] in HOLDS_TARGET)
-    if held:
+    for name, remedy in holding(record["formats"]).items():
         raise UserError(
-            f"private: false: {held[0]}/ holds weights of the target, which nobody else can read; upload with private:"
-            " true, export other formats, or load a public target by its hub id"
+            f"private: false: {name}/ holds weights of the target, which nobody else can read; upload with private:"
+            f" true, {remedy}, or load a public target by its hub id"
         )
     for setting, word in zip(("repo", "revision", "message"), words, strict=True):
         if name := named_in(word, [one.rpartition("/")[2] for one in names], parts_of_words=True):

@@ -76,16 +76,17 @@ def _release(folder: Path, target: str) -> list[str]:
 
 def _engines(format: str, laid_out: LaidOut, shape: TargetShape) -> list[str]:
     """Which engines read such a checkpoint for this target, and why the others do not."""
+    from components.publish.eagle3_layout import misread
     from components.publish.formats import layout_of
     from components.publish.layout import facts_of
-    from components.publish.profiles import ENGINES, profile_of, refusals, remark_on
+    from components.publish.profiles import ENGINES, NORM_FLAGS, TAPPED, profile_of, refusals, remark_on
     from components.publish.quantised_layout import storage_in
 
     config = laid_out.config
     storage = storage_in(config, "")
     method = layout_of(format).methods[-1 if config.get("speculators_model_type") == "peagle" else 0]
     block = config.get("transformer_layer_config", config)
-    settings = {name: config.get(name, False) for name in ("fc_norm", "norm_output")}
+    settings = {name: config.get(name, False) for name in NORM_FLAGS}
     settings |= {"num_layers": block.get("num_hidden_layers", 1)} if method != "mtp" else {}
     bias = laid_out.tensors.get("fc.bias")
     settings |= {"mtp_modules": config.get("num_nextn_predict_layers"), "first_hidden": "post_norm"}
@@ -101,6 +102,8 @@ def _engines(format: str, laid_out: LaidOut, shape: TargetShape) -> list[str]:
         # A drafter that is there already is rotated as its own config says, whatever its target's does.
         facts = facts_of(shape) if fixed is None else dataclasses.replace(facts_of(shape), rope_theta=fixed)
         why = next(refusals(engine, method, settings, facts, storage), "")
+        if not why and method in TAPPED:
+            why = misread(profile, laid_out, shape)
         if fixed is not None and theta != fixed:
             why = f"{profile.title} rotates every drafter by rope_theta {fixed:g}, and this one's is {theta:g}"
         tried = f"tried with {served.tried}" if served.tried else f"by its source or manual, {profile.version}"

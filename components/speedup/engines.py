@@ -7,7 +7,8 @@ Forms, read in the engines' own documents and sources (November 2026):
   vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
                 `num_speculative_tokens_per_batch_size` is [[first, last, K], ...] from 1 on, K = 0 drafts nothing, past
                 the end the last K holds. Newer versions also take [first, last, first_context, last_context, K] rows,
-                a full grid. Its Medusa asserts that the depth never changes and gets neither.
+                a full grid. Its Medusa asserts that the depth never changes: it gets neither, and the depth of the
+                smallest batch, as engines that know one depth alone.
   SGLang        --speculative-num-steps, --speculative-eagle-topk 1 (a chain), --speculative-num-draft-tokens: one more
                 than the steps.
   TensorRT-LLM  `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts nothing above the last
@@ -74,6 +75,8 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
         return {}
     depth = first or deepest
     vllm: dict[str, Any] = {"num_speculative_tokens": deepest}
+    if method in _VLLM_ONE_DEPTH:
+        vllm["num_speculative_tokens"] = depth
     if method in _VLLM:
         vllm = {"method": _VLLM[method], **vllm}
     tensorrt: dict[str, Any] = {"max_draft_len": deepest}

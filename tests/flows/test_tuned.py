@@ -24,7 +24,10 @@ pipelines:
         in: {{target: target, features: features}}
         matrix: {{method: [eagle3, mtp]}}
         with: {{method: "${{matrix.method}}"}}
-      tuning:  {{uses: bench.autotune, in: {{target: {tuned}, prompts: prompts}}, with: {{dtype: bfloat16, seconds: {seconds}}}}}
+      tuning:
+        uses: bench.autotune
+        in: {{target: {tuned}, prompts: prompts}}
+        with: {{dtype: bfloat16, seconds: {seconds}}}
       cost:
         uses: bench.measure_step_cost
         in: {{target: target, draft: draft, prompts: prompts, tuning: tuning}}
@@ -45,9 +48,9 @@ def test_one_that_agrees_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line", "said"),
     [
-        ({"dtype": "float32"}, 18, "dtype is float32, and 'tuning' chooses for bfloat16: give both the same"),
-        ({"threads": 1}, 18, "'tuning' chooses the threads: leave num_threads out, or the input 'tuning'"),
-        ({"tuned": "other"}, 17, "it measures 'target', and 'tuning' chooses for 'other': give each its own"),
+        ({"dtype": "float32"}, 21, "dtype is float32, and 'tuning' chooses for bfloat16: give both the same"),
+        ({"threads": 1}, 21, "'tuning' chooses the threads: leave num_threads out, or the input 'tuning'"),
+        ({"tuned": "other"}, 20, "it measures 'target', and 'tuning' chooses for 'other': give each its own"),
     ],
 )
 def test_one_that_contradicts_costs_one_line_at_its_place(
@@ -60,5 +63,5 @@ def test_one_that_contradicts_costs_one_line_at_its_place(
 
 
 def test_a_tuning_whose_settings_are_wrong_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"pipelines\.yaml:14: step 'tuning': .*seconds"):
+    with pytest.raises(UserError, match=r"pipelines\.yaml:17: step 'tuning': .*seconds"):
         check(tmp_path, dtype="float32", seconds=-1)

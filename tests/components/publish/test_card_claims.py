@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_formats import KEYS, SETTINGS
 
 from components.contract import Context, DepthPolicy, Draft
 from components.drafts import quantise_draft
-from components.drafts.files import save_draft
+from components.drafts.files import method_class, save_draft
+from components.publish import export_release
+from components.publish.card import Evidence, write_card
 from components.publish.card_limits import measured_limits
-from components.publish.launch import launch_lines
+from components.publish.launch import launch_lines, not_served
+from components.publish.layout import facts_of
+from components.publish.lineage import Made
 from components.rows import Request, read_rows, write_rows
+from components.targets import load_target
+from components.targets.load import open_target
 
 Export = Callable[..., Any]
 
@@ -111,6 +119,55 @@ def test_an_engine_that_drops_a_part_of_the_drafter_gets_no_command(
     assert set(record["launch"]) == {"vLLM"} and set(record["not_served"]) == {"SGLang", "llama.cpp"}
 
 
+def test_an_engine_that_drafts_less_than_the_chosen_depth_is_said_to(
+    export: Export, policy_for: Callable[[str], DepthPolicy], saved: Callable[..., Draft]
+) -> None:
+    """vLLM is exact for the first guess of a new module; the speeds on the card were measured deeper."""
+    draft = replace(saved("mtp", mtp_modules=1, intermediate_size=0), key=KEYS["mtp"])
+    release = export(policy=policy_for("mtp"), only=[draft], engines=["vllm"])
+    record, card = json.loads((release.path / "release.json").read_text()), card_of(release)
+    depth, command = record["serve"]["depth_k"], shlex.split(record["launch"]["vLLM"])
+    assert json.loads(command[-1])["num_speculative_tokens"] == 1 < depth
+    assert f"\nvLLM drafts 1 token a round here; the speeds above are at depth {depth}.\n" in card
+
+
+def test_a_tokenizer_that_llama_cpps_converter_does_not_know_gets_no_command(
+    evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    """The built-in target's: the converter refuses it unless it is told, which no command line does."""
+    contexts = [Context(key=KEYS["eagle3"], out=tmp_path / n, scratch=tmp_path, num_threads=1) for n in ("t", "d", "r")]
+    for ctx in contexts:
+        ctx.out.mkdir()
+    target = load_target(model="builtin", ctx=contexts[0])
+    opened = open_target(target, dtype="float32", kernel="plain")
+    network = method_class("eagle3").build(opened, {"intermediate_size": 64}, torch.arange(64))
+    facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
+    ids: Any = network.draft_ids
+    save_draft(tmp_path / "d", "eagle3", {"intermediate_size": 64}, opened, ids, network.state_dict(), facts)
+    draft = Draft(key=KEYS["eagle3"], path=tmp_path / "d", info={"method": "eagle3", **facts})
+    parts = (evidence["policy"], evidence["acceptance"], evidence["end_to_end"])
+    card = card_of(export_release(target, [draft], *parts, ctx=contexts[2]))
+    assert "convert_hf_to_gguf" not in card and "vllm serve builtin" in card
+    told = "Not in llama.cpp: llama.cpp's converter does not know this target's tokenizer; export with llama.cpp"
+    assert f"{told} among the engines and DRAFTSMITH_LLAMA_CPP set, which answers for it.\n" in card
+    shape = facts_of(opened.shape)
+    for formats, refused in ((["gguf"], False), (["eagle3", "gguf"], False), (["eagle3"], True), ([], False)):
+        found = not_served("eagle3", {}, shape, None, formats, unknown_tokenizer=True)
+        assert ("llama.cpp" in found) == refused, "a GGUF was made with it told; without files there is no command"
+
+
+def test_arms_that_draft_trees_are_told_from_chains(
+    export: Export, evidence: dict[str, Any], changed: Callable[..., DepthPolicy]
+) -> None:
+    raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+    mine = next(a for a in raw["arms"] if a["draft_key"] == raw["winner"]["draft_key"] and a["workload"] == "all")
+    trees = [{**mine, "tree_budget": budget} for budget in (6, 10)]
+    lines = card_of(export(policy=changed(arms=[*raw["arms"], *trees]))).splitlines()
+    head = f"| eagle3 (this one) | {mine['depth_k']}"
+    told = [line.removeprefix(head).partition(" |")[0] for line in lines if line.startswith((f"{head} |", f"{head} ("))]
+    assert sorted(told) == ["", " (tree of 10)", " (tree of 6)"]
+
+
 def test_a_bias_that_vllm_passes_over_is_not_launched_there(export: Export, saved: Callable[..., Draft]) -> None:
     card = card_of(export(only=[saved("eagle1")]))
     assert "vllm serve" not in card
@@ -178,3 +235,46 @@ def test_what_stands_for_the_targets_folder_is_the_word_in_the_commands(export: 
     card = card_of(export(target_name=named))
     assert f"`{word}` in them stands for the folder of the target." in card
     assert f"vllm serve {word} --spec" in card and f"--target-model-dir {word} --outfile" in card
+
+
+def made(key: str, uses: str, kind: str = "Chats", **facts: Any) -> Made:
+    """A record of the lineage; facts: info, settings, inputs."""
+    inputs = {name: tuple(keys) for name, keys in facts.pop("inputs", {}).items()}
+    return Made(key, known=True, kind=kind, uses=uses, inputs=inputs, **facts)
+
+
+@pytest.mark.parametrize(
+    ("looked", "measured", "said"),
+    [
+        ([], ["b"], "no step looked for benchmark texts in the training data, and nothing else keeps what is measured"
+         " here out of gossip."),
+        ([], ["p"], "no step looked for benchmark texts in the training data; training and benchmark prompts are kept"
+         " apart by their split alone."),
+        ([], [], "no step looked for benchmark texts in the training data."),
+        (["b"], [], "rows that hold benchmark texts were looked for and left out."),
+        (["b"], ["b"], "rows that hold what is measured here were looked for and left out."),
+        (["b"], ["x"], "rows that hold texts of benchmarks were looked for and left out, but what is measured here was"
+         " not looked for in gossip."),
+        (["b"], ["p"], "rows that hold texts of benchmarks, other than the prompts measured here, were looked for and"
+         " left out; those are kept apart by their split alone."),
+        (["b"], ["b", "x"], "rows that hold texts of benchmarks were looked for and left out, but not all of what is"
+         " measured here was looked for in gossip."),
+    ],
+)  # fmt: skip
+def test_a_card_says_of_decontamination_what_the_steps_looked_for(
+    looked: list[str], measured: list[str], said: str, export: Export, evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    """b and x are benchmarks, p what one step read, split and trained on."""
+    info = {"source": "gossip", "num_train": 9, "num_test": 2}
+    lineage = {one.key: one for one in (
+        made("b", "data.collect_workloads", "Prompts", settings={"source": "b"}),
+        made("x", "data.collect_workloads", "Prompts", settings={"source": "x"}),
+        made("p", "data.collect_prompts", "Prompts", info=info),
+        made("c", "data.deduplicate", info={"dropped": {}}, inputs={"chats": ["p"], "keep_out": looked}),
+        made(KEYS["eagle3"], "drafts.train_draft", "Draft", inputs={"features": ["c"]}),
+        *(made(f"m{one}", "bench.measure_acceptance", "Measurements", inputs={"prompts": [one]}) for one in measured),
+    )}  # fmt: skip
+    record = json.loads((export().path / "release.json").read_text())
+    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    write_card(tmp_path / "card.md", record, Evidence(policy, lineage, evidence["end_to_end"].path, 256))
+    assert f"\nDecontamination: {said}\n" in (tmp_path / "card.md").read_text()

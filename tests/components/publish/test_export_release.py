@@ -185,9 +185,16 @@ def test_a_folder_of_this_machine_is_named_by_its_last_part(tmp_path: Path, monk
 def test_vllms_medusa_is_told_one_depth_whatever_the_batch() -> None:
     told = settings_for("medusa", {1: 3, 8: 1})
     assert told["vllm"]["speculative_config"] == {"method": "medusa", "num_speculative_tokens": 3}
-    older = settings_for("eagle3", {1: 3, 8: 1})
-    (line, *_) = launch_lines("medusa", 3, older, "target", {"medusa": "medusa"})
+    older = settings_for("eagle3", {1: 2, 8: 4})
+    (line, *_) = launch_lines("medusa", 2, older, "target", {"medusa": "medusa"})
     assert "per_batch" not in line[1] and "per_batch" in str(older)
+    assert '"num_speculative_tokens": 2' in line[1], "the chosen depth, not the deepest of any batch"
+
+
+def test_vllms_medusa_is_told_the_chosen_depth_though_a_larger_batch_has_a_deeper_one() -> None:
+    assert settings_for("medusa", {1: 2, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
+    assert settings_for("medusa", {1: 0, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 4
+    assert settings_for("eagle3", {1: 2, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 4
 
 
 @pytest.mark.parametrize(

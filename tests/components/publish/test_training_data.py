@@ -113,3 +113,66 @@ def test_prompts_that_one_step_dealt_are_looked_for_by_it(store: Store) -> None:
     assert store.told().looked_for_measured is True
     store.put("b", "Prompts", "data.collect_prompts", {"num_test": 3}, {"source": "hf:other"})
     assert store.told().looked_for_measured is False
+
+
+def two_sources(store: Store, dropped: dict[str, int], *, keep_out: str = "b", other: str = "") -> TrainingData:
+    """A looked through for the benchmark b, B not or for another one; both mixed, measured on b."""
+    store.chats("a", "A")
+    store.chats("g", "B")
+    store.benchmark("b", "gsm8k")
+    store.benchmark("e", "another")
+    clean(store, "c", "a", keep_out)
+    if other:
+        clean(store, "h", "g", other)
+    store.put("p", "Prompts", "data.mix_chats", {"num_train": 8, "dropped": dropped}, chats="ch" if other else "cg")
+    store.trained("d", "p", "w", "f", 100)
+    store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="b", draft="d")
+    return store.told()
+
+
+@pytest.mark.parametrize("dropped", [{}, {"asks_what_is_judged_on": 1}])
+def test_a_mix_that_checks_its_own_split_has_not_looked_for_a_benchmark(store: Store, dropped: dict[str, int]) -> None:
+    told = two_sources(store, dropped)
+    assert told.looked_for_measured and list(told.not_looked_in) == ["B"]
+
+
+def test_a_look_for_another_benchmark_leaves_a_source_not_looked_in(store: Store) -> None:
+    assert list(two_sources(store, {}, other="e").not_looked_in) == ["B"]
+
+
+def test_of_several_measured_benchmarks_each_is_looked_for_by_itself(store: Store) -> None:
+    two_sources(store, {}, keep_out="be", other="b")
+    store.put("n", "Measurements", "bench.measure_acceptance", {}, prompts="e", draft="d")
+    told = store.told()
+    assert (told.num_measured, told.looked_for_measured, list(told.not_looked_in)) == (2, True, ["B"])
+
+
+def test_a_split_keeps_apart_only_what_it_dealt_itself(store: Store) -> None:
+    """gsm8k and a mix of chats share no split; prompts of one collection do."""
+    store.chats("a", "A")
+    store.benchmark("b", "gsm8k")
+    facts = {"num_train": 8, "dropped": {"asks_what_is_judged_on": 1}}
+    store.put("p", "Prompts", "data.mix_chats", facts, chats="a")
+    store.trained("d", "p", "w", "f", 100)
+    assert not store.told().apart_by_split, "nobody knows what it was measured on"
+    store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="b", draft="d")
+    told = store.told()
+    assert (told.looked_for_benchmarks, told.apart_by_split, list(told.not_looked_in)) == (False, False, ["A"])
+
+
+def test_prompts_of_one_collection_are_apart_by_their_split_alone(store: Store) -> None:
+    facts = {"num_train": 9, "num_test": 3, "kept_out": 0, "found": 20, "source": "python-stdlib"}
+    store.put("p", "Prompts", "data.collect_prompts", facts, {"source": "python-stdlib", "keep_out": ""})
+    store.trained("d", "p", "w", "f", 100)
+    store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="p", draft="d")
+    told = store.told()
+    assert (told.looked_for_benchmarks, told.apart_by_split, list(told.not_looked_in)) == (False, True, [])
+
+
+def test_what_a_mix_of_prompts_leaves_out_is_what_it_is_judged_on_itself(store: Store) -> None:
+    store.put("p", "Prompts", "data.mix_prompts", {"num_train": 9, "num_test": 3, "kept_out": 2})
+    store.trained("d", "p", "w", "f", 100)
+    (left_out,) = store.told().kept_out
+    assert left_out.counts == {"asks_what_is_judged_on": 2} and not store.told().looked_for_benchmarks
+    store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="p", draft="d")
+    assert store.told().looked_for_benchmarks and store.told().looked_for_measured

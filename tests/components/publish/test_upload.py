@@ -183,6 +183,66 @@ def test_weights_of_a_private_target_stay_out_of_a_public_repository(
     assert hub.repositories[REPO].private
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "engines", "folder", "remedy"),
+    [
+        ("eagle3", {}, ["speculators"], "speculators", "export other formats"),
+        ("p-eagle", {"parallel_depth": 3, "num_layers": 1}, [], "speculators", "export other formats"),
+        ("medusa", {"num_heads": 2, "head": "tied"}, [], "medusa", "train with head: own"),
+        ("medusa", {"num_heads": 2}, [], "", ""),
+        ("draft-model", {"num_layers": 1}, [], "causal-lm", "train with a hidden_size of its own"),
+        ("draft-model", {"num_layers": 1, "hidden_size": 16}, [], "", ""),
+        ("eagle1", {"fc_bias": False}, [], "", ""),
+    ],
+)
+def test_a_private_targets_embedding_and_head_stay_in_whatever_format_copies_them(
+    method: str,
+    settings: dict[str, Any],
+    engines: list[str],
+    folder: str,
+    remedy: str,
+    hub: LoopbackHub,
+    upload: Upload,
+    export: Callable[..., Any],
+    networks: Any,
+    opened: Any,
+    tmp_path: Path,
+) -> None:
+    network = networks(method, settings)
+    facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
+    (tmp_path / "draft").mkdir()
+    save_draft(tmp_path / "draft", method, settings, opened, network.draft_ids, network.state_dict(), facts)
+    draft = Draft(key=KEYS["eagle3"], path=tmp_path / "draft", info={"method": method, **facts})
+    release = export(only=[draft], engines=engines, target_name="ours")
+    if not folder:
+        upload(release, private=False)
+        assert not hub.repositories[REPO].private
+        return
+    with pytest.raises(UserError, match=rf"{folder}/ holds weights of the target, .*, {remedy}, or load"):
+        upload(release, private=False)
+    assert REPO not in hub.repositories, "nothing was made"
+
+
+def test_of_all_drafters_that_go_out_none_may_hold_the_private_target(
+    hub: LoopbackHub,
+    upload: Upload,
+    export: Callable[..., Any],
+    drafts: Any,
+    networks: Any,
+    opened: Any,
+    tmp_path: Path,
+) -> None:
+    """The winner holds nothing of it; a Medusa beside it, of whose settings release.json tells nothing, does."""
+    settings = {"num_heads": 2, "head": "tied"}
+    network = networks("medusa", settings)
+    (tmp_path / "draft").mkdir()
+    save_draft(tmp_path / "draft", "medusa", settings, opened, network.draft_ids, network.state_dict(), {})
+    beside = Draft(key="a" * 64, path=tmp_path / "draft", info={"method": "medusa"})
+    release = export(only=[drafts["eagle3"], beside], include="all", target_name="ours")
+    with pytest.raises(UserError, match="medusa/ holds weights of the target"):
+        upload(release, private=False)
+
+
 def test_a_repository_that_is_private_stays_so_and_is_said_to_be(
     hub: LoopbackHub, upload: Upload, export: Callable[..., Any]
 ) -> None:

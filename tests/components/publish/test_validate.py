@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny_formats import own_form
 
 from components.contract import UserError
-from components.publish.formats import layout_of, write_format
+from components.publish.exact_check import LaidOut
+from components.publish.formats import check, layout_of, write_format
 from components.publish.layout import Source
 from components.publish.validate import validate_folder
 from flows.cli import main
@@ -132,3 +136,95 @@ def test_a_number_that_no_engine_can_hold_is_one_line_at_once(eagle3: Path, name
     (eagle3 / "config.json").write_text(json.dumps({**config, name: value}))
     with pytest.raises(UserError, match=f"{name} is "):
         validate_folder(eagle3)
+
+
+def line_of(engine: str, folder: Path, source: Source) -> str:
+    (line,) = (line for line in said_of(folder, source) if line.startswith(f"{engine}: "))
+    return line
+
+
+def changed(folder: Path, **fields: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    return folder
+
+
+@pytest.mark.parametrize("flag", ["fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"])
+def test_an_engine_that_drops_a_norm_does_not_read_it(
+    flag: str, eagle3: Path, source: Source, networks: Networks, tmp_path: Path
+) -> None:
+    """All four are asked about: without the norm it would load, and accept little."""
+    if flag == "fc_norm":
+        write_format("eagle3", own_form(networks("eagle3", {flag: True}), {flag: True}), source, tmp_path / "normed")
+        eagle3 = tmp_path / "normed"
+    elif flag == "norm_before_fc":
+        tensors = load_file(eagle3 / "model.safetensors")
+        save_file({**tensors, "input_norm.weight": torch.ones(96)}, eagle3 / "model.safetensors")
+    changed(eagle3, **{flag: True})
+    assert "reads it" in line_of("vLLM", eagle3, source)
+    assert f"SGLang drops {flag} " in line_of("SGLang", eagle3, source)
+    assert ("drops" in line_of("llama.cpp", eagle3, source)) == (flag in ("fc_norm", "norm_output"))
+
+
+@pytest.mark.parametrize(
+    ("top", "inner", "reads"),
+    [
+        (None, None, {"vLLM", "SGLang", "llama.cpp", "MNN"}),
+        ([2, 4, 5], None, {"vLLM", "SGLang", "llama.cpp", "MNN"}),  # the defaults of a target of eight layers
+        ([1, 3, 6], [0, 2, 5], {"vLLM", "SGLang", "llama.cpp"}),
+        ([1, 3, 6], None, {"vLLM", "llama.cpp"}),
+        (None, [0, 2, 5], {"SGLang"}),
+        (None, [1, 3, 4], {"SGLang", "llama.cpp", "MNN"}),  # the defaults again: vLLM takes outputs for inputs
+    ],
+)
+def test_an_engine_that_would_tap_other_layers_does_not_read_it(
+    top: list[int] | None, inner: list[int] | None, reads: set[str], eagle3: Path, source: Source
+) -> None:
+    name = "eagle_aux_hidden_state_layer_ids"
+    changed(eagle3, **{name: top, "eagle_config": {name: inner} if inner else None})
+    for engine in ("vLLM", "SGLang", "llama.cpp", "MNN"):
+        line = line_of(engine, eagle3, source)
+        assert ("reads it" in line) == (engine in reads), line
+        assert "reads it" in line or f"was trained on {top or [one + 1 for one in inner or []]}" in line
+
+
+def test_of_speculators_own_layout_the_top_level_is_read_alone(
+    networks: Networks, source: Source, tmp_path: Path
+) -> None:
+    write_format("speculators", own_form(networks("eagle3", {}), {}), source, tmp_path / "draft")
+    assert "reads it" in line_of("vLLM", tmp_path / "draft", source)
+    name = "eagle_aux_hidden_state_layer_ids"
+    changed(tmp_path / "draft", **{name: None, "eagle_config": {name: [0, 2, 5]}})
+    for engine in ("vLLM", "speculators"):
+        assert "would tap hidden_states[2, 4, 5], and" in line_of(engine, tmp_path / "draft", source)
+
+
+def test_vllm_refuses_d2t_of_a_whole_vocabulary(eagle3: Path, source: Source) -> None:
+    tensors = load_file(eagle3 / "model.safetensors")
+    whole = {"d2t": torch.zeros(96, dtype=torch.int64), "t2d": torch.ones(96, dtype=torch.bool)}
+    save_file({**tensors, **whole, "lm_head.weight": torch.randn(96, 32)}, eagle3 / "model.safetensors")
+    changed(eagle3, draft_vocab_size=96)
+    assert "vLLM refuses d2t of a whole vocabulary: leave d2t and t2d out" in line_of("vLLM", eagle3, source)
+    assert "reads it" in line_of("SGLang", eagle3, source)
+
+
+@pytest.mark.parametrize("with_target", [True, False])
+def test_a_drafter_that_is_not_as_wide_as_its_target_brings_an_embedding(
+    with_target: bool, networks: Networks, source: Source, tmp_path: Path
+) -> None:
+    """Engines share the target's where the file has none, and it does not fit."""
+    narrow = replace(source.shape, hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
+    layout = layout_of("eagle3")
+    config = layout.lay_out(own_form(networks("eagle3", {}), {}), replace(source, shape=narrow)).config
+    config |= {"target_hidden_size": 32}
+    tensors = {}
+    for name, spec in layout.expected(config).items():
+        if not spec.optional or name in ("d2t", "t2d"):
+            tensors[name] = torch.randn(spec.shape)
+    ids = torch.arange(3, 96, 2)
+    tensors |= {"d2t": ids - torch.arange(47), "t2d": torch.zeros(96, dtype=torch.bool).index_fill(0, ids, True)}
+    shape = source.shape if with_target else None
+    with pytest.raises(UserError, match=r"embed_tokens.weight is missing: .* 32 wide, and hidden_size is 16") as error:
+        check(layout, LaidOut(config, tensors), "draft", shape)
+    assert "\n" not in str(error.value)
+    check(layout, LaidOut(config, {**tensors, "embed_tokens.weight": torch.randn(96, 16)}), "draft", shape)
