@@ -1,10 +1,11 @@
 """`draftsmith compare A B`: two ways to serve on the same prompts, as ratios with 95 % intervals, and a verdict.
 
 Speed is compared where both ran on one machine in one dtype: directly when one session measured both, else each over
-plain decoding of its own session (in one session that cancels out). Acceptance length needs no common machine; it is
-replayed from acceptance maps where both have them, else counted over the rounds that were decoded. What cannot be
-compared is said, with the reason. The arithmetic is that of components/speedup (bootstrap over prompts, both sides
-together; non-inferiority with a margin).
+plain decoding of its own session (in one session that cancels out). Only our own loop is asked; what serving engines
+did stands in `draftsmith query engines_beside_ours`. Acceptance length needs no common machine; it is replayed from
+acceptance maps where both have them, else counted over the rounds that were decoded. What cannot be compared is said,
+with the reason. The arithmetic is that of components/speedup (bootstrap over prompts, both sides together;
+non-inferiority with a margin).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ _ARMS = """
 SELECT artifact_key, machine_id, created_at, dtype, batch_size, method, draft_key, depth_k, kernel, prompt_id, workload,
        tree_budget, tokens, decode_ns, rounds
 FROM v_arm_prompt
-WHERE temperature = 0
+WHERE temperature = 0 AND engine IS NULL
   AND artifact_key IN (SELECT DISTINCT artifact_key FROM request WHERE list_contains($drafts, draft_key))
   AND (method = 'none' OR list_contains($drafts, draft_key))
 ORDER BY created_at DESC"""

@@ -4,10 +4,16 @@ MLflow's aliases are plain upserts without a history. A move here is written dow
 made, verified, appended to the promotion log, and then forgotten; whoever comes next finishes what a kill cut short,
 under the same name, so it is in the log once. What MLflow says besides the log was moved by hand: it is logged as such.
 Everything here is done under the registry's lock.
+
+Homes that share a store share the log, but each may have an MLflow of its own, with versions and aliases of its own
+under the same names. So each registry has a mark, and each entry the mark of where it was made. It stands in MLflow
+itself: the same by whatever address MLflow is asked, and a new one in a database that is made anew.
 """
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +22,29 @@ from storage import journal
 from storage.artifacts import replace_file
 from storage.records import PromotionRow, new_promotion
 from storage.sharing import send_promotion
+from storage.tracking import RELEASES, experiment_of
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 GONE = "RESOURCE_DOES_NOT_EXIST"
+MARK = "draftsmith.registry"  # a tag of the experiment RELEASES, and a fact of each move
+
+
+def mark_of(home: Path, client: MlflowClient) -> str:
+    """The mark of the registry behind this client; it is made on first use."""
+    found = client.get_experiment_by_name(RELEASES)
+    mark = found.tags.get(MARK) if found is not None else None
+    if mark is None:
+        experiment = experiment_of(home, client, RELEASES)
+        client.set_experiment_tag(experiment, MARK, uuid.uuid4().hex)
+        mark = client.get_experiment(experiment).tags[MARK]  # somebody else may have set it meanwhile
+    return str(mark)
+
+
+def made_in(mark: str, log: Iterable[PromotionRow]) -> list[PromotionRow]:
+    """The moves made in the registry of this mark; those from before there were marks count as everybody's."""
+    return [row for row in log if json.loads(row.numbers).get(MARK) in (None, mark)]
 
 
 def move(home: Path, client: MlflowClient, row: PromotionRow) -> None:
@@ -45,17 +69,22 @@ def finish_interrupted(home: Path, client: MlflowClient) -> None:
 
 
 def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
-    """Log every alias that is not where the promotion log says; returns the new entries."""
-    rows = journal.promotions(home)
-    found = []
+    """Log every alias that is not where the log of this registry's moves says; returns the new entries."""
+    log = journal.promotions(home)
+    if not log:
+        return []
+    mark, found = mark_of(home, client), []
+    rows = made_in(mark, log)
     for name in dict.fromkeys(row.name for row in rows):
         logged, there = replayed(row for row in rows if row.name == name), aliases_of(client, name)
         for alias in sorted(logged.keys() | there.keys()):
             before, after = logged.get(alias), there.get(alias)
             if before != after:
-                numbers = client.get_model_version(name, str(after)).tags if after is not None else {}
+                tags = client.get_model_version(name, str(after)).tags if after is not None else {}
                 why = "moved in MLflow, not by Draftsmith" if after is not None else "deleted in MLflow"
-                found.append(new_promotion(name, alias, "external", before, after, "not known", why, numbers))
+                found.append(
+                    new_promotion(name, alias, "external", before, after, "not known", why, {**tags, MARK: mark})
+                )
     for row in found:
         _log(home, row)
     return found

@@ -44,6 +44,14 @@ class Step(Protocol):
     def reason(self) -> str: ...
 
 
+class PassedOver(Exception):
+    """Artifacts that `resync` could not read, a line each; everything else is known."""
+
+    def __init__(self, unread: Mapping[str, str], folder: Path) -> None:
+        self.lines = [f"artifact {key[:12]}: {why}" for key, why in unread.items()]
+        super().__init__(f"all else is known now, but not {len(unread)} in {folder}: " + "; ".join(self.lines))
+
+
 @dataclass
 class Run:
     """One run of a pipeline while it goes on.
@@ -163,6 +171,9 @@ def resync(home: Path) -> dict[str, int]:
     """Tell the shared store, MLflow, the history and the registry everything they have missed; counts it.
 
     Safe to repeat. Whatever is still down raises, since the point of the call is to bring it up to date.
+
+    Raises:
+        PassedOver: some artifacts could not be read; it is raised last, when all others have been told.
     """
     from storage import registry, results, tracking
 
@@ -171,9 +182,7 @@ def resync(home: Path) -> dict[str, int]:
         store.remote.try_again()
     send(home, everything=True)
     catch_up(home)
-    keys = store.keys()
-    for key in keys:
-        results.remember_artifact(home, store.path_of(key))
+    unread = results.remember_all(home, store)
     runs = 0
     for entries in journal.all_runs(home):
         results.remember_run(home, entries)
@@ -181,13 +190,18 @@ def resync(home: Path) -> dict[str, int]:
     for row in journal.promotions(home):
         results.remember_promotion(home, row)
     tracking.resync(home)
-    releases = 0
+    keys, releases = store.keys(), 0
     for key in keys:
-        if store.record_of(key)["kind"] == "Release":
-            registry.register(home, store.path_of(key))
-            releases += 1
+        try:
+            if store.record_of(key)["kind"] == "Release":
+                registry.register(home, store.path_of(key))
+                releases += 1
+        except results.UNREADABLE as error:
+            unread.setdefault(key, results.why_unread(error))
     if store.remote is not None and store.remote.is_silent:
         raise ConnectionError(take_problems()[0])
+    if unread:
+        raise PassedOver(unread, home / "store")
     return {"artifacts": len(keys), "runs": runs, "releases": releases}
 
 

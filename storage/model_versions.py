@@ -21,7 +21,7 @@ from components.escapes import in_markdown
 from storage.alias_moves import GONE, aliases_of
 from storage.promotion_gate import Decision
 from storage.release_facts import ROOT, ReleaseFacts, copy_of_components
-from storage.tracking import KEY_TAG, open_client
+from storage.tracking import KEY_TAG, RELEASES, experiment_of, open_client
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -190,11 +190,8 @@ def _log_version_here(request: Mapping[str, Any]) -> int:
     name = request["name"]
     run = request["source_run"]
     if run is None:
-        experiment = client.get_experiment_by_name("releases")
-        own = client.tracking_uri.startswith("sqlite:")  # a server keeps what it is given in its own place
-        place = (home / "mlflow" / "artifacts" / "releases").absolute().as_uri() if own else None
-        identity = experiment.experiment_id if experiment else client.create_experiment("releases", place)
-        run = client.create_run(identity, tags=request["tags"], run_name=name).info.run_id
+        experiment = experiment_of(home, client, RELEASES)
+        run = client.create_run(experiment, tags=request["tags"], run_name=name).info.run_id
         client.set_terminated(run)
     with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run):
         model = mlflow.pyfunc.log_model(

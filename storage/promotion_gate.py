@@ -25,13 +25,15 @@ class Limits:
     """What the gate lets through.
 
     max_slowdown, max_acceptance_loss, max_growth: shares of the champion's speed, acceptance length and bytes.
-    min_prompts: prompts that both must have decoded. num_draws: resamples of prompts behind each confidence.
+    min_prompts: prompts that both must have decoded. least_prompts: below it a workload's acceptance shows nothing, and
+    is not asked for (LEAST_PROMPTS of components/speedup). num_draws: resamples of prompts behind each confidence.
     """
 
     max_slowdown: float = 0.02
     max_acceptance_loss: float = 0.05
     max_growth: float = 0.5
     min_prompts: int = 8
+    least_prompts: int = 4
     confidence: float = 0.95
     num_draws: int = 2000
 

@@ -3,10 +3,11 @@
 -- Both are compared as they are served (drafter and depth), on the prompts that both decoded, on one machine: in one run where there
 -- is one, else in the newest two runs, each against plain decoding of its own run (in one run plain decoding cancels out).
 -- Intervals and confidences come from resampling prompts, both sides together; the draws are the same every time.
--- Parameters: challenger, challenger_depth, challenger_bytes; champion, ...; same_target, min_prompts, num_draws, max_slowdown,
--- max_acceptance_loss, max_growth, confidence.
+-- Only our own loop is asked: a serving engine's speed says as much of the engine, and engine_gate.sql asks what it did.
+-- Parameters: challenger, challenger_depth, challenger_bytes; champion, ...; same_target, min_prompts, least_prompts, num_draws,
+-- max_slowdown, max_acceptance_loss, max_growth, confidence.
 WITH chain_prompt AS (  -- trees are not yet served, and a drafter that is loaded but drafts nothing is nobody's way to serve
-  SELECT * FROM v_arm_prompt WHERE tree_budget IS NULL AND (method = 'none' OR depth_k > 0)),
+  SELECT * FROM v_arm_prompt WHERE engine IS NULL AND tree_budget IS NULL AND (method = 'none' OR depth_k > 0)),
 served AS (
   SELECT CASE WHEN draft_key = $challenger AND depth_k = $challenger_depth THEN 'challenger' ELSE 'champion' END AS side, *
   FROM chain_prompt
@@ -19,10 +20,11 @@ pair AS (
   SELECT a.artifact_key AS a_run, b.artifact_key AS b_run, a.dtype, a.batch_size
   FROM run a JOIN run b USING (machine_id, dtype, batch_size)
   WHERE a.side = 'challenger' AND b.side = 'champion' AND (a.artifact_key = b.artifact_key OR a.target_key = b.target_key OR $same_target)
-  ORDER BY a.artifact_key = b.artifact_key DESC, a.batch_size, least(a.created_at, b.created_at) DESC, a_run, b_run LIMIT 1),
+  ORDER BY a.artifact_key = b.artifact_key DESC, a.batch_size, least(a.created_at, b.created_at) DESC,
+           greatest(a.created_at, b.created_at) DESC, a.dtype = 'float32' DESC, a.dtype, a_run, b_run LIMIT 1),
 plain AS (  -- the best plain decoding of each run, as v_speedup takes it
   SELECT artifact_key, dtype, batch_size, kernel FROM v_speed
-  WHERE method = 'none' AND workload = 'all' AND temperature = 0
+  WHERE engine IS NULL AND method = 'none' AND workload = 'all' AND temperature = 0
   QUALIFY row_number() OVER (PARTITION BY artifact_key, dtype, batch_size ORDER BY tok_s_decode DESC NULLS LAST, kernel) = 1),
 plain_prompt AS (
   SELECT v.artifact_key, v.prompt_id, v.dtype, v.batch_size, v.tokens, v.decode_ns
@@ -71,11 +73,13 @@ kept_drawn AS (
   GROUP BY ALL),
 kept_check AS (
   SELECT workload, (sum(a_tokens) / sum(a_rounds)) / (sum(b_tokens) / sum(b_rounds)) AS value,
-         any_value(drawn.lo) AS lo, any_value(drawn.hi) AS hi, any_value(drawn.worse) AS worse
+         count(*) AS prompts, any_value(drawn.lo) AS lo, any_value(drawn.hi) AS hi, any_value(drawn.worse) AS worse
   FROM kept JOIN (SELECT workload, quantile_cont(ratio, 0.025) AS lo, quantile_cont(ratio, 0.975) AS hi,
                          avg((ratio < 1 - $max_acceptance_loss)::INT) AS worse FROM kept_drawn GROUP BY ALL) drawn USING (workload)
   GROUP BY workload),
-identity AS (SELECT sum(compared) AS compared, sum(divergences) AS divergences FROM served WHERE side = 'challenger')
+identity AS (  -- in the run that speaks for it, at every batch size: what an older run found, a newer one may have mended
+  SELECT sum(s.compared) AS compared, sum(s.divergences) AS divergences
+  FROM pair JOIN served s ON s.side = 'challenger' AND (s.artifact_key, s.dtype) = (a_run, pair.dtype))
 SELECT 'prompts_measured_for_both' AS name, coalesce(prompts, 0) >= $min_prompts AS passed, coalesce(prompts, 0)::DOUBLE AS value,
        NULL::DOUBLE AS lo, NULL::DOUBLE AS hi,
        format('>= {} prompts on one machine, {}', $min_prompts, CASE WHEN (SELECT a_run = b_run FROM pair) THEN 'both in one run'
@@ -90,8 +94,11 @@ SELECT 'identical_output', coalesce(compared > 0 AND divergences = 0, false), di
        format('0 of {} outputs differ outside ties', coalesce(compared, 0)), 3
 FROM identity
 UNION ALL
-SELECT 'acceptance[' || workload || ']', worse < $confidence, value, lo, hi,
-       format('not below {:.2f} with {:.0f} % confidence, at depth {}', 1 - $max_acceptance_loss, 100 * $confidence, (SELECT depth_k FROM common)), 4
+SELECT 'acceptance[' || workload || ']',  -- so few prompts show nothing: one workload need not, all together must
+       CASE WHEN prompts >= $least_prompts THEN worse < $confidence ELSE workload <> 'all' END, value, lo, hi,
+       CASE WHEN prompts < $least_prompts AND workload <> 'all' THEN format('not asked of {} prompts', prompts)
+            ELSE format('not below {:.2f} with {:.0f} % confidence, at depth {}', 1 - $max_acceptance_loss, 100 * $confidence, (SELECT depth_k FROM common))
+                 || CASE WHEN prompts < $least_prompts THEN format(', of at least {} prompts', $least_prompts) ELSE '' END END, 4
 FROM kept_check
 UNION ALL
 SELECT 'size', coalesce($challenger_bytes <= $champion_bytes * (1 + $max_growth), true), $challenger_bytes::DOUBLE / $champion_bytes, NULL, NULL,

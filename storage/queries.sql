@@ -135,12 +135,12 @@ FROM v_map WHERE created_at >= $since AND workload = 'all' AND ($method IS NULL 
 ORDER BY created_at DESC, method, position;
 
 -- query: speedups
--- about: Each measured arm against the best plain decoding of its session, newest measurements first.
+-- about: Each measured arm against the best plain decoding of its session and engine, newest measurements first.
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE method <> 'none' AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, tok_s_decode, base_tok_s_decode, speedup_decode_vs_best_plain,
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, engine, tok_s_decode, base_tok_s_decode, speedup_decode_vs_best_plain,
        speedup_e2e_vs_best_plain, requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
 FROM v_speedup
 WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from components.contract import UserError
 from storage import alias_moves, journal, model_versions
-from storage.alias_moves import aliases_of
+from storage.alias_moves import MARK, aliases_of, made_in, mark_of
 from storage.model_versions import require_model, resolve, tags_of, version_of
 from storage.promotion_gate import Decision, Limits, decide
-from storage.records import PromotionRow, new_promotion
+from storage.records import PromotionRow, as_time, new_promotion
 from storage.release_facts import ReleaseFacts, facts_of
 from storage.sharing import catch_up_promotions
 from storage.tracking import KEY_TAG, has_database, mlflow_lock, open_client
@@ -178,8 +178,14 @@ def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
 
 
 def _publish(home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, may_promote: bool) -> Decision | None:
-    """Give a version its aliases. What a killed publication has done is in the log and not done again."""
-    done = {(row.alias, row.to_version) for row in journal.promotions(home) if row.name == facts.name}
+    """Give a version its aliases. What a killed publication has done is in the log and not done again.
+
+    Moves from before the version was made were of another that had its number: numbers start again in a database
+    that is made anew, and in a model that was deleted.
+    """
+    born = as_time(client.get_model_version(facts.name, str(version)).creation_timestamp / 1000)
+    log = made_in(mark_of(home, client), journal.promotions(home))
+    done = {(row.alias, row.to_version) for row in log if row.name == facts.name and row.promoted_at >= born}
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
         if (alias, version) not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
@@ -225,6 +231,7 @@ def _move(
 ) -> None:
     """Move an alias and log it with the version's facts and what the gate said of this move, if it was asked."""
     numbers = {tag: value for tag, value in tags_of(client, name, version).items() if tag not in _ANSWERS}
+    numbers[MARK] = mark_of(home, client)
     if decision is not None:
         numbers["gate.comparison"] = decision.as_json()
     before = aliases_of(client, name).get(alias)

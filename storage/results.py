@@ -41,11 +41,15 @@ __all__ = [
     "open_history",
     "query",
     "rebuild",
+    "remember_all",
     "remember_artifact",
     "remember_promotion",
     "remember_run",
     "view_names",
 ]
+
+UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
+"""What reading an artifact raises whose artifact.json was cut short, or whose rows another version has written."""
 
 _VIEWS = Path(__file__).with_name("views.sql")
 
@@ -138,6 +142,26 @@ def remember_artifact(home: Path, path: Path, *, replace: bool = False) -> None:
     write_record(home, "artifact", row.artifact_key, [row], replace=replace)
 
 
+def remember_all(home: Path, store: Store) -> dict[str, str]:
+    """Put every artifact of a store into the history; key -> why, in one line, of those that cannot be read.
+
+    They are left out, so that one bad artifact cannot hide the others.
+    """
+    unread, keys = {}, store.keys()
+    for key in keys:
+        try:
+            remember_artifact(home, store.path_of(key))
+        except UNREADABLE as error:
+            unread[key] = why_unread(error)
+    return unread
+
+
+def why_unread(error: Exception) -> str:
+    """What `UNREADABLE` says of one artifact, in one line."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+
+
 def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
     """Put a finished run and its steps, read from its journal, into the history. Idempotent."""
     start, end = journal.first(entries, "run"), journal.first(entries, "end")
@@ -188,18 +212,12 @@ def remember_promotion(home: Path, row: PromotionRow) -> None:
 def rebuild(home: Path, store: Store) -> dict[str, int]:
     """Make the whole history anew from the store, the run journals and the promotion log; counts what was read.
 
-    Rows that cannot be read are left out and counted as "refused", so that one bad artifact cannot hide the others.
+    Artifacts that cannot be read are left out and counted as "refused".
     """
     empty(history_dir(home))
     seed(home)
-    counts = {"artifacts": 0, "runs": 0, "promotions": 0, "refused": 0}
-    keys = store.keys()
-    for key in keys:
-        try:
-            remember_artifact(home, store.path_of(key))
-            counts["artifacts"] += 1
-        except UserError:
-            counts["refused"] += 1
+    refused = len(remember_all(home, store))
+    counts = {"artifacts": len(store.keys()) - refused, "runs": 0, "promotions": 0, "refused": refused}
     for entries in journal.all_runs(home):
         remember_run(home, entries)
         counts["runs"] += 1

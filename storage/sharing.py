@@ -38,7 +38,7 @@ def send(home: Path, *, everything: bool = False) -> None:
     for key in store.keys() if everything else _left_over(home):
         with store.lock(key, wait=False) as held:
             if held:  # else somebody is at it
-                store.share(key)
+                _share(store, remote, key)
     there = remote.names("runs")
     for path in sorted((home / "runs").glob("*.jsonl")) if there is not None else []:
         if path.name not in (there or ()) and journal.first(journal.read(path), "end") is not None:
@@ -72,6 +72,14 @@ def catch_up_promotions(home: Path) -> None:
     remote = shared_store()
     if remote is not None:
         _bring_promotions(home, remote)
+
+
+def _share(store: Store, remote: RemoteStore, key: str) -> None:
+    try:
+        store.share(key)
+    except (OSError, ValueError) as error:  # its artifact.json was cut short: the next run that needs it makes it anew
+        said = " ".join(str(error).split())
+        remote.problems.append(f"{key[:12]} is not sent to {remote.url}, it cannot be read: {said}")
 
 
 def _left_over(home: Path) -> list[str]:

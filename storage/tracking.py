@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 RUN_TAG, STEP_TAG, KEY_TAG, DONE_TAG = "draftsmith.run_id", "draftsmith.step", "draftsmith.key", "draftsmith.logged"
+RELEASES = "releases"  # the experiment of releases that no run of a pipeline has made; it bears the registry's mark
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt", ".svg", ".csv")
 _PICTURES = ("charts", "tables")  # folders of a Page whose files are shown beside it
@@ -91,6 +92,26 @@ def open_client(home: Path) -> MlflowClient:
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
+def experiment_of(home: Path, client: MlflowClient, name: str) -> str:
+    """The id of an experiment, made on first use; one that was deleted in MLflow is restored: it takes no runs."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        place = None  # a server keeps what it is given in its own place
+        if tracking_uri(home).startswith("sqlite:"):
+            place = (home / "mlflow" / "artifacts" / re.sub(r"[^\w.-]", "_", name)).absolute().as_uri()
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # somebody else has just made it
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
 class Tracker:
     """Logs one pipeline run to MLflow, again and again as its journal grows."""
 
@@ -128,26 +149,8 @@ class Tracker:
         assert self._client is not None and self.parent is not None, "sync first"
         return next((run.info.run_id for run in self._children(self.parent, step)), None)
 
-    def _experiment(self, client: MlflowClient, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        local = tracking_uri(self.home).startswith("sqlite:")
-        place = (
-            (self.home / "mlflow" / "artifacts" / re.sub(r"[^\w.-]", "_", name)).absolute().as_uri() if local else None
-        )
-        try:
-            return str(client.create_experiment(name, artifact_location=place))
-        except MlflowException:
-            found = client.get_experiment_by_name(name)  # somebody else has just made it
-            if found is None:
-                raise
-            return str(found.experiment_id)
-
     def _find_or_start(self, client: MlflowClient, start: Mapping[str, Any]) -> str:
-        experiment = self._experiment(client, start["pipeline"])
+        experiment = experiment_of(self.home, client, start["pipeline"])
         found = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{start['run_id']}' AND tags.`{STEP_TAG}` = '-'")
         if found:
             parent = str(found[0].info.run_id)

@@ -106,12 +106,12 @@ GROUP BY ALL;
 -- that came in one chunk has no decoding time and counts in e2e alone, which includes prefill. tpot: time per output token.
 CREATE VIEW v_speed AS
 WITH each AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel, num_threads,
+  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel, num_threads, engine,
          unnest(list_distinct([workload, 'all'])) AS workload, tokens_kept, ttft_ns, decode_ns,
          tokens_kept - coalesce(first_chunk_tokens, 1) AS after_first
   FROM request WHERE NOT is_warmup AND status <> 'error')
 SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
-       num_threads, workload, count(*) AS requests, sum(tokens_kept)::BIGINT AS tokens_kept,
+       num_threads, engine, workload, count(*) AS requests, sum(tokens_kept)::BIGINT AS tokens_kept,
        1e9 * sum(after_first) FILTER (WHERE decode_ns > 0) / nullif(sum(decode_ns), 0) AS tok_s_decode,
        1e9 * sum(tokens_kept) / nullif(sum(ttft_ns + decode_ns), 0) AS tok_s_e2e,
        median(ttft_ns) / 1e6 AS ttft_ms_p50,
@@ -139,30 +139,32 @@ FROM arm;
 -- engine's first chunk), in decode_ns.
 CREATE VIEW v_arm_prompt AS
 SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
-       kernel, num_threads, workload, prompt_id, count(*) AS requests,
+       kernel, num_threads, engine, workload, prompt_id, count(*) AS requests,
        sum(tokens_kept - coalesce(first_chunk_tokens, 1))::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
        sum(num_rounds)::BIGINT AS rounds, count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
 FROM request WHERE NOT is_warmup AND status <> 'error' AND tokens_kept > coalesce(first_chunk_tokens, 1) AND decode_ns > 0 GROUP BY ALL;
 
 -- Each arm against the best plain decoding of the same session: the plain arm with the highest tok_s_decode over all workloads,
--- same dtype, threads, batch and temperature. A ratio of throughputs; intervals over prompts stand in v_depth and v_choice.
+-- same engine (none: our own loop), dtype, threads, batch and temperature. A ratio of throughputs; intervals over prompts stand in
+-- v_depth and v_choice.
 CREATE VIEW v_speedup AS
-WITH best_plain AS (
-  SELECT created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, kernel
-  FROM v_speed WHERE method = 'none' AND workload = 'all'
-  QUALIFY row_number() OVER (PARTITION BY created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature
+WITH speed AS (SELECT *, coalesce(engine, '') AS decoded_by FROM v_speed),
+best_plain AS (
+  SELECT created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, kernel
+  FROM speed WHERE method = 'none' AND workload = 'all'
+  QUALIFY row_number() OVER (PARTITION BY created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by
                              ORDER BY tok_s_decode DESC NULLS LAST, kernel) = 1),
 base AS (
-  SELECT created_at, s.artifact_key, s.session_id, s.dtype, s.num_threads, s.batch_size, s.temperature, s.workload, s.kernel AS base_kernel,
-         s.tok_s_decode AS base_tok_s_decode, s.tok_s_e2e AS base_tok_s_e2e
-  FROM v_speed s JOIN best_plain USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, kernel)
+  SELECT created_at, s.artifact_key, s.session_id, s.dtype, s.num_threads, s.batch_size, s.temperature, s.decoded_by, s.workload,
+         s.kernel AS base_kernel, s.tok_s_decode AS base_tok_s_decode, s.tok_s_e2e AS base_tok_s_e2e
+  FROM speed s JOIN best_plain USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, kernel)
   WHERE s.method = 'none')
 SELECT created_at, s.artifact_key, s.session_id, s.target_key, s.draft_key, s.method, s.depth_k, s.tree_budget, s.batch_size, s.temperature, s.dtype, s.kernel,
-       s.num_threads, s.workload, s.requests, b.base_kernel, s.tok_s_decode, b.base_tok_s_decode,
+       s.num_threads, s.engine, s.workload, s.requests, b.base_kernel, s.tok_s_decode, b.base_tok_s_decode,
        s.tok_s_decode / b.base_tok_s_decode AS speedup_decode_vs_best_plain, s.tok_s_e2e, b.base_tok_s_e2e,
        s.tok_s_e2e / b.base_tok_s_e2e AS speedup_e2e_vs_best_plain
-FROM v_speed s LEFT JOIN base b USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, workload)
+FROM speed s LEFT JOIN base b USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload)
 WHERE s.method <> 'none';
 
 -- Is the output that of plain decoding? A tie is a divergence whose top-2 margin is within ten times the row-count noise.

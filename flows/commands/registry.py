@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.terminal import say
+from flows.commands.terminal import complain, say
 from storage.artifacts import default_home
 
 
@@ -34,7 +34,14 @@ def rollback(
 
 def resync() -> None:
     """Tell MLflow, the registry and the history what they missed while they were down."""
+    from storage.keep import PassedOver
     from storage.keep import resync as catch_up
 
-    done = catch_up(default_home())
+    try:
+        done = catch_up(default_home())
+    except PassedOver as error:
+        for line in error.lines:
+            complain(line)
+        complain(f"{len(error.lines)} artifacts cannot be read; all else is known now")
+        raise typer.Exit(1) from None
     say(", ".join(f"{count} {what}" for what, count in done.items()) + " compared: all of them are known now")

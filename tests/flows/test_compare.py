@@ -105,6 +105,18 @@ def test_a_tree_is_held_against_the_chain_of_the_same_drafter(tmp_path: Path, ad
     assert any("never timed" in note and "tree of 30" in note for note in compare(tmp_path, other, tree, 0.02).notes)
 
 
+def test_a_serving_engines_speed_is_not_held_against_our_own_loops(tmp_path: Path, add: Add) -> None:
+    add("e1", [*timed(A, 100.0), *timed(B, 120.0), *plain(80.0)])
+    served = {"engine": "vllm", "kernel": "vllm 1", "concurrency": 1}
+    fast = [dataclasses.replace(row, **served) for row in [*timed(A, 900.0), *plain(300.0)]]
+    add("e2", fast)
+    speed = only(compare(tmp_path, side(A), side(B), margin=0.02), "decode_speed")
+    assert speed.ratio == pytest.approx(100 / 120)
+    alone = compare(tmp_path, side("c" * 64), side(B), margin=0.02)
+    add("e3", [dataclasses.replace(row, **served) for row in timed("c" * 64, 900.0)])
+    assert compare(tmp_path, side("c" * 64), side(B), margin=0.02).notes == alone.notes, "never timed by us"
+
+
 @pytest.mark.parametrize(
     ("other", "machine", "says"),
     [

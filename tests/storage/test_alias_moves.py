@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -133,6 +134,29 @@ def test_a_deleted_version_or_model_is_noticed_too(home: Path) -> None:
     assert [(row.alias, row.to_version) for row in notice_moves(home)] == [("champion", None)]
     with pytest.raises(UserError, match="no registered model 'builtin-eagle3' \\(known: none yet\\)"):
         promote(home, NAME, 1)
+
+
+@pytest.mark.parametrize("lost", ["the database", "the model"])
+def test_resync_gives_the_aliases_of_a_lost_registry_anew(home: Path, mlflow_template: Path, lost: str) -> None:
+    before = aliases(home)
+    if lost == "the model":
+        open_client(home).delete_registered_model(NAME)
+    else:
+        new, here = (sqlite3.connect(place / "mlflow.db") for place in (mlflow_template, home / "mlflow"))
+        with contextlib.closing(new), contextlib.closing(here):
+            new.backup(here)  # MLflow holds the file open, so it must stay the same one
+    assert aliases(home) == {}
+    resync(home)
+    assert aliases(home) == before
+    log = (home / "promotions.jsonl").read_bytes()
+    resync(home)
+    assert aliases(home) == before and (home / "promotions.jsonl").read_bytes() == log
+
+
+def test_a_new_release_that_takes_the_number_of_a_deleted_one_gets_its_aliases(home: Path, make: Any) -> None:
+    open_client(home).delete_registered_model(NAME)
+    made = add(home, make, "k5", "d5")
+    assert made.version == 1 and set(made.aliases) == {"candidate", "challenger", "champion"}
 
 
 KILLED_AT = ["intent", "previous", "champion", "log", "forget"]

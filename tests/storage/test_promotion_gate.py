@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from paired_runs import timed
 
-from storage.promotion_gate import Check, Decision, decide
+from components.speedup.bootstrap import LEAST_PROMPTS
+from storage.promotion_gate import Check, Decision, Limits, decide
 from storage.results import query, remember_artifact
 
 OLD, NEW = ("old", 3, 6.0, 25), ("new", 4, 5.0, 22)
@@ -131,3 +133,73 @@ def test_a_drafter_that_is_loaded_but_drafts_nothing_is_no_evidence(ask: Ask, ho
     against_nothing = decide(home, tags("new", 4), tags("old", 0), 1)
     assert "no such runs" in check(against_nothing, "prompts_measured_for_both").asked
     assert not against_nothing.passed
+
+
+def served_by(engine: str, rows: list[Any], **changes: Any) -> list[Any]:
+    """The same requests as a serving engine's, as bench.measure_server writes them: no machine's threads, no ties."""
+    told = {"engine": engine, "kernel": f"{engine} 1", "num_threads": 0, "concurrency": 1, **changes}
+    return [dataclasses.replace(row, **told, request_id=f"{engine}-{row.request_id}") for row in rows]
+
+
+def quicker(rows: list[Any], times: float) -> list[Any]:
+    return [dataclasses.replace(row, decode_ns=int(row.decode_ns / times)) for row in rows]
+
+
+@pytest.mark.parametrize("beside_plain", [True, False])
+def test_a_serving_engines_speed_lets_no_slower_challenger_through(ask: Ask, beside_plain: bool) -> None:
+    fast = quicker(timed([("new", 4, 6.0, 25)], session="e"), 3.0)
+    engine = served_by("vllm", [row for row in fast if beside_plain or row.draft_key])
+    decision = ask(timed([OLD], session="a"), timed([("new", 4, 7.2, 25)], session="b"), engine)
+    assert failed(decision) == {"speed_against_champion"}
+    assert check(decision, "speed_against_champion").value == pytest.approx(0.83, abs=0.01)
+
+
+def test_a_newer_run_of_an_engine_without_plain_decoding_does_not_hide_our_own_pair(ask: Ask) -> None:
+    engine = served_by("vllm", [row for row in timed([NEW], session="e") if row.draft_key])
+    decision = ask(timed([OLD], session="a"), timed([NEW], session="b"), engine)
+    assert decision.passed and check(decision, "prompts_measured_for_both").value == 12
+
+
+def test_prompts_that_several_engines_answered_are_counted_once(ask: Ask) -> None:
+    rows = timed([OLD, NEW], num_prompts=4)
+    decision = ask([*rows, *served_by("vllm", rows), *served_by("sglang", rows)])
+    assert check(decision, "prompts_measured_for_both").value == 4
+    assert "prompts_measured_for_both" in failed(decision)
+
+
+def test_only_the_run_that_is_compared_is_asked_for_the_same_text(ask: Ask) -> None:
+    mended = [
+        timed([NEW], session="old", identical=False, tie=False),
+        timed([OLD, NEW], session="bf16", identical=False, tie=False, dtype="bfloat16"),
+        served_by("vllm", timed([NEW], session="e", identical=False)),
+        timed([OLD, NEW], session="mended"),
+    ]
+    decision = ask(*mended)
+    assert decision.passed and "0 of 12 outputs" in check(decision, "identical_output").asked
+    again = ask(*mended, timed([OLD, NEW], session="again", identical=False, tie=False))
+    assert failed(again) == {"identical_output"}
+
+
+def test_of_several_runs_of_the_challenger_the_newest_counts(ask: Ask) -> None:
+    runs = [timed([NEW], session=f"new{number}", identical=False, tie=False) for number in range(3)]
+    decision = ask(timed([OLD], session="old"), *runs, timed([NEW], session="mended"))
+    assert decision.passed, decision.why_not()
+
+
+def test_a_workload_of_few_prompts_is_not_asked_and_all_together_need_enough(ask: Ask, home: Path, make: Any) -> None:
+    assert Limits().least_prompts == LEAST_PROMPTS
+    worse = [("new", 3, 5.0, 30), ("new", 4, 5.0, 30)]
+    rows = [
+        dataclasses.replace(row, workload="rare" if row.prompt_id in ("p0", "p1", "p2") else "chat")
+        for row in timed([OLD, *worse])
+    ]
+    kept = [
+        dataclasses.replace(row, num_rounds=25) if row.workload == "chat" and row.draft_key == "new" else row
+        for row in rows
+    ]
+    decision = ask(kept)  # only in the rare workload is it worse
+    rare = check(decision, "acceptance[rare]")
+    assert decision.passed and rare.asked == "not asked of 3 prompts"
+    assert rare.value == pytest.approx(25 / 30, abs=0.01), "it is told all the same"
+    few = decide(home, tags("new", 4), tags("old", 3), 1, Limits(least_prompts=13))
+    assert failed(few) == {"acceptance[all]"} and "of at least 13 prompts" in check(few, "acceptance[all]").asked

@@ -15,7 +15,7 @@ from components.contract import UserError
 from storage import journal, model_versions, registry
 from storage.keep import begin_run, end_run, keep
 from storage.registry import promote, register, rollback
-from storage.tracking import open_client
+from storage.tracking import experiment_of, open_client
 
 MODEL_FILE = Path(__file__).with_name("model_file.py")
 
@@ -55,6 +55,12 @@ def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its
     files = [path for path in (home / "mlflow" / "artifacts").rglob("*") if path.is_file()]
     assert not [path for path in files if path.suffix in (".pkl", ".pickle", ".bin", ".pt")]
     assert {"eagle3.txt", "release.json"} <= {path.name for path in files}
+
+
+def test_a_release_without_a_run_is_registered_though_its_experiment_was_deleted(home, make):
+    client = open_client(home)
+    client.delete_experiment(experiment_of(home, client, "releases"))
+    assert add(home, make, "k1").version == 1
 
 
 def test_a_publication_that_died_before_its_log_is_completed(home, make, monkeypatch):

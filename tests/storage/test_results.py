@@ -201,6 +201,25 @@ def test_speed_and_speedup_are_named_by_their_base_and_taken_against_the_best_pl
     assert found == ("prepacked", pytest.approx(0.8 / 0.5), pytest.approx(0.9 / 0.6))
 
 
+def test_an_engines_speedup_is_taken_against_plain_decoding_of_that_engine(home, make):
+    plain = {"method": "none", "draft_key": "", "depth_k": 0, "identical": None}
+    vllm, sglang = ({"engine": name, "kernel": f"{name} 1", "num_threads": 0} for name in ("vllm", "sglang"))
+    rows = [
+        request("V", decode_ns=500_000_000, **vllm),
+        request("P", decode_ns=800_000_000, **plain, **vllm),
+        request("S", decode_ns=500_000_000, **sglang),
+        request("Q", decode_ns=400_000_000, **plain, **sglang),
+        request("L", decode_ns=500_000_000, engine="llama.cpp", kernel="llama.cpp 1", num_threads=0),
+    ]
+    ask(home, make, *rows)
+    sql = "SELECT engine, base_kernel, speedup_decode_vs_best_plain FROM v_speedup WHERE workload = 'all' ORDER BY 1"
+    assert query(sql, home)[1] == [
+        ("llama.cpp", None, None),
+        ("sglang", "sglang 1", pytest.approx(0.4 / 0.5)),
+        ("vllm", "vllm 1", pytest.approx(0.8 / 0.5)),
+    ]
+
+
 def test_parity_counts_ties_apart_from_divergences(home, make):
     diverged = {"identical": False, "first_divergence": 7, "divergence_margin": 0.5}
     ask(home, make, request("A"), request("B", tie=True, **diverged), request("C", tie=False, **diverged))

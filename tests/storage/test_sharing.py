@@ -129,6 +129,21 @@ def test_rows_of_another_version_cost_one_line_and_nothing_else(tmp_path: Path, 
     assert values(bob) == [("k2", 2.0)] and take_problems() == [], "it is told once"
 
 
+def test_an_artifact_that_cannot_be_read_holds_up_nothing_that_is_sent(tmp_path: Path) -> None:
+    ada, bob = tmp_path / "ada", tmp_path / "bob"
+    measure(ada, "k1", 1.0)
+    (Store(ada).path_of("k1") / "artifact.json").write_text('{"key": "k1", ')
+    (ada / "to_share").mkdir(exist_ok=True)
+    (ada / "to_share" / "k1").touch()  # it could not be sent before
+    ended = run(ada, "nightly")
+    for everything in (False, True):
+        sharing.send(ada, everything=everything)
+        said = take_problems()
+        assert len(said) == 1 and said[0].startswith("k1 is not sent to") and "cannot be read" in said[0]
+    sharing.catch_up(bob)
+    assert rows(bob, "SELECT run_id FROM run") == [(ended,)]
+
+
 def test_what_was_made_before_there_was_a_shared_store_is_sent_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

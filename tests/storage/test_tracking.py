@@ -84,6 +84,16 @@ def test_telling_mlflow_twice_or_after_it_was_deleted_gives_each_run_once(
     assert {name: run.data.metrics for name, run in children(home).items()} == before
 
 
+def test_a_deleted_experiment_is_restored_by_the_next_run_and_by_resync(with_mlflow, home, make, step):
+    whole_run(home, make, step)
+    client = open_client(home)
+    for tell in (lambda: whole_run(home, make, step), lambda: resync(home)):
+        client.delete_experiment(client.get_experiment_by_name("toy").experiment_id)
+        tell()  # a run notes no problem, and a resync does not raise
+        assert client.get_experiment_by_name("toy").lifecycle_stage == "active"
+    assert len(client.search_runs([client.get_experiment_by_name("toy").experiment_id])) == 6, "no run twice"
+
+
 def test_a_run_goes_on_when_mlflow_is_down_says_so_in_one_line_and_is_told_later(
     with_mlflow, home, make, step, monkeypatch
 ):
