@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from components.shards import OF_SAFETENSORS as OF_SAFETENSORS
 from components.shards import AnyShard, unfinished
 
 Result = TypeVar("Result")

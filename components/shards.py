@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+OF_SAFETENSORS = ".tmp??????"
+"""What safetensors calls a file, in the folder of the one it was asked for, until all of it is written."""
+
 
 class Shard(Protocol):
     """A piece of a wide step's work: plain small values (paths, ids, settings; no tensors) and the file it becomes."""
@@ -42,5 +45,6 @@ def written_whole(file: Path) -> Iterator[Path]:
 
 def sweep(folder: Path) -> None:
     """Remove what killed writers of shards have left in `folder`."""
-    for beside in folder.glob(".*.tmp"):
-        beside.unlink(missing_ok=True)
+    for pattern in (".*.tmp", OF_SAFETENSORS):
+        for beside in folder.glob(pattern):
+            beside.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contract import KINDS, Artifact, UserError
+from components.contract import KINDS, OF_SAFETENSORS, Artifact, UserError
 from storage.remote_store import shared_store
 
 RECORD_FILE = "artifact.json"
@@ -134,11 +134,14 @@ class Store:
         return True
 
     def begin(self, key: str) -> tuple[Path, Path]:
-        """(out, scratch): where a step writes, and where its checkpoints go. What a crash left there is kept."""
+        """(out, scratch): where a step writes, and where its checkpoints go. What a crash left there is kept, but for
+        the files that safetensors was writing just then: nobody else would ever remove them."""
         out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
         out.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(parents=True, exist_ok=True)
         (out / RECORD_FILE).unlink(missing_ok=True)  # a finish that died before its rename
+        for torn in (file for folder in (out, scratch) for file in folder.rglob(OF_SAFETENSORS)):
+            torn.unlink(missing_ok=True)
         return out, scratch
 
     def finish(self, key: str, kind: str, info: Mapping[str, Any], record: Mapping[str, Any]) -> Artifact:

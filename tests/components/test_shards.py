@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torn_safetensors import killed_while_writing
 
 from components.contract import Context, Tell
 from components.shards import sweep, written_whole
@@ -32,6 +33,13 @@ def test_what_killed_writers_left_is_swept_up(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.tmp", "shard"]
+
+
+def test_what_safetensors_left_when_it_was_killed_is_swept_up(tmp_path: Path) -> None:
+    """It writes under a name of its own in the same folder; what that looks like is its business, and may change."""
+    torn = killed_while_writing(tmp_path)
+    sweep(tmp_path)
+    assert torn and not list(tmp_path.iterdir())
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torn_safetensors import killed_while_writing
 
 from components.contract import Draft, UserError
 from storage.artifacts import Store
@@ -54,6 +55,18 @@ def test_nothing_is_found_before_it_is_finished(tmp_path: Path) -> None:
     assert store.begin(KEY) == (out, scratch)
     assert (out / "draft.json").exists() and (scratch / "checkpoint").exists()
     assert not (out / "artifact.json").exists()
+
+
+def test_what_safetensors_was_writing_when_it_was_killed_is_no_part_of_an_artifact(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    out, scratch = store.begin(KEY)
+    (out / "deep").mkdir()
+    assert killed_while_writing(out / "deep") and killed_while_writing(scratch)
+    make(store)
+    assert set(store.record_of(KEY)["files"]) == {"draft.json", "deep/model.safetensors"}
+    assert {path.name for path in store.path_of(KEY).rglob("*") if path.is_file()} == {
+        *("artifact.json", "draft.json", "model.safetensors")
+    }
 
 
 @pytest.mark.parametrize(
