@@ -193,11 +193,13 @@ def resync(home: Path) -> dict[str, int]:
     keys, releases = store.keys(), 0
     for key in keys:
         try:
-            if store.record_of(key)["kind"] == "Release":
-                registry.register(home, store.path_of(key))
-                releases += 1
+            kind = store.record_of(key)["kind"]
         except results.UNREADABLE as error:
             unread.setdefault(key, results.why_unread(error))
+            continue
+        if kind == "Release":  # outside of the above: a registry that is down is no artifact that cannot be read
+            registry.register(home, store.path_of(key))
+            releases += 1
     if store.remote is not None and store.remote.is_silent:
         raise ConnectionError(take_problems()[0])
     if unread:

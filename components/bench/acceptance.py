@@ -110,8 +110,7 @@ def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
 
     if record["method"] not in LOOPS:
         return extra_tokens(k_max)
-    settings = LookaheadSettings.model_validate(record["settings"])
-    return max(k_max + 1, settings.window + settings.ngram_size)
+    return LookaheadSettings.model_validate(record["settings"]).positions_ahead(k_max)
 
 
 def _said_of_weights(record: Mapping[str, Any]) -> dict[str, str]:

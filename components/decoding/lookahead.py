@@ -44,7 +44,7 @@ def decode_lookahead(
     n = len(prompt_ids)
     state = proposer.new_state(n + max_new_tokens)
     assert isinstance(state, LookaheadState)
-    needed = n + max_new_tokens + max(depth + 1, state.settings.window + state.settings.ngram_size)
+    needed = n + max_new_tokens + state.settings.positions_ahead(depth)
     cache = (session or Session(target, needed + state.max_rows)).empty_cache(needed, state.max_rows)
     rng, nothing = torch.Generator(), torch.empty(0)
     start = time.perf_counter_ns()

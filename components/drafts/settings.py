@@ -117,6 +117,10 @@ class LookaheadSettings(Untrained):
     pool_from_text: bool = False
     """Also pool the n-grams of prompt and output."""
 
+    def positions_ahead(self, depth: int) -> int:
+        """Positions that a run at this depth needs past its answer: those of its guesses, or of its window."""
+        return max(depth + 1, self.window + self.ngram_size)
+
 
 class Eagle3Settings(Distilled, WithBlock):
     """EAGLE-3."""

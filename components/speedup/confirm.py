@@ -216,20 +216,22 @@ def _verdict(
         faults = [f"{f.method} {f.code}: {f.detail}" for f in faults_of(policy, winner.draft_key)]
         return "invalid", [measured, *faults]
     reasons = [measured, *(f"gate: {c.name} is {c.value:.3g}, asked {c.limit}" for c in checks if not c.passed)]
-    if "prompts_measured" in failed:
-        return "undecided", reasons
-    if (winner.meas_lo or 0.0) > 1.0:
-        return "use", reasons
-    if (winner.meas_hi or 0.0) < 1.0:
-        return "do_not_speculate", reasons
-    return "undecided", reasons
+    return _by_its_interval(winner, policy), reasons
 
 
-def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:
-    """A choice with the verdict that its own measurement supports; none of fewer than LEAST_PROMPTS prompts."""
+def _by_its_interval(choice: DepthChoice, policy: Policy) -> str:
+    """use | do_not_speculate | undecided, by the measured interval; fewer than LEAST_PROMPTS prompts decide nothing."""
     from components.speedup.bootstrap import LEAST_PROMPTS
     from components.speedup.measured import arm_of
 
+    arm = arm_of(policy, choice)
+    if arm is None or arm.num_prompts < LEAST_PROMPTS or choice.meas_lo is None or choice.meas_hi is None:
+        return "undecided"
+    return "use" if choice.meas_lo > 1.0 else "do_not_speculate" if choice.meas_hi < 1.0 else "undecided"
+
+
+def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:
+    """A choice with the verdict that its own measurement supports."""
     if winner and (choice.draft_key, choice.workload, choice.batch_size) == (
         winner.draft_key,
         winner.workload,
@@ -238,9 +240,5 @@ def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | Non
         return dataclasses.replace(choice, verdict=policy.verdict, reasons=policy.reasons)
     if choice.meas_lo is None or choice.meas_hi is None:
         return choice
-    arm = arm_of(policy, choice)
-    verdict = "undecided"
-    if arm is not None and arm.num_prompts >= LEAST_PROMPTS:
-        verdict = "use" if choice.meas_lo > 1.0 else "do_not_speculate" if choice.meas_hi < 1.0 else verdict
     why = f"measured {choice.speedup_meas:.2f}x [{choice.meas_lo:.2f}, {choice.meas_hi:.2f}]"
-    return dataclasses.replace(choice, verdict=verdict, reasons=[*choice.reasons, why])
+    return dataclasses.replace(choice, verdict=_by_its_interval(choice, policy), reasons=[*choice.reasons, why])
