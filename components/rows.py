@@ -92,6 +92,7 @@ class CostCell:
     tree_budget: int | None = None
     load_average: float | None = None  # of the machine, one minute, when the block ended
     clock_mhz: float | None = None  # of the processor that computes (a GPU's multiprocessors), when the block ended
+    process: int = 0  # the fresh process that timed it, from 1; 0 in rows of measurements in one process
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class Request:
     first_chunk_tokens: int | None = None  # tokens that came at once at ttft_ns, where the engine tells; else None
     e2e_ns: int | None = None  # from sending to the end of the answer, as the client saw it
     error: str | None = None  # why status is "error", in one line
+    process: int = 0  # the fresh process that decoded it, from 1; 0 in rows of measurements in one process
 
     @property
     def timed_tokens(self) -> int:
