@@ -191,7 +191,7 @@ class _BatchRun:
         first = self.clock()
         live = self._still_running(sequences, limit)
         while live:
-            yield
+            yield min(sequence.kept for sequence in live)
             trees, proposals = self._guess(live)
             out = self._pass(trees)
             verdicts = self._verify(live, trees, proposals, out)

@@ -39,8 +39,10 @@ LOOPS: dict[str, str] = {
 }
 
 Result = TypeVar("Result")
-Rounds = Generator[None, None, Result]
+Rounds = Generator[int, None, Result]
 """A generation that goes on from one yield to the next: first the prefill, then round by round; returns its result.
+
+It yields the tokens kept so far, of a batch those of the sequence that has the fewest and still runs.
 
 It runs inside the caller's torch.inference_mode(): generations that take turns would switch each other's off.
 """
@@ -217,7 +219,7 @@ def _plain(
         if len(tokens) == max_new_tokens or token in ends:
             break
         ids = newest.unsqueeze(0)
-        yield
+        yield len(tokens)
     stop = clock()
     n = prompt.shape[0]
     rounds = [RoundFacts(i, 0, 0, 1, n + i) for i in range(len(tokens) - 1)]
@@ -262,7 +264,7 @@ class _ChainRun:
         kept = 1
         ended = raw[0] in ends
         while not ended and kept < max_new_tokens:
-            yield
+            yield kept
             verdict, out, drafted = self._round(newest, columns)
             emitted, ended = keep_until_end(verdict.token_ids, max_new_tokens - kept, ends)
             rounds.append(RoundFacts(kept - 1, drafted, verdict.num_accepted, emitted, n + kept - 1))

@@ -56,7 +56,7 @@ def lookahead_rounds(
     rounds: list[RoundFacts] = []
     kept, ended = 1, raw[0] in ends
     while not ended and kept < max_new_tokens:
-        yield
+        yield kept
         columns = Columns(torch.tensor(new), nothing, nothing)
         rows = proposer.propose(state, columns, depth, sampling, rng).tokens
         plan = state.plan
