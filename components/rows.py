@@ -143,6 +143,12 @@ class Request:
     e2e_ns: int | None = None  # from sending to the end of the answer, as the client saw it
     error: str | None = None  # why status is "error", in one line
     process: int = 0  # the fresh process that decoded it, from 1; 0 in rows of measurements in one process
+    steady_ns: float | None = None  # decode_ns at the arm's steady round time in its process; None where not told apart
+
+    @property
+    def fair_ns(self) -> float:
+        """The time that speeds are taken from: what other work on the machine added is left out where it is known."""
+        return self.decode_ns if self.steady_ns is None else self.steady_ns
 
     @property
     def timed_tokens(self) -> int:

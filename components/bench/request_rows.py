@@ -41,7 +41,7 @@ def request_rows(runs: Sequence[TimedRun], target: AbstractTarget, noise: float,
             if key not in judged:
                 judged[key] = compare(target, session, run.prompt.ids, run.decoded.tokens, expected, noise)
             verdict = judged[key]
-        rows.append(_request(run, verdict, target, shared))
+        rows.append(_request(run, verdict, shared))
     return rows
 
 
@@ -50,12 +50,12 @@ def round_rows(runs: Sequence[TimedRun], shared: Conditions) -> list[Round]:
     return [
         Round(_request_id(run, shared), number, *facts)
         for run in runs
-        if run.arm.depth > 0 and not run.is_warmup
+        if run.arm.depth > 0
         for number, facts in enumerate(run.decoded.rounds)
     ]
 
 
-def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: Conditions) -> Request:
+def _request(run: TimedRun, verdict: Identity, shared: Conditions) -> Request:
     decoded = run.decoded
     return Request(
         session_id=shared.session_id,
@@ -69,7 +69,7 @@ def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: C
         batch_size=run.batch_size,
         rep=run.rep,
         order_index=run.order_index,
-        is_warmup=run.is_warmup,
+        is_warmup=False,
         status=decoded.status,
         prompt_tokens=decoded.prompt_tokens,
         tokens_kept=len(decoded.tokens),
@@ -85,11 +85,13 @@ def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: C
         divergence_margin=verdict.margin,
         tie=verdict.tie,
         dtype=shared.dtype,
-        kernel=(run.arm.target or target).kernel,
+        kernel=run.kernel,
         num_threads=shared.num_threads,
         temperature=0.0,
         tree_budget=run.arm.tree_budget,
         batch_id=None if run.batch_id is None else f"{shared.session_id}-batch-{run.batch_id:06d}",
+        process=run.process,
+        steady_ns=run.steady_ns,
     )
 
 

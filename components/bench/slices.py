@@ -12,16 +12,38 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, Protocol
 
 from components.decoding.chain import Clock, Result, Rounds
 
 
 class Slice(NamedTuple):
-    """One turn of one generation: the cycle it belongs to, and the nanoseconds of each of its rounds."""
+    """One turn of one generation: the cycle it belongs to, and nanoseconds round by round.
+
+    target_ns, draft_ns: the pass and the proposal of each round (draft_ns is 0 where nothing drafts); what is left of
+    round_ns is the loop's own. num_sequences: of the batch that each round's pass held.
+    """
 
     cycle: int
     round_ns: list[int]
+    target_ns: list[int]
+    draft_ns: list[int]
+    num_sequences: list[int]
+
+
+class Passes(NamedTuple):
+    """The phases of some rounds; see Slice."""
+
+    target_ns: list[int]
+    draft_ns: list[int]
+    num_sequences: list[int]
+
+
+class Probe(Protocol):
+    """Tells what the rounds since it was last asked were made of."""
+
+    def take(self) -> Passes:
+        """The rounds since; the first call tells of the prefill alone."""
 
 
 class StandingClock:
@@ -45,9 +67,14 @@ class StandingClock:
 
 @dataclass
 class Generation(Generic[Result]):
-    """A generation that waits for its turns. make: begins it with the clock it is to read its times from."""
+    """A generation that waits for its turns.
+
+    make: begins it, given the clock that it is to read its times from. probe: knows the phases of its rounds. clock:
+    waits for the device first where work is asynchronous.
+    """
 
     make: Callable[[Clock], Rounds[Result]]
+    probe: Probe
     clock: Clock = time.perf_counter_ns
     prefill_ns: int = 0
     num_kept: int = 0
@@ -71,6 +98,7 @@ class Generation(Generic[Result]):
         self._next()
         self.prefill_ns = self.clock() - begin
         self._own.stop()
+        self.probe.take()
 
     def turn(self, cycle: int, num_tokens: int) -> None:
         """Go on, round by round, until it has said `num_tokens` tokens in all, or the end."""
@@ -82,7 +110,9 @@ class Generation(Generic[Result]):
             times.append(self.clock() - begin)
         self._own.stop()
         if times:
-            self.slices.append(Slice(cycle, times))
+            passes = self.probe.take()
+            assert len(passes.target_ns) == len(times), "a round is one pass of the target"
+            self.slices.append(Slice(cycle, times, *passes))
 
     def _next(self) -> None:
         try:

@@ -32,7 +32,9 @@ def lookahead_rounds(
     session: Session | None,
     clock: Clock,
 ) -> Rounds[Decoded]:
-    """Continue `prompt_ids`; arguments as those of chain.decode_rounds, checked there. depth: guesses of an n-gram verified.
+    """Continue `prompt_ids`; arguments as those of chain.decode_rounds, checked there.
+
+    depth: guesses of an n-gram verified.
 
     A round's `drafted` counts the guesses of all n-grams it verified.
 

@@ -68,7 +68,10 @@ def _other_pieces(own: Any, theirs: Any) -> str:
 def open_model(
     settings: DraftModelSettings, device: str, dtype: Literal["float32", "bfloat16"], kernel: str
 ) -> AbstractTarget:
-    """The given model, ready to decode, on `kernel` (see open_target); raises UserError when its files are not those that were written down."""
+    """The given model, ready to decode on `kernel` (see open_target).
+
+    Raises UserError when its files are not those that were written down.
+    """
     folder = find_folder(settings.model)
     now = load_target_fingerprint({"model": str(folder)})
     if settings.model_files and now != settings.model_files:
