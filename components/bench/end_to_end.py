@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from components.bench.timed_runs import TimedRun
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
-NOISE_TEXTS = 4  # answers over which row-count noise is measured
 
 
 def compare_end_to_end(
@@ -151,20 +150,16 @@ def _write(
     from components.bench.clock import conditions
     from components.bench.request_rows import Conditions, request_rows, round_rows
     from components.bench.run_flags import run_flags
-    from components.targets.row_noise import row_count_noise
 
     around = conditions(engine.target.device)
-    texts = [[*run.prompt.ids, *run.decoded.tokens] for run in runs if run.arm.is_baseline and not run.is_warmup]
-    noise = row_count_noise(engine.target, texts[:NOISE_TEXTS])
     shared = Conditions(ctx.key[:16], target_key, dtype, engine.num_threads)
-    requests = request_rows(runs, engine.target, noise, shared)
+    requests = request_rows(runs, engine.target, shared)
     flags = run_flags(runs, shared.session_id, around["load_average"], machine.num_cores)
     write_rows(ctx.out, [*requests, *round_rows(runs, shared), *flags])
     return {
         "num_threads": engine.num_threads,
         "kernel": engine.target.kernel,
         "engines_tried": engine.tried,
-        "row_count_noise": noise,
         "machine_id": machine.machine_id,
         **around,
         "arms": summary(requests),

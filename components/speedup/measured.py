@@ -16,6 +16,7 @@ import numpy as np
 from components.rows import DepthChoice, DepthEval, Request
 from components.speedup.bootstrap import draw_weights, pooled_ratio
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
+from components.speedup.ties import ties_of
 
 
 class ArmKey(NamedTuple):
@@ -124,6 +125,7 @@ def _arm(
         ties=ties,
         divergences=sum(not r.identical for r in compared) - ties,
         tree_budget=key.tree_budget or None,
+        **ties_of(compared)._asdict(),
     )
 
 

@@ -108,10 +108,14 @@ class MeasuredArm:
     lo: float
     hi: float
     checked: int  # requests compared with plain decoding, token for token
-    ties: int  # first divergence inside the row-count noise
-    divergences: int  # first divergence outside it
+    ties: int  # outputs that differ, every token being the target's own choice up to rounding noise
+    divergences: int  # outputs that differ by more
     speedup_pred: float | None = None  # the prediction made for these very prompts
     tree_budget: int | None = None  # guesses verified in one pass; None for a chain
+    tied_share: float | None = None  # of prompts, those whose output parts at a tie; None: nothing compared
+    tied_share_limit: float | None = None  # more are not made by rounding; None: not known
+    rounded_tokens: float | None = None  # tokens beside which another is likelier, by less than the noise; ties.py
+    rounded_tokens_limit: float | None = None
 
 
 @dataclass(frozen=True)
