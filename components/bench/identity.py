@@ -155,7 +155,7 @@ def _rounded(reading: Reading) -> tuple[int, float]:
 
 
 def _ends_well(target: AbstractTarget, tokens: Sequence[int], plain: Sequence[int]) -> bool:
-    """Whether a text of another length ends where it may: the shorter by end-of-text, the longer having parted from it."""
+    """Whether a text of another length ends where it may: the shorter by end-of-text, the longer having parted."""
     if len(tokens) == len(plain):
         return True
     longer, shorter = (tokens, plain) if len(tokens) > len(plain) else (plain, tokens)
