@@ -9,6 +9,7 @@ and the second decides: 0.6 to 1.1 % of tokens (expected 1.1 to 1.2 %).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -17,9 +18,8 @@ from components.rows import Request
 SLACK: Final = 1.5
 """How far the expected number may be too low: its model of noise is normal, and true noise has heavier tails."""
 
-SPREAD: Final = 4.0
-"""Standard deviations above the expected number, and one event more, that pass: in fewer than two of 10,000 arms by
-chance, whatever number is expected (at worst, where it is 0.1: three or more have 1.5e-4)."""
+FALSE_ALARM: Final = 1e-4
+"""The share of honest arms, at most, that have more than the limit. One tie is never too many."""
 
 
 class Ties(NamedTuple):
@@ -57,8 +57,16 @@ def ties_of(compared: Iterable[Request]) -> Ties:
 
 
 def _most(expected: float) -> float:
-    """What a sum of independent events stays below; their variance is at most their expected number."""
-    return SLACK * expected + SPREAD * (SLACK * expected) ** 0.5 + 1.0
+    """The smallest count, 1 or more, that is passed with a probability of FALSE_ALARM at most.
+
+    Of independent events with this expected number; Poisson's law has the heaviest tail of them.
+    """
+    rate, count = max(SLACK * expected, 1e-12), 0
+    passed = -math.expm1(-rate)
+    while count < 1 or passed > FALSE_ALARM:
+        count += 1
+        passed -= math.exp(count * math.log(rate) - rate - math.lgamma(count + 1.0))
+    return float(count)
 
 
 def _mean(values: Sequence[float]) -> float:
