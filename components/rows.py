@@ -128,8 +128,7 @@ class Request:
     output_sha256: str
     identical: bool | None  # against plain decoding of the same prompt; None for plain itself
     first_divergence: int | None
-    divergence_margin: float | None  # plain top-2 logit margin at the first divergence
-    tie: bool | None  # a divergence whose margin is below ten times the measured row-count noise
+    tie: bool | None  # where they differ: whether every token is the target's own choice, up to rounding noise
     dtype: str
     kernel: str
     num_threads: int
@@ -144,6 +143,13 @@ class Request:
     error: str | None = None  # why status is "error", in one line
     process: int = 0  # the fresh process that decoded it, from 1; 0 in rows of measurements in one process
     steady_ns: float | None = None  # decode_ns at the arm's steady round time in its process; None where not told apart
+    first_wrong: int | None = None  # the first token that is not the target's own choice; None for a tie
+    divergence_shortfall: float | None = None  # logits that the token at first_wrong (of a tie: where it parts) lacks
+    divergence_noise: float | None = None  # of a logit at that token: its standard deviation between row counts
+    tie_chance: float | None = None  # probability that rounding alone parts an output from this prompt's plain one
+    rounded_tokens: int | None = None  # tokens of the output beside which the target finds another likelier
+    rounded_expected: float | None = None  # how many of them rounding alone makes
+    divergence_margin: float | None = None  # plain top-2 margin where they part, in rows that were judged by it
 
     @property
     def fair_ns(self) -> float:

@@ -169,11 +169,11 @@ WHERE created_at >= $since AND ($method IS NULL OR method = $method) AND ($phase
 ORDER BY created_at DESC, method, phase, batch_size, kv_len, depth_k;
 
 -- query: parity
--- about: Is the output that of plain decoding? Ties and divergences of each arm, newest measurements.
+-- about: Is the output that of plain decoding? Ties, those that rounding makes expect, and divergences of each arm, newest measurements.
 -- param: newest int = 20  measurements to look at
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, divergences,
-       earliest_divergence, largest_margin, left(draft_key, 12) AS draft_key
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, expected_ties, divergences,
+       earliest_divergence, first_wrong, largest_shortfall, left(draft_key, 12) AS draft_key
 FROM v_parity WHERE created_at >= $since ORDER BY divergences DESC, created_at DESC;
 
 -- query: engines

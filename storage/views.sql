@@ -167,14 +167,16 @@ SELECT created_at, s.artifact_key, s.session_id, s.target_key, s.draft_key, s.me
 FROM speed s LEFT JOIN base b USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload)
 WHERE s.method <> 'none';
 
--- Is the output that of plain decoding? A tie is a divergence whose top-2 margin is within ten times the row-count noise.
+-- Is the output that of plain decoding? Of a tie every token is the target's own choice, up to the noise measured there; expected_ties is
+-- what rounding alone makes. first_wrong: the earliest token that is not, in any divergence.
 CREATE VIEW v_parity AS
 SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, dtype, kernel, temperature,
        count(*) FILTER (WHERE identical IS NOT NULL) AS compared, count(*) FILTER (WHERE identical) AS identical,
        count(*) FILTER (WHERE NOT identical AND tie) AS ties,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences,
        min(first_divergence) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS earliest_divergence,
-       max(divergence_margin) FILTER (WHERE NOT identical) AS largest_margin
+       min(first_wrong) AS first_wrong, max(divergence_shortfall) AS largest_shortfall,
+       sum(tie_chance) FILTER (WHERE identical IS NOT NULL) AS expected_ties
 FROM request WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' GROUP BY ALL;
 
 -- What a pass costs: the median over blocks of the median of each block.

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from components.bench.tuning import Tuning
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
-NOISE_TEXTS = 4  # answers over which row-count noise is measured
 
 
 def compare_end_to_end(
@@ -193,15 +192,12 @@ def _write(
     from components.bench.timed_runs import timed_runs
     from components.drafts.files import read_record
     from components.targets.load import open_target
-    from components.targets.row_noise import row_count_noise
 
     runs = timed_runs(study.found)
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
     with clock.threads(tuned.num_threads):
         opened = open_target(target, device=ctx.device, dtype=dtype, kernel=tuned.kernel)
-        texts = [[*run.prompt.ids, *run.decoded.tokens] for run in runs if run.arm.is_baseline]
-        noise = row_count_noise(opened, texts[:NOISE_TEXTS])
-        requests = request_rows(runs, opened, noise, shared)
+        requests = request_rows(runs, opened, shared)
     trained = {draft.key: int(read_record(draft.path)["num_steps"]) for draft in drafts}
     flags = run_flags(runs, shared.session_id, study.conditions["load_average"], machine.num_cores, trained)
     cells = cells_of_study(study.found, target.key, dtype, tuned.num_threads, study.conditions["load_average"])
@@ -213,7 +209,6 @@ def _write(
         "num_threads": tuned.num_threads,
         "kernel": tuned.kernel,
         "engines_tried": tuned.tried,
-        "row_count_noise": noise,
         "machine_id": machine.machine_id,
         "num_prompts_decoded": decoded,
         "num_processes": study.num_processes,

@@ -16,6 +16,7 @@ from components.speedup.bootstrap import Estimate
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
 from components.speedup.speed_ratio import Compared, Timed, speed_ratio
 from components.speedup.steady import steady
+from components.speedup.ties import ties_of
 
 
 class ArmKey(NamedTuple):
@@ -138,6 +139,7 @@ def _arm(
         tree_budget=key.tree_budget or None,
         num_processes=found.num_processes,
         is_decisive=speedup.is_decisive,
+        **ties_of(compared)._asdict(),
     )
 
 

@@ -117,12 +117,16 @@ class MeasuredArm:
     lo: float
     hi: float
     checked: int  # requests compared with plain decoding, token for token
-    ties: int  # first divergence inside the row-count noise
-    divergences: int  # first divergence outside it
+    ties: int  # outputs that differ, every token being the target's own choice up to rounding noise
+    divergences: int  # outputs that differ by more
     speedup_pred: float | None = None  # the prediction made for these very prompts
     tree_budget: int | None = None  # guesses verified in one pass; None for a chain
     num_processes: int = 1  # fresh processes that it ran in
     is_decisive: bool = False  # whether its prompts are enough for a verdict, also by what they are worth
+    tied_share: float | None = None  # of prompts, those whose output parts at a tie; None: nothing compared
+    tied_share_limit: float | None = None  # more are not made by rounding; None: not known
+    rounded_tokens: float | None = None  # tokens beside which another is likelier, by less than the noise; ties.py
+    rounded_tokens_limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,6 @@ def request(request_id: str, **changes: Any) -> Request:
             output_sha256="x",
             identical=True,
             first_divergence=None,
-            divergence_margin=None,
             tie=None,
             dtype="float32",
             kernel="plain",
@@ -221,7 +220,7 @@ def test_an_engines_speedup_is_taken_against_plain_decoding_of_that_engine(home,
 
 
 def test_parity_counts_ties_apart_from_divergences(home, make):
-    diverged = {"identical": False, "first_divergence": 7, "divergence_margin": 0.5}
+    diverged = {"identical": False, "first_divergence": 7, "divergence_shortfall": 0.5}
     ask(home, make, request("A"), request("B", tie=True, **diverged), request("C", tie=False, **diverged))
     assert one(home, "SELECT compared, identical, ties, divergences, earliest_divergence FROM v_parity") == (
         3,
