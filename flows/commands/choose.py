@@ -63,7 +63,8 @@ def choose_depth(
     Times are ms, or what the column's name says: t_verify_us, t_draft_s,
     tpot_ns, "T_verify (ms)". A column prompt gives intervals, block or rep
     numbers repetitions; drafter, method, workload, batch_size, kv_len,
-    draft_vocab and tree_budget tell cases apart.
+    draft_vocab and tree_budget tell cases apart; trained_depth is warned of
+    where it is passed.
 
     Several al of prompts, without tokens or rounds beside them, count as if
     every prompt had decoded the same number of tokens: a macro mean
