@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -71,6 +72,15 @@ def test_what_was_replayed_from_one_text_is_never_refused(texts: list[list[int]]
         together[row["k"]][0] += row["tokens"]
         together[row["k"]][1] += row["rounds"]
     check_together(placed([{"k": k, "tokens": t, "rounds": r} for k, (t, r) in together.items()]))
+
+
+def test_short_runs_of_sampled_text_are_not_refused() -> None:
+    """Each depth decodes a text of its own, 10 rounds, drafts kept in 10, 30 or 60 %: 600 pairs of chance alone."""
+    rng = np.random.default_rng(3)
+    for rate in (0.1, 0.3, 0.6):
+        for _ in range(200):
+            kept = {k: np.cumprod(rng.random((10, k)) < rate, axis=1).sum() for k in (1, 2, 4)}
+            check_together(placed([{"k": k, "tokens": 10 + int(n), "rounds": 10} for k, n in kept.items()]))
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9))

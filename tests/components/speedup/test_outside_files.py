@@ -83,7 +83,7 @@ def written(draw: st.DrawFn) -> tuple[Rows, str, bytes]:
         return rows, f".{kind}", text.encode(encoding)
     delimiter = draw(st.sampled_from(",;\t|"))
     has_decimal_comma = delimiter != "," and draw(st.booleans())
-    empty = draw(st.sampled_from(["", "NaN", "nan", "None", "null", "NULL", "<NA>", "-"]))
+    empty = draw(st.sampled_from(["", "NaN", "nan", "None", "null", "NULL", "<NA>", "n/a", "-", "–", "—"]))
     gap = draw(st.sampled_from(["", " "]))
 
     def cell(name: str, value: Any) -> str:
@@ -226,6 +226,7 @@ def test_a_frame_in_parquet_is_its_rows(tmp_path: Path) -> None:
         ("r.csv", "k;al;tpot\n1;1,8;9.5\n", "r.csv:2: 1,8 could be a decimal or a thousand beside 9.5"),
         ("r.csv", "k;tokens;rounds\n1;1,234;900\n", "r.csv:2: tokens: "),
         ("r.csv", "k,K\n1,1\n", "r.csv:2: k is told twice"),
+        ("r.csv", "sep=;\nk;al\n\n1;9\n", "r.csv:4: al is 9"),
         ("r.csv", "k,k\n1,1\n", "two columns are called k"),
         ("r.csv", "k,,al\n1,9,1.5\n", "column 2 has no name"),
         ("r.csv", "k,t_verify,t_verify_us,t_draft\n1,2,2000,1\n", "t_verify is told twice"),
