@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from components.rows import UNTRAINED, DepthChoice, DepthEval
+from components.speedup.bootstrap import Estimate
 from components.speedup.evaluate import Speeds
 from components.speedup.flags import (
     MAX_PREDICTION_GAP,
@@ -119,15 +118,19 @@ def _growing_steps(workload: str, speeds: Speeds) -> list[Doubt]:
             )
             doubts.append(Doubt("al_step_above_one", "fault", step.value / positions, said))
     for (_, before, wide), (deeper, after, narrow) in itertools.pairwise(steps):
-        grown = after.value / narrow - before.value / wide
-        draws = after.draws / narrow - before.draws / wide
-        if grown > ROUNDED and float(np.quantile(draws, 0.025)) > 0.0:
+        grown = _a_position(after, narrow).minus_paired(_a_position(before, wide))
+        if grown.value > ROUNDED and grown.interval()[0] > 0.0:
             said = (
                 f"workload {workload}: depth {deeper} adds {after.value / narrow:.2f} tokens a position, the depth "
                 f"before it {before.value / wide:.2f}; of one run each position adds less than the one before"
             )
-            doubts.append(Doubt("al_steps_grow", "warning", grown, said))
+            doubts.append(Doubt("al_steps_grow", "warning", grown.value, said))
     return doubts
+
+
+def _a_position(step: Estimate, positions: int) -> Estimate:
+    """What a step over several positions adds at each of them, on average."""
+    return Estimate(step.value / positions, step.draws / positions, step.influence / positions)
 
 
 def _below_plain(drafted: Sequence[DepthEval]) -> list[Doubt]:
