@@ -133,7 +133,9 @@ def _whole_chains(of: str, placed: Sequence[Placed]) -> None:
 
 
 def _one_text(of: str, placed: Sequence[Placed]) -> None:
-    """Lengths at several depths could be of one text: the bound at the head of this file."""
+    """Lengths at several depths could be of one text: the bound at the head of this file. Maps are of one."""
+    if all(p.row.accepted is not None for p in placed):
+        return
     found = acceptance_from(p.row for p in placed)
     depths = found.depths
     units = found.whole_units(depths)
