@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def choose_depth(
     acceptance: list[Measurements],
     cost: list[Measurements],
+    champion: DepthPolicy | None = None,
     *,
     tolerance: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.01,
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95,
@@ -34,6 +35,8 @@ def choose_depth(
     Args:
         acceptance: acceptance maps, one measurement for each drafter.
         cost: step times of the same drafters on the machine that will serve them.
+        champion: the policy that the drafter which serves now was released with: that drafter is run and compared at
+            the depth it serves, whatever is chosen for it here.
         tolerance: share by which a shallower depth's lower bound may lie below the best one and still be taken.
         confidence: probability of beating plain decoding that speculation must reach; below it depth 0 is chosen.
         mixture: workload -> its share of the tokens that will be decoded, for a line that says which one depth would
@@ -46,7 +49,7 @@ def choose_depth(
     from components.speedup.evaluate import Rule
     from components.speedup.evidence import Evidence, add_chain, add_tree
     from components.speedup.flags import thread_flags
-    from components.speedup.policy import Policy, headline, write_policy
+    from components.speedup.policy import Policy, headline, read_policy, served_depths, write_policy
 
     groups = _valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
@@ -68,6 +71,7 @@ def choose_depth(
         rounds=[],
         # What the measuring steps doubted stays in sight.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
+        served=served_depths(read_policy(champion.path)) if champion is not None else {},
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
     entrants: list[Entrant] = []
