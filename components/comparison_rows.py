@@ -12,8 +12,9 @@ from dataclasses import dataclass
 class PairedComparison:
     """A challenger against the champion on the same prompts of one session; ratio > 1: the challenger is better.
 
-    quantity: decode_speed (kept tokens a second, each at its own chosen depth) or acceptance_length (tokens a round,
-    both replayed at one depth, the challenger's). lo, hi: 95 % interval of the ratio over prompts, resampled together.
+    quantity: decode_speed (kept tokens a second, each at the depth it serves, the challenger's is that chosen for it)
+    or acceptance_length (tokens a round, both replayed at one depth, the challenger's). lo, hi: 95 % interval of the
+    ratio over prompts, resampled together.
     margin: share by which the challenger may lie below. verdict: better (lo > 1), not_worse (lo >= 1 - margin), worse
     (hi < 1 - margin), else undecided; undecided too on fewer than 4 prompts, whose interval has next to no width.
     """

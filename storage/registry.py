@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.contract import UserError
+from components.promotion import Judge
 from storage import alias_moves, journal, model_versions
 from storage.alias_moves import MARK, aliases_of, made_in, mark_of
 from storage.model_versions import require_model, resolve, tags_of, version_of
-from storage.promotion_gate import Decision, Limits, decide
+from storage.promotion_gate import Decision, decide
 from storage.records import PromotionRow, as_time, new_promotion
 from storage.release_facts import ReleaseFacts, facts_of
 from storage.sharing import catch_up_promotions
@@ -53,13 +54,19 @@ class Registered:
 
 
 def register(
-    home: Path, release: Path, *, source_run: str | None = None, code: Path | None = None, may_promote: bool = True
+    home: Path,
+    release: Path,
+    judge: Judge,
+    *,
+    source_run: str | None = None,
+    code: Path | None = None,
+    may_promote: bool = True,
 ) -> Registered:
     """Make a Release a model version, once: the same release key never registers twice.
 
-    release: the artifact's directory. source_run: the MLflow run it is logged under; None starts one.
-    code: the model file, MODEL_CODE unless given. may_promote: False leaves `champion` alone even if the gate passes;
-    so does the journal of a run whose pipeline wants an approval.
+    release: the artifact's directory. judge: the rule of the gate (components/speedup/promotion_rule.py). source_run:
+    the MLflow run it is logged under; None starts one. code: the model file, MODEL_CODE unless given. may_promote:
+    False leaves `champion` alone even if the gate passes; so does the journal of a run that wants an approval.
     """
     facts = facts_of(release)
     may_promote = may_promote and facts.may_promote
@@ -69,7 +76,7 @@ def register(
         if found is None:
             found = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
         published = PUBLISHED in _add_tags(client, facts, found)
-        decision = None if published else _publish(home, client, facts, found, may_promote)
+        decision = None if published else _publish(home, client, facts, found, judge, may_promote)
         aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == found)
     said = f"{facts.name} version {found}" + (f" ({', '.join(aliases)})" if aliases else "")
     note = f"registered {said}" if is_new else f"already registered: {said}"
@@ -85,12 +92,13 @@ def promote(
     version: int | str = "challenger",
     why: str = "",
     *,
+    judge: Judge,
     force: bool = False,
-    limits: Limits | None = None,
 ) -> Registered:
     """Make a version the champion if the gate lets it; the one before becomes `previous`.
 
-    version: a number, or an alias. why: what the log keeps beside the gate's own reason. force: override the gate.
+    version: a number, or an alias. why: what the log keeps beside the gate's own reason. judge: the rule of the gate.
+    force: override it.
 
     Raises:
         UserError: there is no such model or version, the gate refuses, or it is overridden without a reason.
@@ -101,7 +109,7 @@ def promote(
         number = resolve(client, name, version)
         if aliases_of(client, name).get("champion") == number:
             return Registered(name, number, False, ("champion",), f"{name} version {number} is the champion already")
-        decision = _decide(home, client, name, number, limits)
+        decision = _decide(home, client, name, number, judge)
         if not decision.passed and not force:
             raise UserError(
                 f"promote {name} version {number}: the gate refuses: {decision.why_not()}; --force --why overrides it"
@@ -177,7 +185,9 @@ def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
     return alias_moves.outside_moves(home, client)
 
 
-def _publish(home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, may_promote: bool) -> Decision | None:
+def _publish(
+    home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, judge: Judge, may_promote: bool
+) -> Decision | None:
     """Give a version its aliases. What a killed publication has done is in the log and not done again.
 
     Moves from before the version was made were of another that had its number: numbers start again in a database
@@ -189,7 +199,7 @@ def _publish(home: Path, client: MlflowClient, facts: ReleaseFacts, version: int
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
         if (alias, version) not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
-    decision = _decide(home, client, facts.name, version) if facts.worth_using else None
+    decision = _decide(home, client, facts.name, version, judge) if facts.worth_using else None
     if decision is None:
         model_versions.describe(client, facts.name, version, None)
     elif decision.passed and may_promote and ("champion", version) not in done:
@@ -198,12 +208,12 @@ def _publish(home: Path, client: MlflowClient, facts: ReleaseFacts, version: int
     return decision
 
 
-def _decide(home: Path, client: MlflowClient, name: str, version: int, limits: Limits | None = None) -> Decision:
+def _decide(home: Path, client: MlflowClient, name: str, version: int, judge: Judge) -> Decision:
     """Ask the gate about a version, and write its answer on the version."""
     champion = aliases_of(client, name).get("champion")
     against = champion if champion != version else None
     other = tags_of(client, name, against) if against is not None else None
-    decision = decide(home, tags_of(client, name, version), other, against, limits)
+    decision = decide(home, tags_of(client, name, version), other, against, judge)
     said = "passed" if decision.passed else decision.why_not()
     for tag, value in zip(_ANSWERS, (str(against or ""), said, decision.as_json()), strict=True):
         client.set_model_version_tag(name, str(version), tag, value)

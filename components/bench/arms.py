@@ -71,7 +71,8 @@ RIVAL = Arm("none", "", 0, on_rival=True)
 
 
 def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
-    """draft_key -> the depths that the policy chose over all workloads, at one batch size or another; 0 left out.
+    """draft_key -> the depths that the policy chose over all workloads, at one batch size or another, and the one
+    that a released drafter serves at; 0 left out.
 
     Raises UserError when the artifact is not a depth policy.
     """
@@ -80,9 +81,9 @@ def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
         raise UserError(
             f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
         )
-    choices = json.loads(file.read_text(encoding="utf-8"))["choices"]
-    found: dict[str, set[int]] = {}
-    for choice in choices:
+    written = json.loads(file.read_text(encoding="utf-8"))
+    found: dict[str, set[int]] = {key: {depth} for key, depth in written.get("served", {}).items() if depth > 0}
+    for choice in written["choices"]:
         if choice["workload"] == "all" and choice["depth_k"] > 0:
             found.setdefault(choice["draft_key"], set()).add(int(choice["depth_k"]))
     return {key: frozenset(depths) for key, depths in found.items()}

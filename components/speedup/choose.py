@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def choose_depth(
     acceptance: list[Measurements],
     cost: list[Measurements],
+    champion: DepthPolicy | None = None,
     *,
     tolerance: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.01,
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95,
@@ -34,6 +35,8 @@ def choose_depth(
     Args:
         acceptance: acceptance maps, one measurement for each drafter.
         cost: step times of the same drafters on the machine that will serve them.
+        champion: the policy that the drafter which serves now was released with: that drafter is run and compared at
+            the depth it serves, whatever is chosen for it here.
         tolerance: share of speed that the depth which is taken may lose to the best one.
         confidence: probability with which the taken depth must lose no more than that, and must beat plain decoding;
             where none beats it that surely, depth 0 is chosen.
@@ -47,7 +50,7 @@ def choose_depth(
     from components.speedup.evaluate import Rule
     from components.speedup.evidence import Evidence, add_chain, add_tree
     from components.speedup.flags import baseline_flags, thread_flags
-    from components.speedup.policy import Policy, headline, write_policy
+    from components.speedup.policy import Policy, headline, read_policy, served_depths, write_policy
 
     groups = _valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
@@ -70,6 +73,7 @@ def choose_depth(
         rounds=[],
         # What the measuring steps doubted stays in sight.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
+        served=served_depths(read_policy(champion.path)) if champion is not None else {},
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
     entrants: list[Entrant] = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
+from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from components.rows import CostCell, DepthChoice, QualityFlag, Request, read_rows
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def confirm_depth(
     min_speedup: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0,
     max_prediction_gap: Annotated[float, Field(gt=0.0, le=10.0)] = 0.15,
     min_over_lookup: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0,
-    max_loss: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.02,
+    max_loss: Annotated[float, Field(ge=0.0, lt=0.5)] = MAX_SLOWDOWN,
+    max_acceptance_loss: Annotated[float, Field(ge=0.0, lt=0.5)] = MAX_ACCEPTANCE_LOSS,
     num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
     ctx: Context,
 ) -> DepthPolicy:
@@ -44,14 +46,15 @@ def confirm_depth(
         end_to_end: timed requests of plain and speculative decoding on the same prompts; with step costs of the same
             moment, where it has them, which predictions are then judged with.
         challenger: the drafter to judge; without it the best of those measured.
-        champion: the drafter that serves now, measured in the same session; the challenger must not be worse.
+        champion: the drafter that serves now, measured in the same session; the challenger must not be worse than it is
+            at the depth it serves, which the policy knows when speedup.choose_depth was given `champion`.
         min_speedup: what the lower 95 % bound of measured speedup must exceed (1.0 = plain decoding).
         max_prediction_gap: largest |predicted / measured - 1| that the gate lets through (0.15 = 15 %); beyond 10 % it
             is flagged in any case.
         min_over_lookup: what measured speedup over prompt lookup must exceed (1.0 = faster than it); 0 does not ask.
-        max_loss: share of the champion's decoding speed and acceptance length by which a challenger may lie below it
-            and still count as not worse (0.02 = 2 %): the lower 95 % bound of its speed ratio must reach 1 - max_loss,
-            and no workload's acceptance may lie below that as a whole interval.
+        max_loss: share of the champion's decoding speed by which a challenger may lie below it and still count as not
+            worse (0.02 = 2 %): the lower end of the 95 % interval of its speed ratio must reach 1 - max_loss.
+        max_acceptance_loss: the same of acceptance length over all prompts; of one workload it is twice that.
         num_draws: draws of prompts and processes behind each interval.
     """
     from components.speedup.champion import challenge, champion_checks
@@ -79,7 +82,7 @@ def confirm_depth(
     found.flags += read_rows(end_to_end.path, QualityFlag)
     found.flags += measured_flags(found, requests, max_prediction_gap)
     if challenger is not None and champion is not None:
-        challenge(found, requests, (challenger, champion), max_loss, num_draws, ctx.seed)
+        challenge(found, requests, (challenger, champion), Margins(max_loss, max_acceptance_loss))
     winner = _pick_winner(found, challenger.key if challenger is not None else None, posterior)
     found.flags += lookup_flags(found, winner) if winner else []
     found.winner = (

@@ -17,6 +17,7 @@ policy.json holds
   comparisons  PairedComparison rows, where a challenger was held against a champion
   roles        draft_key -> "challenger" or "champion", likewise; before, how a drafter of rounded weights stores them
   weights      WeightsCost, what rounding a drafter's weights costs in acceptance, where both were measured
+  served       draft_key -> the depth that a released drafter serves at now, whatever was chosen for it here
   threads      draft_key -> the threads that its step costs were timed on
   flags        QualityFlag rows
   winner       {"draft_key", "method", "depth_k"} or null
@@ -170,6 +171,7 @@ class Policy:
     weights: list[WeightsCost] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
     confidence: float = 0.95
+    served: dict[str, int] = field(default_factory=dict)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
@@ -233,6 +235,17 @@ def at_smallest_batch(policy: Policy, draft_key: str | None = None) -> list[Dept
     pooled = [c for c in policy.choices if c.workload == ALL and draft_key in (None, c.draft_key)]
     smallest = min((c.batch_size for c in pooled), default=1)
     return [c for c in pooled if c.batch_size == smallest]
+
+
+def served_depths(released: Policy) -> dict[str, int]:
+    """draft_key -> the depth at which the release of a policy serves its drafter; {} where nothing won.
+
+    That is the winner's depth, and 0 where the verdict turns drafting off.
+    """
+    if released.winner is None:
+        return {}
+    drafting = released.verdict in ("use", "undecided")
+    return {str(released.winner["draft_key"]): int(released.winner["depth_k"]) if drafting else 0}
 
 
 def headline(policy: Policy) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from flows.answer import Format
 from flows.commands.ask import named_values
 from flows.commands.terminal import complain, out, say
@@ -31,7 +32,12 @@ def compare(
     depth_b: Annotated[int | None, typer.Option("--depth-b", min=0, help="B's depth, if not the chosen one.")] = None,
     tree_a: Annotated[int | None, typer.Option("--tree-a", min=1, help="A with a tree of this budget.")] = None,
     tree_b: Annotated[int | None, typer.Option("--tree-b", min=1, help="B with a tree of this budget.")] = None,
-    margin: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share by which A may lie below B.")] = 0.02,
+    margin: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Share of B's speed by which A may lie below.")
+    ] = MAX_SLOWDOWN,
+    acceptance_margin: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="The same of acceptance length; of one workload twice that.")
+    ] = MAX_ACCEPTANCE_LOSS,
     format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
 ) -> None:
     """A against B on the same prompts. Exit code 0: A is not worse; 1: it is; 3: undecided or not comparable."""
@@ -42,7 +48,7 @@ def compare(
     store = Store()
     one = find_side(store, a, depth_a, tree_a)
     other = find_champion(store, one) if b == "champion" else find_side(store, b, depth_b, tree_b)
-    found = weigh(store.home, one, other, margin)
+    found = weigh(store.home, one, other, Margins(margin, acceptance_margin))
     if format_ is Format.table:
         say(f"A: {one.name()}\nB: {other.name()}")
     columns, rows = found.rows()

@@ -223,6 +223,9 @@ def test_a_depth_chosen_for_any_batch_size_or_beyond_training_is_run(tmp_path: P
     names = ("draft_key", "batch_size", "depth_k", "workload")
     (tmp_path / "policy.json").write_text(json.dumps({"choices": [dict(zip(names, r, strict=True)) for r in rows]}))
     assert chosen_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2}}
+    written = json.loads((tmp_path / "policy.json").read_text()) | {"served": {"a": 3, "champion": 4, "off": 0}}
+    (tmp_path / "policy.json").write_text(json.dumps(written))
+    assert chosen_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2, 3}, "champion": {4}}
     assert depths_to_run("around", {5, 2}, 9) == [1, 2, 3, 4, 5, 6, 7, 9]
     assert depths_to_run("around", {6}, 4) == [1, 3, 4, 6]
     assert depths_to_run("all", {6}, 4) == [1, 2, 3, 4, 6]
