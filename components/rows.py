@@ -146,7 +146,7 @@ class Request:
 
     @property
     def timed_tokens(self) -> int:
-        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it."""
+        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it (0: as 1)."""
         return self.tokens_kept - (self.first_chunk_tokens or 1)
 
 
@@ -193,6 +193,7 @@ class DepthEval:
     meas_lo: float | None
     meas_hi: float | None
     tree_budget: int | None = None  # guesses verified in one pass of a tree of this depth; None for a chain
+    al_replayed: float | None = None  # al of the very prompts that al_meas is of; al is of all that have a map
 
 
 @dataclass(frozen=True)

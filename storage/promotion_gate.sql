@@ -25,7 +25,7 @@ pair AS (
 plain AS (  -- the best plain decoding of each run, as v_speedup takes it
   SELECT artifact_key, dtype, batch_size, kernel FROM v_speed
   WHERE engine IS NULL AND method = 'none' AND workload = 'all' AND temperature = 0
-  QUALIFY row_number() OVER (PARTITION BY artifact_key, dtype, batch_size ORDER BY tok_s_decode DESC NULLS LAST, kernel) = 1),
+  QUALIFY row_number() OVER (PARTITION BY artifact_key, dtype, batch_size ORDER BY tokens_per_s DESC NULLS LAST, kernel) = 1),
 plain_prompt AS (
   SELECT v.artifact_key, v.prompt_id, v.dtype, v.batch_size, v.tokens, v.decode_ns
   FROM chain_prompt v JOIN plain USING (artifact_key, dtype, batch_size, kernel) WHERE v.method = 'none' AND v.temperature = 0),

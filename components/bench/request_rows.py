@@ -93,6 +93,11 @@ def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: C
     )
 
 
+def rounded(value: float | None, digits: int) -> float | None:
+    """A figure of a summary to so many decimals, None as it is."""
+    return None if value is None else round(value, digits)
+
+
 def sha256_of_tokens(tokens: Sequence[int]) -> str:
     """A digest of token ids as little-endian int64."""
     numbers = array.array("q", tokens)

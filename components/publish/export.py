@@ -285,7 +285,7 @@ def _facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
     at = (serve["draft_key"], "all", best["batch_size"], serve["depth_k"])
     for e in policy["evals"]:
         if (e["draft_key"], e["workload"], e["batch_size"], e["depth_k"]) == at:
-            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas")}
+            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas", "al_replayed")}
     gate = policy["gate"]
     return {
         "method": serve["method"],

@@ -1,9 +1,8 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
-speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts that both decoded, in
-the same dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token; of
-an engine that sent several at once there, all but those (first_chunk_tokens).
-Repetitions of a prompt are summed first; the interval resamples prompts, both arms together.
+What is counted, and every formula, stands in components/definitions.py: `speedup`, over prompts that both decoded, in
+the same dtype, temperature and batch size. Repetitions of a prompt are summed first; the interval resamples prompts,
+both arms together.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from components import definitions
+from components.definitions import has_decoding, on_shared_prompts
 from components.rows import DepthChoice, DepthEval, Request
 from components.speedup.bootstrap import draw_weights, pooled_ratio
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
@@ -30,11 +31,6 @@ class ArmKey(NamedTuple):
     kernel: str
 
 
-def usable(request: Request) -> bool:
-    """Whether a request counts: timed, finished, and long enough to have a decoding phase."""
-    return not request.is_warmup and request.status != "error" and request.timed_tokens > 0 and request.decode_ns > 0
-
-
 def measured_arms(
     requests: Sequence[Request], num_draws: int, seed: int, replayed: Sequence[PromptCounts] = ()
 ) -> list[MeasuredArm]:
@@ -43,7 +39,7 @@ def measured_arms(
     replayed: acceptance of the same drafters, prompt by prompt, for MeasuredArm.al_replayed.
     """
     counts = {(c.draft_key, c.prompt_id): c for c in replayed}
-    rows = [r for r in requests if usable(r) and r.temperature == 0.0]
+    rows = [r for r in requests if has_decoding(r) and r.temperature == 0.0]
     by_arm: dict[ArmKey, list[Request]] = {}
     for r in rows:
         key = ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel)
@@ -62,16 +58,7 @@ def measured_arms(
 
 def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
     """Plain requests of the kernel that decoded most tokens a second."""
-    by_kernel: dict[str, list[Request]] = {}
-    for r in rows:
-        if r.method == "none" and r.dtype == dtype and r.batch_size == batch_size:
-            by_kernel.setdefault(r.kernel, []).append(r)
-    return max(by_kernel.values(), key=tokens_per_s, default=[])
-
-
-def tokens_per_s(rows: Sequence[Request]) -> float:
-    """Pooled decoding speed: kept tokens after the first, over decoding time."""
-    return sum(r.timed_tokens for r in rows) / sum(r.decode_ns for r in rows) * 1e9
+    return definitions.best_plain(r for r in rows if r.dtype == dtype and r.batch_size == batch_size)
 
 
 def _arm(
@@ -84,12 +71,10 @@ def _arm(
     seed: int,
 ) -> MeasuredArm | None:
     """One arm on one workload, or None when plain decoding has no prompt in common with it."""
-    mine = [r for r in mine if workload in (ALL, r.workload)]
-    shared = sorted({r.prompt_id for r in mine} & {r.prompt_id for r in plain})
+    mine, plain = on_shared_prompts((r for r in mine if workload in (ALL, r.workload)), plain)
+    shared = sorted({r.prompt_id for r in mine})
     if not shared:
         return None
-    mine = [r for r in mine if r.prompt_id in set(shared)]
-    plain = [r for r in plain if r.prompt_id in set(shared)]
     tokens, times = _per_prompt(mine, shared)
     plain_tokens, plain_times = _per_prompt(plain, shared)
     weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 3]))
@@ -97,8 +82,8 @@ def _arm(
     lo, hi = speedup.interval()
     # Maps of chains say nothing about a tree.
     known = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
-    replayed = _al_replayed(known, key.depth_k)
-    rounds, drafted = sum(r.num_rounds for r in mine), sum(r.num_drafted for r in mine)
+    replayed = al_replayed(known, key.depth_k)
+    found = definitions.round_counts(mine)
     compared = [r for r in mine if r.identical is not None]
     ties = sum(not r.identical and bool(r.tie) for r in compared)
     return MeasuredArm(
@@ -111,12 +96,12 @@ def _arm(
         kernel=key.kernel,
         num_prompts=len(shared),
         num_requests=len(mine),
-        num_rounds=rounds,
-        tokens_per_s=tokens_per_s(mine),
-        plain_tokens_per_s=tokens_per_s(plain),
-        al=sum(r.tokens_kept - 1 for r in mine) / rounds if rounds else None,
+        num_rounds=found.rounds,
+        tokens_per_s=definitions.tokens_per_s(mine) or 0.0,
+        plain_tokens_per_s=definitions.tokens_per_s(plain) or 0.0,
+        al=definitions.al_of(mine),
         al_replayed=replayed,
-        acceptance_rate=sum(r.num_accepted for r in mine) / drafted if drafted else None,
+        draft_acceptance_rate=definitions.draft_acceptance_rate(found.accepted, found.drafted),
         speedup=speedup.value,
         lo=lo,
         hi=hi,
@@ -137,12 +122,12 @@ def arm_of(policy: Policy, row: DepthEval | DepthChoice) -> MeasuredArm | None:
     return max(arms, key=lambda a: (a.dtype == policy.dtype, a.kernel == policy.kernel, a.tokens_per_s), default=None)
 
 
-def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
+def al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
     """AL that the maps say for a set of prompts; None unless each has a map that was replayed at this depth."""
     known = [c for c in counts if c is not None and depth in c.depths]
     if len(known) < len(counts):
         return None
-    return sum(c.tokens for c in known) / sum(c.rounds[c.depths.index(depth)] for c in known)
+    return definitions.al(sum(c.tokens for c in known), sum(c.rounds[c.depths.index(depth)] for c in known))
 
 
 def _per_prompt(rows: list[Request], prompt_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from components.definitions import has_decoding
 from components.rows import DepthChoice, PairedComparison, Request
 from components.speedup.bootstrap import LEAST_PROMPTS, Floats, draw_weights, pooled_ratio
-from components.speedup.measured import best_plain, usable
+from components.speedup.measured import best_plain
 from components.speedup.policy import ALL, Policy, PromptCounts
 
 
@@ -35,7 +36,9 @@ def compare(policy: Policy, requests: Sequence[Request], pair: Pair) -> list[Pai
 
 
 def _speeds(policy: Policy, requests: Sequence[Request], pair: Pair) -> list[PairedComparison]:
-    rows = [r for r in requests if usable(r) and r.temperature == 0.0 and r.batch_size == pair.challenger.batch_size]
+    rows = [
+        r for r in requests if has_decoding(r) and r.temperature == 0.0 and r.batch_size == pair.challenger.batch_size
+    ]
     dtypes = {r.dtype for r in rows}
     dtype = policy.dtype if policy.dtype in dtypes else min(dtypes, default="")
     rows = [r for r in rows if r.dtype == dtype]

@@ -52,12 +52,12 @@ class AcceptanceSummary:
     num_prompts: int
     num_rounds: int
     num_cut_rounds: int  # tail rounds that the end of an answer cut
-    al_kept: float  # tokens kept / rounds, tails included: what DepthEval.al and every speedup use
-    al_pooled_incl_bonus: float  # 1 + accepted / rounds over rounds that were not cut
-    al_macro_incl_bonus: float  # mean over prompts of tokens kept / rounds
-    al_proxy: float  # 1 + mean over EVERY position of teacher-forced acceptance: the training metric, flattering
-    reached: list[int]  # rounds in which draft i was reached, i = 1..depth_k
-    kept: list[int]  # rounds in which it was kept
+    al: float | None  # the four lengths are those of components/definitions.py; al is what every speedup uses
+    al_uncut: float | None
+    al_macro: float | None
+    al_proxy: float | None
+    reached: list[int]  # uncut rounds in which draft i was reached, i = 1..depth_k
+    kept: list[int]  # those in which it was kept: accept_cond is kept / reached
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MeasuredArm:
     plain_tokens_per_s: float
     al: float | None
     al_replayed: float | None  # what the acceptance maps say for these very prompts; None: not all of them have one
-    acceptance_rate: float | None
+    draft_acceptance_rate: float | None
     speedup: float
     lo: float
     hi: float
@@ -251,7 +251,9 @@ def headline(policy: Policy) -> dict[str, Any]:
             best.depth_k,
             best.batch_size,
         ):
-            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi, "al_meas": row.al_meas}
+            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi}
+            facts |= {"al_meas": row.al_meas, "al_replayed": row.al_replayed}
+    facts["num_prompts"] = len({c.prompt_id for c in policy.prompts if c.draft_key == best.draft_key})
     for pair in policy.comparisons:
         if (pair.quantity, pair.workload) == ("decode_speed", ALL):
             facts |= {"vs_champion": pair.ratio, "vs_champion_lo": pair.lo, "vs_champion_hi": pair.hi}
@@ -260,7 +262,9 @@ def headline(policy: Policy) -> dict[str, Any]:
     if mine:
         # Identity is asked of every way that the drafter ran, speed of the one that is served.
         served = (a for a in mine if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None))
-        facts["speedup_pred_same_prompts"] = next((a.speedup_pred for a in served), None)
+        arm = next(served, None)
+        facts["speedup_pred_same_prompts"] = arm.speedup_pred if arm is not None else None
+        facts["num_prompts_timed"] = arm.num_prompts if arm is not None else None
         facts["identical"] = sum(a.divergences for a in mine) == 0 and sum(a.checked for a in mine) > 0
         facts["num_ties"] = sum(a.ties for a in mine)
         facts["num_checked"] = sum(a.checked for a in mine)

@@ -55,7 +55,7 @@ def test_card_shows_the_numbers_of_the_policy(export: Callable[..., Any], eviden
                 assert f"{e['speedup_meas']:.2f}x [{e['meas_lo']:.2f}, {e['meas_hi']:.2f}]" in card
     for a in policy["acceptance"]:
         if a["method"] == "eagle3" and a["depth_k"] == depth:
-            assert f"| {a['workload']} | {a['al_kept']:.2f} [" in card
+            assert f"| {a['workload']} | {a['al']:.2f} [" in card
     assert f'"num_speculative_tokens": {depth}' in card
     assert f"--speculative-num-steps {depth} " in card
     assert f"--spec-draft-n-max {depth} " in card
