@@ -126,7 +126,7 @@ def looping_doubts(repeated_bigrams: float) -> list[Doubt]:
 def falling_doubts(speeds: Speeds) -> list[Doubt]:
     """Acceptance length that falls as drafts get deeper, by more than chance: the paired interval lies above 0.
 
-    Where nothing can be resampled (one figure for all prompts, or a single prompt) there is none, and that is said.
+    Where nothing varied (one figure for all prompts, a single prompt) there is none, and that is said.
     """
     doubts = []
     for (depth, before), (deeper, after) in itertools.pairwise(zip(speeds.depths, speeds.al, strict=True)):
@@ -134,7 +134,7 @@ def falling_doubts(speeds: Speeds) -> list[Doubt]:
         lo, hi = fall.interval()
         if lo <= 0.0:
             continue
-        known = f"95 % interval [{lo:.3f}, {hi:.3f}]" if lo < hi else "no interval: nothing tells chance from a fall"
+        known = f"95 % interval [{lo:.3f}, {hi:.3f}]" if lo < hi else "no interval: nothing varied"
         said = (
             f"AL falls from {before.value:.3f} at depth {depth} to {after.value:.3f} at depth {deeper}, by "
             f"{fall.value:.3f} ({known}): past its trained depth, or two different measurements"

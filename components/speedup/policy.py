@@ -9,7 +9,6 @@ policy.json holds
   mixtures     Mixture, one depth for several workloads and what it loses; [] where one workload was measured
   trees        DepthEval rows of drafts that branch, over all prompts
   ranking      Candidate, every drafter in every setting at its chosen depth, the best lower bound first
-  engines      what the winner's depths are called in vLLM, SGLang, TensorRT-LLM, llama.cpp and MNN; see engines.py
   acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
   prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
@@ -23,7 +22,8 @@ policy.json holds
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
   gate         null before confirm_depth; then {"passed", "checks": [{"name", "passed", "value", "limit"}]}
 
-`policy.md` beside it is the same for people (policy_table.py).
+`policy.md` beside it is the same for people (policy_table.py). What engines are told stands with a release, which
+knows which of them can load the drafter (publish/engine_settings.py).
 """
 
 from __future__ import annotations
@@ -151,17 +151,14 @@ class Policy:
     mixtures: list[Mixture] = field(default_factory=list)
     trees: list[DepthEval] = field(default_factory=list)
     ranking: list[Candidate] = field(default_factory=list)
-    engines: dict[str, Any] = field(default_factory=dict)
     weights: list[WeightsCost] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
     """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
-    from components.speedup.engines import engine_settings
     from components.speedup.policy_table import policy_text
 
-    policy.engines = engine_settings(policy)
     text = json.dumps(asdict(policy), indent=1, allow_nan=False)
     (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
     (directory / "policy.md").write_text(policy_text(policy), encoding="utf-8")
