@@ -99,6 +99,10 @@ class CostCell:
 class Request:
     """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns.
 
+    Where rounds were timed one by one, in turns with others, each counts in decode_ns as the steady time of its arm in
+    this process (bench/timed_runs.py steady_share): other work makes a round longer, never shorter. elapsed_ns is then
+    what passed.
+
     A drafter's method and key with depth_k 0: it is loaded and drafts nothing, as an engine does with a request that
     asks for no speculation, but keeps what it needs to go on: the EAGLE family and a draft model take every token in,
     mtp and mtp-parallel only remember it.
@@ -142,7 +146,7 @@ class Request:
     e2e_ns: int | None = None  # from sending to the end of the answer, as the client saw it
     error: str | None = None  # why status is "error", in one line
     process: int = 0  # the fresh process that decoded it, from 1; 0 in rows of measurements in one process
-    steady_ns: float | None = None  # decode_ns at the arm's steady round time in its process; None where not told apart
+    elapsed_ns: int | None = None  # what passed on the clock instead of decode_ns, other work included; None: the same
     first_wrong: int | None = None  # the first token that is not the target's own choice; None for a tie
     divergence_shortfall: float | None = None  # logits that the token at first_wrong (of a tie: where it parts) lacks
     divergence_noise: float | None = None  # of a logit at that token: its standard deviation between row counts
@@ -152,13 +156,8 @@ class Request:
     divergence_margin: float | None = None  # plain top-2 margin where they part, in rows that were judged by it
 
     @property
-    def fair_ns(self) -> float:
-        """The time that speeds are taken from: what other work on the machine added is left out where it is known."""
-        return self.decode_ns if self.steady_ns is None else self.steady_ns
-
-    @property
     def timed_tokens(self) -> int:
-        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it."""
+        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it (0: as 1)."""
         return self.tokens_kept - (self.first_chunk_tokens or 1)
 
 
@@ -205,6 +204,7 @@ class DepthEval:
     meas_lo: float | None
     meas_hi: float | None
     tree_budget: int | None = None  # guesses verified in one pass of a tree of this depth; None for a chain
+    al_replayed: float | None = None  # al of the very prompts that al_meas is of; al is of all that have a map
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
 from components.rows import CostCell, Request, write_rows
 
 if TYPE_CHECKING:
@@ -244,17 +245,14 @@ def cells_of_study(
 
 def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
     """One line an arm, pooled over prompts: decode tokens a second, speedup over plain, AL, identity."""
+    from components.bench.request_rows import rounded
+
+    timed = [r for r in requests if counts(r)]
     groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}
-    for row in requests:
+    for row in timed:
         key = (row.method, row.draft_key, row.depth_k, row.kernel, row.tree_budget or 0, row.batch_size)
         groups.setdefault(key, []).append(row)
-    speed = {
-        key: sum(r.tokens_kept - 1 for r in rows) * 1e9 / sum(r.fair_ns for r in rows) for key, rows in groups.items()
-    }
-    best_plain = {
-        size: max(value for key, value in speed.items() if key[0] == "none" and key[5] == size)
-        for size in {key[5] for key in groups}
-    }
+    plain = {size: best_plain(r for r in timed if r.batch_size == size) for size in {key[5] for key in groups}}
     return [
         {
             "method": key[0],
@@ -263,9 +261,9 @@ def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
             "kernel": key[3],
             "tree_budget": key[4] or None,
             "batch_size": key[5],
-            "tokens_per_s": round(speed[key], 2),
-            "speedup": round(speed[key] / best_plain[key[5]], 4),
-            "al": round(sum(r.tokens_kept - 1 for r in rows) / max(1, sum(r.num_rounds for r in rows)), 4),
+            "tokens_per_s": rounded(tokens_per_s(rows), 2),
+            "speedup": rounded(speedup(rows, plain[key[5]]), 4),
+            "al": rounded(al_of(rows), 4),
             "identical": None if key[0] == "none" else sum(r.identical is True for r in rows),
             "ties": sum(r.tie is True for r in rows),
             "requests": len(rows),

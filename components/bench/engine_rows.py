@@ -7,15 +7,15 @@ answers keep their sums in the Request row; nothing is guessed.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.bench.identity import NOT_COMPARED, Identity, Judge
-from components.bench.request_rows import sha256_of_tokens
+from components.bench.request_rows import rounded, sha256_of_tokens
 from components.contract import Context, Target, UserError
+from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
 from components.rows import EngineAcceptance, Request, Round
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ class EngineRows:
 
 
 def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, Any]:
-    well = [row for row in rows if row.status != "error"]
-    decoding = [row for row in well if row.decode_ns > 0 and row.timed_tokens > 0]
-    rounds, accepted = sum(row.num_rounds for row in well), sum(row.num_accepted for row in well)
+    well = [row for row in rows if counts(row)]
+    found = round_counts(well)
     compared = [row.identical for row in well if row.identical is not None]
     return {
         "engine": key[0],
@@ -80,11 +79,9 @@ def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, 
         "concurrency": key[3],
         "requests": len(rows),
         "failed": len(rows) - len(well),
-        "ttft_ms_p50": round(statistics.median(row.ttft_ns for row in well) / 1e6, 3) if well else None,
-        "tpot_ms_p50": round(statistics.median(r.decode_ns / r.timed_tokens for r in decoding) / 1e6, 3)
-        if decoding
-        else None,
-        "al": round(1 + accepted / rounds, 4) if rounds else None,
+        "ttft_ms_p50": rounded(ttft_ms_p50(well), 3),
+        "tpot_ms_p50": rounded(tpot_ms_p50(well), 3),
+        "al_with_overshoot": rounded(al_with_overshoot(found.accepted, found.rounds), 4),
         "identical": f"{sum(compared)} of {len(compared)}" if compared else None,
     }
 

@@ -74,7 +74,7 @@ def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: 
         num_drafted=sum(r.drafted for r in decoded.rounds),
         num_accepted=sum(r.accepted for r in decoded.rounds),
         ttft_ns=decoded.ttft_ns,
-        decode_ns=decoded.decode_ns,
+        decode_ns=round(run.steady_ns),
         output_sha256=sha256_of_tokens(decoded.tokens),
         identical=verdict.identical,
         first_divergence=verdict.first_divergence,
@@ -86,7 +86,7 @@ def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: 
         tree_budget=run.arm.tree_budget,
         batch_id=None if run.batch_id is None else f"{shared.session_id}-batch-{run.batch_id:06d}",
         process=run.process,
-        steady_ns=run.steady_ns,
+        elapsed_ns=decoded.decode_ns,
         first_wrong=verdict.first_wrong,
         divergence_shortfall=verdict.shortfall,
         divergence_noise=verdict.noise,
@@ -94,6 +94,11 @@ def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: 
         rounded_tokens=verdict.num_rounded,
         rounded_expected=verdict.rounded_expected,
     )
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    """A figure of a summary to so many decimals, None as it is."""
+    return None if value is None else round(value, digits)
 
 
 def sha256_of_tokens(tokens: Sequence[int]) -> str:

@@ -113,7 +113,12 @@ def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dic
             found = arm_of(policy, row) if row.depth_k else None
             if found:
                 rows[i] = dataclasses.replace(
-                    row, al_meas=found.al, speedup_meas=found.speedup, meas_lo=found.lo, meas_hi=found.hi
+                    row,
+                    al_meas=found.al,
+                    al_replayed=found.al_replayed,
+                    speedup_meas=found.speedup,
+                    meas_lo=found.lo,
+                    meas_hi=found.hi,
                 )
     for i, choice in enumerate(policy.choices):
         found = arm_of(policy, choice) if choice.depth_k else None

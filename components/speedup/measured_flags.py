@@ -73,13 +73,13 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         )
     if (
         arm.num_rounds >= MIN_ROUNDS
-        and arm.acceptance_rate is not None
+        and arm.draft_acceptance_rate is not None
         and arm.al is not None
         and arm.method not in NOT_OF_ONE_LENGTH
         and arm.tree_budget is None
     ):
         # accepted / rounds is about AL - 1; over the rate it gives the drafts of a round.
-        drafted = (arm.al - 1.0) / arm.acceptance_rate if arm.acceptance_rate else None
+        drafted = (arm.al - 1.0) / arm.draft_acceptance_rate if arm.draft_acceptance_rate else None
         if drafted is not None and drafted < MIN_DRAFTED_SHARE * arm.depth_k:
             flag("depth_not_respected", "warning", drafted, f"drafts a round where {arm.depth_k} were asked for")
     return flags

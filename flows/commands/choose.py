@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,18 +79,19 @@ def choose_depth(
     """
     from dataclasses import asdict
 
-    from components.speedup.engines import engine_settings
+    from components.publish.engine_settings import engine_settings, never_loaded
     from components.speedup.evaluate import Rule
     from components.speedup.outside import policy_from
     from components.speedup.outside_rows import read_outside
 
     rule = Rule(tolerance, confidence, draws, include_host=True)
     policy = policy_from(read_outside(rows), rule, _shares(mixture), seed)
-    policy.engines = engine_settings(policy)
+    raw = asdict(policy)
+    told = engine_settings(raw, never_loaded(policy.winner["method"]) if policy.winner else ())
     if as_json:
-        say(json.dumps(asdict(policy), indent=1, allow_nan=False))
+        say(json.dumps({**raw, "engines": told}, indent=1, allow_nan=False))
     else:
-        _print(policy)
+        _print(policy, told)
     if policy.verdict == "invalid":
         raise typer.Exit(1)
 
@@ -109,13 +110,13 @@ def _shares(text: str) -> dict[str, float]:
     return shares
 
 
-def _print(policy: Policy) -> None:
+def _print(policy: Policy, told: dict[str, Any]) -> None:
     """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
+    from components.publish.engine_settings import engine_lines
     from components.speedup.policy_table import (
         Cells,
         choice_cells,
         depth_cells,
-        engine_lines,
         flag_cells,
         mixture_line,
         ranking_cells,
@@ -142,9 +143,9 @@ def _print(policy: Policy) -> None:
                 )
         if len(policy.ranking) > 1:
             show("drafters against each other", ranking_cells(policy.ranking))
-    if policy.engines:
+    if told:
         say("\nwhat the engines are told")
-        for line in engine_lines(policy.engines):
+        for line in engine_lines(told):
             say(line)
     if policy.flags:
         show("reasons to doubt", flag_cells(policy.flags))

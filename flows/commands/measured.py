@@ -64,7 +64,7 @@ def compare(
 
 def trend(
     metric: Annotated[
-        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tok_s_decode), or info.NAME.")
+        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tokens_per_s), or info.NAME.")
     ],
     over: Annotated[Over, typer.Option(help="What the values are told apart by.")] = Over.runs,
     where: Annotated[

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from components.contract import UserError
-from components.speedup.engines import engine_settings
+from components.publish.engine_settings import engine_settings
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
 from components.speedup.outside_rows import OutsideRow, Placed, read_outside
@@ -91,7 +91,7 @@ def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
         except UserError as error:
             assert str(error) and "\n" not in str(error), f"seed {seed}"
             continue
-        policy.engines = engine_settings(policy)
+        assert isinstance(engine_settings(asdict(policy), ()), dict), f"seed {seed}"
         assert json.loads(json.dumps(asdict(policy), allow_nan=False)) and policy_text(policy), f"seed {seed}"
         assert policy.choices and (policy.verdict == "use") == (policy.winner is not None), f"seed {seed}"
         answers += 1
@@ -118,7 +118,7 @@ def test_trees_alone_are_chosen_among_but_told_to_no_engine() -> None:
     policy = policy_from([Placed("", row) for row in rows], RULE, {}, 0)
     assert policy.verdict == "undecided" and policy.winner is not None, "one figure has no interval to decide by"
     assert policy.winner["draft_key"] == "eagle3, tree of 32" and policy.winner["depth_k"] == 4
-    assert policy.engines == engine_settings(policy) == {}
+    assert engine_settings(asdict(policy), ()) == {}
 
 
 def policy_of(rows: list[dict[str, Any]]) -> Any:
