@@ -106,7 +106,7 @@ def compare_end_to_end(
     study = Study(
         Asked(arms, side_arms, asked, warm_up, sorted(set(batch_sizes)), max_new_tokens),
         open_process=lambda number: Measuring(number, target, drafts, arms, tuned, dtype, ctx),
-        unsettled=lambda found: open_arms(found, policy, precision),
+        unsettled=lambda found: open_arms(found, side_arms, precision),
         progress=lambda done, total: ctx.progress(done, total, "seconds of measuring"),
         note=ctx.note,
     )

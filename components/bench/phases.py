@@ -147,6 +147,7 @@ class PhaseProbe:
             self.proposer.spans = []
         numbers = self.watch.read([moment for span in (*passes, *drafts) for moment in span])
         spans = [end - begin for begin, end in zip(numbers[::2], numbers[1::2], strict=True)]
+        assert len(drafts) in (0, len(passes)), "every round drafts, or none does"
         return Passes(spans[: len(passes)], spans[len(passes) :] or [0] * len(passes), sizes)
 
 

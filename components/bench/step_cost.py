@@ -161,7 +161,12 @@ class CostStudy:
         self.ended = ""
 
     def run(self, seconds: float, num_processes: int, precision: float) -> None:
-        """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start."""
+        """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start.
+
+        A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known.
+        """
+        from components.speedup.costs import cells_to_measure_again
+
         spent = 0.0
         while not self.ended:
             left = num_processes - self.num_processes
@@ -169,8 +174,8 @@ class CostStudy:
             spent += self._one_process(share, spent, seconds)
             if self.num_processes < num_processes:
                 continue
-            widths = self.half_widths()
-            if widths and max(widths.values()) <= precision:
+            widths, again = self.half_widths(), cells_to_measure_again(self.cells)
+            if widths and max(widths.values()) <= precision and not (again and self.num_processes == num_processes):
                 self.ended = f"every cost is known to {max(widths.values()):.1%}"
             elif spent + seconds / num_processes > seconds:
                 wide = {name: width for name, width in widths.items() if width > precision}
@@ -248,7 +253,9 @@ class CostStudy:
 
     def half_widths(self) -> dict[str, float]:
         """Arm by arm, the half-width of the 95 % interval of a round's cost over a plain step, as a share."""
-        return {}
+        from components.bench.settling import cost_half_widths
+
+        return cost_half_widths(self.cells)
 
     def flags(self, num_cores: int) -> list[QualityFlag]:
         """Was the machine ours? Were there several processes?"""
