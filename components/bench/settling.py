@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.bench.arms import PLAIN, Arm
+from components.bench.arms import Arm
 from components.bench.timed_runs import GroupRun, steady_round_ns
 from components.rows import CostCell
 from components.speedup.bootstrap import Floats
@@ -83,7 +83,7 @@ def _counts(found: Sequence[GroupRun], arms: Sequence[Arm]) -> tuple[Floats, Flo
 
 
 def cost_half_widths(cells: Sequence[CostCell]) -> dict[str, float]:
-    """Arm by arm, half the width of the 95 % interval of a round's cost over a plain step, as a share; {} of one process.
+    """Arm by arm, half the width of the 95 % interval of a round's cost over a plain step, a share; {} of one process.
 
     Where several batch sizes or KV lengths were timed, an arm is as uncertain as its worst cell.
     """
