@@ -1,8 +1,8 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
-speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts that both decoded, in one
-process, dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token;
-of an engine that sent several at once there, all but those (first_chunk_tokens). Prompts and processes both vary: see
+speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts both decoded in one
+process, at one dtype, temperature and batch size. tokens = tokens_kept - 1: decode_ns starts at the first token; of an
+engine that sent several at once there, all but those (first_chunk_tokens). Prompts and processes both vary: see
 speed_ratio.py.
 """
 
