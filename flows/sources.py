@@ -20,7 +20,8 @@ from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
 from flows.problems import did_you_mean
-from storage.artifacts import RECORD_FILE, Store, sha256_of
+from storage.artifacts import RECORD_FILE, Store
+from storage.whole_files import sha256_of
 
 SCHEMES = ("registry", "store", "path")
 OFFERED = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conversations", "Prompts")

@@ -26,7 +26,8 @@ from typing import Any
 from components.contract import UserError
 from flows.spec import load_spec
 from storage import journal
-from storage.artifacts import default_home, replace_file
+from storage.artifacts import default_home
+from storage.whole_files import replace_file
 
 SECONDS_BETWEEN_LOOKS = 5.0
 FILE_EVENT = "draftsmith.file.new"

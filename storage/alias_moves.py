@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage import journal
-from storage.artifacts import replace_file
 from storage.records import PromotionRow, new_promotion
 from storage.sharing import send_promotion
 from storage.tracking import RELEASES, experiment_of
+from storage.whole_files import replace_file
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

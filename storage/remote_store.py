@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from components.contract import KINDS, UserError
+from storage.whole_files import sha256_of
 
 VARIABLE = "DRAFTSMITH_STORE"
 SECONDS_LEFT_ALONE = 60.0  # after a fault; a long run tries again later
@@ -214,8 +215,6 @@ class RemoteStore:
 
     def _get_object(self, facts: Mapping[str, Any], to: Path, name: str) -> str:
         """Fetch one file; returns what is wrong with it, or ''."""
-        from storage.artifacts import sha256_of
-
         place = _object(facts)
         to.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -17,10 +17,11 @@ from pathlib import Path
 from components.contract import UserError
 from components.rows import TABLES
 from storage import journal
-from storage.artifacts import RECORD_FILE, Store, replace_file
+from storage.artifacts import RECORD_FILE, Store
 from storage.history import history_dir, is_known
 from storage.records import PromotionRow
 from storage.remote_store import RemoteStore, shared_store
+from storage.whole_files import replace_file
 
 SECONDS_BETWEEN_LOOKS = 5.0  # a program that asks many questions looks for news once
 _looked: dict[Path, float] = {}
