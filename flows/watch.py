@@ -120,7 +120,7 @@ class Watcher:
             self._save()
             return
         for row in rows:
-            if row.promotion_id not in self.state["moves"]:
+            if row.alias and row.promotion_id not in self.state["moves"]:  # newer evidence moves no alias
                 payload = {
                     "promotion_id": row.promotion_id,
                     "name": row.name,

@@ -67,8 +67,9 @@ class Store:
         self.remote = shared_store()
 
     def path_of(self, key: str) -> Path:
-        """The directory that a finished artifact has or would have."""
-        return self.home / "store" / key
+        """The directory that a finished artifact has or would have; that of an earlier session, given KEY.SESSION."""
+        bare, _, session = key.partition(".")
+        return sessions.earlier_dir(self.home, bare) / session if session else self.home / "store" / key
 
     def look(self, key: str) -> Finding:
         """Verify an artifact and change nothing."""
@@ -112,7 +113,7 @@ class Store:
         A broken one is set aside in `broken/` and counts as absent.
         """
         found = self.bring(key)
-        if found.artifact is not None or found.why == "absent":
+        if found.artifact is not None or found.why == "absent" or "." in key:
             return found.artifact
         with self.lock(key, wait=False) as held:
             if not held:  # somebody is making it anew at this moment
@@ -124,7 +125,7 @@ class Store:
 
     def fetch(self, key: str) -> Artifact | None:
         """Bring an artifact that is absent here from the shared store, verified. Call it holding `lock(key)`."""
-        if self.remote is None:
+        if self.remote is None or "." in key:  # of earlier sessions the rows are brought, to the history
             return None
         out = self.home / "partial" / f"{key}.incoming"
         shutil.rmtree(out, ignore_errors=True)  # of a process that died
@@ -219,6 +220,12 @@ class Store:
             if content is not None
         ]
 
+    def name_of_session(self, key: str, session: str) -> str:
+        """What one making of a key goes by: KEY.SESSION, or KEY for the newest and for one that is not kept whole."""
+        earlier = [one.path.name for one in self.sessions(key) if one.name == session and not one.is_newest]
+        named = f"{key}.{earlier[0]}" if earlier else key
+        return named if self.look(named).artifact is not None else key
+
     def path_of_session(self, key: str, session: str) -> Path:
         """The directory of one making of a key; the newest where that is not kept here."""
         return next((one.path for one in self.sessions(key) if one.name == session), self.path_of(key))
@@ -290,11 +297,20 @@ class Store:
         return [path.name for path in sorted(found, key=lambda path: (path / RECORD_FILE).stat().st_mtime)]
 
     def resolve(self, prefix: str) -> str:
-        """The one key that starts with `prefix`, here or else in the shared store.
+        """The one key that starts with `prefix`, here or else in the shared store; KEY.SESSION for an earlier session.
 
         Raises:
             UserError: none or several do.
         """
+        prefix, _, session = prefix.partition(".")
+        if session:
+            key = self.resolve(prefix)
+            names = [path.name for path in sessions.earlier_paths(self.home, key) if path.name.startswith(session)]
+            if len(names) != 1:
+                raise UserError(
+                    f"{len(names)} earlier sessions of {key[:12]} start with '{session}': see show {key[:12]}"
+                )
+            return f"{key}.{names[0]}"
         matches = [key for key in self.keys() if key.startswith(prefix)] if prefix else []
         if not matches and prefix and self.remote is not None:
             matches = [key for key in self.remote.keys() or () if key.startswith(prefix)]

@@ -23,16 +23,12 @@ from storage import compaction, segments
 from storage.compaction import COMPACT_AT
 from storage.records import Provenance, columns_of
 from storage.schema import all_tables, checked, schema_of
+from storage.sessions import file_key
 
 
 def history_dir(home: Path) -> Path:
     """Where the Parquet files of one home live."""
     return home / "history"
-
-
-def file_key(artifact_key: str, session: str) -> str:
-    """What the files of one session of an artifact are called."""
-    return f"{artifact_key}.{session}" if session else artifact_key
 
 
 def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], where: str) -> None:

@@ -27,7 +27,6 @@ from storage import journal
 from storage.artifacts import RECORD_FILE, Store
 from storage.history import (
     compact,
-    file_key,
     files_of,
     history_dir,
     seed,
@@ -47,7 +46,7 @@ from storage.records import (
 )
 from storage.schema import all_tables, reading_schema
 from storage.segments import empty, reading
-from storage.sessions import session_of
+from storage.sessions import file_key, session_of
 from storage.sharing import catch_up
 
 __all__ = [

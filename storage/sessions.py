@@ -33,6 +33,11 @@ class Session:
     is_newest: bool
 
 
+def file_key(key: str, session: str) -> str:
+    """KEY.SESSION, the name of one session of an artifact; KEY alone from before there were sessions."""
+    return f"{key}.{session}" if session else key
+
+
 def new_session(at: float) -> str:
     """A name that nobody has had before, and that sorts by time. at: seconds since 1970."""
     return f"{_stamp(at)}-{uuid.uuid4().hex[:8]}"
