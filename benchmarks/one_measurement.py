@@ -30,8 +30,7 @@ class Subject:
     def __init__(self, home: Path) -> None:
         found: dict[str, list[Any]] = {}
         store = Store(home)
-        for key in store.keys():
-            artifact = store.find(key)
+        for artifact in map(store.find, store.keys()):
             found.setdefault(type(artifact).__name__, []).append(artifact)
         self.drafts: list[Draft] = sorted(found["Draft"], key=lambda draft: str(draft.info["method"]))
         target_key = str(self.drafts[0].info["target_key"])
@@ -105,7 +104,13 @@ def decision_of(verdict: Any, policy: Any, cost: Measurements, end_to_end: Measu
         if arm.workload == ALL
     ]
     predicted = [
-        {"method": row.method, "depth_k": row.depth_k, "predicted": row.speedup_pred, "lo": row.pred_lo, "hi": row.pred_hi}
+        {
+            "method": row.method,
+            "depth_k": row.depth_k,
+            "predicted": row.speedup_pred,
+            "lo": row.pred_lo,
+            "hi": row.pred_hi,
+        }
         for row in chosen.evals
         if row.workload == ALL and row.depth_k
     ]

@@ -10,6 +10,11 @@
 -- The tables of components/rows.py and storage/records.py are views over the Parquet files, made before these. A column that
 -- is younger than a file is NULL in its rows: tree_budget NULL is a chain, kv_len NULL the mean over all context lengths.
 -- created_at stands in every view: a condition on it skips the parts of a compacted table that are too old, unread.
+-- What was measured again is another session of its key: the tables hold all of them, newest('TABLE') leaves out those that a newer
+-- valid one has superseded, and views are made of it. `draftsmith query --all-sessions` asks the same views of every session; in rows
+-- of one artifact_key, created_at tells sessions apart.
+
+CREATE MACRO newest(of) AS TABLE FROM query_table(of) ANTI JOIN left_out USING (created_at, artifact_key);
 
 -- Tokens that came within decode_ns: all but the first, or but an engine's first chunk; NULL for an answer without a decoding time.
 CREATE MACRO decoded_tokens(tokens_kept, first_chunk, decode_ns) AS
@@ -21,14 +26,19 @@ SELECT run_id, pipeline, status, reason, num_executed, num_reused, round(epoch(e
 FROM run ORDER BY started_at DESC;
 
 CREATE VIEW steps AS
-SELECT run_id, pipeline, step, status, kind, artifact_key, why, seconds, uses, settings, inputs, ended_at FROM step ORDER BY ended_at DESC;
+SELECT run_id, pipeline, step, status, kind, artifact_key, session, why, seconds, uses, settings, inputs, ended_at FROM step ORDER BY ended_at DESC;
 
 CREATE VIEW artifacts AS
 SELECT artifact_key, kind, pipeline, step, seconds, created_at, uses, settings, inputs, info, machine_id, machine, run_id,
-       draftsmith_version
-FROM artifact ORDER BY created_at DESC;
+       draftsmith_version, session
+FROM newest('artifact') ORDER BY created_at DESC;
 
--- Every move of an alias, oldest first; MLflow itself keeps no such history.
+-- Every making of every artifact. is_newest: views show it; of what was measured again the others are there for whoever asks.
+CREATE VIEW sessions AS
+SELECT a.artifact_key, a.session, s.artifact_key IS NULL AS is_newest, kind, pipeline, step, seconds, a.created_at, run_id, machine_id, draftsmith_version
+FROM artifact a LEFT JOIN superseded s ON (s.artifact_key, s.created_at) = (a.artifact_key, a.created_at) ORDER BY a.created_at DESC;
+
+-- Every move of an alias and every newer evidence, oldest first; MLflow itself keeps no such history.
 CREATE VIEW promotions AS
 SELECT promoted_at, name, alias, action, from_version, to_version, who, why, numbers, promotion_id FROM promotion ORDER BY promoted_at, promotion_id;
 
@@ -41,7 +51,7 @@ SELECT created_at, artifact_key, session_id, target_key, draft_key, method, dept
        CASE WHEN tokens_kept - 1 <= num_accepted + num_rounds THEN (tokens_kept - 1) / num_rounds END AS al,
        num_accepted / num_rounds AS accepted_per_round,
        num_accepted / nullif(num_drafted, 0) AS draft_acceptance_rate
-FROM request
+FROM newest('request')
 WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' AND depth_k > 0 AND num_rounds > 0;
 
 -- One row for each arm and workload: every convention side by side.
@@ -83,7 +93,7 @@ per_prompt AS (
          coalesce(sum(n) FILTER (WHERE uncut AND d >= position AND a >= position - 1), 0) AS reached,
          coalesce(sum(n) FILTER (WHERE uncut AND d >= position AND a >= position), 0) AS accepted
   FROM counted
-  JOIN (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload) FROM request
+  JOIN (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload) FROM newest('request')
         WHERE NOT is_warmup AND status <> 'error' AND method <> 'none') q USING (created_at, artifact_key, request_id)
   JOIN (SELECT unnest(range(1, 65)) AS position) p ON p.position <= q.depth_k
   GROUP BY ALL),
@@ -109,7 +119,7 @@ CREATE VIEW v_map AS
 WITH cell AS (
   SELECT created_at, artifact_key, target_key, draft_key, method, workload, dtype, tree_budget, k_max, unnest(accepted[:num_tokens - 1]) AS a,
          unnest(proxy_accepted[:num_tokens - 1]) AS proxy
-  FROM acceptance_map),
+  FROM newest('acceptance_map')),
 counted AS (
   SELECT created_at, artifact_key, target_key, draft_key, method, dtype, tree_budget, k_max, workload, a, proxy, count(*) AS n
   FROM cell GROUP BY ALL)
@@ -128,7 +138,7 @@ WITH each AS (
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel, num_threads, engine,
          unnest(list_distinct([workload, 'all'])) AS workload, tokens_kept, ttft_ns, decode_ns,
          decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) AS tokens
-  FROM request WHERE NOT is_warmup AND status <> 'error')
+  FROM newest('request') WHERE NOT is_warmup AND status <> 'error')
 SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
        num_threads, engine, workload, count(*) AS requests, sum(tokens_kept)::BIGINT AS tokens_kept,
        1e9 * sum(tokens) / sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS tokens_per_s,
@@ -145,7 +155,7 @@ WITH batch AS (
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, coalesce(batch_id, request_id) AS batch_id, count(*) AS requests,
          coalesce(sum(decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns)), 0) AS tokens, max(decode_ns) AS wall_ns
-  FROM request WHERE NOT is_warmup AND status <> 'error' AND (batch_size = 1 OR batch_id IS NOT NULL) GROUP BY ALL),
+  FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND (batch_size = 1 OR batch_id IS NOT NULL) GROUP BY ALL),
 arm AS (
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, count(*) AS batches, sum(requests)::BIGINT AS requests,
@@ -163,7 +173,7 @@ SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, 
        sum(decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns))::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
        sum(num_rounds)::BIGINT AS rounds, count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
-FROM request WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
+FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
 
 -- Each arm against the best plain decoding of the same session, on the prompts that both decoded: the plain kernel with the highest
 -- tokens_per_s over all workloads, same engine (none: our own loop), dtype, threads, batch and temperature. A ratio of speeds; intervals
@@ -175,7 +185,7 @@ WITH prompt AS (
          sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS decode_ns, sum(tokens_kept) AS tokens_kept, sum(ttft_ns + decode_ns) AS e2e_ns
   FROM (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload),
                decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) AS tokens
-        FROM request WHERE NOT is_warmup AND status <> 'error') GROUP BY ALL),
+        FROM newest('request') WHERE NOT is_warmup AND status <> 'error') GROUP BY ALL),
 best_plain AS (
   SELECT created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, coalesce(engine, '') AS decoded_by, kernel
   FROM v_speed WHERE method = 'none' AND workload = 'all'
@@ -214,22 +224,23 @@ SELECT created_at, artifact_key, session_id, target_key, draft_key, method, dept
        min(first_divergence) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS earliest_divergence,
        min(first_wrong) AS first_wrong, max(divergence_shortfall) AS largest_shortfall,
        sum(tie_chance) FILTER (WHERE identical IS NOT NULL) AS expected_ties
-FROM request WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' GROUP BY ALL;
+FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' GROUP BY ALL;
 
 -- What a pass costs: the median over blocks of the median of each block.
 CREATE VIEW v_cost AS
 SELECT created_at, artifact_key, target_key, draft_key, method, phase, depth_k, tree_budget, batch_size, num_rows, kv_len, dtype, kernel, num_threads, machine_id,
        count(*) AS blocks, median(median_ns) / 1e6 AS ms_p50, min(median_ns) / 1e6 AS ms_min, max(median_ns) / 1e6 AS ms_max
-FROM cost_cell GROUP BY ALL;
+FROM newest('cost_cell') GROUP BY ALL;
 
 -- Predicted beside measured, of selections made since a time. Where a selection was confirmed later, the confirmed row stands here.
 CREATE MACRO depths_since(since) AS TABLE
 SELECT selection_id, target_key, draft_key, method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, al_replayed, t_target_ms,
        t_verify_ms, t_draft_ms, cost_ratio, marginal_gain, marginal_cost, speedup_pred, pred_lo, pred_hi, speedup_meas, meas_lo, meas_hi,
        speedup_pred / speedup_meas - 1 AS pred_error, p_best, regret, pipeline, run_id, machine_id, artifact_key, created_at
-FROM depth_eval
+FROM newest('depth_eval')
 WHERE created_at >= since
-QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size, depth_k, tree_budget
+QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size, depth_k, tree_budget,
+                                        earlier_run(created_at, artifact_key, run_id)
                            ORDER BY (speedup_meas IS NOT NULL) DESC, created_at DESC, artifact_key) = 1;
 
 CREATE VIEW v_depth AS FROM depths_since(TIMESTAMP '1970-01-01');
@@ -238,8 +249,9 @@ CREATE VIEW v_depth AS FROM depths_since(TIMESTAMP '1970-01-01');
 CREATE VIEW v_choice AS
 SELECT selection_id, target_key, draft_key, method, workload, batch_size, kv_len, depth_k, verdict, reasons, speedup_pred, pred_lo, pred_hi,
        speedup_meas, meas_lo, meas_hi, pred_error, p_beats_no_spec, loss, rule, tolerance, pipeline, run_id, machine_id, artifact_key, created_at
-FROM depth_choice
-QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size, kv_len
+FROM newest('depth_choice')
+QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size, kv_len,
+                                        earlier_run(created_at, artifact_key, run_id)
                            ORDER BY (speedup_meas IS NOT NULL) DESC, created_at DESC, artifact_key) = 1;
 
 -- The newest choices for each pipeline, target, method and workload, on each machine: a night has two, of challenger and champion.
@@ -256,14 +268,14 @@ CREATE VIEW v_comparison AS
 SELECT quantity, workload, method, challenger_depth, challenger_value, champion_method, champion_depth, champion_value, ratio, lo, hi, margin,
        verdict, num_prompts, challenger_key, champion_key, target_key, session_id, selection_id, pipeline, run_id, machine_id, artifact_key,
        created_at
-FROM paired_comparison;
+FROM newest('paired_comparison');
 
 -- Acceptance length by language, a drafter for each training mix: the newest comparison of each pair of drafters at each depth. change:
 -- against the baseline's drafter on the same prompts. coverage: answer tokens that the drafter can guess at all.
 CREATE VIEW v_language AS
 SELECT language, array_to_string(trained_on, '+') AS trained_on, num_trained_on, num_prompts, method, depth_k, al, al_lo, al_hi, change, change_lo,
        change_hi, verdict, coverage, draft_key, baseline_key, target_key, session_id, pipeline, run_id, machine_id, artifact_key, created_at
-FROM acceptance_by_language
+FROM newest('acceptance_by_language')
 QUALIFY created_at = max(created_at) OVER (PARTITION BY draft_key, baseline_key, depth_k);
 
 -- What serving engines counted about themselves, pooled over the server; positions as they report them, over all rounds.
@@ -275,23 +287,23 @@ SELECT created_at, engine, engine_version, source, method, depth_k, workload, co
        num_accepted / nullif(num_drafted, 0) AS draft_acceptance_rate,
        [kept / nullif(num_rounds, 0) FOR kept IN accepted_per_position] AS accept_of_rounds,
        target_key, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
-FROM engine_acceptance;
+FROM newest('engine_acceptance');
 
 -- A serving engine beside our own loop on the same prompts: predicted, ours and the engine's. gap: of acceptance length, engine over ours.
 CREATE VIEW v_engine_comparison AS
 SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, verdict, num_prompts, num_compared, num_identical, num_ties,
        num_divergences, num_paired, num_different, al_pred, al_ours, al_engine, al_engine / al_ours - 1 AS gap, tolerance, our_rounds_from,
        speedup_pred, speedup_ours, speedup_engine, target_key, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
-FROM engine_comparison;
+FROM newest('engine_comparison');
 
 -- Reasons to doubt a number, newest first.
 CREATE VIEW v_flags AS
 SELECT severity, code, method, value, detail, draft_key, session_id, pipeline, step, artifact_key, created_at
-FROM quality_flag ORDER BY created_at DESC;
+FROM newest('quality_flag') ORDER BY created_at DESC;
 
 -- Trained drafters, with the numbers that training left in their facts; a number that a method does not have is NULL.
 CREATE VIEW v_draft AS
 SELECT artifact_key AS draft_key, info ->> 'method' AS method, (info ->> 'target_key') AS target_key,
        (info ->> 'num_parameters')::BIGINT AS parameters, seconds / 60 AS training_minutes, (info ->> 'best_step')::BIGINT AS best_step,
        settings, info, pipeline, run_id, machine_id, created_at
-FROM artifact WHERE kind = 'Draft';
+FROM newest('artifact') WHERE kind = 'Draft';

@@ -25,6 +25,8 @@ from components.speedup.steady import steady
 WARM_UP_TOKENS = 24
 LEAST_GROUPS = 2
 """Prompts (or batches) of each process that are decoded whatever the time budget says."""
+EXTENSION = 2.0
+"""The time that an open decision may take, over the time that it was given."""
 SIDE_GROUPS = 8
 """Prompts (or batches) on which arms run that are shown beside the decision and take no part in it."""
 
@@ -90,9 +92,12 @@ class Study:
     ended: str = ""
 
     def run(self, seconds: float, num_processes: int) -> None:
-        """Measure in at least `num_processes` processes; then go on while the decision is open and time is left."""
+        """Measure in at least `num_processes` processes; then go on while the decision is open and time is left.
+
+        A decision that is open when the time is spent gets as much again, once: nobody is served by half an answer.
+        """
         arms: Collection[Arm] = self.asked.arms
-        spent = 0.0
+        spent, limit = 0.0, EXTENSION * seconds
         while not self.ended:
             left = num_processes - self.num_processes
             share = (seconds - spent) / left if left > 0 else seconds / num_processes
@@ -102,8 +107,8 @@ class Study:
             open_arms, said = self.unsettled(self.found)
             if not open_arms:
                 self.ended = f"settled: {said}"
-            elif spent + seconds / num_processes > seconds:
-                self.ended = f"not settled when the {seconds:.0f} s were spent: {said}"
+            elif spent + seconds / num_processes > limit:
+                self.ended = f"not settled in {spent:.0f} s: {said}"
             else:
                 arms = [arm for arm in self.asked.arms if arm.is_plain or arm in open_arms]
                 self.note(f"not settled yet: {said}; one more process measures {len(arms)} arms")

@@ -488,15 +488,6 @@ def test_remembering_twice_changes_nothing(home, make):
     assert everything(home, "request", "artifact") == before and len(before["request"]) == 1
 
 
-def test_a_step_made_anew_takes_rows_away_that_it_no_longer_has(home, make):
-    ask(home, make, request("A"), *rounds("A", (3, 2)), key="a")
-    ask(home, make, request("B"), *rounds("B", (3, 2)), key="b")
-    shutil.rmtree(Store(home).path_of("a"))
-    remember_artifact(home, make("a", rows=[request("C")]).path, replace=True)
-    assert query("SELECT artifact_key, request_id FROM request ORDER BY 1", home)[1] == [("a", "C"), ("b", "B")]
-    assert query("SELECT DISTINCT artifact_key FROM round", home)[1] == [("b",)]
-
-
 def test_tokens_of_an_engine_s_first_chunk_are_not_those_of_decoding(home, make):
     # 5 of 11 tokens came at once, 6 in 0.5 s; the other answer came in one chunk, without a time of decoding
     chunk = request("A", first_chunk_tokens=5, decode_ns=500_000_000)

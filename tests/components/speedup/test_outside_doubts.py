@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from components.speedup.engines import engine_settings
 
 from components.rows import QualityFlag
-from components.speedup.engines import engine_settings
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
 from components.speedup.outside_rows import OutsideRow, Placed
