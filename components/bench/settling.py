@@ -54,7 +54,7 @@ def open_arms(found: Sequence[GroupRun], side_arms: Collection[Arm], precision: 
 
 def _timed_at_all(arms: Sequence[Arm], cost: Floats) -> tuple[list[Arm], Floats]:
     """Without the arms whose answers all ended in their first round: more of them would tell no more."""
-    known = ~np.isnan(cost).all(axis=1)
+    known = [not np.isnan(of_one).all() for of_one in cost]
     return [arm for arm, is_known in zip(arms, known, strict=True) if is_known], cost[known]
 
 
