@@ -32,6 +32,9 @@ def open_arms(found: Sequence[GroupRun], side_arms: Collection[Arm], precision: 
     mine = [group_run for group_run in found if len(group_run.group) == size]
     arms = [arm for arm in _arms_of(mine) if arm not in side_arms and not arm.on_rival]
     cost = _log_costs(mine, arms, size)
+    arms, cost = _timed_at_all(arms, cost)
+    if not arms:
+        return Open(_arms_of(mine), "no answer was long enough to time a round")
     tokens, rounds = _counts(mine, arms)
     # Two halves that are alike: prompts then add no variance.
     where = settled(cost, np.tile(tokens[:, None] / 2, 2), np.tile(rounds[:, None] / 2, 2), precision=precision)
@@ -47,6 +50,12 @@ def open_arms(found: Sequence[GroupRun], side_arms: Collection[Arm], precision: 
         if contender.state == "open"
     ]
     return Open(waiting, f"{best.label} is the fastest so far; slower by, not told apart: {', '.join(parts)}")
+
+
+def _timed_at_all(arms: Sequence[Arm], cost: Floats) -> tuple[list[Arm], Floats]:
+    """Without the arms whose answers all ended in their first round: more of them would tell no more."""
+    known = [not np.isnan(of_one).all() for of_one in cost]
+    return [arm for arm, is_known in zip(arms, known, strict=True) if is_known], cost[known]
 
 
 def _named(arms: Sequence[Arm], contenders: Sequence[object]) -> str:
@@ -91,6 +100,8 @@ def cost_half_widths(cells: Sequence[CostCell]) -> dict[str, float]:
     for setting in sorted({(cell.batch_size, cell.kv_len) for cell in cells}):
         mine = [cell for cell in cells if (cell.batch_size, cell.kv_len) == setting]
         names, cost = _cost_matrix(mine)
+        if not names:
+            continue
         for name, width in zip(names, half_widths(cost), strict=True):
             if np.isfinite(width):
                 widest[name] = max(widest.get(name, 0.0), float(width))

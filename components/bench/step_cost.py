@@ -74,10 +74,13 @@ def measure_step_cost(
     """
     from components.bench.cost_blocks import Grid, Setting
     from components.bench.cost_texts import longest_context
+    from components.bench.end_to_end import refuse_what_a_loop_cannot
     from components.bench.subjects import fitting_prompts
     from components.bench.tuning import tuned_or_chosen
     from components.targets.load import target_facts
 
+    for draft in drafts:
+        refuse_what_a_loop_cannot(draft, batch_sizes, trees)
     positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     settings = [Setting(size, length) for size in sorted(set(batch_sizes)) for length in sorted(set(kv_lengths))]
     if longest_context(kv_lengths, batch_sizes, tokens_per_block) + 65 > positions:
@@ -87,7 +90,7 @@ def measure_step_cost(
         )
     asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms = arms_of(drafts, max_depth, trees, tuned)
+    arms = arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs)
     grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
@@ -103,7 +106,7 @@ def measure_step_cost(
             "methods": sorted({cell.method for cell in study.cells} - {"none"}),
             "draft_keys": [draft.key for draft in drafts],
             "dtype": dtype,
-            "kernel": tuned.kernel,
+            "kernel": study.kernel,
             "num_threads": tuned.num_threads,
             "machine_id": machine.machine_id,
             "num_processes": study.num_processes,
@@ -118,13 +121,16 @@ def measure_step_cost(
     )
 
 
-def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], tuned: Tuning) -> list[Arm]:
-    """Plain decoding, on both kernels where there is a rival, and every drafter at every depth and as trees."""
+def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
+    """Plain decoding, on both kernels where there is a rival, and every drafter at every depth and as trees.
+
+    Recorded passes have no rival: it would be timed as it is not decoded.
+    """
     from components.bench.arms import PLAIN, RIVAL, Arm
     from components.bench.trees import tree_shape
     from components.drafts.files import read_record
 
-    arms = [PLAIN, *([RIVAL] if tuned.rival else [])]
+    arms = [PLAIN, *([RIVAL] if rival else [])]
     for draft in drafts:
         record = read_record(draft.path)
         method, trained = str(record["method"]), int(record["num_steps"])
@@ -158,7 +164,7 @@ class CostStudy:
         self.conditions: dict[str, Any] = {}
         self.num_processes = self.num_blocks = 0
         self.texts: list[list[int]] = []
-        self.ended = ""
+        self.kernel = self.ended = ""
 
     def run(self, seconds: float, num_processes: int, precision: float) -> None:
         """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start.
@@ -198,6 +204,7 @@ class CostStudy:
             self.ctx,
             graphs=self.graphs,
         ) as process:
+            self.kernel = process.facts["kernel"]
             self._make_texts(process)
             warm_up = process.turns(
                 [self.texts[0][: self.grid.settings[0].kv_len]],
@@ -239,6 +246,7 @@ class CostStudy:
             process.number,
             number,
             clock.load_average(),
+            process.clock_mhz(),
         )
         self.cells += cells_of(runs, setting, taken)
 
