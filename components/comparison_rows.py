@@ -12,8 +12,9 @@ from dataclasses import dataclass
 class PairedComparison:
     """A challenger against the champion on the same prompts of one session; ratio > 1: the challenger is better.
 
-    quantity: decode_speed (kept tokens a second, each at its own chosen depth) or acceptance_length (tokens a round,
-    both replayed at one depth, the challenger's). lo, hi: 95 % interval of the ratio over prompts, resampled together.
+    quantity: decode_speed (kept tokens a second, each at the depth it serves, the challenger's is that chosen for it)
+    or acceptance_length (tokens a round, both replayed at one depth, the challenger's). lo, hi: 95 % interval of the
+    ratio over prompts, resampled together.
     margin: share by which the challenger may lie below. verdict: better (lo > 1), not_worse (lo >= 1 - margin), worse
     (hi < 1 - margin), else undecided; undecided too on fewer than 4 prompts, whose interval has next to no width.
     """
@@ -106,11 +107,13 @@ class EngineComparison:
     """A serving engine beside our own numbers: one drafter at one depth, on the prompts of one workload.
 
     num_compared: answers held against our plain decoding token for token (or as text). Of them num_identical are the
-    same, num_ties part where two tokens were equally likely, num_divergences elsewhere.
+    same, num_ties differ by rounding alone (bench/identity.py), num_divergences by more.
     num_paired: identical answers whose rounds we know as well; rounds and tokens are sums over these, and
     num_different of them took another number of rounds. tokens: emitted by rounds.
     our_rounds_from: end_to_end (our own timed decoding), maps (replayed acceptance maps), "" where there is neither.
-    al_pred, speedup_pred: what the depth policy says; speedups are over each side's own plain decoding.
+    al_engine, al_ours: tokens / rounds of the paired answers; al_pred: what the depth policy replayed for their prompts
+    (for all its prompts where none is paired). speedup_pred: of all its prompts. Speedups are over each side's own
+    plain decoding.
     verdict: equal (the same rounds for every prompt), close (acceptance length within `tolerance`), mismatch,
     not_compared.
     """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
+from components.promotion import Way
 from storage import journal
 from storage.artifacts import Store
 from storage.results import query
@@ -42,6 +43,10 @@ class Side:
         """For a heading."""
         how = f"depth {self.depth_k}" if self.tree_budget is None else f"tree of {self.tree_budget}"
         return f"{self.said} ({self.method}, {how}, {self.draft_key[:12]})"
+
+    def way(self) -> Way:
+        """What is compared of it."""
+        return Way(self.name(), self.draft_key, self.depth_k, self.tree_budget, self.measured_in)
 
 
 def find_side(store: Store, said: str, depth: int | None, tree: int | None = None) -> Side:

@@ -102,6 +102,7 @@ def execute(
 
     how: "direct" or "prefect", for the record, with Prefect's id of the flow run. drive: what runs the steps.
     """
+    from components.speedup.promotion_rule import judge
     from storage.keep import begin_run, end_run, keep, keep_failure
 
     started = time.monotonic()
@@ -109,6 +110,7 @@ def execute(
         store.home,
         plan.pipeline,
         plan.params,
+        judge,
         how=how,
         may_promote=plan.approval_minutes is None,
         flow_run_id=flow_run_id,

@@ -118,10 +118,12 @@ def by_hand(question: Question) -> str:
 
 
 def _promote(home: Path, question: Question, answer: Any) -> str:
+    from components.speedup.promotion_rule import judge
     from storage.registry import promote
 
     try:
-        return str(promote(home, question.name, question.version, f"approved in the Prefect UI{_because(answer)}").note)
+        why = f"approved in the Prefect UI{_because(answer)}"
+        return str(promote(home, question.name, question.version, why, judge=judge).note)
     except UserError as error:  # the champion has changed meanwhile, and the gate now says no
         return f"{question.name} version {question.version} was approved but not promoted: {error}"
 

@@ -1,6 +1,6 @@
 """`draftsmith trend METRIC`: any number of any view over runs, machines or versions, as a table and a picture.
 
-A metric is a numeric column of a view (`speedup_meas`, `v_speed.tok_s_decode`) or `info.NAME`, a number among the facts
+A metric is a numeric column of a view (`speedup_meas`, `v_speed.tokens_per_s`) or `info.NAME`, a number among the facts
 of artifacts. What else the view tells apart (method, workload, depth, batch size ...) makes the series. Of several rows
 of a series in one run the newest counts; of rows as old as each other, as a night's challenger and champion are, that
 of the newest drafter.

@@ -1,6 +1,6 @@
 """What happens to each kind of finished artifact, and to each run: history, MLflow, registry. One place, one call.
 
-    run = begin_run(home, "quickstart", params, how="direct")
+    run = begin_run(home, "quickstart", params, judge, how="direct")
     keep(artifact, "Draft", step, record, run)      # after every step, executed or reused
     end_run(run, "completed")
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.contract import Artifact, UserError
+from components.promotion import Judge
 from storage import journal
 from storage.artifacts import Store
 from storage.journal import Journal
@@ -58,12 +59,14 @@ class Run:
     """One run of a pipeline while it goes on.
 
     problems: what could not be logged, one line each. notes: what is worth telling (a version registered, ...).
-    registered: the registry's answer for each Release of this run. may_promote: the gate alone may move `champion`.
+    judge: the rule of the promotion gate. registered: the registry's answer for each Release of this run. may_promote:
+    the gate alone may move `champion`.
     """
 
     run_id: str
     pipeline: str
     home: Path
+    judge: Judge
     journal: Journal
     tracker: Tracker
     problems: list[str] = field(default_factory=list)
@@ -84,6 +87,7 @@ def begin_run(
     home: Path,
     pipeline: str,
     params: Mapping[str, Any],
+    judge: Judge,
     *,
     how: str = "direct",
     may_promote: bool = True,
@@ -92,12 +96,14 @@ def begin_run(
 ) -> Run:
     """Open the journal of a new run.
 
-    how: "direct" or "prefect", with Prefect's id of the flow run. may_promote: the gate alone may move `champion`.
+    judge: the rule of the promotion gate (components/speedup/promotion_rule.py), for the releases of this run. how:
+    "direct" or "prefect", with Prefect's id of the flow run. may_promote: the gate alone may move `champion`.
     pipeline_digest: Plan.digest.
     """
     facts = {"flow_run_id": flow_run_id, "pipeline_digest": pipeline_digest}
     opened = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote)
-    return Run(str(opened.entries[0]["run_id"]), pipeline, home, opened, Tracker(home), may_promote=may_promote)
+    run_id = str(opened.entries[0]["run_id"])
+    return Run(run_id, pipeline, home, judge, opened, Tracker(home), may_promote=may_promote)
 
 
 def keep(
@@ -170,10 +176,11 @@ def end_run(run: Run, status: str, reason: str = "") -> None:
     run.problems.extend(take_problems())
 
 
-def resync(home: Path) -> dict[str, int]:
+def resync(home: Path, judge: Judge) -> dict[str, int]:
     """Tell the shared store, MLflow, the history and the registry everything they have missed; counts it.
 
     Safe to repeat. Whatever is still down raises, since the point of the call is to bring it up to date.
+    judge: as for `begin_run`.
 
     Raises:
         PassedOver: some artifacts could not be read; it is raised last, when all others have been told.
@@ -201,7 +208,7 @@ def resync(home: Path) -> dict[str, int]:
             unread.setdefault(key, results.why_unread(error))
             continue
         if kind == "Release":  # outside of the above: a registry that is down is no artifact that cannot be read
-            registry.register(home, store.path_of(key))
+            registry.register(home, store.path_of(key), judge)
             releases += 1
     if store.remote is not None and store.remote.is_silent:
         raise ConnectionError(take_problems()[0])
@@ -214,7 +221,7 @@ def _register(artifact: Artifact, step: str, run: Run) -> None:
     from storage import registry
 
     source = None if run.mlflow_down or run.tracker.parent is None else run.tracker.child_run(step)
-    version = registry.register(run.home, artifact.path, source_run=source, may_promote=run.may_promote)
+    version = registry.register(run.home, artifact.path, run.judge, source_run=source, may_promote=run.may_promote)
     run.registered.append(version)
     if version.note:
         run.notes.append(version.note)

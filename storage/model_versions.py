@@ -118,6 +118,7 @@ def description(tags: Mapping[str, str], decision: Decision | None) -> str:
         _row("predicted speedup", _number(facts, "speedup_pred"), ""),
         _row("acceptance length", _number(facts, "al"), _interval(facts, "al")),
         _row("acceptance length while decoding", _number(facts, "al_meas"), ""),
+        _row("the same, replayed for those prompts", _number(facts, "al_replayed"), ""),
         *(_row(said, facts[fact], "") for fact, said in _TOLD if fact in facts),
         "",
         *_table("own gate", "value", "asked", "passed"),

@@ -1,10 +1,10 @@
-"""May a challenger take the champion's place? Checks in SQL (promotion_gate.sql) over measured rows of one machine.
+"""May a challenger take the champion's place? Asked of the measured rows of one machine, and answered with reasons.
 
-The champion's place is taken on evidence that anybody can ask for again: prompts that both decoded, paired. The
-challenger need not be shown to be faster, only not slower (by more than `max_slowdown`) with 95 % confidence; its text
-must be that of plain decoding; no workload's acceptance may fall for sure; its weights may not grow beyond measure.
-Without a champion the release's own gate (speedup.confirm_depth) decides alone, and it is asked for in any case; so are
-the engines that served the drafter, where there are such (speedup.compare_engines, engine_gate.sql).
+The champion's place is taken on evidence that anybody can ask for again: prompts that both decoded, paired. What was
+measured of both is selected here and handed to a rule (`judge`), which is components/speedup/promotion_rule.py: the one
+comparison that confirm_depth and `draftsmith compare` use too. Without a champion the release's own gate
+(speedup.confirm_depth) decides alone, and it is asked for in any case; so are the engines that served the drafter,
+where there are such (speedup.compare_engines, engine_gate.sql).
 """
 
 from __future__ import annotations
@@ -14,49 +14,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-_SQL = Path(__file__).with_name("promotion_gate.sql")
+from components.promotion import Check, Evidence, Judge, Way
+from storage.pairs import measured_of
+from storage.results import query
+
 _ENGINES = Path(__file__).with_name("engine_gate.sql")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the gate lets through.
-
-    max_slowdown, max_acceptance_loss, max_growth: shares of the champion's speed, acceptance length and bytes.
-    min_prompts: prompts that both must have decoded. least_prompts: below it a workload's acceptance shows nothing, and
-    is not asked for (LEAST_PROMPTS of components/speedup). num_draws: resamples of prompts behind each confidence.
-    """
-
-    max_slowdown: float = 0.02
-    max_acceptance_loss: float = 0.05
-    max_growth: float = 0.5
-    min_prompts: int = 8
-    least_prompts: int = 4
-    confidence: float = 0.95
-    num_draws: int = 2000
-
-
-@dataclass(frozen=True)
-class Check:
-    """One condition. value, with its 95 % interval where it has one; asked: the limit, in words."""
-
-    name: str
-    passed: bool
-    value: float | None
-    lo: float | None
-    hi: float | None
-    asked: str
-
-    def measured(self) -> str:
-        """The value with its interval."""
-        interval = "" if self.lo is None or self.hi is None else f" [{self.lo:.3f}, {self.hi:.3f}]"
-        return "not measured" if self.value is None else f"{self.value:.4g}{interval}"
-
-    def said(self) -> str:
-        """The check in a few words."""
-        return f"{self.name} is {self.measured()}, asked {self.asked}"
 
 
 @dataclass(frozen=True)
@@ -92,11 +55,11 @@ def decide(
     challenger: Mapping[str, str],
     champion: Mapping[str, str] | None,
     against: int | None,
-    limits: Limits | None = None,
+    judge: Judge,
 ) -> Decision:
     """Ask whether a version may become champion.
 
-    challenger, champion: tags of the two versions, as storage/release_facts.py makes them.
+    challenger, champion: tags of the two versions, as storage/release_facts.py makes them. judge: the rule.
     """
     failed = [check["name"] for check in json.loads(challenger.get("gate.checks", "[]")) if not check["passed"]]
     passed = challenger.get("gate.status") == "passed"
@@ -104,39 +67,35 @@ def decide(
     own = Check("own_gate", passed, float(len(failed)), None, None, asked)
     checks: Sequence[Check] = (own, *compare_engines(home, challenger))
     if champion is not None:
-        checks = (*checks, *compare(home, challenger, champion, limits or Limits()))
+        checks = (*checks, *judge(evidence_of(home, challenger, champion)))
     return Decision(tuple(checks), against)
 
 
-def compare(home: Path, challenger: Mapping[str, str], champion: Mapping[str, str], limits: Limits) -> list[Check]:
-    """Every check against the champion."""
+def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str, str]) -> Evidence:
+    """What was measured of two versions, each as it is served: its drafter at its depth."""
+    new, old = _way("challenger", challenger), _way("champion", champion)
     revisions = [tags.get("draftsmith.target_revision") for tags in (challenger, champion)]
-    parameters: dict[str, Any] = {
-        **_side("challenger", challenger),
-        **_side("champion", champion),
-        **dataclasses.asdict(limits),
-        "same_target": revisions[0] is not None and revisions[0] == revisions[1],
-    }
-    return _checks(home, _SQL, parameters)
+    return Evidence(
+        new,
+        old,
+        measured_of(home, new.draft_key, old.draft_key),
+        same_target=revisions[0] is not None and revisions[0] == revisions[1],
+        challenger_bytes=_bytes(challenger),
+        champion_bytes=_bytes(champion),
+    )
 
 
 def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
     """Whether serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
-    return _checks(home, _ENGINES, {"draft_key": challenger.get("draftsmith.draft_key", "")})
+    draft_key = challenger.get("draftsmith.draft_key", "")
+    names, rows = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})
+    return [Check(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-def _checks(home: Path, sql: Path, parameters: Mapping[str, Any]) -> list[Check]:
-    from storage.results import query
-
-    names, rows = query(sql.read_text(encoding="utf-8"), home, parameters)
-    found = [dict(zip(names, row, strict=True)) for row in rows]
-    return [Check(**{field.name: row[field.name] for field in dataclasses.fields(Check)}) for row in found]
+def _way(name: str, tags: Mapping[str, str]) -> Way:
+    return Way(name, tags.get("draftsmith.draft_key", ""), int(tags.get("draftsmith.depth_k", 0)))
 
 
-def _side(side: str, tags: Mapping[str, str]) -> dict[str, Any]:
+def _bytes(tags: Mapping[str, str]) -> int | None:
     size = tags.get("draftsmith.drafter_bytes")
-    return {
-        side: tags.get("draftsmith.draft_key", ""),
-        f"{side}_depth": int(tags.get("draftsmith.depth_k", 0)),
-        f"{side}_bytes": int(size) if size else None,
-    }
+    return int(size) if size else None

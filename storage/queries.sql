@@ -45,7 +45,7 @@ ORDER BY created_at DESC, pipeline, method;
 -- param: workload text = all  one workload
 -- param: limit int = 60  rows at most
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('depth_eval') WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $limit)
-SELECT method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, cost_ratio, speedup_pred, pred_lo, pred_hi, speedup_meas,
+SELECT method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, al_replayed, cost_ratio, speedup_pred, pred_lo, pred_hi, speedup_meas,
        meas_lo, meas_hi, marginal_gain, marginal_cost, p_best, regret, left(draft_key, 12) AS draft_key, created_at
 FROM depths_since($since) WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
 ORDER BY created_at DESC, method, draft_key, workload, batch_size, depth_k LIMIT $limit;
@@ -99,13 +99,13 @@ WHERE abs(pred_error) > $more_than
 ORDER BY created_at DESC, abs(pred_error) DESC LIMIT $limit;
 
 -- query: acceptance
--- about: Acceptance length of decoding by every convention: pooled and per request, with and without the bonus token.
+-- about: Acceptance length of decoding by every convention: pooled and per prompt, with and without the bonus token and what lies past the end.
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') WHERE num_rounds > 0 AND depth_k > 0 AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, workload, batch_size, temperature, dtype, requests, rounds, al_pooled_incl_bonus,
-       accepted_per_round_excl_bonus, al_macro_incl_bonus, accepted_macro_excl_bonus, draft_acceptance_rate, draft_acceptance_rate_macro,
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, temperature, dtype, requests, rounds, al, al_macro,
+       al_with_overshoot, accepted_per_round, accepted_per_round_macro, draft_acceptance_rate, draft_acceptance_rate_macro,
        left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
 FROM v_acceptance
 WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
@@ -117,7 +117,7 @@ ORDER BY created_at DESC, method, depth_k, workload;
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- first: at = SELECT max(created_at) FROM round WHERE ($artifact IS NULL OR starts_with(artifact_key, $artifact)) AND ($method IS NULL OR artifact_key IN (SELECT artifact_key FROM newest('request') WHERE method = $method AND num_rounds > 0))
-SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, drafted, reached, accepted, accept_uncond, accept_cond,
+SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, accepted_in_all, drafted, reached, accepted, accept_uncond, accept_cond,
        accept_joint, accept_of_rounds, accept_uncond_macro, accept_cond_macro
 FROM v_position
 WHERE created_at = $at AND ($artifact IS NULL OR starts_with(artifact_key, $artifact))
@@ -140,8 +140,8 @@ ORDER BY created_at DESC, method, position;
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') WHERE method <> 'none' AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, engine, tok_s_decode, base_tok_s_decode, speedup_decode_vs_best_plain,
-       speedup_e2e_vs_best_plain, requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, engine, tokens_per_s, plain_tokens_per_s, speedup, speedup_e2e,
+       requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
 FROM v_speedup
 WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
 ORDER BY created_at DESC, method, depth_k;
@@ -151,7 +151,7 @@ ORDER BY created_at DESC, method, depth_k;
 -- param: method text  one method
 -- param: newest int = 10  measurements to look at
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') WHERE NOT is_warmup AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, kernel, engine, batches, requests, tok_s, speedup_vs_plain, left(draft_key, 12) AS draft_key
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, kernel, engine, batches, requests, throughput_tokens_per_s, throughput_speedup, left(draft_key, 12) AS draft_key
 FROM v_throughput
 WHERE created_at >= $since AND ($method IS NULL OR method IN ($method, 'none'))
 ORDER BY created_at DESC, batch_size, method, depth_k;
@@ -169,19 +169,19 @@ WHERE created_at >= $since AND ($method IS NULL OR method = $method) AND ($phase
 ORDER BY created_at DESC, method, phase, batch_size, kv_len, depth_k;
 
 -- query: parity
--- about: Is the output that of plain decoding? Ties and divergences of each arm, newest measurements.
+-- about: Is the output that of plain decoding? Ties, those that rounding makes expect, and divergences of each arm, newest measurements.
 -- param: newest int = 20  measurements to look at
 -- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, divergences,
-       earliest_divergence, largest_margin, left(draft_key, 12) AS draft_key
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, expected_ties, divergences,
+       earliest_divergence, first_wrong, largest_shortfall, left(draft_key, 12) AS draft_key
 FROM v_parity WHERE created_at >= $since ORDER BY divergences DESC, created_at DESC;
 
 -- query: engines
 -- about: Acceptance as serving engines counted it themselves, newest first.
 -- param: engine text  one engine
 -- param: limit int = 40  rows at most
-SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, requests, rounds, al_pooled_incl_bonus,
-       accepted_per_round_excl_bonus, draft_acceptance_rate, accept_of_rounds, source, left(draft_key, 12) AS draft_key
+SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, requests, rounds, al_with_overshoot,
+       accepted_per_round, draft_acceptance_rate, accept_of_rounds, source, left(draft_key, 12) AS draft_key
 FROM v_engine_acceptance WHERE $engine IS NULL OR engine = $engine ORDER BY created_at DESC LIMIT $limit;
 
 -- query: engines_beside_ours

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.contract import UserError
+from components.promotion import Judge
 from storage import alias_moves, evidence, journal, model_versions
 from storage.alias_moves import MARK, aliases_of, made_in, mark_of
 from storage.model_versions import require_model, resolve, tags_of, versions_of_release
-from storage.promotion_gate import Decision, Limits, decide
+from storage.promotion_gate import Decision, decide
 from storage.records import PromotionRow, as_time, new_promotion
 from storage.release_facts import SESSION_TAG, ReleaseFacts, facts_of
 from storage.sharing import catch_up_promotions
@@ -55,13 +56,20 @@ class Registered:
 
 
 def register(
-    home: Path, release: Path, *, source_run: str | None = None, code: Path | None = None, may_promote: bool = True
+    home: Path,
+    release: Path,
+    judge: Judge,
+    *,
+    source_run: str | None = None,
+    code: Path | None = None,
+    may_promote: bool = True,
 ) -> Registered:
     """Make a Release a model version, once; one that was measured again gives its version newer evidence.
 
-    release: the artifact's directory, in the store or among its earlier sessions. source_run: the MLflow run it is
-    logged under; None starts one. code: the model file, MODEL_CODE unless given. may_promote: False leaves `champion`
-    alone even if the gate passes; so does the journal of a run whose pipeline wants an approval.
+    release: the artifact's directory, in the store or among its earlier sessions. judge: the rule of the gate
+    (components/speedup/promotion_rule.py). source_run: the MLflow run it is logged under; None starts one. code: the
+    model file, MODEL_CODE unless given. may_promote: False leaves `champion` alone even if the gate passes; so does the
+    journal of a run that wants an approval.
     """
     facts = facts_of(home, release)
     may_promote = may_promote and facts.may_promote
@@ -74,14 +82,14 @@ def register(
         tags = tags_of(client, facts.name, found)
         renewed = PUBLISHED in tags and evidence.is_newer(facts, tags)
         if renewed:
-            decision = _renew(home, client, facts, found, may_promote)
+            decision = _renew(home, client, facts, found, judge, may_promote)
         else:
             _add_tags(client, facts, found, tags)
-            decision = None if PUBLISHED in tags else _publish(home, client, facts, found, may_promote)
+            decision = None if PUBLISHED in tags else _publish(home, client, facts, found, judge, may_promote)
         for name, version in evidence.older_versions(client, facts, but=found):
             evidence.log_evidence(home, client, facts, name, version, _who(), f"{facts.name} version {found}")
             if _ANSWERS[1] in tags_of(client, name, version):
-                _decide(home, client, name, version)  # its page says what the gate says of it now
+                _decide(home, client, name, version, judge)  # its page says what the gate says of it now
         aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == found)
     said = f"{facts.name} version {found}" + (f" ({', '.join(aliases)})" if aliases else "")
     note = f"{'registered' if is_new else 'newer evidence for' if renewed else 'already registered:'} {said}"
@@ -98,12 +106,13 @@ def promote(
     version: int | str = "challenger",
     why: str = "",
     *,
+    judge: Judge,
     force: bool = False,
-    limits: Limits | None = None,
 ) -> Registered:
     """Make a version the champion if the gate lets it; the one before becomes `previous`.
 
-    version: a number, or an alias. why: what the log keeps beside the gate's own reason. force: override the gate.
+    version: a number, or an alias. why: what the log keeps beside the gate's own reason. judge: the rule of the gate.
+    force: override it.
 
     Raises:
         UserError: there is no such model or version, the gate refuses, or it is overridden without a reason.
@@ -114,7 +123,7 @@ def promote(
         number = resolve(client, name, version)
         if aliases_of(client, name).get("champion") == number:
             return Registered(name, number, False, ("champion",), f"{name} version {number} is the champion already")
-        decision = _decide(home, client, name, number, limits)
+        decision = _decide(home, client, name, number, judge)
         if not decision.passed and not force:
             raise UserError(
                 f"promote {name} version {number}: the gate refuses: {decision.why_not()}; --force --why overrides it"
@@ -196,11 +205,13 @@ def _is_of(client: MlflowClient, version: int, facts: ReleaseFacts) -> bool:
     return tags.get(SESSION_TAG, "") == facts.session or evidence.serves_the_same(tags, facts)
 
 
-def _renew(home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, may_promote: bool) -> Decision | None:
+def _renew(
+    home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, judge: Judge, may_promote: bool
+) -> Decision | None:
     """Give a version its newest evidence and decide by it. Safe to repeat: the session is noted last of all."""
     row = evidence.log_evidence(home, client, facts, facts.name, version, _who())
     evidence.renew_tags(client, facts, version)
-    decision = _publish(home, client, facts, version, may_promote, since=row.promoted_at)
+    decision = _publish(home, client, facts, version, judge, may_promote, since=row.promoted_at)
     evidence.settle_session(client, facts, version)
     return decision
 
@@ -210,6 +221,7 @@ def _publish(
     client: MlflowClient,
     facts: ReleaseFacts,
     version: int,
+    judge: Judge,
     may_promote: bool,
     since: datetime | None = None,
 ) -> Decision | None:
@@ -226,7 +238,7 @@ def _publish(
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
         if alias not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
-    decision = _decide(home, client, facts.name, version) if facts.worth_using else None
+    decision = _decide(home, client, facts.name, version, judge) if facts.worth_using else None
     is_champion = aliases_of(client, facts.name).get("champion") == version
     if decision is None:
         model_versions.describe(client, facts.name, version, None)
@@ -236,13 +248,13 @@ def _publish(
     return decision
 
 
-def _decide(home: Path, client: MlflowClient, name: str, version: int, limits: Limits | None = None) -> Decision:
+def _decide(home: Path, client: MlflowClient, name: str, version: int, judge: Judge) -> Decision:
     """Ask the gate about a version, and write its answer on the version."""
     champion = aliases_of(client, name).get("champion")
     against = champion if champion != version else None
     other = tags_of(client, name, against) if against is not None else None
     tags = tags_of(client, name, version)
-    decision = decide(home, tags, other, against, limits)
+    decision = decide(home, tags, other, against, judge)
     decision = Decision((*decision.checks, *evidence.overtaken(client, tags)), decision.against)
     said = "passed" if decision.passed else decision.why_not()
     for tag, value in zip(_ANSWERS, (str(against or ""), said, decision.as_json()), strict=True):

@@ -33,6 +33,7 @@ _FROM_INFO = (
     "al_lo",
     "al_hi",
     "al_meas",
+    "al_replayed",
     "speedup_pred",
     "speedup_meas",
     "meas_lo",

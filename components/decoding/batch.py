@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, LOOPS, Decoded
+from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, run_to_end
 from components.decoding.running import Running, columns_of
 from components.decoding.sampling import draw, is_greedy
 from components.decoding.tree import GuessRows, padded_rows
@@ -69,7 +69,41 @@ def decode_batch(
     eos_ids: Collection[int] | None = None,
     ignore_eos: bool = False,
 ) -> list[Decoded]:
-    """Continue every prompt by at most `max_new_tokens` tokens; one Decoded a prompt, in their order.
+    """Continue every prompt by at most `max_new_tokens` tokens; see `batch_rounds` for arguments and errors."""
+    with torch.inference_mode():
+        return run_to_end(
+            batch_rounds(
+                target,
+                proposer,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                depth=depth,
+                shape=shape,
+                sampling=sampling,
+                rngs=rngs,
+                eos_ids=eos_ids,
+                ignore_eos=ignore_eos,
+            )
+        )
+
+
+def batch_rounds(
+    target: AbstractTarget,
+    proposer: Proposer | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    depth: int = 0,
+    shape: TreeShape | None = None,
+    sampling: Sampling = GREEDY,
+    rngs: Sequence[torch.Generator] | None = None,
+    eos_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+    clock: Clock = time.perf_counter_ns,
+) -> Rounds[list[Decoded]]:
+    """Continue every prompt by at most `max_new_tokens` tokens, and stop after the prefill and after each round.
+
+    What comes back is one Decoded a prompt, in their order.
 
     proposer: guesses the next tokens; None, or depth 0 without a shape, is plain decoding.
     depth:    guesses of a chain in every round; leave 0 where `shape` is given.
@@ -89,18 +123,17 @@ def decode_batch(
     _check(target, proposer, prompts, max_new_tokens, deepest, shape, sampling, rngs)
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     capacity = max(map(len, prompts)) + max_new_tokens + guesses + 1
-    with torch.inference_mode():
-        cache = target.new_cache(len(prompts), capacity)
-        sequences = [
-            Running(
-                prompt=list(prompt),
-                state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + guesses + 1),
-                rng=torch.Generator() if rngs is None else rngs[number],
-            )
-            for number, prompt in enumerate(prompts)
-        ]
-        run = _BatchRun(target, proposer, cache, depth, shape, sampling)
-        return run.decode(sequences, max_new_tokens, ends)
+    cache = target.new_cache(len(prompts), capacity)
+    sequences = [
+        Running(
+            prompt=list(prompt),
+            state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + guesses + 1),
+            rng=torch.Generator() if rngs is None else rngs[number],
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    run = _BatchRun(target, proposer, cache, depth, shape, sampling, clock)
+    return (yield from run.decode(sequences, max_new_tokens, ends))
 
 
 def _check(
@@ -144,19 +177,21 @@ class _BatchRun:
         depth: int,
         shape: TreeShape | None,
         sampling: Sampling,
+        clock: Clock,
     ) -> None:
-        self.target, self.proposer, self.cache = target, proposer, cache
+        self.target, self.proposer, self.cache, self.clock = target, proposer, cache, clock
         self.depth, self.shape, self.sampling = depth, shape, sampling
         self.greedy = is_greedy(sampling)
         self.features = proposer is not None and proposer.needs_features
 
-    def decode(self, sequences: list[Running], limit: int, ends: frozenset[int]) -> list[Decoded]:
+    def decode(self, sequences: list[Running], limit: int, ends: frozenset[int]) -> Rounds[list[Decoded]]:
         """Prefill, then rounds until every sequence has reached the limit or end-of-text."""
-        start = time.perf_counter_ns()
+        start = self.clock()
         self._prefill(sequences, ends)
-        first = time.perf_counter_ns()
+        first = self.clock()
         live = self._still_running(sequences, limit)
         while live:
+            yield min(sequence.kept for sequence in live)
             trees, proposals = self._guess(live)
             out = self._pass(trees)
             verdicts = self._verify(live, trees, proposals, out)
@@ -189,7 +224,7 @@ class _BatchRun:
 
     def _still_running(self, sequences: list[Running], limit: int) -> list[Running]:
         """Those that go on; the others are noted as stopped and leave the cache."""
-        now = time.perf_counter_ns()
+        now = self.clock()
         places = []
         for place, sequence in enumerate(sequences):
             if sequence.ended or sequence.kept >= limit:

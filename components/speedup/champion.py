@@ -1,24 +1,26 @@
-"""A challenger meets the champion: what the promotion gate asks for beyond what it asks of a first drafter."""
+"""A challenger meets the champion: what the promotion gate asks for beyond what it asks of a first drafter.
+
+The challenger is taken at the depth that was chosen for it, which it would serve at. The champion is taken at the depth
+that it serves at now, whatever tonight's measurement would choose for it: the gate of the registry compares the same
+two, and a depth that noise has chosen makes no better drafter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from components.contract import Draft, UserError
-from components.rows import DepthChoice, PairedComparison, Request
-from components.speedup.bootstrap import LEAST_PROMPTS
-from components.speedup.paired import Pair, compare
-from components.speedup.policy import ALL, GateCheck, Policy
+from components.definitions import has_decoding
+from components.promotion import ArmPrompt, Margins, Way
+from components.rows import DepthChoice, PairedComparison, QualityFlag, Request
+from components.speedup.paired import Ratio, Sums
+from components.speedup.pairing import Comparison, Replay, compare_replays, compare_speeds
+from components.speedup.policy import ALL, GateCheck, Policy, PromptCounts
+from components.speedup.promotion_rule import is_kept
 
 
-def challenge(
-    policy: Policy,
-    requests: Sequence[Request],
-    drafts: tuple[Draft, Draft],
-    max_loss: float,
-    num_draws: int,
-    seed: int,
-) -> None:
+def challenge(policy: Policy, requests: Sequence[Request], drafts: tuple[Draft, Draft], margins: Margins) -> None:
     """Enter roles and paired comparisons of (challenger, champion) into the policy.
 
     Raises:
@@ -27,46 +29,126 @@ def challenge(
     challenger, champion = drafts
     if challenger.key == champion.key:
         raise UserError(f"challenger, champion: both are {champion.key[:12]}; wire the drafter that was just trained")
-    pair = Pair(
-        _choice(policy, challenger, "challenger"), _choice(policy, champion, "champion"), max_loss, num_draws, seed
-    )
+    chosen = [_choice(policy, draft, role) for draft, role in zip(drafts, ("challenger", "champion"), strict=True)]
+    depth = policy.served.get(champion.key, chosen[1].depth_k)
+    if champion.key not in policy.served:
+        policy.flags.append(_not_served(policy, chosen[1]))
+    ways = Way("challenger", challenger.key, chosen[0].depth_k), Way("champion", champion.key, depth)
     policy.roles |= {challenger.key: "challenger", champion.key: "champion"}
-    policy.comparisons = compare(policy, requests, pair)
-    if not any(row.quantity == "decode_speed" for row in policy.comparisons):
+    found = Comparison()
+    dtypes = {r.dtype for r in requests if has_decoding(r)}
+    dtype = policy.dtype if policy.dtype in dtypes else min(dtypes, default="")
+    arms = arm_prompts(r for r in requests if (r.batch_size, r.dtype) == (chosen[0].batch_size, dtype))
+    compare_speeds(found, arms, ways, margins, same_target=True)
+    if not found.ratios:
         raise UserError(
-            "end_to_end: challenger and champion share no prompt at their chosen depths; "
+            f"end_to_end: {'; '.join(found.notes)} (challenger at depth {ways[0].depth_k}, champion at {depth}); "
             "give both to bench.compare_end_to_end as `drafts`"
         )
+    replays = _replays(policy.prompts, challenger.key), _replays(policy.prompts, champion.key)
+    compare_replays(found, replays, ways, margins)
+    session = next((r.session_id for r in requests), "")
+    methods = chosen[0].method, chosen[1].method
+    policy.comparisons = [_row(ratio, found, policy, ways, methods, session) for ratio in found.ratios]
 
 
 def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:
-    """Speed not worse with 95 % confidence, no workload's acceptance shown to be worse, and something was learned."""
+    """Speed and acceptance shown to be not worse, by the rule of the promotion gate, and something was learned."""
     checks = []
     if not any((row.quantity, row.workload) == ("acceptance_length", ALL) for row in policy.comparisons):
         asked_for = "maps of both drafters on the same prompts, at one depth"
         checks.append(GateCheck(f"acceptance_against_champion[{ALL}]", False, 0.0, asked_for))
     for row in policy.comparisons:
-        asked = 1.0 - row.margin
+        passed, asked = is_kept(row)
         if (row.quantity, row.workload) == ("decode_speed", ALL):
-            passed = row.verdict in ("better", "not_worse")
-            checks.append(GateCheck("speed_against_champion", passed, row.lo, f"lower bound >= {asked:g}"))
+            checks.append(GateCheck("speed_against_champion", passed, row.lo, asked))
         elif row.quantity == "acceptance_length":
-            name = f"acceptance_against_champion[{row.workload}]"
-            checks.append(GateCheck(name, *_kept(row, f"upper bound >= {asked:g}")))
+            checks.append(GateCheck(f"acceptance_against_champion[{row.workload}]", passed, row.lo, asked))
     step = challenger.info.get("best_step")
     if challenger.info.get("continued_from") and step is not None:
         checks.append(GateCheck("differs_from_champion", int(step) > 0, float(step), "best step >= 1"))
     return checks
 
 
-def _kept(row: PairedComparison, asked: str) -> tuple[bool, float, str]:
-    """Whether acceptance is kept, its upper bound, and what is asked of it. Fewer than LEAST_PROMPTS prompts show
-    nothing: then nothing is asked of a workload, but all of them together must show it."""
-    if row.num_prompts >= LEAST_PROMPTS:
-        return row.verdict != "worse", row.hi, asked
-    if row.workload == ALL:
-        return False, row.hi, f"{asked} of {LEAST_PROMPTS} prompts"
-    return True, row.hi, f"not asked of {row.num_prompts} prompts"
+def arm_prompts(requests: Iterable[Request]) -> list[ArmPrompt]:
+    """Requests of one measurement in our own loop at temperature 0, as the history gives them; a request that does not
+    count is left out."""
+    return [
+        ArmPrompt(
+            artifact_key="",
+            session_id=r.session_id,
+            machine_id="",
+            created_at=datetime.fromtimestamp(0, UTC),
+            target_key=r.target_key,
+            dtype=r.dtype,
+            batch_size=r.batch_size,
+            method=r.method,
+            draft_key=r.draft_key,
+            depth_k=r.depth_k,
+            tree_budget=r.tree_budget,
+            kernel=r.kernel,
+            process=r.process,
+            prompt_id=r.prompt_id,
+            workload=r.workload,
+            tokens=r.timed_tokens,
+            decode_ns=r.decode_ns,
+            rounds=r.num_rounds,
+            compared=int(r.identical is not None),
+            divergences=int(r.identical is False and not r.tie),
+        )
+        for r in requests
+        if has_decoding(r) and r.temperature == 0.0 and r.engine is None
+    ]
+
+
+def _replays(prompts: Sequence[PromptCounts], draft_key: str) -> Mapping[str, Replay]:
+    """Replayed counts of one drafter, prompt by prompt."""
+    return {
+        c.prompt_id: Replay(
+            c.workload, {k: Sums(float(c.tokens), float(n)) for k, n in zip(c.depths, c.rounds, strict=True)}
+        )
+        for c in prompts
+        if c.draft_key == draft_key
+    }
+
+
+def _row(
+    ratio: Ratio, found: Comparison, policy: Policy, ways: tuple[Way, Way], methods: tuple[str, str], session: str
+) -> PairedComparison:
+    depths = ways[0].depth_k, ways[1].depth_k
+    if ratio.quantity == "acceptance_length" and found.depths is not None:
+        depths = found.depths
+    return PairedComparison(
+        session_id=session,
+        selection_id=policy.selection_id,
+        target_key=policy.target_key,
+        challenger_key=ways[0].draft_key,
+        champion_key=ways[1].draft_key,
+        method=methods[0],
+        champion_method=methods[1],
+        workload=ratio.workload,
+        quantity=ratio.quantity,
+        challenger_depth=depths[0],
+        champion_depth=depths[1],
+        num_prompts=ratio.num_prompts,
+        challenger_value=ratio.a,
+        champion_value=ratio.b,
+        ratio=ratio.ratio,
+        lo=ratio.lo,
+        hi=ratio.hi,
+        margin=ratio.margin,
+        verdict=ratio.verdict,
+    )
+
+
+def _not_served(policy: Policy, champion: DepthChoice) -> QualityFlag:
+    """What is said when the policy does not know at which depth the champion serves."""
+    detail = (
+        f"compared at depth {champion.depth_k}, which was chosen for it now: at which depth it serves is not known; "
+        "give speedup.choose_depth the policy it was released with as `champion`"
+    )
+    code, depth = "champion_depth_not_known", float(champion.depth_k)
+    return QualityFlag(policy.selection_id, champion.draft_key, champion.method, code, "warning", depth, detail)
 
 
 def _choice(policy: Policy, draft: Draft, role: str) -> DepthChoice:

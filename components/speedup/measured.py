@@ -1,9 +1,7 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
-speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts that both decoded, in
-the same dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token; of
-an engine that sent several at once there, all but those (first_chunk_tokens).
-Repetitions of a prompt are summed first; the interval resamples prompts, both arms together.
+What is counted, and every formula, stands in components/definitions.py: `speedup`, over prompts that both decoded, in
+one process, dtype, temperature and batch size. Prompts and processes both vary: see speed_ratio.py.
 """
 
 from __future__ import annotations
@@ -11,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from components import definitions
+from components.definitions import has_decoding
 from components.rows import DepthChoice, DepthEval, Request
-from components.speedup.bootstrap import draw_weights, pooled_ratio
+from components.speedup.bootstrap import Estimate
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
+from components.speedup.speed_ratio import Compared, Timed, speed_ratio
+from components.speedup.steady import steady
+from components.speedup.ties import ties_of
 
 
 class ArmKey(NamedTuple):
@@ -30,75 +31,73 @@ class ArmKey(NamedTuple):
     kernel: str
 
 
-def usable(request: Request) -> bool:
-    """Whether a request counts: timed, finished, and long enough to have a decoding phase."""
-    return not request.is_warmup and request.status != "error" and request.timed_tokens > 0 and request.decode_ns > 0
+class Measured(NamedTuple):
+    """An arm with the estimate behind its interval."""
+
+    arm: MeasuredArm
+    speedup: Estimate
+    prompts: list[str]
 
 
 def measured_arms(
     requests: Sequence[Request], num_draws: int, seed: int, replayed: Sequence[PromptCounts] = ()
-) -> list[MeasuredArm]:
+) -> list[Measured]:
     """Every speculative arm at temperature 0, pooled and per workload, against the best plain kernel of its dtype.
 
     replayed: acceptance of the same drafters, prompt by prompt, for MeasuredArm.al_replayed.
     """
     counts = {(c.draft_key, c.prompt_id): c for c in replayed}
-    rows = [r for r in requests if usable(r) and r.temperature == 0.0]
+    rows = [r for r in requests if has_decoding(r) and r.temperature == 0.0]
     by_arm: dict[ArmKey, list[Request]] = {}
     for r in rows:
         key = ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel)
         by_arm.setdefault(key, []).append(r)
+    processes = sorted({r.process for r in rows})
     arms = []
     for key, mine in sorted(by_arm.items()):
         if key.method == "none":
             continue
         plain = best_plain(rows, dtype=key.dtype, batch_size=key.batch_size)
         for workload in [ALL, *sorted({r.workload for r in mine} - {ALL})]:
-            arm = _arm(key, workload, mine, plain, counts, num_draws, seed)
-            if arm is not None:
-                arms.append(arm)
+            ours = [r for r in mine if workload in (ALL, r.workload)]
+            found = speed_ratio(timed(ours), timed(plain), processes, num_draws, seed)
+            if found is not None:
+                arms.append(Measured(_arm(key, workload, (ours, plain), found, counts), found.ratio, found.prompts))
     return arms
+
+
+def timed(rows: Sequence[Request]) -> Timed:
+    """(prompt, process) -> tokens and seconds of one repetition: the mean of tokens, at the steady time of a token."""
+    found: dict[tuple[str, int], list[Request]] = {}
+    for r in rows:
+        found.setdefault((r.prompt_id, r.process), []).append(r)
+    return {
+        pair: (tokens, tokens * steady([r.decode_ns / 1e9 / r.timed_tokens for r in mine]))
+        for pair, mine in found.items()
+        for tokens in [sum(r.timed_tokens for r in mine) / len(mine)]
+    }
 
 
 def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
     """Plain requests of the kernel that decoded most tokens a second."""
-    by_kernel: dict[str, list[Request]] = {}
-    for r in rows:
-        if r.method == "none" and r.dtype == dtype and r.batch_size == batch_size:
-            by_kernel.setdefault(r.kernel, []).append(r)
-    return max(by_kernel.values(), key=tokens_per_s, default=[])
-
-
-def tokens_per_s(rows: Sequence[Request]) -> float:
-    """Pooled decoding speed: kept tokens after the first, over decoding time."""
-    return sum(r.timed_tokens for r in rows) / sum(r.decode_ns for r in rows) * 1e9
+    return definitions.best_plain(r for r in rows if r.dtype == dtype and r.batch_size == batch_size)
 
 
 def _arm(
     key: ArmKey,
     workload: str,
-    mine: list[Request],
-    plain: list[Request],
+    requests: tuple[list[Request], list[Request]],
+    found: Compared,
     counts: dict[tuple[str, str], PromptCounts],
-    num_draws: int,
-    seed: int,
-) -> MeasuredArm | None:
-    """One arm on one workload, or None when plain decoding has no prompt in common with it."""
-    mine = [r for r in mine if workload in (ALL, r.workload)]
-    shared = sorted({r.prompt_id for r in mine} & {r.prompt_id for r in plain})
-    if not shared:
-        return None
-    mine = [r for r in mine if r.prompt_id in set(shared)]
-    plain = [r for r in plain if r.prompt_id in set(shared)]
-    tokens, times = _per_prompt(mine, shared)
-    plain_tokens, plain_times = _per_prompt(plain, shared)
-    weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 3]))
-    speedup = pooled_ratio(weights, tokens, times).over(pooled_ratio(weights, plain_tokens, plain_times))
+) -> MeasuredArm:
+    """One arm on one workload. requests: its own and those of plain decoding."""
+    shared, speedup = found.prompts, found.ratio
+    mine, plain = ([r for r in rows if r.prompt_id in set(shared)] for rows in requests)
     lo, hi = speedup.interval()
     # Maps of chains say nothing about a tree.
     known = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
-    replayed = _al_replayed(known, key.depth_k)
-    rounds, drafted = sum(r.num_rounds for r in mine), sum(r.num_drafted for r in mine)
+    replayed = al_replayed(known, key.depth_k)
+    rounds = definitions.round_counts(mine)
     compared = [r for r in mine if r.identical is not None]
     ties = sum(not r.identical and bool(r.tie) for r in compared)
     return MeasuredArm(
@@ -111,12 +110,12 @@ def _arm(
         kernel=key.kernel,
         num_prompts=len(shared),
         num_requests=len(mine),
-        num_rounds=rounds,
-        tokens_per_s=tokens_per_s(mine),
-        plain_tokens_per_s=tokens_per_s(plain),
-        al=sum(r.tokens_kept - 1 for r in mine) / rounds if rounds else None,
+        num_rounds=rounds.rounds,
+        tokens_per_s=definitions.tokens_per_s(mine) or 0.0,
+        plain_tokens_per_s=definitions.tokens_per_s(plain) or 0.0,
+        al=definitions.al_of(mine),
         al_replayed=replayed,
-        acceptance_rate=sum(r.num_accepted for r in mine) / drafted if drafted else None,
+        draft_acceptance_rate=definitions.draft_acceptance_rate(rounds.accepted, rounds.drafted),
         speedup=speedup.value,
         lo=lo,
         hi=hi,
@@ -124,6 +123,9 @@ def _arm(
         ties=ties,
         divergences=sum(not r.identical for r in compared) - ties,
         tree_budget=key.tree_budget or None,
+        num_processes=found.num_processes,
+        is_decisive=speedup.is_decisive,
+        **ties_of(compared)._asdict(),
     )
 
 
@@ -134,22 +136,27 @@ def arm_of(policy: Policy, row: DepthEval | DepthChoice) -> MeasuredArm | None:
     arms = [
         a for a in policy.arms if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size, a.tree_budget) == wanted
     ]
-    return max(arms, key=lambda a: (a.dtype == policy.dtype, a.kernel == policy.kernel, a.tokens_per_s), default=None)
+    return max(arms, key=lambda a: _nearness(policy, a), default=None)
 
 
-def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
+def best_of(policy: Policy, measured: Sequence[Measured], chain: tuple[str, int], batch_size: int) -> Measured | None:
+    """The same for a chain, (draft_key, depth), over all workloads, with its estimate."""
+    wanted = (*chain, ALL, batch_size, None)
+    runs = [
+        m
+        for m in measured
+        if (m.arm.draft_key, m.arm.depth_k, m.arm.workload, m.arm.batch_size, m.arm.tree_budget) == wanted
+    ]
+    return max(runs, key=lambda m: _nearness(policy, m.arm), default=None)
+
+
+def _nearness(policy: Policy, arm: MeasuredArm) -> tuple[bool, bool, float]:
+    return arm.dtype == policy.dtype, arm.kernel == policy.kernel, arm.tokens_per_s
+
+
+def al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
     """AL that the maps say for a set of prompts; None unless each has a map that was replayed at this depth."""
     known = [c for c in counts if c is not None and depth in c.depths]
     if len(known) < len(counts):
         return None
-    return sum(c.tokens for c in known) / sum(c.rounds[c.depths.index(depth)] for c in known)
-
-
-def _per_prompt(rows: list[Request], prompt_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and seconds of each prompt, summed over repetitions."""
-    index = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
-    tokens, times = np.zeros(len(index)), np.zeros(len(index))
-    for r in rows:
-        tokens[index[r.prompt_id]] += r.timed_tokens
-        times[index[r.prompt_id]] += r.decode_ns / 1e9
-    return tokens, times
+    return definitions.al(sum(c.tokens for c in known), sum(c.rounds[c.depths.index(depth)] for c in known))

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from components.definitions import is_cut
+
 
 class RoundOutcome(NamedTuple):
     """One round. emitted = accepted + 1 except in a tail round that was cut."""
@@ -29,7 +31,7 @@ class RoundOutcome(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """Whether the end of the answer cut what this round emits."""
-        return self.emitted < self.accepted + 1
+        return is_cut(self.accepted, self.emitted)
 
 
 def replay(accepted: Sequence[int], depth: int, num_tokens: int | None = None) -> list[RoundOutcome]:

@@ -1,4 +1,4 @@
-"""Commands on what was measured: two ways to serve held against each other, and a number over time."""
+"""Commands on what was measured: measure it again, hold two ways to serve against each other, a number over time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from flows.answer import Format
 from flows.commands.ask import named_values
-from flows.commands.terminal import complain, out, say
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, out, say
 from storage.artifacts import Store, default_home
 
 
@@ -22,6 +23,30 @@ class Over(StrEnum):
     versions = "versions"
 
 
+def remeasure(
+    release: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS, NAME@VERSION or the start of a Release's key.")],
+    file: File = DEFAULT_FILE,
+) -> None:
+    """Measure a finished release again. Nothing is trained; its evidence is added to, and the gate decides anew."""
+    from dataclasses import replace
+
+    from flows.direct import RunOptions
+    from flows.display import Display
+    from flows.ending import print_ending, print_measured_again
+    from flows.remeasure import plan_again, run_again
+
+    options = RunOptions(file=file, packages=Invocation.packages)
+    again = plan_again(release, options)
+    left = len(again.plan.steps) - again.plan.num_reused
+    say(f"{again.plan.pipeline}: {left} steps to measure and decide again, {again.plan.num_reused} inputs as they were")
+    for note in again.notes:
+        say(note)
+    with Display(out, max(len(step.name) for step in again.plan.steps)) as display:
+        outcome = run_again(again, replace(options, on_event=display.on_event))
+    print_ending(outcome, out)
+    print_measured_again(again.before, outcome, out)
+
+
 def compare(
     a: Annotated[str, typer.Argument(help="A run, a key (Draft, DepthPolicy, Release) or NAME@ALIAS.")],
     b: Annotated[
@@ -31,7 +56,12 @@ def compare(
     depth_b: Annotated[int | None, typer.Option("--depth-b", min=0, help="B's depth, if not the chosen one.")] = None,
     tree_a: Annotated[int | None, typer.Option("--tree-a", min=1, help="A with a tree of this budget.")] = None,
     tree_b: Annotated[int | None, typer.Option("--tree-b", min=1, help="B with a tree of this budget.")] = None,
-    margin: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share by which A may lie below B.")] = 0.02,
+    margin: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Share of B's speed by which A may lie below.")
+    ] = MAX_SLOWDOWN,
+    acceptance_margin: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="The same of acceptance length; of one workload twice that.")
+    ] = MAX_ACCEPTANCE_LOSS,
     format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
 ) -> None:
     """A against B on the same prompts. Exit code 0: A is not worse; 1: it is; 3: undecided or not comparable."""
@@ -42,7 +72,7 @@ def compare(
     store = Store()
     one = find_side(store, a, depth_a, tree_a)
     other = find_champion(store, one) if b == "champion" else find_side(store, b, depth_b, tree_b)
-    found = weigh(store.home, one, other, margin)
+    found = weigh(store.home, one, other, Margins(margin, acceptance_margin))
     if format_ is Format.table:
         say(f"A: {one.name()}\nB: {other.name()}")
     columns, rows = found.rows()
@@ -58,7 +88,7 @@ def compare(
 
 def trend(
     metric: Annotated[
-        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tok_s_decode), or info.NAME.")
+        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tokens_per_s), or info.NAME.")
     ],
     over: Annotated[Over, typer.Option(help="What the values are told apart by.")] = Over.runs,
     where: Annotated[

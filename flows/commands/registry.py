@@ -17,9 +17,10 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Override the promotion gate; needs --why.")] = False,
 ) -> None:
     """Make a model version the champion if the promotion gate lets it; the one before becomes `previous`."""
+    from components.speedup.promotion_rule import judge
     from storage.registry import promote as move
 
-    say(move(default_home(), name, version, why, force=force).note)
+    say(move(default_home(), name, version, why, judge=judge, force=force).note)
 
 
 def rollback(
@@ -34,11 +35,12 @@ def rollback(
 
 def resync() -> None:
     """Tell MLflow, the registry and the history what they missed while they were down."""
+    from components.speedup.promotion_rule import judge
     from storage.keep import PassedOver
     from storage.keep import resync as catch_up
 
     try:
-        done = catch_up(default_home())
+        done = catch_up(default_home(), judge)
     except PassedOver as error:
         for line in error.lines:
             complain(line)

@@ -13,9 +13,11 @@ import report_study  # noqa: F401 (simulated_rows lies beside the tests that it 
 from simulated_rows import make_maps, make_request
 
 from components.contract import UserError
+from components.promotion import Margins
 from components.rows import DepthChoice, write_rows
+from components.speedup.bootstrap import LEAST_PROMPTS
 from flows.cli import main
-from flows.compare import Comparison, compare
+from flows.compare import Outcome, compare
 from flows.compare_sides import Side, find_side
 from storage.artifacts import Store
 from storage.results import remember_artifact
@@ -38,7 +40,9 @@ def add(tmp_path: Path) -> Add:
     return write
 
 
-def timed(draft: str, speed: float, prompts: int = 24, depth: int = 3, **changes: Any) -> list[Any]:
+def timed(
+    draft: str, speed: float, prompts: int = 24, depth: int = 3, prompt_prefix: str = "code", **changes: Any
+) -> list[Any]:
     """Requests of 101 tokens at `speed` tokens a second, a little different on every prompt."""
     return [
         make_request(
@@ -49,6 +53,7 @@ def timed(draft: str, speed: float, prompts: int = 24, depth: int = 3, **changes
             100 / speed * (1 + 0.01 * (n % 5)),
             draft_key=draft,
             request_id=f"{draft[:4]}{n}",
+            prompt_id=f"{prompt_prefix}-{n:04d}",
             **changes,
         )
         for n in range(prompts)
@@ -63,25 +68,25 @@ def side(draft: str, depth: int = 3, target: str = TARGET) -> Side:
     return Side(draft[:8], draft, "mtp", depth, target)
 
 
-def only(found: Comparison, quantity: str) -> Any:
+def only(found: Outcome, quantity: str) -> Any:
     return next(row for row in found.ratios if (row.quantity, row.workload) == (quantity, "all"))
 
 
 def test_in_one_session_speeds_are_compared_directly_and_prompts_together(tmp_path: Path, add: Add) -> None:
     add("e1", [*timed(A, 120.0), *timed(B, 100.0), *plain(80.0)])
-    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    found = compare(tmp_path, side(A), side(B), Margins())
     speed = only(found, "decode_speed")
     assert speed.ratio == pytest.approx(1.2) and speed.num_prompts == 24
     assert 1.19 < speed.lo <= speed.ratio <= speed.hi < 1.21, "what a prompt does to both cancels"
     assert (found.verdict(), found.exit_code()) == ("better", 0)
-    back = compare(tmp_path, side(B), side(A), margin=0.02)
+    back = compare(tmp_path, side(B), side(A), Margins())
     assert (back.verdict(), back.exit_code()) == ("worse", 1)
 
 
 def test_in_two_sessions_each_is_taken_over_its_own_plain_decoding(tmp_path: Path, add: Add) -> None:
     add("e1", [*timed(A, 120.0), *plain(80.0)])
     add("e2", [*timed(B, 240.0), *plain(160.0)])
-    speed = only(compare(tmp_path, side(A), side(B), margin=0.02), "speedup")
+    speed = only(compare(tmp_path, side(A), side(B), Margins()), "speedup")
     assert (
         speed.ratio == pytest.approx(1.0, abs=1e-6)
         and speed.a == pytest.approx(speed.b)
@@ -97,12 +102,14 @@ def test_a_tree_is_held_against_the_chain_of_the_same_drafter(tmp_path: Path, ad
     tree_maps = make_maps([0.8] * 4, num_prompts=24, num_tokens=101, seed=1, draft_key=A)
     add("m1", [*chain_maps, *(dataclasses.replace(m, tree_budget=12) for m in tree_maps)])
     tree = dataclasses.replace(side(A), tree_budget=12)
-    found = compare(tmp_path, tree, side(A), margin=0.02)
+    found = compare(tmp_path, tree, side(A), Margins())
     assert only(found, "decode_speed").ratio == pytest.approx(1.25) and found.verdict() == "better"
     length = only(found, "acceptance_length")
     assert length.a > length.b > 1 and any("depths 4 and 3" in note for note in found.notes)
     other = dataclasses.replace(tree, tree_budget=30)
-    assert any("never timed" in note and "tree of 30" in note for note in compare(tmp_path, other, tree, 0.02).notes)
+    assert any(
+        "never timed" in note and "tree of 30" in note for note in compare(tmp_path, other, tree, Margins()).notes
+    )
 
 
 def test_a_serving_engines_speed_is_not_held_against_our_own_loops(tmp_path: Path, add: Add) -> None:
@@ -110,11 +117,11 @@ def test_a_serving_engines_speed_is_not_held_against_our_own_loops(tmp_path: Pat
     served = {"engine": "vllm", "kernel": "vllm 1", "concurrency": 1}
     fast = [dataclasses.replace(row, **served) for row in [*timed(A, 900.0), *plain(300.0)]]
     add("e2", fast)
-    speed = only(compare(tmp_path, side(A), side(B), margin=0.02), "decode_speed")
+    speed = only(compare(tmp_path, side(A), side(B), Margins()), "decode_speed")
     assert speed.ratio == pytest.approx(100 / 120)
-    alone = compare(tmp_path, side("c" * 64), side(B), margin=0.02)
+    alone = compare(tmp_path, side("c" * 64), side(B), Margins())
     add("e3", [dataclasses.replace(row, **served) for row in timed("c" * 64, 900.0)])
-    assert compare(tmp_path, side("c" * 64), side(B), margin=0.02).notes == alone.notes, "never timed by us"
+    assert compare(tmp_path, side("c" * 64), side(B), Margins()).notes == alone.notes, "never timed by us"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_a_serving_engines_speed_is_not_held_against_our_own_loops(tmp_path: Pat
         (timed(B, 100.0), "m2", "other machine (m1 and m2)"),
         (timed(B, 100.0, dtype="bfloat16"), "m1", "other dtype (float32 and bfloat16)"),
         (timed(B, 100.0, batch_size=8), "m1", "other batch size (1 and 8)"),
-        (timed(B, 100.0, prompts=3), "m1", "other prompts (3 shared, at least 8 needed)"),
+        (timed(B, 100.0, prompt_prefix="other"), "m1", "other prompts (none shared)"),
         ([], "m1", "never timed end to end"),
     ],
 )
@@ -132,21 +139,31 @@ def test_what_is_not_comparable_is_said_and_gives_no_ratio(
 ) -> None:
     add("e1", [*timed(A, 120.0), *plain(80.0)])
     add("e2", [*other, *plain(80.0)], machine)
-    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    found = compare(tmp_path, side(A), side(B), Margins())
     assert any(says in note for note in found.notes), found.notes
     assert not [row for row in found.ratios if row.quantity != "acceptance_length"]
 
 
+def test_over_fewer_than_four_prompts_the_ratio_is_told_and_the_verdict_is_undecided(tmp_path: Path, add: Add) -> None:
+    add("e1", [*timed(A, 120.0, prompts=LEAST_PROMPTS - 1), *timed(B, 100.0), *plain(80.0)])
+    found = compare(tmp_path, side(A), side(B), Margins())
+    assert only(found, "decode_speed").num_prompts == 3 == LEAST_PROMPTS - 1
+    assert (found.verdict(), found.exit_code()) == ("undecided", 3)
+    add("e2", [*timed(A, 120.0, prompts=LEAST_PROMPTS), *timed(B, 100.0), *plain(80.0)])
+    assert compare(tmp_path, side(A), side(B), Margins()).verdict() == "better"
+
+
 def test_other_targets_are_not_compared_at_all(tmp_path: Path) -> None:
-    found = compare(tmp_path, side(A), side(B, target="x" * 64), margin=0.02)
+    found = compare(tmp_path, side(A), side(B, target="x" * 64), Margins())
     assert found.ratios == [] and found.exit_code() == 3 and "other target" in found.notes[0]
 
 
 def test_acceptance_is_replayed_on_common_prompts_whatever_the_machine(tmp_path: Path, add: Add) -> None:
     good, bad = [0.8, 0.8, 0.8], [0.5, 0.5, 0.5]
+    add("m0", make_maps(bad, num_prompts=20, num_tokens=64, seed=3, draft_key=A), "m1")  # measured again since
     add("m1", make_maps(good, num_prompts=20, num_tokens=64, seed=1, draft_key=A), "m1")
     add("m2", make_maps(bad, num_prompts=20, num_tokens=64, seed=2, draft_key=B), "m2")
-    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    found = compare(tmp_path, side(A), side(B), Margins())
     row = only(found, "acceptance_length")
     assert row.lo > 1.2 and row.verdict == "better" and row.a > row.b
     assert (found.verdict(), found.exit_code()) == ("better", 0)
@@ -156,7 +173,7 @@ def test_workloads_have_rows_of_their_own(tmp_path: Path, add: Add) -> None:
     rows = [*timed(A, 120.0), *timed(B, 100.0)]
     split = [dataclasses.replace(r, workload="chat" if int(r.prompt_id[-1]) % 2 else "code") for r in rows]
     add("e1", split)
-    found = compare(tmp_path, side(A), side(B), margin=0.02)
+    found = compare(tmp_path, side(A), side(B), Margins())
     assert [row.workload for row in found.ratios if row.quantity == "decode_speed"] == ["all", "chat", "code"]
 
 
@@ -187,7 +204,7 @@ def test_the_command_names_drafts_by_the_beginning_of_their_keys(
 def test_acceptance_is_replayed_no_deeper_than_the_maps_of_both_go(tmp_path: Path, add: Add) -> None:
     for key, draft, k_max in (("m1", A, 2), ("m2", B, 5)):
         add(key, make_maps([0.9] * k_max, num_prompts=20, num_tokens=64, seed=1, draft_key=draft))
-    found = compare(tmp_path, side(A, depth=5), side(B, depth=5), margin=0.02)
+    found = compare(tmp_path, side(A, depth=5), side(B, depth=5), Margins())
     assert "acceptance length is replayed at depth 2 for both" in found.notes
     assert only(found, "acceptance_length").b <= 3.0
 

@@ -89,7 +89,7 @@ def test_the_command_prints_a_table_csv_json_and_draws_a_page(home: Path, capsys
     assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 3
     assert main(["trend", "speedup_meas", "-w", "method=mtp", "--format", "json"]) == 0
     assert [row["value"] for row in json.loads(capsys.readouterr().out)] == [1.2, 1.3, 1.5]
-    assert main(["trend", "tok_s_decode", "--picture", str(tmp_path / "x.html")]) == 2
+    assert main(["trend", "tokens_per_s", "--picture", str(tmp_path / "x.html")]) == 2
     assert "nothing to draw" in capsys.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_
         ],
     )
     remember_artifact(tmp_path, store.finish("k", "Measurements", {}, {"run_id": "r"}).path)
-    found = find_trend(tmp_path, "v_engine_acceptance.al_pooled_incl_bonus", {}, 50)
+    found = find_trend(tmp_path, "v_engine_acceptance.al_with_overshoot", {}, 50)
     assert sorted(found.series()) == [
         "sglang, concurrency=1, responses",
         "vllm, concurrency=1, prometheus",

@@ -8,6 +8,7 @@ from typing import Any
 
 from components.contract import Artifact
 from components.rows import Request
+from components.speedup.promotion_rule import judge
 from storage import model_versions, registry
 from storage.release_facts import ReleaseFacts
 from storage.tracking import open_client
@@ -48,7 +49,6 @@ def timed(arms: list[Arm], *, num_prompts: int = 12, session: str = "s", **chang
                 "output_sha256": "",
                 "identical": True if draft else None,
                 "first_divergence": None,
-                "divergence_margin": None,
                 "tie": None,
                 "dtype": "float32",
                 "kernel": "plain",
@@ -96,4 +96,4 @@ def release(make: Callable[..., Artifact], key: str, draft: str = "d1", **change
 def add(home: Path, make: Callable[..., Artifact], key: str, draft: str = "d1", **changes: Any) -> registry.Registered:
     """Publish a release."""
     may_promote = changes.pop("may_promote", True)
-    return registry.register(home, release(make, key, draft, **changes).path, may_promote=may_promote)
+    return registry.register(home, release(make, key, draft, **changes).path, judge, may_promote=may_promote)

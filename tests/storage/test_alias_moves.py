@@ -18,6 +18,7 @@ import pytest
 from paired_runs import NAME, add, light_versions, release, timed
 
 from components.contract import UserError
+from components.speedup.promotion_rule import judge
 from flows.cli import main
 from storage import alias_moves, journal
 from storage.artifacts import Store
@@ -52,13 +53,13 @@ def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_
     assert version.tags["gate.against"] == "1" and "speed_against_champion is 0.83" in version.tags["gate.answer"]
     assert "speed_against_champion" in version.description and "measured speedup" in version.description
     with pytest.raises(UserError, match=r"gate refuses: speed_against_champion is 0.83.*--force --why overrides it"):
-        promote(home, NAME)
+        promote(home, NAME, judge=judge)
     with pytest.raises(UserError, match="say why"):
-        promote(home, NAME, 2, force=True)
+        promote(home, NAME, 2, force=True, judge=judge)
     before = (home / "promotions.jsonl").read_bytes()
-    promote(home, NAME, 2, "our own prompts say so", force=True)
+    promote(home, NAME, 2, "our own prompts say so", force=True, judge=judge)
     assert aliases(home) == {"candidate": 2, "challenger": 2, "champion": 2, "previous": 1}
-    assert "already" in promote(home, NAME, "champion").note
+    assert "already" in promote(home, NAME, "champion", judge=judge).note
     rollback(home, NAME, "they did not")
     made = add(home, make, "k3", "d3")  # faster than the champion: promoted by the gate alone
     assert made.decision is not None and made.decision.passed and "champion" in made.aliases
@@ -85,16 +86,16 @@ def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_
 def test_with_an_approval_to_come_the_gate_is_asked_but_nothing_moves_not_even_later(home: Path, make: Any) -> None:
     made = add(home, make, "k3", "d3", may_promote=False)
     assert made.waits and aliases(home)["champion"] == 1
-    resync(home)  # compares every release again
+    resync(home, judge)  # compares every release again
     assert aliases(home)["champion"] == 1
-    run = begin_run(home, "toy", {}, may_promote=False, flow_run_id="flow-1", pipeline_digest="digest-1")
+    run = begin_run(home, "toy", {}, judge, may_promote=False, flow_run_id="flow-1", pipeline_digest="digest-1")
     release(make, "k4", "d3", run_id=run.run_id)
     run.journal.close()
-    resync(home)  # registers what was missed while MLflow was down; the approval is still to come
+    resync(home, judge)  # registers what was missed while MLflow was down; the approval is still to come
     assert aliases(home) == {"candidate": 4, "challenger": 4, "champion": 1}
     told = open_client(home).get_model_version(NAME, "4").tags
     assert (told["draftsmith.flow_run_id"], told["draftsmith.pipeline_digest"]) == ("flow-1", "digest-1")
-    promote(home, NAME, made.version, "approved by Ada")
+    promote(home, NAME, made.version, "approved by Ada", judge=judge)
     assert aliases(home)["champion"] == 3 and "approved by Ada; the promotion gate" in journal.promotions(home)[-1].why
 
 
@@ -118,7 +119,7 @@ def test_an_alias_moved_by_hand_is_logged_once_as_such_and_is_where_the_next_mov
     assert main(["show", NAME]) == 0
     assert "moved in MLflow, not by Draftsmith" in capfd.readouterr().out
     client.set_registered_model_alias(NAME, "champion", "1")
-    promote(home, NAME, 2, "again", force=True)  # notices first
+    promote(home, NAME, 2, "again", force=True, judge=judge)  # notices first
     assert champion_moves(home)[1:] == [("external", 1, 2), ("external", 2, 1), ("force", 1, 2)]
     found = query(
         "SELECT action, alias, to_version FROM promotions WHERE alias = 'candidate' ORDER BY promoted_at", home
@@ -133,7 +134,7 @@ def test_a_deleted_version_or_model_is_noticed_too(home: Path) -> None:
     client.delete_registered_model(NAME)
     assert [(row.alias, row.to_version) for row in notice_moves(home)] == [("champion", None)]
     with pytest.raises(UserError, match="no registered model 'builtin-eagle3' \\(known: none yet\\)"):
-        promote(home, NAME, 1)
+        promote(home, NAME, 1, judge=judge)
 
 
 @pytest.mark.parametrize("lost", ["the database", "the model"])
@@ -146,10 +147,10 @@ def test_resync_gives_the_aliases_of_a_lost_registry_anew(home: Path, mlflow_tem
         with contextlib.closing(new), contextlib.closing(here):
             new.backup(here)  # MLflow holds the file open, so it must stay the same one
     assert aliases(home) == {}
-    resync(home)
+    resync(home, judge)
     assert aliases(home) == before
     log = (home / "promotions.jsonl").read_bytes()
-    resync(home)
+    resync(home, judge)
     assert aliases(home) == before and (home / "promotions.jsonl").read_bytes() == log
 
 
@@ -164,7 +165,7 @@ KILLED_AT = ["intent", "previous", "champion", "log", "forget"]
 
 @pytest.mark.parametrize("moment", KILLED_AT)
 def test_a_move_killed_at_any_moment_is_whole_afterwards_and_in_the_log_once(home: Path, moment: str) -> None:
-    promote(home, NAME, 2, "first", force=True)
+    promote(home, NAME, 2, "first", force=True, judge=judge)
     killed(home, moment, lambda: rollback(home, NAME, "killed"))
     notice_moves(home)  # any command of the registry begins with it
     done = moment != "intent"
@@ -216,7 +217,7 @@ def die_before(moment: str) -> None:
 
 
 def test_after_a_kill_a_move_by_somebody_else_is_respected(home: Path) -> None:
-    killed(home, "champion", lambda: promote(home, NAME, 2, "killed", force=True))
+    killed(home, "champion", lambda: promote(home, NAME, 2, "killed", force=True, judge=judge))
     client = open_client(home)
     other = client.create_model_version(NAME, "somewhere").version
     client.set_registered_model_alias(NAME, "champion", other)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from components.rows import EngineComparison
+from components.speedup.promotion_rule import judge
 from storage.named_queries import ask_by_name
 from storage.promotion_gate import decide
 from storage.results import remember_artifact
@@ -24,31 +25,31 @@ def compared(verdict: str, engine: str = "vllm", draft: str = "new", workload: s
 
 
 def test_an_engine_mismatch_blocks_promotion_until_it_is_measured_mended(home: Path, make: Any) -> None:
-    assert [check.name for check in decide(home, TAGS, None, None).checks] == ["own_gate"]
+    assert [check.name for check in decide(home, TAGS, None, None, judge).checks] == ["own_gate"]
     remember_artifact(home, make("a", rows=[compared("mismatch"), compared("equal", "llama.cpp")]).path)
-    decision = decide(home, TAGS, None, None)
+    decision = decide(home, TAGS, None, None, judge)
     assert not decision.passed and decision.why_not().startswith("engine_mismatch is 1")
     assert "vllm 1.0" in decision.why_not() and "llama.cpp" not in decision.why_not()
     remember_artifact(home, make("b", rows=[compared("close")]).path)
-    assert decide(home, TAGS, None, None).passed
+    assert decide(home, TAGS, None, None, judge).passed
 
 
 @pytest.mark.parametrize("verdicts", [("equal", "mismatch"), ("mismatch", "equal")])
 def test_any_mismatch_among_the_rows_of_one_comparison_blocks(home: Path, make: Any, verdicts: tuple[str, str]) -> None:
     remember_artifact(home, make("a", rows=[compared(verdict) for verdict in verdicts]).path)
-    assert not decide(home, TAGS, None, None).passed
+    assert not decide(home, TAGS, None, None, judge).passed
 
 
 def test_a_newer_run_that_compared_nothing_does_not_clear_a_mismatch(home: Path, make: Any) -> None:
     remember_artifact(home, make("a", rows=[compared("mismatch")]).path)
     remember_artifact(home, make("b", rows=[compared("not_compared")]).path)
-    assert not decide(home, TAGS, None, None).passed
+    assert not decide(home, TAGS, None, None, judge).passed
 
 
 @pytest.mark.parametrize("other", [compared("mismatch", draft="old"), compared("mismatch", workload="code")])
 def test_other_drafters_and_single_workloads_do_not_block(home: Path, make: Any, other: EngineComparison) -> None:
     remember_artifact(home, make("a", rows=[other, compared("equal")]).path)
-    assert decide(home, TAGS, None, None).passed
+    assert decide(home, TAGS, None, None, judge).passed
 
 
 def test_predicted_ours_and_the_engine_stand_side_by_side(home: Path, make: Any) -> None:

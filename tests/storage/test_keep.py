@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from paired_runs import NAME, light_versions, release
 
+from components.speedup.promotion_rule import judge
 from flows.cli import main
 from storage import keep
 from storage.artifacts import RECORD_FILE, Store
@@ -29,7 +30,7 @@ def obstacles(home: Path, make: Any, with_mlflow: Path, monkeypatch: pytest.Monk
 def test_resync_tells_what_it_cannot_read_and_makes_up_for_all_else(home: Path) -> None:
     for _ in range(2):
         with pytest.raises(keep.PassedOver) as told:
-            keep.resync(home)
+            keep.resync(home, judge)
         cut, other = told.value.lines
         assert cut.startswith("artifact cutcutcutcut: JSONDecodeError") and "\n" not in str(told.value)
         assert other.startswith("artifact oldoldoldold: ") and "unknown column surplus" in other

@@ -12,6 +12,7 @@ import pytest
 from paired_runs import NAME, light_versions, release
 
 from components.contract import UserError
+from components.speedup.promotion_rule import judge
 from storage import journal, model_versions, registry
 from storage.artifacts import Store
 from storage.keep import begin_run, end_run, keep
@@ -27,13 +28,13 @@ def toy_model(with_mlflow, monkeypatch):
 
 
 def add(home: Path, make: Any, key: str, **changes: Any) -> registry.Registered:
-    return register(home, release(make, key, **changes).path, code=MODEL_FILE)
+    return register(home, release(make, key, **changes).path, judge, code=MODEL_FILE)
 
 
 def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its_facts(home, make):
     made = add(home, make, "k1" * 32)
     log = (home / "promotions.jsonl").read_bytes()
-    again = register(home, Store(home).path_of("k1" * 32), code=MODEL_FILE)
+    again = register(home, Store(home).path_of("k1" * 32), judge, code=MODEL_FILE)
     assert (again.version, again.is_new, again.renewed) == (1, False, False), "the same release never registers twice"
     assert (home / "promotions.jsonl").read_bytes() == log
     assert len(open_client(home).search_model_versions(f"name = '{NAME}'")) == 1
@@ -78,15 +79,15 @@ def test_a_publication_that_died_before_its_log_is_completed(home, make, monkeyp
 def test_a_drafter_not_worth_using_is_a_candidate_only_and_wrong_names_cost_one_line(home, make, monkeypatch):
     light_versions(monkeypatch)
     with pytest.raises(UserError, match="there is no registered model 'nosuch' \\(known: none yet\\)"):
-        promote(home, "nosuch", 1, "why")
+        promote(home, "nosuch", 1, "why", judge=judge)
     made = add(home, make, "k2", verdict="do_not_speculate", target="org/Some-Model")
     assert (made.name, made.aliases) == ("org-Some-Model-eagle3", ("candidate",))
     with pytest.raises(UserError, match="there is no version 7 \\(the newest is 1\\)"):
-        promote(home, made.name, 7, "why")
+        promote(home, made.name, 7, "why", judge=judge)
     with pytest.raises(UserError, match="no version has the alias 'previous'"):
         rollback(home, made.name, "why")
     with pytest.raises(UserError, match="say why"):
-        promote(home, made.name, 1, " ", force=True)
+        promote(home, made.name, 1, " ", force=True, judge=judge)
 
 
 def test_a_target_that_a_step_made_has_no_name_of_its_own_and_goes_by_its_pipeline(home, make, monkeypatch):
@@ -105,7 +106,7 @@ def test_keep_registers_a_release_under_its_child_run_and_says_so(home, make, st
     monkeypatch.setattr(model_versions, "MODEL_CODE", MODEL_FILE)
     artifact = release(make, "k1")
     for expected in (True, False):
-        run = begin_run(home, "toy", {})
+        run = begin_run(home, "toy", {}, judge)
         keep(artifact, "Release", step("release", kind="Release"), {"seconds": 1.0}, run, reused=not expected)
         end_run(run, "completed")
         assert run.problems == [] and [version.is_new for version in run.registered] == [expected]

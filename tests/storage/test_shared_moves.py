@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from paired_runs import NAME, add, light_versions
 
+from components.speedup.promotion_rule import judge
 from storage import journal, remote_store, sharing
 from storage.alias_moves import MARK, aliases_of, mark_of
 from storage.artifacts import Store
@@ -78,7 +79,7 @@ def test_homes_that_share_one_mlflow_have_one_log(homes: tuple[Path, Path], monk
     publish(ada, "a1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri(ada))
     publish(bob, "b1", draft="d2")
-    promote(bob, NAME, 2, "ours", force=True)
+    promote(bob, NAME, 2, "ours", force=True, judge=judge)
     assert look(ada) == look(bob) == []
     assert mark_of(ada, open_client(ada)) == mark_of(bob, open_client(bob))
     moves = [row.to_version for row in journal.promotions(ada) if row.alias == "champion"]

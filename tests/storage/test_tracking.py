@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from components.speedup.promotion_rule import judge
 from storage import journal
 from storage.journal import Journal
 from storage.keep import begin_run, end_run, keep, keep_failure, resync
@@ -25,7 +26,7 @@ METRICS = "".join(json.dumps({"step": i, "loss": 2.0 / (i + 1), "al.code": 1.5})
 
 def whole_run(home: Path, make: Any, step: Any) -> str:
     """A run that reuses a target, trains a draft and fails at the benchmark."""
-    run = begin_run(home, "toy", {"train_steps": 1200, "note": ""})
+    run = begin_run(home, "toy", {"train_steps": 1200, "note": ""}, judge)
     target = make("t" * 64, kind="Target", step="target")
     keep(target, "Target", step("target", "targets.load_target", "Target"), {}, run, reused=True)
     draft = make(
@@ -76,18 +77,18 @@ def test_telling_mlflow_twice_or_after_it_was_deleted_gives_each_run_once(
 ):
     whole_run(home, make, step)
     before = {name: run.data.metrics for name, run in children(home).items()}
-    resync(home)
+    resync(home, judge)
     assert len(open_client(home).search_runs([open_client(home).get_experiment_by_name("toy").experiment_id])) == 3
     shutil.rmtree(home / "mlflow")
     shutil.copytree(mlflow_template, home / "mlflow")  # as a new, empty database
-    resync(home)
+    resync(home, judge)
     assert {name: run.data.metrics for name, run in children(home).items()} == before
 
 
 def test_a_deleted_experiment_is_restored_by_the_next_run_and_by_resync(with_mlflow, home, make, step):
     whole_run(home, make, step)
     client = open_client(home)
-    for tell in (lambda: whole_run(home, make, step), lambda: resync(home)):
+    for tell in (lambda: whole_run(home, make, step), lambda: resync(home, judge)):
         client.delete_experiment(client.get_experiment_by_name("toy").experiment_id)
         tell()  # a run notes no problem, and a resync does not raise
         assert client.get_experiment_by_name("toy").lifecycle_stage == "active"
@@ -99,17 +100,17 @@ def test_a_run_goes_on_when_mlflow_is_down_says_so_in_one_line_and_is_told_later
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody answers on the discard port
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    run = begin_run(home, "toy", {})
+    run = begin_run(home, "toy", {}, judge)
     keep(make("d" * 64, kind="Draft"), "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
     end_run(run, "completed")
     assert len(run.problems) == 1 and "mlflow at http://127.0.0.1:9" in run.problems[0] and "\n" not in run.problems[0]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    resync(home)
+    resync(home, judge)
     assert {name: found.info.status for name, found in children(home).items()} == {"-": "FINISHED", "draft": "FINISHED"}
 
 
 def test_a_killed_run_is_closed_and_a_step_half_logged_is_logged_again(with_mlflow, home, make, step):
-    run = begin_run(home, "toy", {})
+    run = begin_run(home, "toy", {}, judge)
     draft = make("d" * 64, kind="Draft", files={"metrics.jsonl": METRICS})
     keep(draft, "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
     open_client(home).set_tag(
@@ -119,7 +120,7 @@ def test_a_killed_run_is_closed_and_a_step_half_logged_is_logged_again(with_mlfl
     run.journal._file.flush()
     assert list(journal.all_runs(home)) == [], "a run whose process lives is left alone"
     run.journal.close()
-    resync(home)
+    resync(home, judge)
     runs = children(home)
     assert runs["-"].info.status == "KILLED" and runs["draft"].info.status == "FINISHED"
     assert len(open_client(home).get_metric_history(runs["draft"].info.run_id, "loss")) == 1200
@@ -146,7 +147,7 @@ def test_importing_storage_imports_neither_mlflow_nor_duckdb_nor_torch():
 
 
 def test_a_tracker_that_starts_again_finds_what_it_logged_before(with_mlflow, home, make, step):
-    run = begin_run(home, "toy", {})
+    run = begin_run(home, "toy", {}, judge)
     keep(make("d" * 64, kind="Draft"), "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
     again = Tracker(home)
     assert again.sync(run.journal.entries) == run.tracker.parent
@@ -159,7 +160,7 @@ def test_a_report_stands_in_its_run_with_its_charts_and_tables(with_mlflow, home
     for folder, file in (("charts", "speedup.svg"), ("tables", "choices.csv"), ("other", "left-out.svg")):
         (page.path / folder).mkdir()
         (page.path / folder / file).write_text("x")
-    run = begin_run(home, "toy", {})
+    run = begin_run(home, "toy", {}, judge)
     keep(page, "Page", step("report[a]", "report.write_page", "Page"), {}, run)
     end_run(run, "completed")
     assert run.problems == []

@@ -1,0 +1,138 @@
+"""Types of a comparison and of the promotion gate: what storage selects, what the rule in components/speedup answers.
+
+They stand on the ground floor because storage fills them in and keeps the answer, and components/speedup compares and
+judges; neither knows the other. Whoever starts the registry (flows) hands the rule in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from components.rows import AcceptanceMap
+
+MAX_SLOWDOWN = 0.02
+"""Share of the champion's decoding speed by which a challenger may lie below it and still count as not worse."""
+MAX_ACCEPTANCE_LOSS = 0.05
+"""The same of acceptance length over all prompts; it differs more from prompt to prompt than speed does."""
+ONE_WORKLOAD = 2.0
+"""A workload has fewer prompts than all together, and is asked with this many times the margin of acceptance."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Shares by which A may lie below B. speed: of decoding speed. acceptance: of acceptance length, all prompts."""
+
+    speed: float = MAX_SLOWDOWN
+    acceptance: float = MAX_ACCEPTANCE_LOSS
+
+    def of(self, quantity: str, *, pooled: bool) -> float:
+        """The margin of one comparison. pooled: over all prompts; else over one workload."""
+        if quantity != "acceptance_length":
+            return self.speed
+        return self.acceptance if pooled else ONE_WORKLOAD * self.acceptance
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve: a drafter at a depth, or with a tree. Depth 0 without a tree is plain decoding.
+
+    name: what notes call it. tree_budget: guesses verified in one pass of a tree, whose depth is then the one that was
+    measured; None: a chain. measured_in: keys of the artifacts to look at; empty: every measurement.
+    """
+
+    name: str
+    draft_key: str
+    depth_k: int
+    tree_budget: int | None = None
+    measured_in: frozenset[str] = frozenset()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it guesses nothing."""
+        return self.depth_k == 0 and self.tree_budget is None
+
+
+@dataclass(frozen=True)
+class ArmPrompt:
+    """What one arm did with one prompt in one process of a measurement: a row of storage/paired_prompts.sql.
+
+    Rows that differ in nothing but counts are repetitions, and are summed. tokens: those that came within decode_ns.
+    compared, divergences: outputs held against plain decoding, and those that differ outside ties. All rows are of our
+    own loop at temperature 0.
+    """
+
+    artifact_key: str
+    session_id: str
+    machine_id: str
+    created_at: datetime
+    target_key: str
+    dtype: str
+    batch_size: int
+    method: str  # "none" for plain decoding
+    draft_key: str
+    depth_k: int
+    tree_budget: int | None
+    kernel: str
+    process: int
+    prompt_id: str
+    workload: str
+    tokens: int
+    decode_ns: int
+    rounds: int
+    compared: int
+    divergences: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of two ways to serve.
+
+    arms: of every measurement that timed one of their drafters, its plain decoding included. maps: acceptance maps of
+    their drafters, the newest first.
+    """
+
+    arms: Sequence[ArmPrompt]
+    maps: Sequence[AcceptanceMap]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the promotion gate is shown.
+
+    same_target: both targets are of one revision, whatever their keys. bytes: of the drafters' weights, None where they
+    are not known.
+    """
+
+    challenger: Way
+    champion: Way
+    measured: Measured
+    same_target: bool
+    challenger_bytes: int | None
+    champion_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One condition of promotion. value, with its 95 % interval where it has one; asked: the limit, in words."""
+
+    name: str
+    passed: bool
+    value: float | None
+    lo: float | None
+    hi: float | None
+    asked: str
+
+    def measured(self) -> str:
+        """The value with its interval."""
+        interval = "" if self.lo is None or self.hi is None else f" [{self.lo:.3f}, {self.hi:.3f}]"
+        return "not measured" if self.value is None else f"{self.value:.4g}{interval}"
+
+    def said(self) -> str:
+        """The check in a few words."""
+        return f"{self.name} is {self.measured()}, asked {self.asked}"
+
+
+Judge = Callable[[Evidence], Sequence[Check]]
+"""The rule of the promotion gate: components/speedup/promotion_rule.py, or a test's."""
