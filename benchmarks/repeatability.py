@@ -2,10 +2,12 @@
 
 Needs a finished `quickstart` run. Each measurement is one that a pipeline makes (benchmarks/one_measurement.py), in a
 process of its own; every second one beside a load that comes and goes on one core (benchmarks/passing_load.py).
+
 The truth that each is held against is that of all of them pooled: per way of drafting the geometric mean of its
-measured speedups. Asked of nine in ten: the chosen drafter and depth lose at most 2 % to the best; every measured speedup lies
-within 5 % of its pooled mean; the predicted one of the choice within 10 % of the measured; the interval that is printed
-holds the pooled value. Ends with exit code 1 where less is reached. A table says where the variance comes from.
+measured speedups. Asked of nine in ten: the chosen drafter and depth lose at most 2 % to the best; every measured
+speedup lies within 5 % of its pooled mean; the predicted one of the choice within 10 % of the measured; the interval
+that is printed holds the pooled value. Ends with exit code 1 where less is reached. A table says where the variance
+comes from.
 
     python -m benchmarks.repeatability [--home DIR] [--runs 10] [--dtype float32] [--cost-seconds S]
                                        [--measure-seconds S]
