@@ -9,6 +9,7 @@ spent, and says which.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 
     from components.bench.arms import Arm
     from components.bench.cost_blocks import Grid
-    from components.bench.measuring import Measuring
+    from components.bench.measuring import ArmRun, Measuring
     from components.bench.subjects import EncodedPrompt
     from components.bench.tuning import Tuning
 
 NUM_TEXTS = 8
 WARM_UP_TOKENS = 12
+LEAST_TOKENS = 8  # of a block, however slow the target is
 
 
 def measure_step_cost(
@@ -90,16 +92,15 @@ def measure_step_cost(
         )
     asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms = arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs)
-    grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
+    arms = tuple(arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs))
+    grid = Grid(arms, tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
         f"until every cost is known to {precision:.1%}"
     )
     study = CostStudy(target, drafts, grid, asked, tuned, dtype, graphs, ctx)
     study.run(seconds, num_processes, precision)
-    flags = study.flags(machine.num_cores)
-    write_rows(ctx.out, [*study.cells, *flags])
+    write_rows(ctx.out, [*study.cells, *study.flags(machine.num_cores)])
     return Measurements.made(
         ctx,
         {
@@ -213,22 +214,37 @@ class CostStudy:
                 tokens_a_slice=WARM_UP_TOKENS,
                 ignore_eos=True,
             )
-            tokens_a_slice = slice_length(warm_up[0])
+            grid, tokens_a_slice = self._fitting(warm_up, share), slice_length(warm_up[0])
             begun, number = time.monotonic(), 0
             while not number or time.monotonic() - begun < share:
                 number += 1
-                for setting in self.grid.settings:
-                    self._block(process, setting, number, tokens_a_slice)
+                for setting in grid.settings:
+                    self._block(process, grid, setting, number, tokens_a_slice)
                 self.ctx.progress(min(seconds, spent + time.monotonic() - begun), seconds, "seconds of measuring")
             self.num_blocks += number
             self.conditions = process.conditions()
             return time.monotonic() - begun
 
-    def _block(self, process: Measuring, setting: Any, number: int, tokens_a_slice: int) -> None:
+    def _fitting(self, warm_up: Sequence[ArmRun], share: float) -> Grid:
+        """The grid with blocks short enough for a slow target: two of every setting in the time of a process.
+
+        The first process also says what its time will be enough for.
+        """
+        each = sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in warm_up) / 1e9
+        whole = each * len(self.grid.settings)  # a first look: larger settings take longer
+        tokens = max(LEAST_TOKENS, min(self.grid.tokens, int(share / 2.0 / whole)))
+        if self.num_processes == 1:
+            self.ctx.note(
+                f"a block of {tokens} tokens takes about {whole * tokens:.1f} s for all arms, so {share:.0f} s of each "
+                f"process are enough for about {max(1, round(share / (whole * tokens)))}"
+            )
+        return dataclasses.replace(self.grid, tokens=tokens)
+
+    def _block(self, process: Measuring, grid: Grid, setting: Any, number: int, tokens_a_slice: int) -> None:
         from components.bench import clock
         from components.bench.cost_blocks import Taken, cells_of, run_block
 
-        runs = run_block(process, self.grid, setting, self.texts, number + process.number, tokens_a_slice)
+        runs = run_block(process, grid, setting, self.texts, number + process.number, tokens_a_slice)
         if not runs:
             name = f"batch {setting.batch_size} kv {setting.kv_len}"
             if name not in self.left_out:
