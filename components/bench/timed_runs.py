@@ -119,7 +119,7 @@ class Study:
     def _one_process(
         self, arms: Collection[Arm], share: float, spent: float, seconds: float, *, is_last: bool
     ) -> float:
-        """Measure in one fresh process for about `share` seconds; gives what it took. is_last: of those that must be."""
+        """Measure in one fresh process for about `share` seconds; gives what it took. is_last: of the least number."""
         self.num_processes += 1
         number, batch_sizes = self.num_processes, self.asked.batch_sizes
         with self.open_process(number) as process:
