@@ -62,7 +62,9 @@ def study(population: Population, num_prompts: int, num_processes: int, rng: np.
 def measured_costs(cost: Floats, num_processes: int, rng: np.random.Generator) -> CostTable:
     """The cost table that processes with blocks of noise measured."""
     spread = np.concatenate([[SHARED], np.full(len(cost), OWN)])[:, None]
-    level = np.concatenate([[1.0], cost])[:, None] * np.exp(spread * rng.standard_normal((len(cost) + 1, num_processes)))
+    level = np.concatenate([[1.0], cost])[:, None] * np.exp(
+        spread * rng.standard_normal((len(cost) + 1, num_processes))
+    )
     blocks = np.sort(level[:, :, None] * (1.0 + NOISE * rng.gamma(1.0, 1.0, size=(*level.shape, NUM_BLOCKS))))
     times = blocks[:, :, : NUM_BLOCKS // 2].mean(axis=2)  # steady(), for all cells at once
     return table_of(np.log(times[1:] / times[0]))
