@@ -214,7 +214,7 @@ class DepthChoice:
     depth_k: int
     rule: str
     tolerance: float
-    p_beats_no_spec: float
+    p_beats_no_spec: float | None  # None: nothing tells how far chance could move it
     speedup_pred: float
     pred_lo: float
     pred_hi: float

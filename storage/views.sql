@@ -136,12 +136,13 @@ SELECT *, tok_s / max(tok_s) FILTER (WHERE method = 'none') OVER
 FROM arm;
 
 -- What one arm did with one prompt in one process (0: the only one), repetitions summed: what comparisons are paired on. tokens: kept
--- after the first (after an engine's first chunk), in decode_ns.
+-- after the first (after an engine's first chunk), in decode_ns; ns_per_token: of each repetition.
 CREATE VIEW v_arm_prompt AS
 SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
        kernel, num_threads, engine, workload, coalesce(process, 0) AS process, prompt_id, count(*) AS requests,
        sum(tokens_kept - coalesce(first_chunk_tokens, 1))::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
-       sum(num_rounds)::BIGINT AS rounds, count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
+       list(decode_ns / (tokens_kept - coalesce(first_chunk_tokens, 1))) AS ns_per_token, sum(num_rounds)::BIGINT AS rounds,
+       count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
 FROM request WHERE NOT is_warmup AND status <> 'error' AND tokens_kept > coalesce(first_chunk_tokens, 1) AND decode_ns > 0 GROUP BY ALL;
 

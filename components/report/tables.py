@@ -94,7 +94,7 @@ def choice_table(
             f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
             f"{times(c.speedup_meas)}{bounds(c.meas_lo, c.meas_hi)}",
             percent(c.pred_error, sign=True),
-            f"{c.p_beats_no_spec:.3f}",
+            "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
             *([percent(c.loss)] if losses else []),
             c.verdict.replace("_", " "),
         ]

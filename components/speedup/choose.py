@@ -37,18 +37,19 @@ def choose_depth(
         cost: step times of the same drafters on the machine that will serve them.
         champion: the policy that the drafter which serves now was released with: that drafter is run and compared at
             the depth it serves, whatever is chosen for it here.
-        tolerance: share by which a shallower depth's lower bound may lie below the best one and still be taken.
-        confidence: probability of beating plain decoding that speculation must reach; below it depth 0 is chosen.
+        tolerance: share of speed that the depth which is taken may lose to the best one.
+        confidence: probability with which the taken depth must lose no more than that, and must beat plain decoding;
+            where none beats it that surely, depth 0 is chosen.
         mixture: workload -> its share of the tokens that will be decoded, for a line that says which one depth would
             serve them all; without it the shares are those of the measured prompts. What is served stays the depth
             over all measured prompts, the one that is measured end to end.
-        num_draws: resamples of prompts and timing blocks behind each interval.
+        num_draws: draws of prompts and processes behind each interval.
         include_host: count measured sampling and bookkeeping time on both sides of the ratio.
     """
     from components.speedup.conclude import conclude
     from components.speedup.evaluate import Rule
     from components.speedup.evidence import Evidence, add_chain, add_tree
-    from components.speedup.flags import thread_flags
+    from components.speedup.flags import baseline_flags, thread_flags
     from components.speedup.policy import Policy, headline, read_policy, served_depths, write_policy
 
     groups = _valid_maps(acceptance, ctx)
@@ -64,6 +65,7 @@ def choose_depth(
         kernel="",
         rule=rule.words,
         tolerance=tolerance,
+        confidence=confidence,
         choices=[],
         evals=[],
         acceptance=[],
@@ -75,16 +77,20 @@ def choose_depth(
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
     entrants: list[Entrant] = []
+    plain: dict[tuple[str, str], tuple[int, float]] = {}
     for done, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
         maps = groups[draft_key, tree_budget]
-        cells = _cells_of(maps[0], cells_by_source)
+        session, cells = _cells_of(maps[0], cells_by_source)
         policy.threads.setdefault(draft_key, cells[0].num_threads)  # of its chains, which come first and are served
-        evidence = Evidence(maps, cells, tree_budget, vocabularies.get(draft_key), mixture or {}, rule, ctx.seed)
+        vocabulary = vocabularies.get(draft_key)
+        evidence = Evidence(maps, cells, tree_budget, vocabulary, mixture or {}, rule, ctx.seed, session)
+        plain.setdefault((draft_key, maps[0].method), (session, evidence.plain_step()))
         entrants += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
         ctx.progress(done + 1, len(groups), "drafters")
     methods = {(maps[0].draft_key, maps[0].method) for maps in groups.values()}
     policy.flags += thread_flags(ctx.key, {drafter: policy.threads[drafter[0]] for drafter in methods})
-    conclude(policy, entrants)
+    policy.flags += baseline_flags(ctx.key, plain)
+    conclude(policy, entrants, rule)
     _say_weights(policy, groups, num_draws, ctx)
     write_policy(ctx.out, policy)
     facts = headline(policy)
@@ -152,19 +158,20 @@ def _valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
     return cells
 
 
-def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> list[CostCell]:
-    """The cost cells of a map's drafter, in the map's dtype where they were measured in several."""
+def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> tuple[int, list[CostCell]]:
+    """The measurement of a map's drafter and its cost cells, in the map's dtype where there are several."""
 
     def speaks_of_it(cell: CostCell) -> bool:
         return (cell.phase, cell.draft_key, cell.tree_budget) == ("draft", row.draft_key, row.tree_budget)
 
-    cells = next((cells for cells in cells_by_source if any(map(speaks_of_it, cells))), None)
-    if cells is None:
+    session = next((i for i, cells in enumerate(cells_by_source) if any(map(speaks_of_it, cells))), None)
+    if session is None:
         tree = "" if row.tree_budget is None else f" as a tree of {row.tree_budget}"
         raise UserError(
             f"cost: no draft times for {row.method} ({row.draft_key[:12]}){tree}; "
             "give its bench.measure_step_cost in `cost`"
         )
+    cells = cells_by_source[session]
     dtypes = {c.dtype for c in cells}
     wanted = row.dtype if row.dtype in dtypes else min(dtypes)
-    return [c for c in cells if c.dtype == wanted]
+    return session, [c for c in cells if c.dtype == wanted]

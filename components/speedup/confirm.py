@@ -1,8 +1,10 @@
 """Confirm or refuse a chosen depth with what was measured end to end, and say whether the drafter may be promoted.
 
-The verdict follows the measurement (is it faster, is the text the same?); the gate asks for more: that the prediction
-which chose the depth came true, because a depth picked by a wrong model is right by accident. Where a challenger meets
-a champion, the challenger is judged, and the gate also asks that it is not worse (champion.py).
+Prediction and measurement together choose the depth (rechoose.py), which may then be another one. The verdict follows
+the measurement (is it faster, is the text the same?), and is "undecided" with what is missing where the two contradict
+each other; the gate asks for more: that the prediction came true, because a depth picked by a wrong model is right by
+accident. Where a challenger meets a champion, the challenger is judged, and the gate also asks that it is not worse
+(champion.py).
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
-from components.rows import DepthChoice, QualityFlag, Request, read_rows
+from components.rows import CostCell, DepthChoice, QualityFlag, Request, read_rows
 
 if TYPE_CHECKING:
-    from components.speedup.policy import GateCheck, MeasuredArm, Policy
+    from collections.abc import Sequence
+
+    from components.speedup.policy import GateCheck, Policy
+    from components.speedup.rechoose import Posterior
 
 
 def confirm_depth(
@@ -38,7 +43,8 @@ def confirm_depth(
 
     Args:
         policy: the depths that the speedup model chose.
-        end_to_end: timed requests of plain and speculative decoding on the same prompts.
+        end_to_end: timed requests of plain and speculative decoding on the same prompts; with step costs of the same
+            moment, where it has them, which predictions are then judged with.
         challenger: the drafter to judge; without it the best of those measured.
         champion: the drafter that serves now, measured in the same session; the challenger must not be worse than it is
             at the depth it serves, which the policy knows when speedup.choose_depth was given `champion`.
@@ -49,12 +55,13 @@ def confirm_depth(
         max_loss: share of the champion's decoding speed by which a challenger may lie below it and still count as not
             worse (0.02 = 2 %): the lower end of the 95 % interval of its speed ratio must reach 1 - max_loss.
         max_acceptance_loss: the same of acceptance length over all prompts; of one workload it is twice that.
-        num_draws: resamples of prompts behind each interval.
+        num_draws: draws of prompts and processes behind each interval.
     """
     from components.speedup.champion import challenge, champion_checks
     from components.speedup.measured import measured_arms
     from components.speedup.measured_flags import lookup_flags, measured_flags
     from components.speedup.policy import headline, read_policy, write_policy
+    from components.speedup.rechoose import choose_again
 
     if champion is not None and challenger is None:
         raise UserError("champion: it is compared with a challenger; give `challenger` too")
@@ -62,17 +69,21 @@ def confirm_depth(
     requests = read_rows(end_to_end.path, Request)
     if not requests:
         raise UserError(f"end_to_end ({end_to_end.key[:12]}): no request rows; run bench.compare_end_to_end")
-    found.arms = measured_arms(requests, num_draws, ctx.seed, found.prompts)
+    measured = measured_arms(requests, num_draws, ctx.seed, found.prompts)
+    found.arms = [one.arm for one in measured]
     if not found.arms:
         raise UserError(
             "end_to_end: no speculative request shares prompt and dtype with plain decoding; include a plain arm"
         )
-    _enter_measurements(found)
+    posterior = choose_again(found, measured, num_draws, ctx.seed)
+    _enter_measurements(
+        found, read_rows(end_to_end.path, CostCell), {id(m.arm): m.speedup.p_above(1.0) for m in measured}
+    )
     found.flags += read_rows(end_to_end.path, QualityFlag)
     found.flags += measured_flags(found, requests, max_prediction_gap)
     if challenger is not None and champion is not None:
         challenge(found, requests, (challenger, champion), Margins(max_loss, max_acceptance_loss))
-    winner = _pick_winner(found, challenger.key if challenger is not None else None)
+    winner = _pick_winner(found, challenger.key if challenger is not None else None, posterior)
     found.flags += lookup_flags(found, winner) if winner else []
     found.winner = (
         {"draft_key": winner.draft_key, "method": winner.method, "depth_k": winner.depth_k} if winner else None
@@ -89,12 +100,14 @@ def confirm_depth(
     return DepthPolicy.made(ctx, headline(found))
 
 
-def _enter_measurements(policy: Policy) -> None:
-    """Put measured numbers beside the predicted ones, and predictions for the measured prompts beside the measured."""
-    from components.speedup.measured import arm_of
+def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dict[int, float | None]) -> None:
+    """Put measured numbers beside the predicted ones, and predictions for the measured prompts beside the measured.
 
-    for i, arm in enumerate(policy.arms):
-        policy.arms[i] = dataclasses.replace(arm, speedup_pred=_same_prompts(policy, arm))
+    p_faster: id of an arm -> P(speedup > 1) as measured.
+    """
+    from components.speedup.measured import arm_of
+    from components.speedup.same_moment import predictions_of
+
     for rows in (policy.evals, policy.trees):
         for i, row in enumerate(rows):
             found = arm_of(policy, row) if row.depth_k else None
@@ -111,26 +124,12 @@ def _enter_measurements(policy: Policy) -> None:
                 meas_lo=found.lo,
                 meas_hi=found.hi,
                 pred_error=choice.speedup_pred / found.speedup - 1.0,
+                p_beats_no_spec=p_faster[id(found)],
             )
-
-
-def _same_prompts(policy: Policy, arm: MeasuredArm) -> float | None:
-    """The prediction for the very prompts that an arm decoded: prompts differ, and end to end often runs fewer of them.
-
-    Only AL depends on the prompts, so S = S_pred * AL(these prompts) / AL(all prompts).
-    """
-    if arm.tree_budget is not None or arm.depth_k == 0:
-        return None  # a tree was not replayed prompt by prompt, and a drafter that is off was not predicted
-    for e in policy.evals:
-        same = (e.draft_key, e.workload, e.depth_k, e.batch_size) == (
-            arm.draft_key,
-            arm.workload,
-            arm.depth_k,
-            arm.batch_size,
-        )
-        if same and arm.al_replayed is not None:
-            return e.speedup_pred * arm.al_replayed / e.al
-    return None
+    predicted = predictions_of(policy, cells)
+    policy.arms = [
+        dataclasses.replace(arm, speedup_pred=said) for arm, said in zip(policy.arms, predicted, strict=True)
+    ]
 
 
 def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
@@ -143,19 +142,20 @@ def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     return choice.pred_error or 0.0
 
 
-def _pick_winner(policy: Policy, only: str | None) -> DepthChoice | None:
-    """The drafter whose chosen depth has the best measured lower bound, at the smallest batch size.
+def _pick_winner(policy: Policy, only: str | None, posterior: Posterior | None) -> DepthChoice | None:
+    """The drafter to serve, of those measured at their chosen depth at the smallest batch size.
 
     That is the smallest that a depth was chosen for, be it 0: what a larger batch is drafted with is not served at it.
     only: the one drafter that may win, or None. A drafter at fault (its output differs, its numbers are impossible)
     wins only if every one is.
     """
     from components.speedup.policy import at_smallest_batch, faults_of
+    from components.speedup.rechoose import pick_drafter
 
     pooled = [c for c in at_smallest_batch(policy) if c.depth_k > 0 and c.meas_lo is not None]
     pooled = [c for c in pooled if only in (None, c.draft_key)]
     sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
-    return max(sound or pooled, key=lambda c: (c.meas_lo or 0.0, c.draft_key), default=None)
+    return pick_drafter(policy, sound or pooled, posterior)
 
 
 def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
@@ -218,19 +218,29 @@ def _verdict(
     if failed & {"identical_output", "no_faults"}:
         faults = [f"{f.method} {f.code}: {f.detail}" for f in faults_of(policy, winner.draft_key)]
         return "invalid", [measured, *faults]
-    reasons = [measured, *(f"gate: {c.name} is {c.value:.3g}, asked {c.limit}" for c in checks if not c.passed)]
+    missing = contradiction_of(policy, winner)
+    reasons = [measured, *([missing] if missing else [])]
+    reasons += [f"gate: {c.name} is {c.value:.3g}, asked {c.limit}" for c in checks if not c.passed]
     return _by_its_interval(winner, policy), reasons
 
 
 def _by_its_interval(choice: DepthChoice, policy: Policy) -> str:
-    """use | do_not_speculate | undecided, by the measured interval; fewer than LEAST_PROMPTS prompts decide nothing."""
-    from components.speedup.bootstrap import LEAST_PROMPTS
+    """use | do_not_speculate | undecided, by the measured interval; too few prompts decide nothing, and nor does a
+    measurement that its prediction contradicts."""
     from components.speedup.measured import arm_of
 
     arm = arm_of(policy, choice)
-    if arm is None or arm.num_prompts < LEAST_PROMPTS or choice.meas_lo is None or choice.meas_hi is None:
+    if arm is None or not arm.is_decisive or choice.meas_lo is None or choice.meas_hi is None:
+        return "undecided"
+    if contradiction_of(policy, choice) is not None:
         return "undecided"
     return "use" if choice.meas_lo > 1.0 else "do_not_speculate" if choice.meas_hi < 1.0 else "undecided"
+
+
+def contradiction_of(policy: Policy, choice: DepthChoice) -> str | None:
+    """What is missing where prediction and measurement contradict each other about a choice, in words."""
+    said = [f.detail for f in policy.flags if (f.code, f.draft_key) == ("undecided_contradiction", choice.draft_key)]
+    return said[0] if said else None
 
 
 def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:

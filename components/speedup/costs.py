@@ -1,11 +1,15 @@
-"""Step times of one drafter from its cost cells: the median of block medians, and its resamples.
+"""Step times of one drafter from its cost cells: one steady time a cell, and a curve over depth with what varies.
 
-A cell is the median of one block of repetitions. Per phase and depth we take the median over blocks at each KV length,
-then the mean over the KV lengths that every phase was measured at. Times in ms.
+A cell is one block of repetitions; a fresh process times many of each, in turns with plain steps. Per process, phase,
+depth and KV length we take the steady time of its blocks (steady.py), then the mean over the KV lengths that every
+phase was measured at, and each round over the plain step of the SAME process. Processes differ in layout and kernels:
+they are the units of chance. Where one process was all, parts of its blocks stand in, which leaves out how processes
+differ. The times that are shown are scaled so that their sum is the round on the curve (cost_curve.py). Times in ms.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -13,13 +17,17 @@ import numpy as np
 
 from components.contract import UserError
 from components.rows import CostCell
-from components.speedup.bootstrap import Floats, median_draws
+from components.speedup.bootstrap import Floats
+from components.speedup.cost_curve import Contradiction, cost_curve
+from components.speedup.steady import steady
+
+MOST_PARTS = 8  # of the blocks of a single process: enough to see its noise, and each still a steady time
 
 
 class StepTimes(NamedTuple):
     """Times in ms of depths[0] = 0 (plain decoding) .. depths[-1]; index 0 of verify is T_target, of draft 0.
 
-    The same shape serves the estimate ([K + 1]) and its resamples ([draws, K + 1]).
+    The same shape serves the estimate ([K + 1]) and the units of chance ([units, K + 1]).
     """
 
     target: Floats  # [...]
@@ -29,27 +37,43 @@ class StepTimes(NamedTuple):
 
 
 class CostTable(NamedTuple):
-    """What was measured for one drafter at one batch size."""
+    """What was measured for one drafter at one batch size.
+
+    process: [K + 1, units], what each process does to the log of a depth's round over plain decoding, as loadings of
+    bootstrap.Estimate. The first num_shared units are processes, the same for every drafter of one measurement; the
+    rest are this drafter's own. process_free: [K + 1], degrees of freedom. num_processes: 0 where chance is not known,
+    1 where all was timed in one process, so that how processes differ is left out.
+    """
 
     depths: list[int]  # 0 and every depth with both a verify and a draft cell
     times: StepTimes
-    draws: StepTimes
+    process: Floats
+    process_free: Floats
+    num_shared: int
+    num_processes: int
     host_measured: bool
     num_blocks: int
     kernel: str
     dtype: str
+    verify_over_plain: Floats  # [K + 1]: T_verify / T_target as measured, before the curve
+    contradictions: list[Contradiction]
+    streams: tuple[int, int]  # of the random draws: of the processes, and of what is this drafter's own
 
 
 class Setting(NamedTuple):
-    """What a cost table is of. tree_budget None: a chain. kv_len None: the mean over the measured context lengths."""
+    """What a cost table is of. tree_budget None: a chain. kv_len None: the mean over the measured context lengths.
+
+    session: which measurement the cells are of; the drafters of one share its processes.
+    """
 
     draft_key: str
     batch_size: int
     tree_budget: int | None = None
     kv_len: int | None = None
+    session: int = 0
 
 
-def cost_table(cells: Sequence[CostCell], setting: Setting, num_draws: int, seed: int) -> CostTable:
+def cost_table(cells: Sequence[CostCell], setting: Setting, include_host: bool = True) -> CostTable:
     """The cost table of one drafter from the cells of one measurement.
 
     Raises UserError when plain steps, or a common depth of verify and draft cells, are missing.
@@ -77,16 +101,73 @@ def cost_table(cells: Sequence[CostCell], setting: Setting, num_draws: int, seed
         wanted["draft", k] = [c for c in draft if c.depth_k == k]
     if host_measured:
         wanted |= {("host", k): [c for c in host if c.depth_k == k] for k in [0, *depths]}
-    values, owners, num_blocks = _cells_by_block(wanted)
-    estimate = np.nanmedian(values, axis=1)[None, :]
-    return CostTable(
-        depths=[0, *depths],
-        times=StepTimes(*(part[0] for part in _phases(estimate, owners, depths))),
-        draws=_phases(median_draws(values, num_draws, np.random.default_rng([seed, 1])), owners, depths),
+    processes = sorted({c.process for c in plain})
+    num_blocks = max(len({c.block for c in found if c.process == p}) for found in wanted.values() for p in processes)
+    owners, whole, units = _steady_times(wanted, processes)
+    times, by_unit = _phases(whole[None, :], owners, depths), _phases(units.T, owners, depths)
+    table = known_table([0, *depths], StepTimes(*(part[0] for part in times)))._replace(
+        num_shared=len(units.T),
+        num_processes=len(processes),
         host_measured=host_measured,
         num_blocks=num_blocks,
         kernel=verify[0].kernel,
         dtype=verify[0].dtype,
+        streams=(setting.session, zlib.crc32(f"{setting.draft_key} {setting.tree_budget}".encode())),
+    )
+    return _on_curve(table, by_unit, include_host)
+
+
+def known_table(depths: list[int], times: StepTimes) -> CostTable:
+    """A table of times that are taken as they are: nothing tells how far chance could move them."""
+    num_depths = len(depths)
+    return CostTable(
+        depths=depths,
+        times=times,
+        process=np.zeros((num_depths, 0)),
+        process_free=np.full(num_depths, np.inf),
+        num_shared=0,
+        num_processes=0,
+        host_measured=False,
+        num_blocks=1,
+        kernel="",
+        dtype="",
+        verify_over_plain=times.verify / times.target,
+        contradictions=[],
+        streams=(0, 0),
+    )
+
+
+def round_cost(times: StepTimes, include_host: bool) -> tuple[Floats, Floats]:
+    """(plain step [...], round [..., K + 1]) in ms: numerator and denominator of the speedup model."""
+    host = times.host if include_host else np.zeros_like(times.host)
+    plain = times.target + host[..., 0]
+    cycle = times.verify + times.draft + host
+    # Depth 0 is plain decoding itself.
+    cycle[..., 0] = plain
+    return plain, cycle
+
+
+def _on_curve(table: CostTable, by_unit: StepTimes, include_host: bool) -> CostTable:
+    """The table with its rounds on the curve over depth: verification, drafts and host time scaled alike."""
+    plain, cycle = round_cost(table.times, include_host)
+    unit_plain, unit_cycle = round_cost(by_unit, include_host)
+    by_unit_ratio = np.log(unit_cycle / unit_plain[:, None])[:, 1:].T
+    # Over processes the mean of their logs, each against its own plain steps; in one process, all blocks at once.
+    value = None if table.num_processes > 1 else np.log(cycle / plain)[1:]
+    curve = cost_curve(table.depths[1:], by_unit_ratio, value)
+    scale = np.concatenate([[1.0], np.exp(curve.log_ratio) * plain / cycle[1:]])
+    num_units = curve.process.shape[1]
+    return table._replace(
+        times=table.times._replace(
+            verify=table.times.verify * scale,
+            draft=table.times.draft * scale,
+            host=table.times.host * scale if include_host else table.times.host,
+        ),
+        process=np.concatenate([np.zeros((1, num_units)), curve.process]),
+        process_free=np.concatenate([[np.inf], curve.free]),
+        num_processes=table.num_processes if num_units else 0,
+        num_shared=table.num_shared if num_units else 0,
+        contradictions=curve.contradictions,
     )
 
 
@@ -105,51 +186,74 @@ def contexts_of(cells: Sequence[CostCell], draft_key: str, batch_size: int) -> l
 def only_depths(table: CostTable, depths: Collection[int]) -> CostTable:
     """The table cut down to those of its depths."""
     keep = [i for i, depth in enumerate(table.depths) if depth in depths]
+    times = table.times
+    return table._replace(
+        depths=[table.depths[i] for i in keep],
+        times=StepTimes(times.target, times.verify[..., keep], times.draft[..., keep], times.host[..., keep]),
+        process=table.process[keep],
+        process_free=table.process_free[keep],
+        verify_over_plain=table.verify_over_plain[keep],
+        contradictions=[c for c in table.contradictions if c.depth_k in depths],
+    )
 
-    def cut(times: StepTimes) -> StepTimes:
-        return StepTimes(times.target, times.verify[..., keep], times.draft[..., keep], times.host[..., keep])
 
-    return table._replace(depths=[table.depths[i] for i in keep], times=cut(table.times), draws=cut(table.draws))
+def cells_to_measure_again(cells: Sequence[CostCell]) -> dict[tuple[str, int], Contradiction]:
+    """(draft_key, depth) of the chains whose cost contradicts the curve through the drafter's other depths.
+
+    For a step that is still measuring: cells of every drafter so far, of one batch size or several. A depth that is
+    there keeps standing out if it is no accident; measure it again once or twice, not for ever.
+    """
+    found: dict[tuple[str, int], Contradiction] = {}
+    drafts = sorted({(c.draft_key, c.batch_size) for c in cells if c.phase == "draft" and c.tree_budget is None})
+    for draft_key, batch_size in drafts:
+        table = cost_table([c for c in cells if c.tree_budget is None], Setting(draft_key, batch_size))
+        found |= {(draft_key, c.depth_k): c for c in table.contradictions}
+    return found
 
 
 def _fastest_kernel(cells: list[CostCell]) -> list[CostCell]:
-    """The cells of the kernel with the lowest mean time: plain decoding is compared at its best."""
+    """The cells of the kernel with the lowest time: plain decoding is compared at its best."""
     by_kernel: dict[str, list[float]] = {}
     for cell in cells:
         by_kernel.setdefault(cell.kernel, []).append(cell.median_ns)
     if not by_kernel:
         return []
-    best = min(by_kernel, key=lambda name: (float(np.mean(by_kernel[name])), name))
+    best = min(by_kernel, key=lambda name: (steady(by_kernel[name]), name))
     return [cell for cell in cells if cell.kernel == best]
 
 
 Owner = tuple[str, int]  # phase, depth
 
 
-def _cells_by_block(wanted: dict[Owner, list[CostCell]]) -> tuple[Floats, list[Owner], int]:
-    """[rows, blocks] of times in ms, one row a (phase, depth, KV length); owners names each row's phase and depth.
+def _steady_times(wanted: dict[Owner, list[CostCell]], processes: list[int]) -> tuple[list[Owner], Floats, Floats]:
+    """(owners [rows], all together [rows], units of chance [rows, units]) in ms, a row a (phase, depth, KV length).
 
     KV lengths that some phase lacks are left out, unless that would leave nothing.
     """
     kv_sets = [{c.kv_len for c in cells} for cells in wanted.values() if cells]
     shared = set.intersection(*kv_sets)
-    blocks = sorted({c.block for cells in wanted.values() for c in cells})
-    rows: list[Floats] = []
     owners: list[Owner] = []
+    times: list[dict[int, Floats]] = []  # process -> the times of a row's blocks, in their order
     for owner, cells in wanted.items():
         for kv_len in sorted({c.kv_len for c in cells if not shared or c.kv_len in shared}):
-            row = np.full(len(blocks), np.nan)
-            for index, block in enumerate(blocks):
-                times = [c.median_ns for c in cells if c.kv_len == kv_len and c.block == block]
-                if times:
-                    row[index] = float(np.median(times)) / 1e6
-            rows.append(row)
+            mine = sorted((c for c in cells if c.kv_len == kv_len), key=lambda c: c.block)
+            times.append({p: np.array([c.median_ns / 1e6 for c in mine if c.process == p]) for p in processes})
             owners.append(owner)
-    return np.stack(rows), owners, len(blocks)
+    if len(processes) > 1:
+        units = np.array([[steady(row[p]) for p in processes] for row in times])
+        # Every process weighs the same, however many blocks it timed.
+        return owners, np.nanmean(units, axis=1), units
+    (only,) = processes
+    whole = np.array([steady(row[only]) for row in times])
+    num_parts = min(MOST_PARTS, *(len(row[only]) for row in times))
+    if num_parts < 2:
+        return owners, whole, np.zeros((len(times), 0))
+    parts = [[steady(part) for part in np.array_split(row[only], num_parts)] for row in times]
+    return owners, whole, np.array(parts)
 
 
 def _phases(per_row: Floats, owners: list[Owner], depths: list[int]) -> StepTimes:
-    """Average rows of one (phase, depth) over KV lengths. per_row: [draws, rows]."""
+    """Average rows of one (phase, depth) over KV lengths. per_row: [units, rows]."""
 
     def mean_of(phase: str, depth: int) -> Floats:
         index = [i for i, owner in enumerate(owners) if owner == (phase, depth)]

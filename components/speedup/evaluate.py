@@ -1,8 +1,8 @@
 """Every depth of one drafter on one workload: predicted speedup with intervals, and the depth to serve with.
 
-AL is replayed exactly from acceptance maps at each measured depth and pooled over prompts; times come from cost cells.
-The two are resampled together (prompts for AL, blocks for cost), because a depth is only better if it stays better when
-both could have come out differently.
+AL is replayed exactly from acceptance maps at each measured depth and pooled over prompts; what a round costs lies on
+the curve of costs.py. The two are drawn together (prompts for AL, processes for cost), and for all depths alike: a depth
+is only better if it stays better when both could have come out differently.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ from typing import NamedTuple
 import numpy as np
 
 from components.rows import DepthChoice, DepthEval
-from components.speedup.bootstrap import Estimate, Floats, draw_weights, ratio_draws, ratio_influence
-from components.speedup.costs import CostTable, StepTimes
-from components.speedup.model import marginal_cost, marginal_gain, pick_depth
+from components.speedup.bootstrap import (
+    LEAST_PROMPTS,
+    Estimate,
+    Floats,
+    draw_weights,
+    ratio_draws,
+    ratio_influence,
+    sample_of,
+)
+from components.speedup.costs import CostTable, round_cost
+from components.speedup.model import marginal_cost, marginal_gain
+from components.speedup.regret import losses, near_best, p_best
 
 
 class Rule(NamedTuple):
@@ -31,8 +40,9 @@ class Rule(NamedTuple):
     def words(self) -> str:
         """The rule as it is printed with every choice."""
         return (
-            f"smallest depth within {self.tolerance:.0%} of the best lower 95 % bound of predicted speedup; "
-            f"0 unless P(speedup > 1) >= {self.confidence:g}"
+            f"smallest depth that loses at most {self.tolerance:.0%} to the best with probability {self.confidence:g}, "
+            "prompts and processes drawn alike for all; without one, that of the least expected loss; "
+            f"0 unless P(speedup > 1) of that very depth >= {self.confidence:g}"
         )
 
 
@@ -55,55 +65,58 @@ class Speeds(NamedTuple):
     speedup: list[Estimate]
     cycle: Floats  # ms of a round; of depth 0, of a plain step
 
-    def p_best(self) -> Floats:
-        """Share of draws in which each depth is the fastest."""
-        draws = np.stack([s.draws for s in self.speedup], axis=1)
-        return np.bincount(draws.argmax(axis=1), minlength=len(self.depths)) / len(draws)
-
-    def regret(self) -> Floats:
-        """Mean share of speed that each depth loses to the fastest one of the same draw."""
-        draws = np.stack([s.draws for s in self.speedup], axis=1)
-        return np.asarray((1.0 - draws / draws.max(axis=1, keepdims=True)).mean(axis=0))
-
-
-def round_cost(times: StepTimes, include_host: bool) -> tuple[Floats, Floats]:
-    """(plain step [...], round [..., K + 1]) in ms: numerator and denominator of the speedup model."""
-    host = times.host if include_host else np.zeros_like(times.host)
-    plain = times.target + host[..., 0]
-    cycle = times.verify + times.draft + host
-    # Depth 0 is plain decoding itself.
-    cycle[..., 0] = plain
-    return plain, cycle
+    @property
+    def draws(self) -> Floats:
+        """[draws, K + 1]: the speedup of every depth in the same draws."""
+        return np.stack([s.draws for s in self.speedup], axis=1)
 
 
 def predict(tokens: Floats, rounds: Floats, cost: CostTable, workload: str, rule: Rule, seed: int) -> Speeds:
     """The speedup model at every depth of `cost`. tokens, rounds: [prompts, K + 1], at the same depths.
 
     The random draws depend on `seed`, the workload and the number of prompts alone, so two drafters measured on the
-    same prompts are resampled together, and two workloads apart.
+    same prompts are resampled together, and two workloads apart; those of processes on the measurement they are of.
     """
     stream = np.random.default_rng([seed, 2, zlib.crc32(workload.encode())])
     weights = draw_weights(len(rounds), rule.num_draws, stream)
     al, al_draws = tokens.sum(axis=0) / rounds.sum(axis=0), ratio_draws(weights, tokens, rounds)
     influence = ratio_influence(tokens, rounds)
-    plain_draws, cycle_draws = round_cost(cost.draws, rule.include_host)
+    samples = [sample_of(rounds[:, i], influence[:, i]) for i in range(len(cost.depths))]
     plain, cycle = round_cost(cost.times, rule.include_host)
-    factor, factor_draws = plain / cycle, plain_draws[:, None] / cycle_draws
+    factor, factor_draws = plain / cycle, cost_factors(cost, rule.num_draws, seed)
     columns = range(len(cost.depths))
     return Speeds(
         depths=list(cost.depths),
-        al=[Estimate(float(al[i]), al_draws[:, i], influence[:, i]) for i in columns],
+        al=[Estimate(float(al[i]), al_draws[:, i], influence[:, i], samples[i], least=0.0) for i in columns],
         speedup=[
-            Estimate(float(al[i] * factor[i]), al_draws[:, i] * factor_draws[:, i], influence[:, i] * factor[i])
+            Estimate(
+                float(al[i] * factor[i]),
+                al_draws[:, i] * (factor[i] * factor_draws[:, i]),
+                influence[:, i] * factor[i],
+                samples[i],
+                cost.process[i] * (-al[i] * factor[i]),
+                float(cost.process_free[i]),
+                least=0.0,
+            )
             for i in columns
         ],
         cycle=cycle,
     )
 
 
+def cost_factors(cost: CostTable, num_draws: int, seed: int) -> Floats:
+    """[draws, K + 1]: by what each draw of processes multiplies a speedup; 1 where chance in cost is not known."""
+    session, own = cost.streams
+    num_own = cost.process.shape[1] - cost.num_shared
+    shared = np.random.default_rng([seed, 1, session]).standard_normal((num_draws, cost.num_shared))
+    apart = np.random.default_rng([seed, 1, session, own]).standard_normal((num_draws, num_own))
+    # Not a matrix product: sums in a fixed order are the same on any number of threads.
+    return np.exp(-np.einsum("du,ku->dk", np.concatenate([shared, apart], axis=1), cost.process))
+
+
 def depth_rows(speeds: Speeds, cost: CostTable, who: Identity, tree_budget: int | None = None) -> list[DepthEval]:
     """One row for each depth."""
-    p_best, regret = speeds.p_best(), speeds.regret()
+    best, regret = p_best(speeds.draws), losses(speeds.draws).mean(axis=0)
     rows = []
     for i, depth in enumerate(speeds.depths):
         al_lo, al_hi = speeds.al[i].interval()
@@ -125,7 +138,7 @@ def depth_rows(speeds: Speeds, cost: CostTable, who: Identity, tree_budget: int 
                 pred_hi=hi,
                 marginal_gain=gain,
                 marginal_cost=marginal_cost(float(speeds.cycle[i]), float(speeds.cycle[i - 1])) if i else None,
-                p_best=float(p_best[i]),
+                p_best=float(best[i]),
                 regret=float(regret[i]),
                 al_meas=None,
                 speedup_meas=None,
@@ -141,32 +154,43 @@ class Pick(NamedTuple):
     """What the rule says of a set of depths. column: of the depth to serve with, 0 for plain decoding."""
 
     column: int
-    p_beats: float  # P(speedup > 1) of the best drafting depth, taken or not
+    p_beats: float | None  # P(speedup > 1) of the depth that is taken, or of the best candidate; None: not known
     verdict: str
     why: str
 
 
-def pick(depths: Sequence[int], speedup: Sequence[Estimate], lower: Sequence[float], rule: Rule) -> Pick:
-    """The smallest depth near the best lower bound, if it also beats plain decoding. depths[0] is 0."""
-    # Depth 0 is left out here and comes back as the verdict: a bound of 0.99 is "undecided", not "do not".
-    index = list(depths).index(pick_depth(depths[1:], lower[1:], rule.tolerance))
-    candidate = depths[index]
-    p_beats = float((speedup[index].draws > 1.0).mean())
-    if p_beats >= rule.confidence:
-        why = f"depth {candidate} is predicted to be faster than plain decoding with probability {p_beats:.3f}"
-        return Pick(index, p_beats, "use", why)
-    p_any = max(float((s.draws > 1.0).mean()) for s in speedup[1:])
-    why = (
-        f"the best candidate, depth {candidate} (predicted {speedup[index].value:.3f}x), beats plain decoding "
-        f"with probability {p_beats:.3f}; {rule.confidence:g} is asked"
-    )
-    return Pick(0, p_beats, "do_not_speculate" if p_any < 1.0 - rule.confidence else "undecided", why)
+def pick(depths: Sequence[int], speedup: Sequence[Estimate], rule: Rule) -> Pick:
+    """The smallest depth as good as the best that also beats plain decoding. depths[0] is 0.
+
+    The probability is asked of the very depth that is taken: asked of any depth at all, one of many that are slower
+    would pass by luck. Too few prompts for a verdict still name a depth, the one to try.
+    """
+    near = [1 + i for i in near_best(np.stack([s.draws for s in speedup[1:]], axis=1), rule.tolerance, rule.confidence)]
+    p_beats = {i: speedup[i].p_above(1.0) for i in near}
+    able = [i for i in near if (p_beats[i] or 0.0) >= rule.confidence]
+    column = next(iter(able or [i for i in near if speedup[i].value > 1.0]), near[-1])
+    said, p_taken = f"depth {depths[column]} (predicted {speedup[column].value:.3f}x)", p_beats[column]
+    if p_taken is None or not speedup[column].is_decisive:
+        told = speedup[column].prompts.effective
+        missing = (
+            f"{LEAST_PROMPTS} prompts are asked for a verdict, these are worth {told:.1f}"
+            if len(speedup[column].influence) > 1
+            else f"acceptance prompt by prompt, of at least {LEAST_PROMPTS}, tells how far chance could move it"
+        )
+        taken = column if speedup[column].value > 1.0 else 0
+        return Pick(taken, p_taken, "undecided", f"the best candidate is {said}, but nothing is decided: {missing}")
+    if able:
+        return Pick(column, p_taken, "use", f"{said} is faster than plain decoding with probability {p_taken:.3f}")
+    why = f"the best candidate, {said}, beats plain decoding with probability {p_taken:.3f}; "
+    p_any = max(s.p_above(1.0) or 0.0 for s in speedup[1:])
+    verdict = "do_not_speculate" if p_any < 1.0 - rule.confidence else "undecided"
+    return Pick(0, p_taken, verdict, f"{why}{rule.confidence:g} is asked")
 
 
 def choice_row(speeds: Speeds, who: Identity, rule: Rule, kv_len: int | None = None) -> DepthChoice:
     """The rule applied to every depth of one drafter. kv_len: the context that its cost is of, None for all."""
     bounds = [s.interval() for s in speeds.speedup]
-    found = pick(speeds.depths, speeds.speedup, [low for low, _ in bounds], rule)
+    found = pick(speeds.depths, speeds.speedup, rule)
     return DepthChoice(
         **who._asdict(),
         depth_k=speeds.depths[found.column],

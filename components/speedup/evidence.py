@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from components.contract import UserError
 from components.rows import OF_ONE_DEPTH, AcceptanceMap, CostCell, DepthChoice
 from components.speedup.acceptance import prompt_counts, replay_counts, summarise_acceptance
-from components.speedup.costs import CostTable, Setting, contexts_of, cost_table, only_depths
-from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict, round_cost
+from components.speedup.costs import CostTable, Setting, contexts_of, cost_table, only_depths, round_cost
+from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict
 from components.speedup.flags import prediction_flags
 from components.speedup.mixture import one_depth_for_all, stated_shares
 from components.speedup.policy import ALL, Policy, RoundCost
@@ -31,6 +33,7 @@ class Evidence(NamedTuple):
     mixture: Mapping[str, float]  # workload -> share of decoded tokens; empty: those of the measured prompts
     rule: Rule
     seed: int
+    session: int = 0  # which of the cost measurements its cells are of
 
     @property
     def draft_key(self) -> str:
@@ -42,12 +45,16 @@ class Evidence(NamedTuple):
         mine = (c for c in self.cells if c.phase == "draft" and c.draft_key == self.draft_key)
         return sorted({c.batch_size for c in mine if c.tree_budget == self.tree_budget})
 
+    def plain_step(self) -> float:
+        """T_target in ms at its smallest batch size."""
+        return float(self.costs(self.batch_sizes()[0]).times.target)
+
     def costs(self, batch_size: int, kv_len: int | None = None) -> CostTable:
         """Its cost at the depths that its maps reach."""
-        setting = Setting(self.draft_key, batch_size, self.tree_budget, kv_len)
+        setting = Setting(self.draft_key, batch_size, self.tree_budget, kv_len, self.session)
         deepest = min(m.k_max for m in self.maps)
         depths = (0, deepest) if self.maps[0].method in OF_ONE_DEPTH else range(deepest + 1)
-        table = only_depths(cost_table(self.cells, setting, self.rule.num_draws, self.seed), depths)
+        table = only_depths(cost_table(self.cells, setting, self.rule.include_host), depths)
         if len(table.depths) < 2:
             raise UserError(
                 f"no depth of {self.maps[0].method} has both cost cells and acceptance (maps reach depth {deepest})"
@@ -109,7 +116,9 @@ def _add_batch_size(
         if is_first:
             policy.acceptance += summaries
         if workload == ALL:
-            policy.flags += prediction_flags(policy.selection_id, mine, evals, speeds[ALL], summaries, choices[ALL])
+            policy.flags += prediction_flags(
+                policy.selection_id, mine, evals, speeds[ALL], summaries, choices[ALL], table
+            )
             if is_first:
                 policy.prompts += prompt_counts(counts, who.draft_key, {m.prompt_id: m.workload for m in mine})
     _add_mixture(policy, evidence, speeds, choices, tokens, batch_size)
@@ -178,8 +187,21 @@ def _round_costs(evidence: Evidence, table: CostTable, batch_size: int) -> list[
     for i, depth in enumerate(table.depths):
         host = float(table.times.host[i]) if table.host_measured else None
         ratio = float(cycle[i] / plain) if table.host_measured and evidence.rule.include_host else None
-        key = (evidence.draft_key, evidence.maps[0].method, batch_size, depth)
-        rows.append(RoundCost(*key, t_host_ms=host, cost_ratio_with_host=ratio, num_blocks=table.num_blocks))
+        rows.append(
+            RoundCost(
+                evidence.draft_key,
+                evidence.maps[0].method,
+                batch_size,
+                depth,
+                t_host_ms=host,
+                cost_ratio_with_host=ratio,
+                num_blocks=table.num_blocks,
+                num_processes=table.num_processes,
+                session=evidence.session,
+                process=[float(x) for x in table.process[i, : table.num_shared]],
+                own=float(np.sqrt((table.process[i, table.num_shared :] ** 2).sum())),
+            )
+        )
     return rows
 
 

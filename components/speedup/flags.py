@@ -13,16 +13,19 @@ from typing import NamedTuple
 
 from components.rows import UNTRAINED, AcceptanceMap, DepthChoice, DepthEval, QualityFlag
 from components.speedup.bootstrap import Estimate
+from components.speedup.costs import CostTable
 from components.speedup.evaluate import Speeds
 from components.speedup.policy import AcceptanceSummary
 
-MIN_PROMPTS = 64  # below it even the bias-corrected interval covers less than it says
+MIN_PROMPTS = 64  # below it intervals hold, but are too wide to tell depths or drafters apart
 MIN_ROUNDS = 200
 MIN_COST_RATIO = 0.98  # a verify pass plus drafts cannot be faster than one plain step, less 2 % noise
 MAX_PROXY_GAP = 0.25
 MAX_CUT_SHARE = 0.10
 MAX_REPEATED_BIGRAMS = 0.5
 MAX_PREDICTION_GAP = 0.10
+MIN_EVEN_SHARE = 0.5  # of the prompts, in what they are worth; lengths that differ twofold leave about 0.8
+MAX_BASELINE_GAP = 0.05
 
 
 class Doubt(NamedTuple):
@@ -45,12 +48,15 @@ def prediction_flags(
     speeds: Speeds,
     summaries: Sequence[AcceptanceSummary],
     choice: DepthChoice,
+    cost: CostTable,
 ) -> list[QualityFlag]:
     """Flags of one drafter on the pooled workload. All arguments are of that drafter and workload."""
     drafted = [e for e in evals if e.depth_k > 0]
     at_choice = next(s for s in summaries if s.depth_k == (choice.depth_k or drafted[0].depth_k))
     doubts = cost_doubts(drafted)
+    doubts += curve_doubts(cost)
     doubts += sample_doubts(summaries[-1].num_prompts, at_choice.num_rounds, at_choice.depth_k)
+    doubts += weight_doubts(speeds.al[speeds.depths.index(at_choice.depth_k)])
     if choice.method not in UNTRAINED:
         doubts += depth_doubts(choice.depth_k, min(m.trained_depth for m in maps))
     doubts += falling_doubts(speeds)
@@ -98,11 +104,58 @@ def baseline_doubts(cost_ratio: float, depth: int) -> list[Doubt]:
     return [Doubt("bad_baseline", severity, cost_ratio, said)]
 
 
+def curve_doubts(cost: CostTable) -> list[Doubt]:
+    """Cells that contradict the curve over depth, verification below a plain step, and a single process for all."""
+    doubts = []
+    for found in cost.contradictions:
+        how = "less than a shallower one" if found.falls else "more" if found.by > 0 else "less"
+        said = (
+            f"a round at depth {found.depth_k} costs {how}{'' if found.falls else ' than the other depths say'}, by "
+            f"{abs(found.by):.1%} of its time and beyond chance: measure it again"
+        )
+        doubts.append(Doubt("cost_cell_contradicts", "warning" if found.falls else "info", found.depth_k, said))
+    below = [(float(ratio), k) for ratio, k in zip(cost.verify_over_plain, cost.depths, strict=True) if k]
+    ratio, depth = min(below)
+    if ratio < 1.0:
+        said = f"verifying depth {depth} takes {ratio:.3f} of a plain step, whose work it holds: not timed alike"
+        doubts.append(Doubt("verify_below_plain", "warning", ratio, said))
+    if cost.num_processes <= 1:
+        said = (
+            "costs were timed in one process: intervals leave out how fresh processes differ (layout, kernels), which "
+            "may be some per cent; time them in three or more"
+        )
+        doubts.append(Doubt("one_session", "warning", cost.num_processes, said))
+    return doubts
+
+
+def weight_doubts(al: Estimate) -> list[Doubt]:
+    """A few prompts that hold most of the rounds: the others hardly count."""
+    asked, worth = len(al.influence), al.prompts.effective
+    if worth >= MIN_EVEN_SHARE * asked:
+        return []
+    said = f"a few of the {asked} prompts hold most rounds, so that all are worth {worth:.0f} equal ones"
+    return [Doubt("few_prompts_weigh", "warning", worth, said)]
+
+
+def baseline_flags(session_id: str, plain: Mapping[tuple[str, str], tuple[int, float]]) -> list[QualityFlag]:
+    """Drafters, (draft_key, method), timed in another measurement than others, beside a plain step of another time.
+
+    plain: the measurement that each was timed in, and T_target there in ms. Within one they share their baseline.
+    """
+    fastest = min((ms for _, ms in plain.values()), default=0.0)
+    said = "its plain step took {:.3g} ms, in another measurement {:.3g} ms: time all drafters in one"
+    return [
+        Doubt("other_baseline", "warning", ms, said.format(ms, fastest)).about(session_id, *drafter)
+        for drafter, (_, ms) in sorted(plain.items())
+        if len({session for session, _ in plain.values()}) > 1 and ms > fastest * (1.0 + MAX_BASELINE_GAP)
+    ]
+
+
 def sample_doubts(num_prompts: int, num_rounds: int, depth: int) -> list[Doubt]:
     """Too little was measured for what is said about it."""
     doubts = []
     if num_prompts < MIN_PROMPTS:
-        said = f"intervals over fewer than {MIN_PROMPTS} prompts are too narrow"
+        said = f"fewer than {MIN_PROMPTS} prompts: intervals are wide, and rest on how prompts differ being well known"
         doubts.append(Doubt("few_prompts", "warning", num_prompts, said))
     if num_rounds < MIN_ROUNDS:
         said = f"fewer than {MIN_ROUNDS} rounds at depth {depth}"
@@ -128,8 +181,7 @@ def falling_doubts(speeds: Speeds) -> list[Doubt]:
     """Acceptance length that falls as drafts get deeper, by more than chance: the paired interval lies below 0."""
     doubts = []
     for (depth, before), (deeper, after) in itertools.pairwise(zip(speeds.depths, speeds.al, strict=True)):
-        change = Estimate(after.value - before.value, after.draws - before.draws, after.influence - before.influence)
-        lo, hi = change.interval()
+        lo, hi = after.minus_paired(before).interval()
         if hi < 0.0:
             said = (
                 f"AL falls from {before.value:.3f} at depth {depth} to {after.value:.3f} at depth {deeper}, by "

@@ -1,9 +1,9 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
-speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts that both decoded, in
-the same dtype, temperature and batch size. tokens = tokens_kept - 1, because decode_ns starts at the first token; of
-an engine that sent several at once there, all but those (first_chunk_tokens).
-Repetitions of a prompt are summed first; the interval resamples prompts, both arms together.
+speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts both decoded in one
+process, at one dtype, temperature and batch size. tokens = tokens_kept - 1: decode_ns starts at the first token; of an
+engine that sent several at once there, all but those (first_chunk_tokens). Prompts and processes both vary: see
+speed_ratio.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from components.rows import DepthChoice, DepthEval, Request
-from components.speedup.bootstrap import draw_weights, pooled_ratio
+from components.speedup.bootstrap import Estimate
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
+from components.speedup.speed_ratio import Compared, Timed, speed_ratio
+from components.speedup.steady import steady
 
 
 class ArmKey(NamedTuple):
@@ -35,9 +35,17 @@ def usable(request: Request) -> bool:
     return not request.is_warmup and request.status != "error" and request.timed_tokens > 0 and request.decode_ns > 0
 
 
+class Measured(NamedTuple):
+    """An arm with the estimate behind its interval."""
+
+    arm: MeasuredArm
+    speedup: Estimate
+    prompts: list[str]
+
+
 def measured_arms(
     requests: Sequence[Request], num_draws: int, seed: int, replayed: Sequence[PromptCounts] = ()
-) -> list[MeasuredArm]:
+) -> list[Measured]:
     """Every speculative arm at temperature 0, pooled and per workload, against the best plain kernel of its dtype.
 
     replayed: acceptance of the same drafters, prompt by prompt, for MeasuredArm.al_replayed.
@@ -48,16 +56,30 @@ def measured_arms(
     for r in rows:
         key = ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel)
         by_arm.setdefault(key, []).append(r)
+    processes = sorted({r.process for r in rows})
     arms = []
     for key, mine in sorted(by_arm.items()):
         if key.method == "none":
             continue
         plain = best_plain(rows, dtype=key.dtype, batch_size=key.batch_size)
         for workload in [ALL, *sorted({r.workload for r in mine} - {ALL})]:
-            arm = _arm(key, workload, mine, plain, counts, num_draws, seed)
-            if arm is not None:
-                arms.append(arm)
+            ours = [r for r in mine if workload in (ALL, r.workload)]
+            found = speed_ratio(timed(ours), timed(plain), processes, num_draws, seed)
+            if found is not None:
+                arms.append(Measured(_arm(key, workload, (ours, plain), found, counts), found.ratio, found.prompts))
     return arms
+
+
+def timed(rows: Sequence[Request]) -> Timed:
+    """(prompt, process) -> tokens and seconds of one repetition: the mean of tokens, at the steady time of a token."""
+    found: dict[tuple[str, int], list[Request]] = {}
+    for r in rows:
+        found.setdefault((r.prompt_id, r.process), []).append(r)
+    return {
+        pair: (tokens, tokens * steady([r.decode_ns / 1e9 / r.timed_tokens for r in mine]))
+        for pair, mine in found.items()
+        for tokens in [sum(r.timed_tokens for r in mine) / len(mine)]
+    }
 
 
 def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
@@ -77,23 +99,13 @@ def tokens_per_s(rows: Sequence[Request]) -> float:
 def _arm(
     key: ArmKey,
     workload: str,
-    mine: list[Request],
-    plain: list[Request],
+    requests: tuple[list[Request], list[Request]],
+    found: Compared,
     counts: dict[tuple[str, str], PromptCounts],
-    num_draws: int,
-    seed: int,
-) -> MeasuredArm | None:
-    """One arm on one workload, or None when plain decoding has no prompt in common with it."""
-    mine = [r for r in mine if workload in (ALL, r.workload)]
-    shared = sorted({r.prompt_id for r in mine} & {r.prompt_id for r in plain})
-    if not shared:
-        return None
-    mine = [r for r in mine if r.prompt_id in set(shared)]
-    plain = [r for r in plain if r.prompt_id in set(shared)]
-    tokens, times = _per_prompt(mine, shared)
-    plain_tokens, plain_times = _per_prompt(plain, shared)
-    weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 3]))
-    speedup = pooled_ratio(weights, tokens, times).over(pooled_ratio(weights, plain_tokens, plain_times))
+) -> MeasuredArm:
+    """One arm on one workload. requests: its own and those of plain decoding."""
+    shared, speedup = found.prompts, found.ratio
+    mine, plain = ([r for r in rows if r.prompt_id in set(shared)] for rows in requests)
     lo, hi = speedup.interval()
     # Maps of chains say nothing about a tree.
     known = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
@@ -124,6 +136,8 @@ def _arm(
         ties=ties,
         divergences=sum(not r.identical for r in compared) - ties,
         tree_budget=key.tree_budget or None,
+        num_processes=found.num_processes,
+        is_decisive=speedup.is_decisive,
     )
 
 
@@ -134,7 +148,22 @@ def arm_of(policy: Policy, row: DepthEval | DepthChoice) -> MeasuredArm | None:
     arms = [
         a for a in policy.arms if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size, a.tree_budget) == wanted
     ]
-    return max(arms, key=lambda a: (a.dtype == policy.dtype, a.kernel == policy.kernel, a.tokens_per_s), default=None)
+    return max(arms, key=lambda a: _nearness(policy, a), default=None)
+
+
+def best_of(policy: Policy, measured: Sequence[Measured], chain: tuple[str, int], batch_size: int) -> Measured | None:
+    """The same for a chain, (draft_key, depth), over all workloads, with its estimate."""
+    wanted = (*chain, ALL, batch_size, None)
+    runs = [
+        m
+        for m in measured
+        if (m.arm.draft_key, m.arm.depth_k, m.arm.workload, m.arm.batch_size, m.arm.tree_budget) == wanted
+    ]
+    return max(runs, key=lambda m: _nearness(policy, m.arm), default=None)
+
+
+def _nearness(policy: Policy, arm: MeasuredArm) -> tuple[bool, bool, float]:
+    return arm.dtype == policy.dtype, arm.kernel == policy.kernel, arm.tokens_per_s
 
 
 def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
@@ -143,13 +172,3 @@ def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | N
     if len(known) < len(counts):
         return None
     return sum(c.tokens for c in known) / sum(c.rounds[c.depths.index(depth)] for c in known)
-
-
-def _per_prompt(rows: list[Request], prompt_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and seconds of each prompt, summed over repetitions."""
-    index = {prompt_id: i for i, prompt_id in enumerate(prompt_ids)}
-    tokens, times = np.zeros(len(index)), np.zeros(len(index))
-    for r in rows:
-        tokens[index[r.prompt_id]] += r.timed_tokens
-        times[index[r.prompt_id]] += r.decode_ns / 1e9
-    return tokens, times

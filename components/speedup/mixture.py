@@ -15,7 +15,7 @@ import numpy as np
 
 from components.contract import UserError
 from components.rows import DepthChoice
-from components.speedup.bootstrap import Estimate
+from components.speedup.bootstrap import Estimate, joined_sample
 from components.speedup.candidate import Mixture
 from components.speedup.evaluate import Identity, Rule, Speeds, choice_row
 
@@ -52,11 +52,21 @@ def blend(by_workload: Mapping[str, Speeds], shares: Mapping[str, float]) -> Spe
 
 
 def _harmonic(parts: list[tuple[float, Estimate]]) -> Estimate:
-    """1 / sum w / x of estimates over different prompts, whose costs were resampled together."""
+    """1 / sum w / x of estimates over different prompts, whose costs were drawn together."""
     value = 1.0 / sum(share / part.value for share, part in parts)
     draws = 1.0 / sum((share / part.draws for share, part in parts), start=np.zeros(1))
-    slopes = [part.influence * (share * (value / part.value) ** 2) for share, part in parts]
-    return Estimate(value, draws, np.concatenate(slopes))
+    scales = [share * (value / part.value) ** 2 for share, part in parts]
+    slopes = [part.influence * scale for scale, (_, part) in zip(scales, parts, strict=True)]
+    process = [part.process * scale for scale, (_, part) in zip(scales, parts, strict=True)]
+    return Estimate(
+        value,
+        draws,
+        np.concatenate(slopes),
+        joined_sample([(slope, part.prompts) for slope, (_, part) in zip(slopes, parts, strict=True)]),
+        np.sum(process, axis=0),
+        min(part.process_free for _, part in parts),
+        least=0.0,
+    )
 
 
 def one_depth_for_all(

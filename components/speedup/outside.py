@@ -49,12 +49,12 @@ def policy_from(rows: Sequence[Placed], rule: Rule, mixture: Mapping[str, float]
     """
     policy = Policy("outside", "", "", "", rule.words, rule.tolerance, [], [], [], [], [], [])
     entrants: list[Entrant] = []
-    cases = cases_of(rows, rule.num_draws, seed)
+    cases = cases_of(rows)
     for case in cases:
         found = _work(policy, case, rule, mixture, seed)
         if (case.kv_len, case.batch_size) == (None, min(c.batch_size for c in cases if c.label == case.label)):
             entrants.append(_entrant(case, found))
-    conclude(policy, entrants)
+    conclude(policy, entrants, rule)
     return policy
 
 
@@ -75,7 +75,7 @@ def _work(policy: Policy, case: Case, rule: Rule, mixture: Mapping[str, float], 
 
 def _workload(policy: Policy, case: Case, workload: str, rule: Rule, seed: int) -> Worked:
     acceptance = case.acceptance_of(workload)
-    table = case.table or borrowed_table(case, workload, rule.num_draws)
+    table = case.table or borrowed_table(case, workload)
     depths = sorted({0, *acceptance.depths} & set(table.depths))
     if len(depths) < 2:
         raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 from components.contract import UserError
 from components.rows import CostCell
 from components.speedup.bootstrap import Floats
-from components.speedup.costs import CostTable, Setting, StepTimes, cost_table
+from components.speedup.costs import CostTable, Setting, StepTimes, cost_table, known_table
 from components.speedup.outside_rows import OutsideRow, Placed
 from components.speedup.policy import ALL
 from components.speedup.replay import count
@@ -134,7 +134,7 @@ def _tells_acceptance(row: OutsideRow) -> bool:
     return any(value is not None for value in (row.accepted, row.tokens, row.num_drafts, row.al)) and row.k != 0
 
 
-def cases_of(placed: Sequence[Placed], num_draws: int, seed: int) -> list[Case]:
+def cases_of(placed: Sequence[Placed]) -> list[Case]:
     """Every case, chains and small batches first.
 
     Raises:
@@ -156,7 +156,7 @@ def cases_of(placed: Sequence[Placed], num_draws: int, seed: int) -> list[Case]:
             here = [r for r in mine if r.batch_size == batch_size]
             lengths = sorted({r.kv_len for r in here if r.t_verify is not None and r.kv_len is not None})
             for kv_len in [None, *(lengths if len(lengths) > 1 else [])]:
-                cases.append(_case(setting, mine, here, batch_size, kv_len, num_draws, seed))
+                cases.append(_case(setting, mine, here, batch_size, kv_len))
     return cases
 
 
@@ -184,8 +184,6 @@ def _case(
     here: list[OutsideRow],
     batch_size: int,
     kv_len: int | None,
-    num_draws: int,
-    seed: int,
 ) -> Case:
     """mine: every row of the drafter; here: those at this batch size. Acceptance is that of the batch size if known."""
     known = [r for r in here if _tells_acceptance(r)] or [r for r in mine if _tells_acceptance(r)]
@@ -203,7 +201,7 @@ def _case(
         batch_size=batch_size,
         kv_len=kv_len,
         rows=at_length,
-        table=cost_table(cells, wanted, num_draws, seed) if timed else None,
+        table=cost_table(cells, wanted) if timed else None,
         measured=_measured(here),
     )
 
@@ -259,7 +257,7 @@ def _measured(rows: Sequence[OutsideRow]) -> dict[tuple[str, int], float]:
     return {key: fmean(values) for key, values in told.items()}
 
 
-def borrowed_table(case: Case, workload: str, num_draws: int) -> CostTable:
+def borrowed_table(case: Case, workload: str) -> CostTable:
     """Cost of a round over a plain step at each depth: the mean of AL / S over the other workloads, else its own."""
     factors: dict[int, dict[str, float]] = {}
     for (name, depth), speedup in case.measured.items():
@@ -273,6 +271,4 @@ def borrowed_table(case: Case, workload: str, num_draws: int) -> CostTable:
     others = {k: [f for name, f in factors[k].items() if name != workload] or list(factors[k].values()) for k in depths}
     cost = np.array([1.0, *(fmean(others[k]) for k in depths)])
     nothing = np.zeros_like(cost)
-    one = StepTimes(np.array(1.0), cost, nothing, nothing)
-    draws = StepTimes(*(np.broadcast_to(part, (num_draws, *part.shape)).copy() for part in one))
-    return CostTable([0, *depths], one, draws, False, 1, "", "")
+    return known_table([0, *depths], StepTimes(np.array(1.0), cost, nothing, nothing))

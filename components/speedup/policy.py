@@ -2,7 +2,7 @@
 
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
-  rule, tolerance                             how the depth was picked, in words and as a share
+  rule, tolerance, confidence                 how the depth was picked, in words, as a share, as a probability
   choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
   contexts     DepthChoice rows by context length, over the answers near it; [] where one length was measured
@@ -75,7 +75,11 @@ class PromptCounts:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What DepthEval leaves out of one depth's cost. host: sampling, verification and bookkeeping of a round, ms."""
+    """What DepthEval leaves out of one depth's cost. host: sampling, verification and bookkeeping of a round, ms.
+
+    process: by how much each process of a measurement moves the log of the round over a plain step, as loadings of
+    bootstrap.Estimate; of the same `session`, drafters share them. own: the standard error that is this depth's own.
+    """
 
     draft_key: str
     method: str
@@ -84,11 +88,16 @@ class RoundCost:
     t_host_ms: float | None
     cost_ratio_with_host: float | None
     num_blocks: int
+    num_processes: int = 1  # fresh processes that timed it; 0 where nothing tells how far chance could move it
+    session: int = 0
+    process: list[float] = field(default_factory=list)
+    own: float = 0.0
 
 
 @dataclass(frozen=True)
 class MeasuredArm:
-    """One arm of the end-to-end comparison, against the best plain kernel on the same prompts. 95 % over prompts."""
+    """One arm of the end-to-end comparison, against the best plain kernel on the same prompts. 95 % intervals over
+    prompts and processes."""
 
     draft_key: str
     method: str
@@ -113,6 +122,8 @@ class MeasuredArm:
     divergences: int  # first divergence outside it
     speedup_pred: float | None = None  # the prediction made for these very prompts
     tree_budget: int | None = None  # guesses verified in one pass; None for a chain
+    num_processes: int = 1  # fresh processes that it ran in
+    is_decisive: bool = False  # whether its prompts are enough for a verdict, also by what they are worth
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,7 @@ class Policy:
     weights: list[WeightsCost] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
+    confidence: float = 0.95
 
 
 def write_policy(directory: Path, policy: Policy) -> None:

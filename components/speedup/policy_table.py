@@ -76,7 +76,7 @@ def choice_cells(choices: Iterable[DepthChoice]) -> Cells:
             str(c.depth_k),
             times(c.speedup_pred, c.pred_lo, c.pred_hi),
             times(c.speedup_meas, c.meas_lo, c.meas_hi),
-            f"{c.p_beats_no_spec:.3f}",
+            "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
             "" if c.loss is None else f"{c.loss:.1%}",
             c.verdict.replace("_", " "),
         ]

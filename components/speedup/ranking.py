@@ -1,8 +1,9 @@
 """Drafters against each other: method, draft vocabulary and tree budget chosen by the same model as depth.
 
-A candidate is a drafter in one setting at the depth chosen for it. All were measured on the same prompts and resampled
-together, so P(best) and regret are paired. The rule is that of depths: the smallest (fewest guesses to verify, then the
-smallest draft vocabulary) within the tolerance of the best lower bound.
+A candidate is a drafter in one setting at the depth chosen for it. All were measured on the same prompts, and in the
+same processes against one plain baseline where one measurement timed them, and are drawn together: P(best) and regret
+are paired. The rule is that of depths: the smallest (fewest guesses to verify, then the smallest draft vocabulary) that
+is as good as the best (regret.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from components.speedup.bootstrap import Estimate
 from components.speedup.candidate import Candidate
+from components.speedup.regret import losses, near_best, p_best
 
 
 class Entrant(NamedTuple):
@@ -28,17 +30,15 @@ class Entrant(NamedTuple):
     verdict: str
 
 
-def rank(entrants: Sequence[Entrant], tolerance: float) -> list[Candidate]:
-    """The candidates, best lower bound first; exactly one is chosen, of those worth using if there are any."""
+def rank(entrants: Sequence[Entrant], tolerance: float, confidence: float) -> list[Candidate]:
+    """The candidates, the least expected loss first; exactly one is chosen, of those worth using if there are any."""
     draws = np.stack([e.speedup.draws for e in entrants], axis=1)
-    wins = np.bincount(draws.argmax(axis=1), minlength=len(entrants)) / len(draws)
-    regret = (1.0 - draws / draws.max(axis=1, keepdims=True)).mean(axis=0)
+    wins, regret = p_best(draws), losses(draws).mean(axis=0)
     bounds = [e.speedup.interval() for e in entrants]
     able = [i for i, e in enumerate(entrants) if e.verdict == "use"] or list(range(len(entrants)))
-    limit = max(bounds[i][0] for i in able) * (1.0 - tolerance)
-    near = [i for i in able if bounds[i][0] >= limit]
-    chosen = min(near, key=lambda i: (*_size(entrants[i]), -bounds[i][0], entrants[i].draft_key))
-    order = sorted(range(len(entrants)), key=lambda i: (-bounds[i][0], entrants[i].draft_key))
+    near = [able[i] for i in near_best(draws[:, able], tolerance, confidence)]
+    chosen = min(near, key=lambda i: (*_size(entrants[i]), regret[i], entrants[i].draft_key))
+    order = sorted(range(len(entrants)), key=lambda i: (regret[i], entrants[i].draft_key))
     return [
         Candidate(
             draft_key=entrants[i].draft_key,

@@ -57,18 +57,21 @@ def make_cells(
     t_host: list[float] | None = None,
     noise: float = 0.0,
     seed: int = 0,
-    num_blocks: int = 8,
+    num_blocks: int = 9,
+    num_processes: int = 3,
     draft_key: str = DRAFT,
     method: str = "eagle3",
 ) -> list[CostCell]:
-    """Cost cells in ms for depths 1..K (t_host: 0..K), with relative noise a block."""
+    """Cost cells in ms for depths 1..K (t_host: 0..K), with relative noise a block. Processes take turns at blocks; in
+    one process all are of process 0."""
     rng = np.random.default_rng(seed)
 
     def cell(phase: str, depth: int, rows: int, block: int, ms: float) -> CostCell:
         ns = ms * 1e6 * (1.0 + noise * rng.standard_normal())
-        return CostCell(
+        timed = CostCell(
             TARGET, draft_key, method, phase, depth, 1, rows, 64, block, 20, ns, ns * 0.01, "float32", "prepacked", 2
         )
+        return dataclasses.replace(timed, process=1 + block % num_processes if num_processes > 1 else 0)
 
     cells = []
     for block in range(num_blocks):

@@ -147,7 +147,7 @@ def test_times_that_no_clock_gives_are_set_aside(wrong: float, measurements: Row
     broken = [dataclasses.replace(c, median_ns=wrong) if (c.phase, c.depth_k) == ("verify", 2) else c for c in cells]
     out = choose_depth([measurements(maps)], [measurements(broken)], ctx=new_ctx())  # type: ignore[arg-type]
     assert [e.depth_k for e in pooled(read_policy(out.path))] == [0, 1, 3] == [e.depth_k for e in pooled(without)]
-    assert len((out.path / "set_aside.jsonl").read_text().splitlines()) == 8  # one a block
+    assert len((out.path / "set_aside.jsonl").read_text().splitlines()) == 9  # one a block
     nothing = [dataclasses.replace(c, median_ns=wrong) if c.phase == "target_step" else c for c in cells]
     with pytest.raises(UserError, match="target_step cells missing"):
         run(measurements, new_ctx, maps, nothing)

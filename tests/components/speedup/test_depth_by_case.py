@@ -209,14 +209,14 @@ def entrant(speed: float, noise: float, *, name: str, vocab: int | None = None, 
 
 def test_the_smaller_vocabulary_or_tree_wins_what_is_as_good() -> None:
     near = [entrant(1.500, 0.004, name="a", vocab=128_000), entrant(1.495, 0.004, name="b", vocab=32_000)]
-    assert next(c for c in rank(near, 0.01) if c.chosen).draft_vocab == 32_000
+    assert next(c for c in rank(near, 0.01, 0.95) if c.chosen).draft_vocab == 32_000
     far = [entrant(1.500, 0.004, name="a", vocab=128_000), entrant(1.40, 0.004, name="b", vocab=32_000)]
-    ranked = rank(far, 0.01)
+    ranked = rank(far, 0.01, 0.95)
     assert next(c for c in ranked if c.chosen).draft_vocab == 128_000
     assert ranked[0].p_best == 1.0 and sum(c.p_best for c in ranked) == 1.0
     assert ranked[1].regret == pytest.approx(0.1 / 1.5, abs=0.01)
     trees = [entrant(1.500, 0.004, name="a", budget=48), entrant(1.495, 0.004, name="a", budget=16)]
-    assert next(c for c in rank(trees, 0.01) if c.chosen).tree_budget == 16
+    assert next(c for c in rank(trees, 0.01, 0.95) if c.chosen).tree_budget == 16
 
 
 def test_the_policy_shows_three_and_seven_drafts_beside_the_chosen_depth(measurements: Rows, new_ctx: NewCtx) -> None:
