@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rich.columns import Columns
@@ -62,6 +63,30 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
         say("next:")
         for command in next_commands(policy, release):
             say(f"  {command}")
+
+
+def print_measured_again(before: Mapping[str, Any], outcome: RunOutcome, console: Console) -> None:
+    """What a release said of itself before, what it says now, and what the registry made of that.
+
+    before: the facts of the release until now.
+    """
+    now = _last(outcome, Release)
+    for what, facts in (("before", before), ("now", now.info if now is not None else {})):
+        console.print(f"  {what:<18} {_evidence(facts)}", markup=False, soft_wrap=True)
+    for version in outcome.registered:
+        console.print(f"  {version.note}", markup=False, soft_wrap=True)
+    if now is not None:
+        said = f"draftsmith show {now.key[:12]} lists every session; draftsmith query --all-sessions asks them all"
+        console.print(f"  {said}", markup=False, soft_wrap=True)
+
+
+def _evidence(facts: Mapping[str, Any]) -> str:
+    """One line: drafter, depth, speedup with its interval, the gate."""
+    speedup, lo, hi = (facts.get(name) for name in ("speedup_meas", "meas_lo", "meas_hi"))
+    measured = "not measured" if speedup is None else f"{speedup:.2f}x"
+    interval = f" [{lo:.2f}, {hi:.2f}]" if lo is not None and hi is not None else ""
+    gate = "passed" if facts.get("gate_passed") else "refused"
+    return f"{facts.get('method')} at depth {facts.get('depth_k')}: {measured}{interval}, own gate {gate}"
 
 
 def _last(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:

@@ -74,10 +74,11 @@ def kind_of_source(name: str, store: Store) -> str:
 class Sources:
     """Finds the outside inputs of one plan, each alias once, so that the whole plan sees the same champion.
 
-    found: name (see source_name) -> artifact, verified.
+    past: name (see source_name) -> key, of those that are taken as they were. found: name -> artifact, verified.
     """
 
     store: Store
+    past: Mapping[str, str] = field(default_factory=dict)
     found: dict[str, Artifact] = field(default_factory=dict)
     _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release, in its session
 
@@ -89,7 +90,10 @@ class Sources:
         """
         if name not in self.found:
             named = _NAMED.fullmatch(name)
-            self.found[name] = self._of_version(named) if named else _find(name, self.store)
+            if name in self.past:
+                self.found[name] = _find(f"store:{self.past[name]}", self.store)
+            else:
+                self.found[name] = self._of_version(named) if named else _find(name, self.store)
         return type(self.found[name]).__name__
 
     def _of_version(self, named: re.Match[str]) -> Artifact:

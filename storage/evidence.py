@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.promotion import Check
 from storage import alias_moves, journal
 from storage.alias_moves import MARK, mark_of
 from storage.model_versions import tags_of
-from storage.promotion_gate import Check
 from storage.records import PromotionRow, new_promotion
 from storage.release_facts import SESSION_TAG, ReleaseFacts
 from storage.tracking import KEY_TAG

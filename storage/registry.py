@@ -69,7 +69,7 @@ def register(
     release: the artifact's directory, in the store or among its earlier sessions. judge: the rule of the gate
     (components/speedup/promotion_rule.py). source_run: the MLflow run it is logged under; None starts one. code: the
     model file, MODEL_CODE unless given. may_promote: False leaves `champion` alone even if the gate passes; so does the
-    journal of a run whose pipeline wants an approval.
+    journal of a run that wants an approval.
     """
     facts = facts_of(home, release)
     may_promote = may_promote and facts.may_promote

@@ -35,7 +35,8 @@ FROM newest('artifact') ORDER BY created_at DESC;
 
 -- Every making of every artifact. is_newest: views show it; of what was measured again the others are there for whoever asks.
 CREATE VIEW sessions AS
-SELECT a.artifact_key, a.session, s.artifact_key IS NULL AS is_newest, kind, pipeline, step, seconds, a.created_at, run_id, machine_id, draftsmith_version
+SELECT a.artifact_key, a.session, s.artifact_key IS NULL AS is_newest, kind, pipeline, step, seconds, a.created_at, run_id, machine_id,
+       draftsmith_version
 FROM artifact a LEFT JOIN superseded s ON (s.artifact_key, s.created_at) = (a.artifact_key, a.created_at) ORDER BY a.created_at DESC;
 
 -- Every move of an alias and every newer evidence, oldest first; MLflow itself keeps no such history.

@@ -13,6 +13,7 @@ import pytest
 from paired_runs import NAME, light_versions, release
 
 from components.contract import UserError
+from components.speedup.promotion_rule import judge
 from flows.cli import main
 from flows.sources import Sources
 from storage import evidence, journal, registry
@@ -35,7 +36,7 @@ def no_model_files(with_mlflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(home: Path, make: Any, key: str = "k1", draft: str = "d1", **changes: Any) -> registry.Registered:
     """Measure a release, the first time or again, and register it."""
-    return register(home, release(make, key, draft, **changes).path)
+    return register(home, release(make, key, draft, **changes).path, judge)
 
 
 def tags(home: Path, version: int = 1) -> dict[str, str]:
@@ -54,15 +55,15 @@ def test_promote_decides_by_the_newest_evidence_and_the_log_has_the_numbers_befo
     first = measured(home, make, **SLOW)
     assert "champion" not in first.aliases
     with pytest.raises(UserError, match="gate refuses: own_gate"):
-        promote(home, NAME)
+        promote(home, NAME, judge=judge)
     log = (home / "promotions.jsonl").read_bytes()
     again = measured(home, make, passed=False, speedup_meas=1.2)
     assert (again.version, again.is_new, again.renewed) == (1, False, True)
     with pytest.raises(UserError, match="gate refuses: own_gate"):
-        promote(home, NAME)
-    third = register(home, release(make, "k1").path, may_promote=False)
+        promote(home, NAME, judge=judge)
+    third = register(home, release(make, "k1").path, judge, may_promote=False)
     assert third.waits and tags(home)["gate.status"] == "passed" and tags(home)["draftsmith.speedup_meas"] == "1.7"
-    assert promote(home, NAME).decision is not None
+    assert promote(home, NAME, judge=judge).decision is not None
     assert aliases(home) == {"candidate": 1, "challenger": 1, "champion": 1}
     assert (home / "promotions.jsonl").read_bytes().startswith(log)
     told = entries(home)
@@ -104,8 +105,8 @@ def test_registering_the_same_or_an_older_session_again_changes_nothing(home: Pa
     measured(home, make)
     before = tags(home), (home / "promotions.jsonl").read_bytes()
     for session in Store(home).sessions("k1"):
-        assert not register(home, session.path).renewed
-    resync(home)
+        assert not register(home, session.path, judge).renewed
+    resync(home, judge)
     assert (tags(home), (home / "promotions.jsonl").read_bytes()) == before
     assert notice_moves(home) == []
 
@@ -115,7 +116,7 @@ def test_a_version_from_before_there_were_sessions_is_given_its_first_evidence(h
     content = json.loads(record.read_text())
     del content["session"]
     record.write_text(json.dumps(content))
-    register(home, record.parent)
+    register(home, record.parent, judge)
     assert SESSION_TAG not in tags(home)
     assert measured(home, make).renewed and aliases(home)["champion"] == 1
 
@@ -133,7 +134,7 @@ def test_a_release_that_serves_something_else_now_is_a_version_of_its_own_and_th
     with pytest.raises(
         UserError, match=r"newest_evidence is 0, asked 1: its release was measured again, and is .* version 2"
     ):
-        promote(home, NAME, 1)
+        promote(home, NAME, 1, judge=judge)
     assert "newest_evidence" in tags(home, 1)["gate.answer"]
     newest = measured(home, make, depth_k=1, speedup_meas=1.9)
     assert (newest.version, newest.renewed) == (2, True) and tags(home, 2)["draftsmith.speedup_meas"] == "1.9"
@@ -158,13 +159,13 @@ def test_another_winner_is_a_version_of_its_own_model_and_the_old_one_is_overtak
     again = measured(home, make, draft="d2", method="mtp")
     assert (again.name, again.version, again.is_new) == ("builtin-mtp", 1, True)
     with pytest.raises(UserError, match=r"newest_evidence .* is builtin-mtp version 1 now"):
-        promote(home, NAME, 1)
+        promote(home, NAME, 1, judge=judge)
 
 
 def test_after_a_rollback_newer_evidence_asks_the_gate_again(home: Path, make: Any) -> None:
     measured(home, make, "k1")
     measured(home, make, "k2", draft="d2")
-    promote(home, NAME, 2, "we like it", force=True)
+    promote(home, NAME, 2, "we like it", judge=judge, force=True)
     registry.rollback(home, NAME, "we do not")
     assert aliases(home)["champion"] == 1
     measured(home, make, "k1", speedup_meas=1.8)
@@ -184,12 +185,12 @@ def test_killed_at_any_moment_the_evidence_is_whole_when_it_is_registered_again(
     if not child:
         try:
             die_before(moment)
-            register(home, again.path)
+            register(home, again.path, judge)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     for _ in range(2):
-        register(home, again.path)
+        register(home, again.path, judge)
         assert aliases(home) == {"candidate": 1, "challenger": 1, "champion": 1}
         assert tags(home)["draftsmith.speedup_meas"] == "1.7" and len(entries(home)) == 1
         assert json.loads(json.loads(entries(home)[0].numbers)["before"])["draftsmith.speedup_meas"] == "0.97"

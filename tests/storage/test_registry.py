@@ -34,7 +34,7 @@ def add(home: Path, make: Any, key: str, **changes: Any) -> registry.Registered:
 def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its_facts(home, make):
     made = add(home, make, "k1" * 32)
     log = (home / "promotions.jsonl").read_bytes()
-    again = register(home, Store(home).path_of("k1" * 32), code=MODEL_FILE)
+    again = register(home, Store(home).path_of("k1" * 32), judge, code=MODEL_FILE)
     assert (again.version, again.is_new, again.renewed) == (1, False, False), "the same release never registers twice"
     assert (home / "promotions.jsonl").read_bytes() == log
     assert len(open_client(home).search_model_versions(f"name = '{NAME}'")) == 1
