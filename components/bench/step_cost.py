@@ -170,7 +170,8 @@ class CostStudy:
     def run(self, seconds: float, num_processes: int, precision: float) -> None:
         """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start.
 
-        A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known.
+        A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known and
+        spent.
         """
         from components.speedup.costs import cells_to_measure_again
 
@@ -182,7 +183,9 @@ class CostStudy:
             if self.num_processes < num_processes:
                 continue
             widths, again = self.half_widths(), cells_to_measure_again(self.cells)
-            if widths and max(widths.values()) <= precision and not (again and self.num_processes == num_processes):
+            if again and self.num_processes == num_processes:
+                self.ctx.note(f"{len(again)} cost(s) contradict their neighbours': one more process measures all again")
+            elif widths and max(widths.values()) <= precision:
                 self.ended = f"every cost is known to {max(widths.values()):.1%}"
             elif spent + seconds / num_processes > seconds:
                 wide = {name: width for name, width in widths.items() if width > precision}
