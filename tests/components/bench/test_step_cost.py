@@ -11,7 +11,8 @@ import pytest
 
 from components.bench import measuring_process
 from components.bench.cost_blocks import MEMORY_SHARE
-from components.bench.step_cost import CostStudy, arms_of, measure_step_cost
+from components.bench.cost_study import CostStudy
+from components.bench.step_cost import arms_of, measure_step_cost
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.drafts.files import save_untrained
 from components.rows import CostCell, read_rows
