@@ -55,7 +55,7 @@ def test_noise_in_cells_is_ironed_out_and_a_real_step_stays() -> None:
 
 
 def test_its_spread_is_what_processes_cause() -> None:
-    """1,000 machines: the loadings' mean variance is that of the curve about the truth, at the ends and in the middle."""
+    """1,000 machines: the loadings' mean variance is that of the curve about the truth, at the ends and between."""
     off, said = [], []
     for number in range(1000):
         curve = cost_curve(DEPTHS, by_process(LINE, 0.02, 0.015, 3, np.random.default_rng([2, number])))

@@ -12,7 +12,7 @@ TRUTH = 1.4 * np.exp(-(PROMPTS_APART**2) / 2)  # of a ratio of sums, where promp
 
 
 def decoded(num_prompts: int, num_processes: int, each: int, rng: np.random.Generator) -> tuple[Timed, Timed]:
-    """Each process decodes `each` of the prompts, runs at a speed of its own (30 %), and favours one arm or the other."""
+    """Each process decodes `each` of the prompts, runs at a speed of its own (30 %), and favours one of the arms."""
     own = np.log(1.4) + PROMPTS_APART * rng.standard_normal(num_prompts)
     length = rng.uniform(1.0, 3.0, num_prompts)
     ours: dict[tuple[str, int], tuple[float, float]] = {}
