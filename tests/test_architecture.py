@@ -43,6 +43,7 @@ ONLY_IN = {
         "storage/tracking.py",
         "storage/registry.py",
         "storage/alias_moves.py",
+        "storage/evidence.py",
         "storage/model_versions.py",
         "components/publish/mlflow_model.py",
         "flows/service_mlflow.py",
