@@ -1,7 +1,7 @@
 """How long do 2,000 bootstrap replicates over 500 prompts x 16 depths take, and the whole choice around them?
 
 Simulated prompts (the work does not depend on what they say). Three parts are timed apart: the resampling itself
-(draws of prompts, pooled acceptance length at every depth and of plain decoding, draws of timing blocks, speedups), the
+(draws of prompts, pooled acceptance length at every depth and of plain decoding, draws of processes, speedups), the
 intervals and rows of every depth with the choice, and for scale the replay of the maps that comes before. Medians of
 the repetitions, wall clock and CPU. Ends with exit code 1 when the first two take more than 2 seconds together.
 
@@ -21,12 +21,12 @@ import numpy as np
 from benchmarks.record import ROOT, write_record
 from components.rows import AcceptanceMap
 from components.speedup.acceptance import Counts, replay_counts
-from components.speedup.bootstrap import median_draws
-from components.speedup.costs import CostTable, StepTimes
+from components.speedup.cost_curve import cost_curve
+from components.speedup.costs import CostTable, StepTimes, known_table
 from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict
 
 LIMIT_S = 2.0
-NUM_BLOCKS = 12
+NUM_PROCESSES = 3
 WHO = Identity("", "", "", "simulated", "all", 1)
 
 
@@ -44,30 +44,25 @@ def simulated_maps(num_prompts: int, num_depths: int) -> list[AcceptanceMap]:
     return maps
 
 
-def cost_table(num_depths: int, rule: Rule) -> CostTable:
-    """Twelve blocks of noisy times: 10 ms a plain step, 11 ms and 0.5 ms a row for verification, 1 ms a draft."""
+def cost_table(num_depths: int) -> CostTable:
+    """Three processes: 10 ms a plain step, 11 ms and 0.5 ms a row for verification, 1 ms a draft, 2 % apart."""
     rng = np.random.default_rng(1)
-    depths = np.arange(num_depths + 1)
-    means = np.concatenate([[10.0], 11.0 + 0.5 * depths[1:], 1.0 * depths[1:]])
-    blocks = means[:, None] * (1.0 + 0.02 * rng.standard_normal((len(means), NUM_BLOCKS)))
-
-    def times(rows: np.ndarray) -> StepTimes:
-        target, verify, draft = rows[..., 0], rows[..., 1 : num_depths + 1], rows[..., num_depths + 1 :]
-        nothing = np.zeros((*rows.shape[:-1], 1))
-        return StepTimes(
-            target,
-            np.concatenate([target[..., None], verify], axis=-1),
-            np.concatenate([nothing, draft], axis=-1),
-            np.zeros((*rows.shape[:-1], num_depths + 1)),
-        )
-
-    draws = times(median_draws(blocks, rule.num_draws, rng))
-    return CostTable(depths.tolist(), times(np.median(blocks, axis=1)), draws, False, NUM_BLOCKS, "", "float32")
+    depths = np.arange(1, num_depths + 1)
+    logs = np.log((11.0 + 1.5 * depths) / 10.0)[:, None] + 0.02 * rng.standard_normal((num_depths, NUM_PROCESSES))
+    curve = cost_curve(depths.tolist(), logs)
+    verify, nothing = np.concatenate([[1.0], np.exp(curve.log_ratio)]), np.zeros(num_depths + 1)
+    table = known_table([0, *depths.tolist()], StepTimes(np.array(1.0), verify, nothing, nothing))
+    return table._replace(
+        process=np.concatenate([np.zeros((1, curve.process.shape[1])), curve.process]),
+        process_free=np.concatenate([[np.inf], curve.free]),
+        num_shared=NUM_PROCESSES,
+        num_processes=NUM_PROCESSES,
+    )
 
 
 def main() -> None:
     """Time it, print, write the record."""
-    parser = argparse.ArgumentParser(description="the joint bootstrap over prompts and timing blocks")
+    parser = argparse.ArgumentParser(description="the joint bootstrap over prompts and processes")
     parser.add_argument("--repetitions", type=int, default=7, help="how often each part is timed")
     parser.add_argument("--prompts", type=int, default=500, help="prompts that are resampled")
     parser.add_argument("--depths", type=int, default=16, help="drafting depths")
@@ -96,12 +91,12 @@ def main() -> None:
 
 def resample(counts: Counts, rule: Rule, num_depths: int) -> Speeds:
     """The draws: prompts and blocks, acceptance length and speedup of every depth."""
-    return predict(counts.tokens, counts.rounds, cost_table(num_depths, rule), "all", rule, 0)
+    return predict(counts.tokens, counts.rounds, cost_table(num_depths), "all", rule, 0)
 
 
 def judge(speeds: Speeds, rule: Rule, num_depths: int) -> None:
     """Intervals, P(best), regret and the choice."""
-    depth_rows(speeds, cost_table(num_depths, rule), WHO)
+    depth_rows(speeds, cost_table(num_depths), WHO)
     choice_row(speeds, WHO, rule)
 
 

@@ -9,6 +9,7 @@ Everything is written below FOLDER; the last line on stdout is one JSON object w
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -30,8 +31,7 @@ class Subject:
     def __init__(self, home: Path) -> None:
         found: dict[str, list[Any]] = {}
         store = Store(home)
-        for key in store.keys():
-            artifact = store.find(key)
+        for artifact in map(store.find, store.keys()):
             found.setdefault(type(artifact).__name__, []).append(artifact)
         self.drafts: list[Draft] = sorted(found["Draft"], key=lambda draft: str(draft.info["method"]))
         target_key = str(self.drafts[0].info["target_key"])
@@ -91,8 +91,10 @@ def measure(subject: Subject, settings: dict[str, Any], folder: Path) -> dict[st
 def decision_of(verdict: Any, policy: Any, cost: Measurements, end_to_end: Measurements) -> dict[str, Any]:
     """The decision, every arm with what was predicted and measured, and what is needed to pool several runs."""
     confirmed, chosen = read_policy(verdict.path), read_policy(policy.path)
+    requests = [row for row in read_rows(end_to_end.path, Request) if row.batch_size == 1]
     arms = [
         {
+            **scatter_of(requests, arm.draft_key, arm.method, arm.depth_k),
             "method": arm.method,
             "depth_k": arm.depth_k,
             "measured": arm.speedup,
@@ -105,7 +107,13 @@ def decision_of(verdict: Any, policy: Any, cost: Measurements, end_to_end: Measu
         if arm.workload == ALL
     ]
     predicted = [
-        {"method": row.method, "depth_k": row.depth_k, "predicted": row.speedup_pred, "lo": row.pred_lo, "hi": row.pred_hi}
+        {
+            "method": row.method,
+            "depth_k": row.depth_k,
+            "predicted": row.speedup_pred,
+            "lo": row.pred_lo,
+            "hi": row.pred_hi,
+        }
         for row in chosen.evals
         if row.workload == ALL and row.depth_k
     ]
@@ -118,10 +126,31 @@ def decision_of(verdict: Any, policy: Any, cost: Measurements, end_to_end: Measu
         "predicted": predicted,
         "load_average": os.getloadavg()[0],
         "num_cost_cells": len(read_rows(cost.path, CostCell)),
-        "num_requests": len(read_rows(end_to_end.path, Request)),
+        "num_requests": len(requests),
         "tuning": {name: end_to_end.info[name] for name in ("kernel", "num_threads")},
         "ended": [cost.info["ended"], end_to_end.info["ended"]],
     }
+
+
+def scatter_of(requests: list[Request], draft_key: str, method: str, depth: int) -> dict[str, Any]:
+    """by_process: log speedup in each process over its own plain decoding; sd_prompts: what prompts do to the mean.
+
+    A process is held against plain decoding on its own prompts, a token's time for a token's time; what prompts do is
+    the standard error of the log acceptance length over them, each prompt counted once.
+    """
+    by_process, lengths = [], {}
+    for process in sorted({row.process for row in requests}):
+        mine = [row for row in requests if row.process == process]
+        arm = [row for row in mine if (row.draft_key, row.method, row.depth_k) == (draft_key, method, depth)]
+        prompts = {row.prompt_id for row in arm}
+        plain = [row for row in mine if row.method == "none" and row.prompt_id in prompts]
+        if arm:
+            speeds = [sum(r.timed_tokens for r in rows) / sum(r.decode_ns for r in rows) for rows in (arm, plain)]
+            by_process.append(math.log(speeds[0] / speeds[1]))
+        lengths |= {row.prompt_id: (row.timed_tokens, row.num_rounds) for row in arm if row.num_rounds}
+    tokens, rounds = sum(t for t, _ in lengths.values()), sum(r for _, r in lengths.values())
+    pulls = [t / tokens - r / rounds for t, r in lengths.values()] if rounds else []
+    return {"by_process": by_process, "sd_prompts": math.sqrt(sum(pull**2 for pull in pulls))}
 
 
 def main() -> None:

@@ -95,9 +95,12 @@ def _last(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:
 
 
 def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
-    """Three commands worth trying after a run that chose a depth."""
+    """Commands worth trying after a run that chose a depth; first of all, where the gate refused, measuring again."""
     shown = release.key if release is not None else policy.key
+    again = [f"draftsmith remeasure {shown[:12]}   # on a quiet machine: adds evidence and decides anew"]
+    refused = release is not None and policy.info.get("gate_passed") is False
     return [
+        *(again if refused else []),
         'draftsmith generate "def add(a, b):"',
         'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
         "WHERE workload = 'all' ORDER BY ALL\"",

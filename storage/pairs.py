@@ -10,7 +10,6 @@ from typing import Any
 
 from components.promotion import ArmPrompt, Measured
 from components.rows import AcceptanceMap
-from storage.results import open_history
 
 _ARMS = Path(__file__).with_name("paired_prompts.sql")
 _MAPS = """
@@ -22,6 +21,8 @@ ORDER BY created_at DESC, artifact_key, prompt_id"""
 
 def measured_of(home: Path, *draft_keys: str) -> Measured:
     """What was measured of some drafters. Maps come the newest first; their teacher-forced halves are left out."""
+    from storage.results import open_history
+
     drafts: dict[str, Any] = {"drafts": [key for key in draft_keys if key]}
     with open_history(home) as ask:
         arms, maps = ask(_ARMS.read_text(encoding="utf-8"), drafts), ask(_MAPS, drafts)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from components.promotion import Check, Evidence, Judge, Way
 from storage.pairs import measured_of
-from storage.results import query
 
 _ENGINES = Path(__file__).with_name("engine_gate.sql")
 
@@ -87,6 +86,8 @@ def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str
 
 def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
     """Whether serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
+    from storage.results import query
+
     draft_key = challenger.get("draftsmith.draft_key", "")
     names, rows = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})
     return [Check(**dict(zip(names, row, strict=True))) for row in rows]

@@ -85,7 +85,7 @@ DECISION = """
         with: {{tokens_per_block: 16, num_threads: 1, seconds: 1, num_processes: 1}}
       depth:
         uses: speedup.choose_depth
-        in: {{acceptance: [acceptance, champion_acceptance], cost: cost}}
+        in: {{acceptance: [acceptance, champion_acceptance], cost: cost, champion: "{champion}"}}
       end_to_end:
         uses: bench.compare_end_to_end
         in: {{target: "{target}", drafts: [draft, "{champion}"], prompts: mix, policy: depth}}

@@ -64,7 +64,8 @@ def compare_end_to_end(
         max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
         precision: half-width of the 95 % interval of a speed ratio, as a share, at which two ways of decoding are told
             apart well enough (0.03 = 3 %).
-        seconds: time budget for measuring; opening the processes comes on top. What was not settled by then is said.
+        seconds: time for measuring; opening the processes comes on top. A decision that is open by then is measured for
+            as long again, once; what is not settled after that is said.
         num_processes: fresh processes at least; more follow while time is left and the decision is open.
         depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
             settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
@@ -106,7 +107,7 @@ def compare_end_to_end(
     study = Study(
         Asked(arms, side_arms, asked, warm_up, sorted(set(batch_sizes)), max_new_tokens),
         open_process=lambda number: Measuring(number, target, drafts, arms, tuned, dtype, ctx),
-        unsettled=lambda found: open_arms(found, policy, precision),
+        unsettled=lambda found: open_arms(found, side_arms, precision),
         progress=lambda done, total: ctx.progress(done, total, "seconds of measuring"),
         note=ctx.note,
     )

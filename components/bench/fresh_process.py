@@ -12,6 +12,7 @@ JSON lines over two pipes; nothing is unpickled. The process ends when the pipe 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -36,7 +37,8 @@ class FreshProcess:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(from_us[0]), str(to_us[1]), what],
+                # -P: a folder in which the owner runs may hold a package of the same name
+                [sys.executable, "-P", "-m", __name__, str(from_us[0]), str(to_us[1]), what],
                 pass_fds=(from_us[0], to_us[1]),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -46,7 +48,12 @@ class FreshProcess:
             os.close(to_us[1])
         self._requests = os.fdopen(from_us[1], "w", encoding="utf-8")
         self._replies = os.fdopen(to_us[0], "r", encoding="utf-8")
-        self.reply_at_start = self.ask(dict(order))
+        try:
+            self.reply_at_start = self.ask(dict(order))
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
 
     def ask(self, request: Mapping[str, Any]) -> Any:
         """The reply to one request.
@@ -61,9 +68,11 @@ class FreshProcess:
             line = self._replies.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
+        if not line.endswith("\n"):  # nothing, or what was written when it ended
             code = self._process.wait()
-            raise RuntimeError(f"the measuring process ended with exit code {code} and said nothing (out of memory?)")
+            raise RuntimeError(
+                f"the measuring process ended with exit code {code} and without an answer (out of memory?)"
+            )
         reply = json.loads(line)
         if "user_error" in reply:
             raise UserError(reply["user_error"])
@@ -73,7 +82,8 @@ class FreshProcess:
 
     def close(self) -> None:
         """End the process and wait until it is gone."""
-        self._requests.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and a request was never read
+            self._requests.close()
         self._replies.close()
         self._process.wait()
 

@@ -4,14 +4,16 @@ A pass over k+1 rows is other arithmetic than a pass over one row. Where the two
 either is right, and after such a tie the text is another one. So a text that differs from plain decoding's is verified
 by itself, to its end: every token must be the target's own choice after those before it, up to the noise there.
 
-What that asks of a token: its logit lies at most TIE_FACTOR times the noise below the best one's, noise and logits as
-measured at this very position by readings of several row counts (targets/row_noise.py). On the built-in target, over
-216,000 pairs of close tokens, in float32 as in bfloat16, what one pass of 1 to 8 rows says of a pair was off by at most
-10 (float32: 13) times that noise, and by a factor of ten less often for every 1.5 more: 4.9 at one in 370, 7.8 at one
-in 10^4, 9.3 at one in 10^5. A false alarm also needs two tokens that close (one position in fifty is, in bfloat16, for
-every noise of distance). That makes 2 * 10^-8 a token: 150 outputs of 96 tokens, all of which differ from plain, are
-judged falsely once in 3,000 measurements, and in float32, where none differs, never seen. A wrong token is missed where
-it lies within TIE_FACTOR noises of the best: 0.15 logits in bfloat16, 10^-5 in float32.
+Of a token that asks: its logit lies at most TIE_FACTOR times the noise below the best one, where both are measured at
+this very position by readings of several row counts (targets/row_noise.py).
+
+How often that is wrong of an honest token. On the built-in target, over 216,000 pairs of tokens less than half a logit
+apart, what a pass of 1 to 8 rows says of a pair was off from the readings by 5.1 noises in one of 370 in bfloat16
+(float32: 5.5), by 7.8 (8.7) in one of 10^4, by 9.3 (10.8) in one of 10^5, by 9.7 (11.3) at most; transformers' own code
+by no more. The two best tokens must also be that close: in bfloat16 one position in fifty is so for every noise of
+distance, in float32 one in a million. Together 2 * 10^-8 of bfloat16 tokens: where 150 outputs of 96 tokens all differ
+from plain, one measurement in 3,000 has a false alarm; in float32 none differs. A wrong token is missed where it lies
+that close: 0.15 logits in bfloat16, 10^-5 in float32.
 """
 
 from __future__ import annotations

@@ -142,6 +142,11 @@ class Measuring:
         found: dict[str, Any] = self._process.ask({"do": "conditions"})
         return found
 
+    def clock_mhz(self) -> float | None:
+        """The clock of what computes now; None where the machine does not tell."""
+        found: float | None = self._process.ask({"do": "clock_mhz"})
+        return found
+
     def __enter__(self) -> Self:
         return self
 

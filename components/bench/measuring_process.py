@@ -18,6 +18,7 @@ import torch
 
 from components.bench import clock
 from components.bench.arms import Arm
+from components.bench.device_state import clock_mhz, device_state
 from components.bench.loaded_off import kept_off
 from components.bench.phases import timed
 from components.bench.slices import Generation, take_turns
@@ -77,12 +78,13 @@ class MeasuringProcess:
         }
 
     def __call__(self, request: dict[str, Any]) -> Any:
-        """Answer {"do": "turns" | "texts" | "conditions", ...}; the rest of a request are the method's arguments."""
+        """Answer {"do": "turns" | "texts" | "conditions" | "clock_mhz", ...}, the rest being the method's arguments."""
         asked = dict(request)
         known: dict[str, Callable[..., Any]] = {
             "turns": self.turns,
             "texts": self.texts,
             "conditions": self.conditions,
+            "clock_mhz": self.clock_mhz,
         }
         do = known[asked.pop("do")]
         with torch.inference_mode(), clock.quiet_interpreter():
@@ -91,6 +93,10 @@ class MeasuringProcess:
     def conditions(self) -> dict[str, Any]:
         """Load, clock and governor now."""
         return clock.conditions(self.target.device)
+
+    def clock_mhz(self) -> float | None:
+        """The clock of what computes now; None where the machine does not tell."""
+        return clock_mhz(device_state(self.target.device))
 
     def texts(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Each prompt and exactly `num_tokens` greedy tokens after it, end-of-text ignored."""

@@ -7,6 +7,7 @@ the processor's cache, while in a round drafter and target take turns.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -139,15 +140,21 @@ class PhaseProbe:
         self.target, self.proposer, self.watch = target, proposer, watch
 
     def take(self) -> Passes:
-        """The passes since it was last asked, each with the proposal before it; see slices.Probe."""
+        """The passes since it was last asked, each with what was proposed between it and the pass before.
+
+        A pass without a proposal (near the end of the context lookahead has no room for one) has 0; see slices.Probe.
+        """
         passes, sizes = self.target.spans, self.target.batch_sizes
         drafts = [] if self.proposer is None else self.proposer.spans
         self.target.spans, self.target.batch_sizes = [], []
         if self.proposer is not None:
             self.proposer.spans = []
         numbers = self.watch.read([moment for span in (*passes, *drafts) for moment in span])
-        spans = [end - begin for begin, end in zip(numbers[::2], numbers[1::2], strict=True)]
-        return Passes(spans[: len(passes)], spans[len(passes) :] or [0] * len(passes), sizes)
+        spans = list(zip(numbers[::2], numbers[1::2], strict=True))
+        begins, draft_ns = [begin for begin, _ in spans[: len(passes)]], [0] * len(passes)
+        for begin, end in spans[len(passes) :]:
+            draft_ns[bisect.bisect_left(begins, end)] += end - begin
+        return Passes([end - begin for begin, end in spans[: len(passes)]], draft_ns, sizes)
 
 
 def timed(

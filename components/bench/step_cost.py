@@ -9,6 +9,7 @@ spent, and says which.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 
     from components.bench.arms import Arm
     from components.bench.cost_blocks import Grid
-    from components.bench.measuring import Measuring
+    from components.bench.measuring import ArmRun, Measuring
     from components.bench.subjects import EncodedPrompt
     from components.bench.tuning import Tuning
 
 NUM_TEXTS = 8
 WARM_UP_TOKENS = 12
+LEAST_TOKENS = 8  # of a block, however slow the target is
 
 
 def measure_step_cost(
@@ -74,10 +76,13 @@ def measure_step_cost(
     """
     from components.bench.cost_blocks import Grid, Setting
     from components.bench.cost_texts import longest_context
+    from components.bench.end_to_end import refuse_what_a_loop_cannot
     from components.bench.subjects import fitting_prompts
     from components.bench.tuning import tuned_or_chosen
     from components.targets.load import target_facts
 
+    for draft in drafts:
+        refuse_what_a_loop_cannot(draft, batch_sizes, trees)
     positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     settings = [Setting(size, length) for size in sorted(set(batch_sizes)) for length in sorted(set(kv_lengths))]
     if longest_context(kv_lengths, batch_sizes, tokens_per_block) + 65 > positions:
@@ -87,23 +92,22 @@ def measure_step_cost(
         )
     asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms = arms_of(drafts, max_depth, trees, tuned)
-    grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
+    arms = tuple(arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs))
+    grid = Grid(arms, tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
         f"until every cost is known to {precision:.1%}"
     )
     study = CostStudy(target, drafts, grid, asked, tuned, dtype, graphs, ctx)
     study.run(seconds, num_processes, precision)
-    flags = study.flags(machine.num_cores)
-    write_rows(ctx.out, [*study.cells, *flags])
+    write_rows(ctx.out, [*study.cells, *study.flags(machine.num_cores)])
     return Measurements.made(
         ctx,
         {
             "methods": sorted({cell.method for cell in study.cells} - {"none"}),
             "draft_keys": [draft.key for draft in drafts],
             "dtype": dtype,
-            "kernel": tuned.kernel,
+            "kernel": study.kernel,
             "num_threads": tuned.num_threads,
             "machine_id": machine.machine_id,
             "num_processes": study.num_processes,
@@ -118,13 +122,16 @@ def measure_step_cost(
     )
 
 
-def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], tuned: Tuning) -> list[Arm]:
-    """Plain decoding, on both kernels where there is a rival, and every drafter at every depth and as trees."""
+def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
+    """Plain decoding, on both kernels where there is a rival, and every drafter at every depth and as trees.
+
+    Recorded passes have no rival: it would be timed as it is not decoded.
+    """
     from components.bench.arms import PLAIN, RIVAL, Arm
     from components.bench.trees import tree_shape
     from components.drafts.files import read_record
 
-    arms = [PLAIN, *([RIVAL] if tuned.rival else [])]
+    arms = [PLAIN, *([RIVAL] if rival else [])]
     for draft in drafts:
         record = read_record(draft.path)
         method, trained = str(record["method"]), int(record["num_steps"])
@@ -158,10 +165,15 @@ class CostStudy:
         self.conditions: dict[str, Any] = {}
         self.num_processes = self.num_blocks = 0
         self.texts: list[list[int]] = []
-        self.ended = ""
+        self.kernel = self.ended = ""
 
     def run(self, seconds: float, num_processes: int, precision: float) -> None:
-        """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start."""
+        """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start.
+
+        A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known.
+        """
+        from components.speedup.costs import cells_to_measure_again
+
         spent = 0.0
         while not self.ended:
             left = num_processes - self.num_processes
@@ -169,8 +181,8 @@ class CostStudy:
             spent += self._one_process(share, spent, seconds)
             if self.num_processes < num_processes:
                 continue
-            widths = self.half_widths()
-            if widths and max(widths.values()) <= precision:
+            widths, again = self.half_widths(), cells_to_measure_again(self.cells)
+            if widths and max(widths.values()) <= precision and not (again and self.num_processes == num_processes):
                 self.ended = f"every cost is known to {max(widths.values()):.1%}"
             elif spent + seconds / num_processes > seconds:
                 wide = {name: width for name, width in widths.items() if width > precision}
@@ -193,6 +205,7 @@ class CostStudy:
             self.ctx,
             graphs=self.graphs,
         ) as process:
+            self.kernel = process.facts["kernel"]
             self._make_texts(process)
             warm_up = process.turns(
                 [self.texts[0][: self.grid.settings[0].kv_len]],
@@ -201,22 +214,37 @@ class CostStudy:
                 tokens_a_slice=WARM_UP_TOKENS,
                 ignore_eos=True,
             )
-            tokens_a_slice = slice_length(warm_up[0])
+            grid, tokens_a_slice = self._fitting(warm_up, share), slice_length(warm_up[0])
             begun, number = time.monotonic(), 0
             while not number or time.monotonic() - begun < share:
                 number += 1
-                for setting in self.grid.settings:
-                    self._block(process, setting, number, tokens_a_slice)
+                for setting in grid.settings:
+                    self._block(process, grid, setting, number, tokens_a_slice)
                 self.ctx.progress(min(seconds, spent + time.monotonic() - begun), seconds, "seconds of measuring")
             self.num_blocks += number
             self.conditions = process.conditions()
             return time.monotonic() - begun
 
-    def _block(self, process: Measuring, setting: Any, number: int, tokens_a_slice: int) -> None:
+    def _fitting(self, warm_up: Sequence[ArmRun], share: float) -> Grid:
+        """The grid with blocks short enough for a slow target: two of every setting in the time of a process.
+
+        The first process also says what its time will be enough for.
+        """
+        each = sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in warm_up) / 1e9
+        whole = each * len(self.grid.settings)  # a first look: larger settings take longer
+        tokens = max(LEAST_TOKENS, min(self.grid.tokens, int(share / 2.0 / whole)))
+        if self.num_processes == 1:
+            self.ctx.note(
+                f"a block of {tokens} tokens takes about {whole * tokens:.1f} s for all arms, so {share:.0f} s of each "
+                f"process are enough for about {max(1, round(share / (whole * tokens)))}"
+            )
+        return dataclasses.replace(self.grid, tokens=tokens)
+
+    def _block(self, process: Measuring, grid: Grid, setting: Any, number: int, tokens_a_slice: int) -> None:
         from components.bench import clock
         from components.bench.cost_blocks import Taken, cells_of, run_block
 
-        runs = run_block(process, self.grid, setting, self.texts, number + process.number, tokens_a_slice)
+        runs = run_block(process, grid, setting, self.texts, number + process.number, tokens_a_slice)
         if not runs:
             name = f"batch {setting.batch_size} kv {setting.kv_len}"
             if name not in self.left_out:
@@ -234,6 +262,7 @@ class CostStudy:
             process.number,
             number,
             clock.load_average(),
+            process.clock_mhz(),
         )
         self.cells += cells_of(runs, setting, taken)
 
@@ -248,7 +277,9 @@ class CostStudy:
 
     def half_widths(self) -> dict[str, float]:
         """Arm by arm, the half-width of the 95 % interval of a round's cost over a plain step, as a share."""
-        return {}
+        from components.bench.settling import cost_half_widths
+
+        return cost_half_widths(self.cells)
 
     def flags(self, num_cores: int) -> list[QualityFlag]:
         """Was the machine ours? Were there several processes?"""

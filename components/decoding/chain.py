@@ -4,8 +4,9 @@ Output tokens are numbered from 0; token 0 comes from the prefill. A round start
 known token. It drafts `depth` guesses for tokens i+1, i+2, ..., verifies them in one pass of depth+1 rows, keeps the
 `accepted` right ones and adds one token of the target's own.
 
-The depth never changes near the end: a round that runs past end-of-text or the limit is cut (emitted < accepted + 1),
-and what was cut is recorded, not kept. A live run is therefore the replay of an acceptance map, round for round.
+The depth does not change near the end: a round that runs past end-of-text or the limit is cut (emitted < accepted + 1),
+and what was cut is recorded, not kept. A live run is therefore the replay of an acceptance map, round for round. Only
+where the target's positions run out are guesses fewer, down to one: what is measured keeps clear of there.
 
 Every loop is a generator that stops after each round, so that several generations can take turns on one machine
 (bench/slices.py); `decode` runs one to its end.
@@ -163,7 +164,7 @@ def decode_rounds(
         decoded: Decoded = yield from run_loop(target, proposer, prompt_ids, session=session, **asked)
         return decoded
     needed = len(prompt_ids) + max_new_tokens + depth + 1
-    cache = (session or Session(target, needed)).empty_cache(needed)
+    cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, depth + 1)
     rng = rng if rng is not None else torch.Generator()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
     if proposer is None:
@@ -265,7 +266,7 @@ class _ChainRun:
         ended = raw[0] in ends
         while not ended and kept < max_new_tokens:
             yield kept
-            verdict, out, drafted = self._round(newest, columns)
+            verdict, out, drafted = self._round(newest, columns, self.target.shape.max_position_embeddings - n - kept)
             emitted, ended = keep_until_end(verdict.token_ids, max_new_tokens - kept, ends)
             rounds.append(RoundFacts(kept - 1, drafted, verdict.num_accepted, emitted, n + kept - 1))
             kept += emitted
@@ -278,9 +279,9 @@ class _ChainRun:
         status = "eos" if ended else "ok"
         return Decoded(raw[:kept], raw, rounds, status, n, first - start, stop - first)
 
-    def _round(self, newest: Tensor, columns: Columns) -> tuple[Verdict, TargetPass, int]:
-        """Guess after the newest token and verify the guesses in one pass."""
-        proposal = self.proposer.propose(self.state, columns, self.depth, self.sampling, self.rng)
+    def _round(self, newest: Tensor, columns: Columns, room: int) -> tuple[Verdict, TargetPass, int]:
+        """Guess after the newest token, which leaves `room` positions, and verify the guesses in one pass."""
+        proposal = self.proposer.propose(self.state, columns, min(self.depth, room), self.sampling, self.rng)
         guesses = proposal.tokens.to(newest.device)
         ids = torch.cat((newest, guesses)).unsqueeze(0)
         out = self.target.forward(ids, self.cache, features=self.features)

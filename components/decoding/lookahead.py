@@ -45,8 +45,9 @@ def lookahead_rounds(
     n = len(prompt_ids)
     state = proposer.new_state(n + max_new_tokens)
     assert isinstance(state, LookaheadState)
-    needed = n + max_new_tokens + state.settings.positions_ahead(depth)
-    cache = (session or Session(target, needed + state.max_rows)).empty_cache(needed, state.max_rows)
+    needed, ahead = n + max_new_tokens, state.settings.positions_ahead(depth)
+    scratch = ahead + state.max_rows
+    cache = (session or Session(target, needed + scratch)).empty_cache(needed, scratch)
     rng, nothing = torch.Generator(), torch.empty(0)
     start = clock()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
@@ -59,6 +60,14 @@ def lookahead_rounds(
     kept, ended = 1, raw[0] in ends
     while not ended and kept < max_new_tokens:
         yield kept
+        if n + kept + 1 + ahead > target.shape.max_position_embeddings:  # no positions for the window: a plain step
+            out = target.forward(torch.tensor([new[-1:]], device=target.device), cache, logits="last")
+            assert out.logits is not None
+            new = out.logits[0].argmax(-1).tolist()
+            rounds.append(RoundFacts(kept - 1, 0, 0, 1, n + kept - 1))
+            kept, ended = kept + 1, new[0] in ends
+            raw += new
+            continue
         columns = Columns(torch.tensor(new), nothing, nothing)
         rows = proposer.propose(state, columns, depth, sampling, rng).tokens
         plan = state.plan

@@ -166,7 +166,7 @@ def pick(depths: Sequence[int], speedup: Sequence[Estimate], rule: Rule) -> Pick
     would pass by luck. Too few prompts for a verdict still name a depth, the one to try.
     """
     near = [1 + i for i in near_best(np.stack([s.draws for s in speedup[1:]], axis=1), rule.tolerance, rule.confidence)]
-    p_beats = [s.p_above(1.0) for s in speedup]
+    p_beats = {i: speedup[i].p_above(1.0) for i in near}
     able = [i for i in near if (p_beats[i] or 0.0) >= rule.confidence]
     column = next(iter(able or [i for i in near if speedup[i].value > 1.0]), near[-1])
     said, p_taken = f"depth {depths[column]} (predicted {speedup[column].value:.3f}x)", p_beats[column]
@@ -182,7 +182,7 @@ def pick(depths: Sequence[int], speedup: Sequence[Estimate], rule: Rule) -> Pick
     if able:
         return Pick(column, p_taken, "use", f"{said} is faster than plain decoding with probability {p_taken:.3f}")
     why = f"the best candidate, {said}, beats plain decoding with probability {p_taken:.3f}; "
-    p_any = max(p or 0.0 for p in p_beats[1:])
+    p_any = max(s.p_above(1.0) or 0.0 for s in speedup[1:])
     verdict = "do_not_speculate" if p_any < 1.0 - rule.confidence else "undecided"
     return Pick(0, p_taken, verdict, f"{why}{rule.confidence:g} is asked")
 

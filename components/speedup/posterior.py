@@ -9,8 +9,7 @@ precision, which for normal errors is the update of Kalman (1960):
     theta = p + G (y - M p),   G = C M^T (M C M^T + R)^-1
 Acceptance is common to both: the measured speedup is carried from its own prompts to all that have maps by the ratio of
 their acceptance lengths, in the same draws of prompts, so that what is combined is what a round costs. Draws of both
-that are updated by the same G are draws of theta (the ensemble filter of Evensen 1994), on which depths are compared in
-pairs.
+that are updated by the same G are draws of theta (Evensen 1994), on which depths are compared in pairs.
 """
 
 from __future__ import annotations

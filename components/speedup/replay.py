@@ -17,7 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from components.definitions import is_cut
+from components.rows import AcceptanceMap
+from components.speedup.bootstrap import Estimate, Floats, pooled_ratio
 
 
 class RoundOutcome(NamedTuple):
@@ -76,3 +80,10 @@ def count(accepted: Sequence[int], depth: int, num_tokens: int | None = None) ->
         reached=[len(full), *kept[:-1]] if depth else [],
         kept=kept,
     )
+
+
+def acceptance_length(maps: Sequence[AcceptanceMap], depth: int, weights: Floats) -> Estimate:
+    """`al` at a depth over some prompts, a map each. weights: of draw_weights, in the order of the maps."""
+    counts = [count(m.accepted, depth, m.num_tokens) for m in maps]
+    tokens = np.array([float(c.tokens) for c in counts])
+    return pooled_ratio(weights, tokens, np.array([float(c.rounds) for c in counts]))

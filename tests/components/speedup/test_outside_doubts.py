@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components.publish.engine_settings import engine_settings
 from components.rows import QualityFlag
-from components.speedup.engines import engine_settings
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
 from components.speedup.outside_rows import OutsideRow, Placed
@@ -47,8 +47,7 @@ def test_numbers_at_fault_choose_nothing_anywhere() -> None:
         [*lengths(1.8, 2.39, 2.79), *costs(0.15, kv_len=128), *costs(0.2, kv_len=4096)],
     ):
         policy = policy_of(rows)
-        policy.engines = engine_settings(policy)
-        assert policy.verdict == "invalid" and policy.winner is None and policy.engines == {}
+        assert policy.verdict == "invalid" and policy.winner is None and engine_settings(asdict(policy), ()) == {}
         assert policy.mixtures == [] and "bad_baseline" in policy.reasons[0]
         for choice in (*policy.choices, *policy.contexts):
             assert (choice.verdict, choice.depth_k, choice.speedup_pred, choice.p_beats_no_spec) == ("invalid", 0, 1, 0)
@@ -61,8 +60,10 @@ def test_a_drafter_at_fault_leaves_the_choice_to_the_others() -> None:
     rows = [*lengths(1.8, 2.39, 2.79, drafter="bad"), *costs(0.3, drafter="bad")]
     rows += [*lengths(1.8, 2.39, 2.79, drafter="good"), *costs(drafter="good")]
     policy = policy_of(rows)
-    assert policy.verdict == "use" and policy.winner is not None and policy.winner["draft_key"] == "good"
-    assert {c.draft_key: c.verdict for c in policy.choices} == {"bad": "invalid", "good": "use"}
+    assert policy.winner is not None and policy.winner["draft_key"] == "good"
+    # Lengths alone carry no interval, so that the good one is the one to try, and no more.
+    assert policy.verdict == "undecided"
+    assert {c.draft_key: c.verdict for c in policy.choices} == {"bad": "invalid", "good": "undecided"}
     assert {c.draft_key: c.chosen for c in policy.ranking} == {"bad": False, "good": True}
 
 
