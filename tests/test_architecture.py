@@ -45,7 +45,6 @@ ONLY_IN = {
         "storage/registry.py",
         "storage/evidence.py",
         "storage/alias_moves.py",
-        "storage/evidence.py",
         "storage/model_versions.py",
         "components/publish/mlflow_model.py",
         "flows/service_mlflow.py",
