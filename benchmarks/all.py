@@ -21,8 +21,8 @@ BENCHMARKS: dict[str, tuple[str, ...] | None] = {
     "history": None,
     "identity": ("target", "draft"),
     "packing": None,
-    "predicted_measured": ("target", "draft"),
     "quantised_drafts": ("target", "draft"),
+    "repeatability": ("target", "draft", "prompts"),
     "trees": ("target", "draft"),
 }
 """Module of each benchmark, and the steps of `quickstart` that it needs ((): all of them, None: nothing)."""

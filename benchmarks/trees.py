@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench.identity import compare
+from components.bench.identity import Judge
 from components.bench.subjects import EncodedPrompt, encoded_prompts, open_drafter, spread
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
@@ -38,7 +38,6 @@ from components.decoding.two_row import decode_two_row
 from components.drafts.draft import TreeProposer, TwoRowProposer
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
-from components.targets.row_noise import row_count_noise
 from storage.artifacts import Store
 
 EXTRA_GUESSES = (2, 4, 8, 16)  # budgets beyond the chain's own guesses
@@ -100,8 +99,7 @@ def measure(
     opened: AbstractTarget, drafter: Any, arms: list[Arm], asked: list[EncodedPrompt], options: argparse.Namespace
 ) -> None:
     """Fill in the arms: one prompt to warm up, then every prompt `reps` times."""
-    session, judge, order = Session(opened), Session(opened), random.Random(0)
-    noise = row_count_noise(opened, [prompt.ids for prompt in asked[:8]])
+    session, judge, order = Session(opened), Judge(opened), random.Random(0)
     for rep, prompts in ((-1, asked[:1]), *((rep, asked) for rep in range(options.reps))):
         for prompt in prompts:
             runs = {}
@@ -115,7 +113,7 @@ def measure(
                 arm.rounds += len(run.rounds)
                 arm.ms.append(run.decode_ns / 1e6 / max(1, len(run.tokens) - 1))
                 if rep == 0 and run.tokens != runs["plain"].tokens:
-                    verdict = compare(opened, judge, prompt.ids, run.tokens, runs["plain"].tokens, noise)
+                    verdict = judge.judge(prompt.ids, runs["plain"].tokens, run.tokens, 1 + (arm.budget or arm.depth))
                     arm.different += not verdict.tie
 
 

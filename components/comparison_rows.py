@@ -107,11 +107,13 @@ class EngineComparison:
     """A serving engine beside our own numbers: one drafter at one depth, on the prompts of one workload.
 
     num_compared: answers held against our plain decoding token for token (or as text). Of them num_identical are the
-    same, num_ties part where two tokens were equally likely, num_divergences elsewhere.
+    same, num_ties differ by rounding alone (bench/identity.py), num_divergences by more.
     num_paired: identical answers whose rounds we know as well; rounds and tokens are sums over these, and
     num_different of them took another number of rounds. tokens: emitted by rounds.
     our_rounds_from: end_to_end (our own timed decoding), maps (replayed acceptance maps), "" where there is neither.
-    al_pred, speedup_pred: what the depth policy says; speedups are over each side's own plain decoding.
+    al_engine, al_ours: tokens / rounds of the paired answers; al_pred: what the depth policy replayed for their prompts
+    (for all its prompts where none is paired). speedup_pred: of all its prompts. Speedups are over each side's own
+    plain decoding.
     verdict: equal (the same rounds for every prompt), close (acceptance length within `tolerance`), mismatch,
     not_compared.
     """

@@ -99,6 +99,10 @@ class CostCell:
 class Request:
     """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns.
 
+    Where rounds were timed one by one, in turns with others, each counts in decode_ns as the steady time of its arm in
+    this process (bench/timed_runs.py steady_share): other work makes a round longer, never shorter. elapsed_ns is then
+    what passed.
+
     A drafter's method and key with depth_k 0: it is loaded and drafts nothing, as an engine does with a request that
     asks for no speculation, but keeps what it needs to go on: the EAGLE family and a draft model take every token in,
     mtp and mtp-parallel only remember it.
@@ -128,8 +132,7 @@ class Request:
     output_sha256: str
     identical: bool | None  # against plain decoding of the same prompt; None for plain itself
     first_divergence: int | None
-    divergence_margin: float | None  # plain top-2 logit margin at the first divergence
-    tie: bool | None  # a divergence whose margin is below ten times the measured row-count noise
+    tie: bool | None  # where they differ: whether every token is the target's own choice, up to rounding noise
     dtype: str
     kernel: str
     num_threads: int
@@ -143,10 +146,18 @@ class Request:
     e2e_ns: int | None = None  # from sending to the end of the answer, as the client saw it
     error: str | None = None  # why status is "error", in one line
     process: int = 0  # the fresh process that decoded it, from 1; 0 in rows of measurements in one process
+    elapsed_ns: int | None = None  # what passed on the clock instead of decode_ns, other work included; None: the same
+    first_wrong: int | None = None  # the first token that is not the target's own choice; None for a tie
+    divergence_shortfall: float | None = None  # logits that the token at first_wrong (of a tie: where it parts) lacks
+    divergence_noise: float | None = None  # of a logit at that token: its standard deviation between row counts
+    tie_chance: float | None = None  # probability that rounding alone parts an output from this prompt's plain one
+    rounded_tokens: int | None = None  # tokens of the output beside which the target finds another likelier
+    rounded_expected: float | None = None  # how many of them rounding alone makes
+    divergence_margin: float | None = None  # plain top-2 margin where they part, in rows that were judged by it
 
     @property
     def timed_tokens(self) -> int:
-        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it."""
+        """Tokens that came within decode_ns: all but the first, or but those that an engine sent with it (0: as 1)."""
         return self.tokens_kept - (self.first_chunk_tokens or 1)
 
 
@@ -193,6 +204,7 @@ class DepthEval:
     meas_lo: float | None
     meas_hi: float | None
     tree_budget: int | None = None  # guesses verified in one pass of a tree of this depth; None for a chain
+    al_replayed: float | None = None  # al of the very prompts that al_meas is of; al is of all that have a map
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ for _command in (
     make.check,
     make.plan,
     make.run,
+    measured.remeasure,
     validate.validate,
     ask.show,
     ask.query,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rich.columns import Columns
@@ -64,15 +65,42 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
             say(f"  {command}")
 
 
+def print_measured_again(before: Mapping[str, Any], outcome: RunOutcome, console: Console) -> None:
+    """What a release said of itself before, what it says now, and what the registry made of that.
+
+    before: the facts of the release until now.
+    """
+    now = _last(outcome, Release)
+    for what, facts in (("before", before), ("now", now.info if now is not None else {})):
+        console.print(f"  {what:<18} {_evidence(facts)}", markup=False, soft_wrap=True)
+    for version in outcome.registered:
+        console.print(f"  {version.note}", markup=False, soft_wrap=True)
+    if now is not None:
+        said = f"draftsmith show {now.key[:12]} lists every session; draftsmith query --all-sessions asks them all"
+        console.print(f"  {said}", markup=False, soft_wrap=True)
+
+
+def _evidence(facts: Mapping[str, Any]) -> str:
+    """One line: drafter, depth, speedup with its interval, the gate."""
+    speedup, lo, hi = (facts.get(name) for name in ("speedup_meas", "meas_lo", "meas_hi"))
+    measured = "not measured" if speedup is None else f"{speedup:.2f}x"
+    interval = f" [{lo:.2f}, {hi:.2f}]" if lo is not None and hi is not None else ""
+    gate = "passed" if facts.get("gate_passed") else "refused"
+    return f"{facts.get('method')} at depth {facts.get('depth_k')}: {measured}{interval}, own gate {gate}"
+
+
 def _last(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:
     """The artifact of this kind that was made last."""
     return next((made for made in reversed(outcome.artifacts.values()) if isinstance(made, kind)), None)
 
 
 def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
-    """Three commands worth trying after a run that chose a depth."""
+    """Commands worth trying after a run that chose a depth; first of all, where the gate refused, measuring again."""
     shown = release.key if release is not None else policy.key
+    again = [f"draftsmith remeasure {shown[:12]}   # on a quiet machine: adds evidence and decides anew"]
+    refused = release is not None and policy.info.get("gate_passed") is False
     return [
+        *(again if refused else []),
         'draftsmith generate "def add(a, b):"',
         'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
         "WHERE workload = 'all' ORDER BY ALL\"",

@@ -12,7 +12,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flows.runs_on import HERE
 from flows.supervise import PRELOAD, ChildEnd, run_child
 from storage.artifacts import Store
 from storage.remote_store import take_problems
+from storage.sessions import read_record, session_of
 
 Event = Mapping[str, Any]
 OnEvent = Callable[[PlannedStep, Event], None]
@@ -86,6 +87,7 @@ class Engine:
         """Reuse or make one step. `artifacts` holds at least everything named in its inputs."""
         started = time.monotonic()
         with self._key_lock(step):
+            self.store.settle(step.key)  # of a kill just before it was in its place: it is an earlier session then
             found = self._reusable(step)
             if found is None:
                 with self._machine(step):
@@ -129,7 +131,8 @@ class Engine:
             self.on_event(step, {"event": "start", "attempt": attempt, "log": str(log)})
             end = self._attempt(step, artifacts, log)
             if end.how == "made":
-                record = self._record(step, end, started_at, attempt)
+                given = [artifacts[name] for name in step.input_names()]
+                record = self._record(step, given, end, started_at, attempt)
                 artifact = self.store.finish(step.key, end.kind, end.info, record)
                 for line in take_problems():
                     self.on_event(step, {"event": "note", "message": line})
@@ -183,7 +186,9 @@ class Engine:
             return None
         return {"step": step.name, **dataclasses.asdict(step.runs_on), **self.connection()}
 
-    def _record(self, step: PlannedStep, end: ChildEnd, started_at: float, attempt: int) -> dict[str, Any]:
+    def _record(
+        self, step: PlannedStep, given: Sequence[Artifact], end: ChildEnd, started_at: float, attempt: int
+    ) -> dict[str, Any]:
         """How the artifact came to be; kept in artifact.json."""
         code = code_state()
         machine = self.plan.machine or describe_machine(step.device)
@@ -195,6 +200,7 @@ class Engine:
             "uses": step.uses,
             "settings": step.settings,
             "inputs": step.parts.get("inputs", {}),
+            "input_sessions": {one.key: session_of(read_record(one.path) or {}) for one in given},
             "seed": step.seed,
             "device": step.device,
             "num_threads": self.num_threads,

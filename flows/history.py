@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.artifacts import replace_file
+from storage.whole_files import replace_file
 
 
 class StepHistory:

@@ -114,8 +114,12 @@ def make_plan(
     to_step: str | None = None,
     force: tuple[str, ...] = (),
     packages: tuple[str, ...] = PACKAGES,
+    past: Mapping[str, str] | None = None,
 ) -> Plan:
     """Work out what a run of `pipeline` with `params` would do.
+
+    past: name -> key of what a run that was has used and made (flows/past_run.py). Outside inputs, and steps before the
+    first that measures, are then taken as they were, whatever has changed since; the others are planned as always.
 
     Raises:
         UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
@@ -124,12 +128,13 @@ def make_plan(
     values = resolve_params(pipeline, declared.params, params or {})
     device = resolve_device(device)
     machine = machine or describe_machine(device)
-    sources = Sources(store)
+    sources = Sources(store, past or {})
     wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
     forced = _with_followers(wiring, _select(wiring, force, "--force"))
     chosen, left_out = _chosen(wiring, from_step, to_step)
     facts = {"seed": seed, "device": device, "machine": machine, "packages": packages}
-    parts = _parts_of_all(wiring, sources.found, spec.name, facts)
+    taken = _taken(wiring, store, past or {})
+    parts = _parts_of_all(wiring, sources.found, spec.name, facts, taken)
     history = StepHistory(store.home, pipeline)
     planned = {
         step.name: _planned(step, parts[step.name], store, history, forced, seed=seed, device=device)
@@ -151,8 +156,22 @@ def make_plan(
     )
 
 
+def _taken(wiring: Wiring, store: Store, past: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What entered the keys of the steps that are taken as they were in a past run, as far as the store still knows."""
+    measured = _with_followers(wiring, {step.name for step in wiring.steps if step.function.measures})
+    found: dict[str, dict[str, Any]] = {}
+    for step in wiring.steps:
+        if step.name in past and step.name not in measured and store.foresee(past[step.name]).artifact is not None:
+            found[step.name] = dict(store.record_of(past[step.name])["record"]["parts"])
+    return found
+
+
 def _parts_of_all(
-    wiring: Wiring, sources: Mapping[str, Artifact], file: str, facts: Mapping[str, Any]
+    wiring: Wiring,
+    sources: Mapping[str, Artifact],
+    file: str,
+    facts: Mapping[str, Any],
+    taken: Mapping[str, dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """What enters the key of every step, inputs before what uses them."""
     problems = Problems(file)
@@ -162,7 +181,7 @@ def _parts_of_all(
     for step in wiring.steps:
         words[step.name] = step.words().union(*(words.get(name, frozenset()) for name in step.input_names()))
         try:
-            parts[step.name] = fingerprint.parts_of(step, keys, words[step.name], **facts)
+            parts[step.name] = taken.get(step.name) or fingerprint.parts_of(step, keys, words[step.name], **facts)
             keys[step.name] = fingerprint.key_of(parts[step.name])
         except UserError as error:
             problems.add(step.line, f"step '{step.name}': {one_line(error)}")

@@ -39,6 +39,11 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     say("made by", f"{record.get('uses', '?')} as step {record.get('step', '?')} of {record.get('pipeline', '?')}")
     when = datetime.fromtimestamp(content["finished_at"], UTC).isoformat(" ", "seconds")
     say("when", f"{when}, in {duration(float(record.get('seconds', 0.0)))}, peak {record.get('peak_rss_mib', 0):g} MiB")
+    made = store.sessions(key)
+    for session in made if len(made) > 1 else []:
+        at = datetime.fromtimestamp(session.finished_at, UTC).isoformat(" ", "seconds")
+        where = "the newest, above" if session.is_newest else str(session.path)
+        say("measured" if session.is_newest else "", f"{at}  {where}")
     for name, value in record.get("settings", {}).items():
         say(f"  with {name}", one_line(value, 200))
     for name, value in record.get("inputs", {}).items():

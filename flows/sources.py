@@ -2,7 +2,7 @@
 
     registry:NAME@ALIAS     a released version, by alias (champion) or by number; where a step wants not the Release
     registry:NAME@VERSION   but a Draft, Target, DepthPolicy or the data behind it, the one in that release's lineage
-    store:KEY               an artifact in the store, by its key or the start of it
+    store:KEY               an artifact in the store, by its key or the start of it; KEY.SESSION for an earlier session
     path:DIR                a directory with an `artifact.json`, for example one copied from another machine
 
 An input enters the plan by the key of what was found, so a moved alias makes anew what follows. `check` reads the form
@@ -20,7 +20,8 @@ from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
 from flows.problems import did_you_mean
-from storage.artifacts import RECORD_FILE, Store, sha256_of
+from storage.artifacts import RECORD_FILE, Store
+from storage.whole_files import sha256_of
 
 SCHEMES = ("registry", "store", "path")
 OFFERED = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conversations", "Prompts")
@@ -73,12 +74,13 @@ def kind_of_source(name: str, store: Store) -> str:
 class Sources:
     """Finds the outside inputs of one plan, each alias once, so that the whole plan sees the same champion.
 
-    found: name (see source_name) -> artifact, verified.
+    past: name (see source_name) -> key, of those that are taken as they were. found: name -> artifact, verified.
     """
 
     store: Store
+    past: Mapping[str, str] = field(default_factory=dict)
     found: dict[str, Artifact] = field(default_factory=dict)
-    _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release
+    _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release, in its session
 
     def kind_of(self, name: str) -> str:
         """Find an outside input; its kind.
@@ -88,7 +90,10 @@ class Sources:
         """
         if name not in self.found:
             named = _NAMED.fullmatch(name)
-            self.found[name] = self._of_version(named) if named else _find(name, self.store)
+            if name in self.past:
+                self.found[name] = _find(f"store:{self.past[name]}", self.store)
+            else:
+                self.found[name] = self._of_version(named) if named else _find(name, self.store)
         return type(self.found[name]).__name__
 
     def _of_version(self, named: re.Match[str]) -> Artifact:
@@ -97,7 +102,8 @@ class Sources:
         said = f"registry:{named['name']}@{named['which']}"
         if said not in self._releases:
             try:
-                self._releases[said] = find_release(self.store.home, named["name"], named["which"])
+                key, session = find_release(self.store.home, named["name"], named["which"])
+                self._releases[said] = self.store.name_of_session(key, session)
             except UserError as error:
                 hint = "run the pipeline that releases it first, such as `draftsmith run quickstart`"
                 raise UserError(f"{said}: {error}; {hint}") from error
@@ -137,8 +143,8 @@ def _in_lineage(store: Store, release: str, kind: str, said: str) -> str:
         return release
     if kind == "Draft":
         return str(content["info"]["draft_key"])
-    direct = content["record"].get("inputs", {})
-    level = [str(content["info"]["draft_key"])] if kind not in ("Target", "DepthPolicy") else list(_keys(direct))
+    direct = _made_from(store, content)
+    level = [str(content["info"]["draft_key"])] if kind not in ("Target", "DepthPolicy") else list(direct)
     seen: set[str] = set()
     while level:
         records = {key: _record(store, key) for key in level}
@@ -150,7 +156,7 @@ def _in_lineage(store: Store, release: str, kind: str, said: str) -> str:
         if matching:
             return matching[0]
         seen.update(level)
-        further = {key for one in records.values() if one is not None for key in _keys(one["record"].get("inputs", {}))}
+        further = {key for one in records.values() if one is not None for key in _made_from(store, one)}
         level = sorted(further - seen)
     raise UserError(
         f"'{said}': the {kind} it was made from is not in the store any more; {_how_to_remake(store, release)}"
@@ -164,9 +170,12 @@ def _record(store: Store, key: str) -> dict[str, Any] | None:
         return None
 
 
-def _keys(inputs: Mapping[str, Any]) -> Iterator[str]:
-    for value in inputs.values():
-        yield from value if isinstance(value, list) else [value]
+def _made_from(store: Store, content: Mapping[str, Any]) -> Iterator[str]:
+    """What an artifact was made from, each in the session that it had then."""
+    then = content["record"].get("input_sessions", {})
+    for value in content["record"].get("inputs", {}).values():
+        for key in value if isinstance(value, list) else [value]:
+            yield store.name_of_session(key, then[key]) if key in then else key
 
 
 def _how_to_remake(store: Store, release: str) -> str:

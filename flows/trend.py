@@ -1,6 +1,6 @@
 """`draftsmith trend METRIC`: any number of any view over runs, machines or versions, as a table and a picture.
 
-A metric is a numeric column of a view (`speedup_meas`, `v_speed.tok_s_decode`) or `info.NAME`, a number among the facts
+A metric is a numeric column of a view (`speedup_meas`, `v_speed.tokens_per_s`) or `info.NAME`, a number among the facts
 of artifacts. What else the view tells apart (method, workload, depth, batch size ...) makes the series. Of several rows
 of a series in one run the newest counts; of rows as old as each other, as a night's challenger and champion are, that
 of the newest drafter.
@@ -38,6 +38,12 @@ INTERVALS = {
     "al_now": ("now_lo", "now_hi"),
     "al_then": ("then_lo", "then_hi"),
 }
+# When a row was made, by the column that says so -> which session of its artifact it is of.
+_SAME_SESSION = {
+    "created_at": "a.created_at = v.created_at",
+    "ended_at": "coalesce(a.session, '') = coalesce(v.session, '')",
+}
+_DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -73,12 +79,14 @@ class Trend:
 
 
 def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) -> Trend:
-    """The last `limit` values of each series of a metric. filters: column -> the value that rows must have.
+    """The last `limit` values of each series of a metric, those of earlier sessions too: a trend is of what was.
+
+    filters: column -> the value that rows must have.
 
     Raises:
         UserError: there is no such metric or column.
     """
-    with open_history(home) as ask:
+    with open_history(home, all_sessions=True) as ask:
         columns = _columns(ask)
         view, expression, name = _place(metric, columns)
         known = columns[view]
@@ -90,8 +98,8 @@ def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) 
         apart = [column for column in TELLS_APART if column in known and column not in OUTCOMES.get(view, ())]
         at = next(column for column in ("created_at", "started_at", "ended_at") if column in known)
         key = "artifact_key" if "artifact_key" in known else "draft_key" if view == "v_draft" else None
-        made_by = f"LEFT JOIN artifact a ON a.artifact_key = v.{key}" if key else ""
-        drafter = "LEFT JOIN artifact d ON d.artifact_key = v.draft_key" if "draft_key" in known else ""
+        made_by = f"LEFT JOIN artifact a ON a.artifact_key = v.{key} AND {_SAME_SESSION[at]}" if key else ""
+        drafter = f"LEFT JOIN ({_DRAFTERS}) d ON d.artifact_key = v.draft_key" if "draft_key" in known else ""
         newest = "d.created_at NULLS FIRST, v.draft_key," if drafter else ""
         facts = {
             column: f"a.{column}" if key else f"v.{column}" if column in known else "NULL"

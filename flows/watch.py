@@ -26,7 +26,8 @@ from typing import Any
 from components.contract import UserError
 from flows.spec import load_spec
 from storage import journal
-from storage.artifacts import default_home, replace_file
+from storage.artifacts import default_home
+from storage.whole_files import replace_file
 
 SECONDS_BETWEEN_LOOKS = 5.0
 FILE_EVENT = "draftsmith.file.new"
@@ -119,7 +120,7 @@ class Watcher:
             self._save()
             return
         for row in rows:
-            if row.promotion_id not in self.state["moves"]:
+            if row.alias and row.promotion_id not in self.state["moves"]:  # newer evidence moves no alias
                 payload = {
                     "promotion_id": row.promotion_id,
                     "name": row.name,

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage import journal
-from storage.artifacts import replace_file
 from storage.records import PromotionRow, new_promotion
 from storage.sharing import send_promotion
 from storage.tracking import RELEASES, experiment_of
+from storage.whole_files import replace_file
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -70,11 +70,11 @@ def finish_interrupted(home: Path, client: MlflowClient) -> None:
 
 def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
     """Log every alias that is not where the log of this registry's moves says; returns the new entries."""
-    log = journal.promotions(home)
-    if not log:
+    logged_all = journal.promotions(home)
+    if not logged_all:
         return []
     mark, found = mark_of(home, client), []
-    rows = made_in(mark, log)
+    rows = made_in(mark, logged_all)
     for name in dict.fromkeys(row.name for row in rows):
         logged, there = replayed(row for row in rows if row.name == name), aliases_of(client, name)
         for alias in sorted(logged.keys() | there.keys()):
@@ -86,7 +86,7 @@ def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
                     new_promotion(name, alias, "external", before, after, "not known", why, {**tags, MARK: mark})
                 )
     for row in found:
-        _log(home, row)
+        log(home, row)
     return found
 
 
@@ -94,6 +94,8 @@ def replayed(rows: Iterable[PromotionRow]) -> dict[str, int]:
     """alias -> version of one model, as its log says."""
     aliases: dict[str, int] = {}
     for row in rows:
+        if not row.alias:  # newer evidence moves nothing
+            continue
         if moves_previous(row):
             assert row.from_version is not None
             aliases["previous"] = row.from_version
@@ -128,11 +130,12 @@ def _make(home: Path, client: MlflowClient, row: PromotionRow) -> None:
     client.set_registered_model_alias(row.name, row.alias, str(row.to_version))
     there = aliases_of(client, row.name).get(row.alias)
     assert there == row.to_version, f"{row.name}@{row.alias} was moved to version {there} by somebody else meanwhile"
-    _log(home, row)
+    log(home, row)
     _unfinished(home).unlink()
 
 
-def _log(home: Path, row: PromotionRow) -> None:
+def log(home: Path, row: PromotionRow) -> None:
+    """Put an entry into the promotion log, the shared store and the history; each takes it once."""
     from storage.results import remember_promotion
 
     journal.log_promotion(home, row)

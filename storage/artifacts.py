@@ -2,10 +2,13 @@
 
 A step writes into `partial/KEY`, which outlives a crash so that the next run goes on from it. Only when the step has
 returned are its files hashed, `artifact.json` written last, everything flushed to disk, and the directory renamed to
-`store/KEY`. Nothing found is trusted unseen: every file must be there with its size and sha256, and a directory that
-fails is set aside in `broken/`, never used. One lock a key keeps two processes from making the same thing twice.
+`store/KEY`; what stood there moves to `earlier/KEY` first (storage/sessions.py), and a kill between the two renames is
+made up for by whoever comes next, so that neither is lost. Nothing found is trusted unseen: every file must be there
+with its size and sha256, and a directory that fails is set aside in `broken/`, never used. One lock a key keeps two
+processes from making the same thing twice.
 
     home/store/KEY/               files and artifact.json
+    home/earlier/KEY/SESSION/     what this key was before it was made again
     home/partial/KEY/             what an unfinished step has written; KEY.scratch/ holds its checkpoints
     home/to_share/KEY             made here, not yet in the shared store
     home/locks/ verified/ broken/
@@ -17,7 +20,6 @@ absent here is looked for there, and what is finished here is put there.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -29,10 +31,19 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import KINDS, OF_SAFETENSORS, Artifact, UserError
+from storage import sessions
 from storage.remote_store import shared_store
-
-RECORD_FILE = "artifact.json"
-_READ_BYTES = 1 << 20
+from storage.sessions import RECORD_FILE as RECORD_FILE
+from storage.sessions import Session
+from storage.whole_files import (
+    Stamps,
+    broken_file,
+    flush,
+    remember_stamps,
+    sha256_of,
+    stamp_of,
+    write_flushed,
+)
 
 
 def default_home() -> Path:
@@ -56,8 +67,9 @@ class Store:
         self.remote = shared_store()
 
     def path_of(self, key: str) -> Path:
-        """The directory that a finished artifact has or would have."""
-        return self.home / "store" / key
+        """The directory that a finished artifact has or would have; that of an earlier session, given KEY.SESSION."""
+        bare, _, session = key.partition(".")
+        return sessions.earlier_dir(self.home, bare) / session if session else self.home / "store" / key
 
     def look(self, key: str) -> Finding:
         """Verify an artifact and change nothing."""
@@ -69,7 +81,7 @@ class Store:
             kind, info, files = KINDS[record["kind"]], record["info"], dict(record["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             return Finding(None, f"{RECORD_FILE} cannot be read ({type(error).__name__})")
-        why = self._broken_file(key, path, files)
+        why = broken_file(self.home, key, path, files)
         if why:
             return Finding(None, why)
         return Finding(kind(key=key, path=path, info=info), "")
@@ -85,9 +97,10 @@ class Store:
     def bring(self, key: str) -> Finding:
         """Verify an artifact; fetch it first when it is absent here and the shared store has it."""
         found = self.look(key)
-        if found.why != "absent" or self.remote is None:
+        if found.why != "absent" or (self.remote is None and not self._is_sealed(key)):
             return found
         with self.lock(key):
+            self.settle(key)
             found = self.look(key)
             if found.why != "absent":  # another process has brought it meanwhile
                 return found
@@ -100,7 +113,7 @@ class Store:
         A broken one is set aside in `broken/` and counts as absent.
         """
         found = self.bring(key)
-        if found.artifact is not None or found.why == "absent":
+        if found.artifact is not None or found.why == "absent" or "." in key:
             return found.artifact
         with self.lock(key, wait=False) as held:
             if not held:  # somebody is making it anew at this moment
@@ -112,7 +125,7 @@ class Store:
 
     def fetch(self, key: str) -> Artifact | None:
         """Bring an artifact that is absent here from the shared store, verified. Call it holding `lock(key)`."""
-        if self.remote is None:
+        if self.remote is None or "." in key:  # of earlier sessions the rows are brought, to the history
             return None
         out = self.home / "partial" / f"{key}.incoming"
         shutil.rmtree(out, ignore_errors=True)  # of a process that died
@@ -121,21 +134,24 @@ class Store:
             shutil.rmtree(out, ignore_errors=True)
             return None
         for name in content["files"]:
-            _flush(out / name)
-        return self._seal(out, content, {name: _stamp(out / name) for name in content["files"]})
+            flush(out / name)
+        return self._seal(out, content, {name: stamp_of(out / name) for name in content["files"]})
 
     def share(self, key: str) -> bool:
         """Put a finished artifact into the shared store, if there is one; True when nothing is left to do."""
         if self.remote is None:
             return True
-        if self.path_of(key).is_dir() and not self.remote.upload(self.path_of(key), self.record_of(key)):
-            return False
+        for path in [*sessions.earlier_paths(self.home, key), self.path_of(key)]:
+            if path.is_dir() and not self.remote.upload(path, json.loads((path / RECORD_FILE).read_text("utf-8"))):
+                return False
         (self.home / "to_share" / key).unlink(missing_ok=True)
         return True
 
     def begin(self, key: str) -> tuple[Path, Path]:
         """(out, scratch): where a step writes, and where its checkpoints go. What a crash left there is kept, but for
-        the files that safetensors was writing just then: nobody else would ever remove them."""
+        the files that safetensors was writing just then: nobody else would ever remove them. Call it holding the lock.
+        """
+        self.settle(key)
         out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
         out.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(parents=True, exist_ok=True)
@@ -145,41 +161,112 @@ class Store:
         return out, scratch
 
     def finish(self, key: str, kind: str, info: Mapping[str, Any], record: Mapping[str, Any]) -> Artifact:
-        """Seal `partial/KEY` and move it into the store; an artifact already there under this key is replaced.
+        """Seal `partial/KEY` and move it into the store; what is there under this key becomes an earlier session.
 
         Call it holding `lock(key)`. `record` is kept in artifact.json: how the artifact came to be.
         """
         out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
-        stamps: dict[str, list[int]] = {}
+        stamps: Stamps = {}
         files: dict[str, dict[str, Any]] = {}
         for file in sorted(path for path in out.rglob("*") if path.is_file() and path.name != RECORD_FILE):
             name = file.relative_to(out).as_posix()
-            _flush(file)
+            flush(file)
             files[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
-            stamps[name] = _stamp(file)
-        content = {"key": key, "kind": kind, "info": dict(info), "record": dict(record), "files": files}
+            stamps[name] = stamp_of(file)
+        at = time.time()
+        content: dict[str, Any] = {"key": key, "kind": kind, "session": sessions.new_session(at), "info": dict(info)}
+        content |= {"record": dict(record), "files": files, "finished_at": at}
         if self.remote is not None:  # said before it is there, so that a kill in between leaves nothing unshared
             (self.home / "to_share").mkdir(exist_ok=True)
             (self.home / "to_share" / key).touch()
-        made = self._seal(out, {**content, "finished_at": time.time()}, stamps)
+        made = self._seal(out, content, stamps)
         shutil.rmtree(scratch, ignore_errors=True)
         self.share(key)
         return made
 
+    def settle(self, key: str) -> bool:
+        """Finish what a kill cut short just before an artifact was in its place; True when it is there now.
+
+        Call it holding `lock(key)`. A directory that is not whole is left as an unfinished step's.
+        """
+        if not self._is_sealed(key):
+            return False
+        out = self.home / "partial" / key
+        content = sessions.read_record(out)
+        files = content["files"] if content is not None else {}
+        if content is None or any(
+            not (out / name).is_file() or sha256_of(out / name) != facts["sha256"] for name, facts in files.items()
+        ):
+            (out / RECORD_FILE).unlink()
+            return False
+        self._move_in(out, content, {name: stamp_of(out / name) for name in files})
+        return True
+
+    def settle_all(self) -> None:
+        """Do so for every artifact that nobody is making at this moment."""
+        for record in sorted((self.home / "partial").glob(f"*/{RECORD_FILE}")):
+            with self.lock(record.parent.name, wait=False) as held:
+                if held:
+                    self.settle(record.parent.name)
+
+    def sessions(self, key: str) -> list[Session]:
+        """Every making of this key that is kept here, the newest first."""
+        now = self.path_of(key)
+        paths = [*([now] if now.is_dir() else []), *reversed(sessions.earlier_paths(self.home, key))]
+        records = [(path, sessions.read_record(path)) for path in paths]
+        return [
+            Session(sessions.session_of(content), path, float(content["finished_at"]), path == now)
+            for path, content in records
+            if content is not None
+        ]
+
+    def name_of_session(self, key: str, session: str) -> str:
+        """What one making of a key goes by: KEY.SESSION, or KEY for the newest and for one that is not kept whole."""
+        earlier = [one.path.name for one in self.sessions(key) if one.name == session and not one.is_newest]
+        named = f"{key}.{earlier[0]}" if earlier else key
+        return named if self.look(named).artifact is not None else key
+
+    def path_of_session(self, key: str, session: str) -> Path:
+        """The directory of one making of a key; the newest where that is not kept here."""
+        return next((one.path for one in self.sessions(key) if one.name == session), self.path_of(key))
+
+    def _is_sealed(self, key: str) -> bool:
+        """A process has sealed `partial/KEY`, and died or is about to move it into the store."""
+        return (self.home / "partial" / key / RECORD_FILE).is_file()
+
     def _seal(self, out: Path, content: Mapping[str, Any], stamps: Mapping[str, list[int]]) -> Artifact:
-        """Write artifact.json last, flush, and rename `out` into the store; what was there under this key goes."""
-        _write_flushed(out / RECORD_FILE, json.dumps(content, indent=1))
+        """Write artifact.json last and whole, flush, and move `out` into the store."""
+        record = out.with_name(f"{out.name}.record")
+        write_flushed(record, json.dumps(content, indent=1))
+        os.replace(record, out / RECORD_FILE)
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
-            _flush(folder)
+            flush(folder)
+        return self._move_in(out, content, stamps)
+
+    def _move_in(self, out: Path, content: Mapping[str, Any], stamps: Mapping[str, list[int]]) -> Artifact:
+        """Rename a sealed directory into the store, after what is there under this key has made room."""
         key, path = str(content["key"]), self.path_of(str(content["key"]))
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = self.set_aside(key) if path.exists() else None
+        if path.exists():
+            self._make_room(key)
         os.rename(out, path)
-        _flush(path.parent)
-        self._remember(key, stamps)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        flush(path.parent)
+        remember_stamps(self.home, key, stamps)
+        for older in sessions.earlier_paths(self.home, key):
+            sessions.thin(older, path)
         return KINDS[content["kind"]](key=key, path=path, info=dict(content["info"]))
+
+    def _make_room(self, key: str) -> None:
+        """Move the present artifact of a key to its earlier sessions, or a broken one aside."""
+        content = sessions.read_record(self.path_of(key))
+        if content is None or self.look(key).artifact is None:
+            self.set_aside(key)
+            return
+        place = sessions.earlier_dir(self.home, key) / sessions.place_name(content)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(self.path_of(key), place)
+        flush(place.parent)
+        flush(place.parent.parent)
 
     def forget_partial(self, key: str) -> None:
         """Throw away what an unfinished step has left (used when a step is forced to start again)."""
@@ -210,11 +297,20 @@ class Store:
         return [path.name for path in sorted(found, key=lambda path: (path / RECORD_FILE).stat().st_mtime)]
 
     def resolve(self, prefix: str) -> str:
-        """The one key that starts with `prefix`, here or else in the shared store.
+        """The one key that starts with `prefix`, here or else in the shared store; KEY.SESSION for an earlier session.
 
         Raises:
             UserError: none or several do.
         """
+        prefix, _, session = prefix.partition(".")
+        if session:
+            key = self.resolve(prefix)
+            names = [path.name for path in sessions.earlier_paths(self.home, key) if path.name.startswith(session)]
+            if len(names) != 1:
+                raise UserError(
+                    f"{len(names)} earlier sessions of {key[:12]} start with '{session}': see show {key[:12]}"
+                )
+            return f"{key}.{names[0]}"
         matches = [key for key in self.keys() if key.startswith(prefix)] if prefix else []
         if not matches and prefix and self.remote is not None:
             matches = [key for key in self.remote.keys() or () if key.startswith(prefix)]
@@ -236,72 +332,3 @@ class Store:
                 yield False
                 return
             yield True  # closing the file lets go
-
-    def _broken_file(self, key: str, path: Path, files: dict[str, Any]) -> str:
-        """What is wrong with the listed files, or ''. Files unchanged since they were hashed are not read again."""
-        known = self._verified(key)
-        fresh: dict[str, list[int]] = {}
-        for name, facts in files.items():
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            stamp = _stamp(file)
-            if stamp[2] != facts["size"]:
-                return f"{name} has {stamp[2]} bytes instead of {facts['size']}"
-            if known.get(name) != stamp and sha256_of(file) != facts["sha256"]:
-                return f"{name} has changed since it was made"
-            fresh[name] = stamp
-        if fresh != known:
-            self._remember(key, fresh)
-        return ""
-
-    def _verified(self, key: str) -> dict[str, list[int]]:
-        try:
-            content = json.loads((self.home / "verified" / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}  # only a cache: without it, files are hashed again
-        return dict(content) if isinstance(content, dict) else {}
-
-    def _remember(self, key: str, stamps: Mapping[str, list[int]]) -> None:
-        folder = self.home / "verified"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / f"{key}.json", json.dumps(stamps))
-        except PermissionError:
-            return  # somebody else's store, read-only to us: files are hashed each time
-
-
-def sha256_of(file: Path) -> str:
-    """Hex digest of a file's bytes."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def replace_file(file: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old or the new one, never half of it."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}.{time.time_ns()}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, file)
-
-
-def _stamp(file: Path) -> list[int]:
-    stat = file.stat()
-    return [stat.st_ino, stat.st_mtime_ns, stat.st_size]
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write_flushed(file: Path, text: str) -> None:
-    with file.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())

@@ -14,14 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.dataset import Dataset, dataset
 
 from storage import segments
-from storage.records import RECORDS, columns_of
 from storage.schema import all_tables, reading_schema
-from storage.segments import Manifest, Segment, typed
+from storage.segments import Manifest, Segment
 
 COMPACT_AT = 300  # files of their own in a table: their scan takes a tenth of a second
 TIER = 4  # a segment is merged when the rows newer than it are at least this part of it
@@ -40,38 +38,6 @@ def compact(history: Path, at_least: int = COMPACT_AT, *, whole: bool = False) -
         if directory.is_dir() and (count := _compact_table(history, directory, table, at_least, whole)):
             merged[table] = count
     return merged
-
-
-def replace_key(history: Path, table: str, key: str, rows: pa.Table) -> None:
-    """Put the rows of a key in the place of those it has: one step for a reader, wherever the old ones lie.
-
-    A reader may have the old file open: it is never written over, but retired, and the new rows become a segment.
-    """
-    directory = history / table
-    with segments.compacting(directory):
-        manifest = segments.read_manifest(directory)
-        known = segments.segment_keys(directory, manifest)
-        own = f"{key}.parquet"
-        if key not in known:
-            with segments.writing(directory, alone=True):  # no append of this key comes in between
-                if not (directory / own).is_file():
-                    segments.write_parquet(directory / own, rows)
-                    return
-            made = _write_segment(directory, table, [typed(rows, table)])
-            keys = _write_keys(directory, known | {key})
-            gone = [own, *([manifest.keys] if manifest.keys else [])]
-            _swap(history, directory, manifest, Manifest((*manifest.segments, made), keys), gone)
-            return
-        others = pc.not_equal(pc.field(key_column(table)), key)
-        sources = [segment.file for segment in manifest.segments]
-        rest = (batch.filter(others) for batch in _batches(directory, sources, table))
-        made = _write_segment(directory, table, _and_then(rest, typed(rows, table)))
-        _swap(history, directory, manifest, Manifest((made,), manifest.keys), sources)
-
-
-def key_column(table: str) -> str:
-    """The column that holds a file's key: the artifact's in measured tables, the row's own id in storage's."""
-    return next(iter(columns_of(table))) if table in RECORDS else "artifact_key"
 
 
 def _compact_table(history: Path, directory: Path, table: str, at_least: int, whole: bool) -> int:
@@ -146,11 +112,6 @@ def _batches(directory: Path, names: Iterable[str], table: str) -> Iterator[pa.T
 
 def _opened(directory: Path, names: Iterable[str], table: str) -> Dataset:
     return dataset([str(directory / name) for name in names], schema=reading_schema(table), format="parquet")
-
-
-def _and_then(tables: Iterable[pa.Table], last: pa.Table) -> Iterator[pa.Table]:
-    yield from tables
-    yield last
 
 
 def _write_segment(directory: Path, table: str, batches: Iterable[pa.Table]) -> Segment:

@@ -1,9 +1,10 @@
-"""The history: one immutable, typed Parquet file for each (table, key), written and read by any number of processes.
+"""The history: one immutable, typed Parquet file for each (table, key, session), written and read by many at once.
 
-history/TABLE/KEY.parquet is written under a temporary name and renamed, so a reader never sees half a file, and appends
-wait for nobody but the swap of a manifest (storage/segments.py). The schema is enforced on write (storage/schema.py).
-Past a few hundred files a table is compacted (storage/compaction.py). Everything here can be deleted and rebuilt from
-the store, the run journals and the promotion log.
+history/TABLE/KEY.SESSION.parquet is written under a temporary name and renamed, so a reader never sees half a file, and
+appends wait for nobody but the swap of a manifest (storage/segments.py). Nothing is ever replaced: what is measured
+again is another session, and stands beside the one before. The schema is enforced on write (storage/schema.py). Past a
+few hundred files a table is compacted (storage/compaction.py). Everything here can be deleted and rebuilt from the
+store, the run journals and the promotion log.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from storage import compaction, segments
 from storage.compaction import COMPACT_AT
 from storage.records import Provenance, columns_of
 from storage.schema import all_tables, checked, schema_of
+from storage.sessions import file_key
 
 
 def history_dir(home: Path) -> Path:
@@ -29,57 +31,52 @@ def history_dir(home: Path) -> Path:
     return home / "history"
 
 
-def write_table(
-    home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], where: str, *, replace: bool = False
-) -> None:
+def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], where: str) -> None:
     """Write the rows of one (table, key) as one Parquet file, or do nothing when it is there already.
 
-    replace: a step that was forced to run again has made this key anew; its rows take the place of the old ones.
+    key: of a run, a promotion, or a session of an artifact (`file_key`).
     """
     assert key and key[0] not in "_." and "/" not in key, f"not a file name: {key!r}"
     directory = history_dir(home) / table
-    if not replace and segments.is_known(directory, key):
+    if segments.is_known(directory, key):
         return
     columns = columns_of(table)
     checked_rows = [checked(table, row, columns, f"{where} row {i}") for i, row in enumerate(rows, 1)]
     made = pa.Table.from_pylist(checked_rows, schema=schema_of(table))
     segments.seed(directory, table)
     with segments.writing(directory):
-        known = segments.is_known(directory, key)
-        if not known:
+        if not segments.is_known(directory, key):
             segments.write_parquet(directory / f"{key}.parquet", made)
-    if known and replace:  # this alone waits for a compaction that is under way
-        compaction.replace_key(history_dir(home), table, key, made)
 
 
-def write_record(home: Path, table: str, key: str, rows: Sequence[Any], *, replace: bool = False) -> None:
+def write_record(home: Path, table: str, key: str, rows: Sequence[Any]) -> None:
     """Write rows of storage's own tables (storage/records.py)."""
-    write_table(home, table, key, [dataclasses.asdict(row) for row in rows], where=key, replace=replace)
+    write_table(home, table, key, [dataclasses.asdict(row) for row in rows], where=key)
 
 
-def write_measured(home: Path, directory: Path, provenance: Provenance, *, replace: bool = False) -> None:
+def write_measured(home: Path, directory: Path, provenance: Provenance) -> None:
     """Write every `TABLE.jsonl` of an artifact's directory into the history, with where it comes from.
-
-    replace: as in `write_table`; rows of a table that the artifact no longer has go.
 
     Raises:
         UserError: a file is not JSON lines, or a row does not have the columns and types of components/rows.py.
     """
     known = dataclasses.asdict(provenance)
     for table in TABLES:
-        source, key = directory / f"{table}.jsonl", provenance.artifact_key
-        where = f"{provenance.step} {source.name}"
-        if source.is_file():
-            if replace or not is_known(home, table, key):
-                rows = ({**row, **known} for row in _json_rows(source))
-                write_table(home, table, key, rows, where=where, replace=replace)
-        elif replace and is_known(home, table, key):
-            write_table(home, table, key, (), where=where, replace=True)
+        source, key = directory / f"{table}.jsonl", file_key(provenance.artifact_key, provenance.session)
+        if source.is_file() and not is_known(home, table, key):
+            rows = ({**row, **known} for row in _json_rows(source))
+            write_table(home, table, key, rows, where=f"{provenance.step} {source.name}")
 
 
 def is_known(home: Path, table: str, key: str) -> bool:
     """The rows of this key are in the history."""
     return segments.is_known(history_dir(home) / table, key)
+
+
+def sessions_known(home: Path, artifact_key: str) -> set[str]:
+    """The sessions of an artifact that the history has; "" is one from before there were sessions."""
+    names = segments.names_of(history_dir(home) / "artifact", artifact_key)
+    return {name.removeprefix(artifact_key).removeprefix(".") for name in names}
 
 
 def seed(home: Path) -> None:

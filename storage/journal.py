@@ -5,10 +5,11 @@ what it says, so any of them can be down, deleted or rebuilt without losing anyt
 lives: a journal without an end that nobody holds is that of a killed run.
 
     {"entry": "run", "run_id", "pipeline", "params", "how", "flow_run_id", "pipeline_digest", "git_commit", ..., "time"}
-    {"entry": "step", "step", "uses", "kind", "key", "status", "why", "seconds", "settings", "inputs", "path", "time"}
+    {"entry": "step", "step", "uses", "kind", "key", "session", "status", "why", "seconds", "settings", "inputs", ...}
     {"entry": "end", "status", "reason", "time"}
 
-`home/promotions.jsonl` is one line for each move of an alias; storage/sharing.py brings those of other machines.
+`home/promotions.jsonl` is one line for each move of an alias and each newer evidence of a version; storage/sharing.py
+brings those of other machines.
 """
 
 from __future__ import annotations

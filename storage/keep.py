@@ -22,6 +22,7 @@ from storage import journal
 from storage.artifacts import Store
 from storage.journal import Journal
 from storage.remote_store import take_problems
+from storage.sessions import session_of
 from storage.sharing import catch_up, send
 from storage.tracking import Tracker, tracking_uri
 
@@ -116,8 +117,9 @@ def keep(
     Raises:
         UserError: a row of the artifact does not have the columns and types of components/rows.py.
     """
-    from storage.results import remember_artifact
+    from storage.results import remember_key
 
+    store = Store(run.home)
     run.journal.add(
         "step",
         step=step.name,
@@ -131,8 +133,9 @@ def keep(
         inputs=_named_inputs(step, record),
         info=dict(artifact.info),
         path=_within(run.home, artifact.path),
+        session=session_of(store.record_of(artifact.key)),
     )
-    _attempt(run, "history", lambda: remember_artifact(run.home, artifact.path, replace=not reused))
+    _attempt(run, "history", lambda: remember_key(run.home, store, artifact.key))
     if not reused:
         _sync(run)
     if kind == "Release":

@@ -52,11 +52,11 @@ _TOLD = (
 )
 
 
-def version_of(client: MlflowClient, name: str, release_key: str) -> int | None:
-    """The version that was registered from this release, if it was."""
+def versions_of_release(client: MlflowClient, name: str, release_key: str) -> list[int]:
+    """The versions that were registered from this release, oldest first."""
     assert "'" not in name + release_key, "both are made by us"
     found = client.search_model_versions(f"name = '{name}' AND tags.`{KEY_TAG}` = '{release_key}'")
-    return min((int(version.version) for version in found), default=None)
+    return sorted(int(version.version) for version in found)
 
 
 def tags_of(client: MlflowClient, name: str, version: int) -> dict[str, str]:
@@ -118,6 +118,7 @@ def description(tags: Mapping[str, str], decision: Decision | None) -> str:
         _row("predicted speedup", _number(facts, "speedup_pred"), ""),
         _row("acceptance length", _number(facts, "al"), _interval(facts, "al")),
         _row("acceptance length while decoding", _number(facts, "al_meas"), ""),
+        _row("the same, replayed for those prompts", _number(facts, "al_replayed"), ""),
         *(_row(said, facts[fact], "") for fact, said in _TOLD if fact in facts),
         "",
         *_table("own gate", "value", "asked", "passed"),

@@ -83,8 +83,12 @@ def find_query(name: str) -> NamedQuery:
     return known[name]
 
 
-def ask_by_name(home: Path, name: str, given: Mapping[str, str]) -> tuple[list[str], list[tuple[Any, ...]]]:
+def ask_by_name(
+    home: Path, name: str, given: Mapping[str, str], *, all_sessions: bool = False
+) -> tuple[list[str], list[tuple[Any, ...]]]:
     """The columns and rows that a named query gives over the history of `home`.
+
+    all_sessions: of what was measured again every session, not the newest valid one alone.
 
     Raises:
         UserError: there is no such query or parameter.
@@ -93,7 +97,7 @@ def ask_by_name(home: Path, name: str, given: Mapping[str, str]) -> tuple[list[s
 
     found = find_query(name)
     values = found.values(given)
-    with open_history(home) as ask:
+    with open_history(home, all_sessions=all_sessions) as ask:
         for variable, sql in found.first:
             values[variable] = ask(sql, _used(values, sql))[1][0][0]
         return ask(found.sql, _used(values, found.sql))

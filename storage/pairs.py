@@ -15,7 +15,8 @@ _ARMS = Path(__file__).with_name("paired_prompts.sql")
 _MAPS = """
 SELECT target_key, draft_key, method, prompt_id, workload, k_max, trained_depth, num_tokens, accepted,
        [] AS proxy_accepted, repeated_bigrams, dtype, tree_budget
-FROM acceptance_map WHERE list_contains($drafts, draft_key) ORDER BY created_at DESC, artifact_key, prompt_id"""
+FROM newest('acceptance_map') WHERE list_contains($drafts, draft_key)
+ORDER BY created_at DESC, artifact_key, prompt_id"""
 
 
 def measured_of(home: Path, *draft_keys: str) -> Measured:

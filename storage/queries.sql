@@ -44,8 +44,8 @@ ORDER BY created_at DESC, pipeline, method;
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: limit int = 60  rows at most
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_eval WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $limit)
-SELECT method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, cost_ratio, speedup_pred, pred_lo, pred_hi, speedup_meas,
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('depth_eval') WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $limit)
+SELECT method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, al_replayed, cost_ratio, speedup_pred, pred_lo, pred_hi, speedup_meas,
        meas_lo, meas_hi, marginal_gain, marginal_cost, p_best, regret, left(draft_key, 12) AS draft_key, created_at
 FROM depths_since($since) WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
 ORDER BY created_at DESC, method, draft_key, workload, batch_size, depth_k LIMIT $limit;
@@ -73,7 +73,7 @@ ORDER BY created_at DESC, language, verdict <> 'baseline', trained_on LIMIT $lim
 -- about: 3 and 7 drafts, the common settings on CPUs, beside the chosen depth.
 -- param: method text  one method
 -- param: limit int = 30  rows at most
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_choice WHERE $method IS NULL OR method = $method ORDER BY 1 DESC LIMIT $limit)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('depth_choice') WHERE $method IS NULL OR method = $method ORDER BY 1 DESC LIMIT $limit)
 WITH depths AS MATERIALIZED (SELECT * FROM depths_since($since) WHERE workload = 'all' AND tree_budget IS NULL)
 SELECT c.created_at, c.method, c.batch_size, c.depth_k AS chosen, at_chosen.speedup_pred AS pred_chosen, at_3.speedup_pred AS pred_3,
        at_7.speedup_pred AS pred_7, at_chosen.speedup_meas AS meas_chosen, at_3.speedup_meas AS meas_3, at_7.speedup_meas AS meas_7,
@@ -99,13 +99,13 @@ WHERE abs(pred_error) > $more_than
 ORDER BY created_at DESC, abs(pred_error) DESC LIMIT $limit;
 
 -- query: acceptance
--- about: Acceptance length of decoding by every convention: pooled and per request, with and without the bonus token.
+-- about: Acceptance length of decoding by every convention: pooled and per prompt, with and without the bonus token and what lies past the end.
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE num_rounds > 0 AND depth_k > 0 AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, workload, batch_size, temperature, dtype, requests, rounds, al_pooled_incl_bonus,
-       accepted_per_round_excl_bonus, al_macro_incl_bonus, accepted_macro_excl_bonus, draft_acceptance_rate, draft_acceptance_rate_macro,
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') WHERE num_rounds > 0 AND depth_k > 0 AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, temperature, dtype, requests, rounds, al, al_macro,
+       al_with_overshoot, accepted_per_round, accepted_per_round_macro, draft_acceptance_rate, draft_acceptance_rate_macro,
        left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
 FROM v_acceptance
 WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
@@ -116,8 +116,8 @@ ORDER BY created_at DESC, method, depth_k, workload;
 -- param: artifact text  the beginning of the key of an end-to-end measurement
 -- param: method text  one method
 -- param: workload text = all  one workload
--- first: at = SELECT max(created_at) FROM round WHERE ($artifact IS NULL OR starts_with(artifact_key, $artifact)) AND ($method IS NULL OR artifact_key IN (SELECT artifact_key FROM request WHERE method = $method AND num_rounds > 0))
-SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, drafted, reached, accepted, accept_uncond, accept_cond,
+-- first: at = SELECT max(created_at) FROM round WHERE ($artifact IS NULL OR starts_with(artifact_key, $artifact)) AND ($method IS NULL OR artifact_key IN (SELECT artifact_key FROM newest('request') WHERE method = $method AND num_rounds > 0))
+SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, accepted_in_all, drafted, reached, accepted, accept_uncond, accept_cond,
        accept_joint, accept_of_rounds, accept_uncond_macro, accept_cond_macro
 FROM v_position
 WHERE created_at = $at AND ($artifact IS NULL OR starts_with(artifact_key, $artifact))
@@ -128,7 +128,7 @@ ORDER BY method, depth_k, batch_size, workload, position;
 -- about: How far the training metric flatters: acceptance with teacher-forced inputs at every position, and without.
 -- param: method text  one method
 -- param: newest int = 10  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM acceptance_map WHERE $method IS NULL OR method = $method ORDER BY 1 DESC LIMIT $newest)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('acceptance_map') WHERE $method IS NULL OR method = $method ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, tree_budget, position, positions, accept_joint_teacher_forced, accept_joint_everywhere,
        left(draft_key, 12) AS draft_key
 FROM v_map WHERE created_at >= $since AND workload = 'all' AND ($method IS NULL OR method = $method)
@@ -139,9 +139,9 @@ ORDER BY created_at DESC, method, position;
 -- param: method text  one method
 -- param: workload text = all  one workload
 -- param: newest int = 20  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE method <> 'none' AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, engine, tok_s_decode, base_tok_s_decode, speedup_decode_vs_best_plain,
-       speedup_e2e_vs_best_plain, requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') WHERE method <> 'none' AND ($workload IS NULL OR $workload IN ('all', workload)) AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, workload, batch_size, dtype, engine, tokens_per_s, plain_tokens_per_s, speedup, speedup_e2e,
+       requests, left(draft_key, 12) AS draft_key, left(artifact_key, 12) AS artifact_key
 FROM v_speedup
 WHERE created_at >= $since AND ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
 ORDER BY created_at DESC, method, depth_k;
@@ -150,8 +150,8 @@ ORDER BY created_at DESC, method, depth_k;
 -- about: Tokens a second of all requests decoded together, by batch size, and over plain decoding of the same batch size.
 -- param: method text  one method
 -- param: newest int = 10  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request WHERE NOT is_warmup AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, kernel, engine, batches, requests, tok_s, speedup_vs_plain, left(draft_key, 12) AS draft_key
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') WHERE NOT is_warmup AND ($method IS NULL OR method = $method) ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, kernel, engine, batches, requests, throughput_tokens_per_s, throughput_speedup, left(draft_key, 12) AS draft_key
 FROM v_throughput
 WHERE created_at >= $since AND ($method IS NULL OR method IN ($method, 'none'))
 ORDER BY created_at DESC, batch_size, method, depth_k;
@@ -161,7 +161,7 @@ ORDER BY created_at DESC, batch_size, method, depth_k;
 -- param: method text  one method
 -- param: phase text  target_step, verify, draft, host, control, prefill or draft_prefill
 -- param: newest int = 10  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM cost_cell WHERE ($method IS NULL OR method = $method) AND ($phase IS NULL OR phase = $phase) ORDER BY 1 DESC LIMIT $newest)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('cost_cell') WHERE ($method IS NULL OR method = $method) AND ($phase IS NULL OR phase = $phase) ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, phase, depth_k, tree_budget, batch_size, kv_len, num_rows, ms_p50, ms_min, ms_max, blocks, dtype, num_threads,
        machine_id
 FROM v_cost
@@ -169,19 +169,19 @@ WHERE created_at >= $since AND ($method IS NULL OR method = $method) AND ($phase
 ORDER BY created_at DESC, method, phase, batch_size, kv_len, depth_k;
 
 -- query: parity
--- about: Is the output that of plain decoding? Ties and divergences of each arm, newest measurements.
+-- about: Is the output that of plain decoding? Ties, those that rounding makes expect, and divergences of each arm, newest measurements.
 -- param: newest int = 20  measurements to look at
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM request ORDER BY 1 DESC LIMIT $newest)
-SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, divergences,
-       earliest_divergence, largest_margin, left(draft_key, 12) AS draft_key
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('request') ORDER BY 1 DESC LIMIT $newest)
+SELECT created_at, method, depth_k, tree_budget, batch_size, dtype, temperature, compared, identical, ties, expected_ties, divergences,
+       earliest_divergence, first_wrong, largest_shortfall, left(draft_key, 12) AS draft_key
 FROM v_parity WHERE created_at >= $since ORDER BY divergences DESC, created_at DESC;
 
 -- query: engines
 -- about: Acceptance as serving engines counted it themselves, newest first.
 -- param: engine text  one engine
 -- param: limit int = 40  rows at most
-SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, requests, rounds, al_pooled_incl_bonus,
-       accepted_per_round_excl_bonus, draft_acceptance_rate, accept_of_rounds, source, left(draft_key, 12) AS draft_key
+SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, requests, rounds, al_with_overshoot,
+       accepted_per_round, draft_acceptance_rate, accept_of_rounds, source, left(draft_key, 12) AS draft_key
 FROM v_engine_acceptance WHERE $engine IS NULL OR engine = $engine ORDER BY created_at DESC LIMIT $limit;
 
 -- query: engines_beside_ours
@@ -216,10 +216,10 @@ FROM v_comparison ORDER BY created_at DESC, quantity, workload LIMIT $limit;
 -- param: limit int = 30  rows at most
 SELECT created_at, method, workload, workload_then, depth_k, al_then, al_now, change, lo, hi, drifted, num_prompts_then, num_prompts_now,
        left(draft_key, 12) AS draft_key
-FROM drift ORDER BY created_at DESC, workload LIMIT $limit;
+FROM newest('drift') ORDER BY created_at DESC, workload LIMIT $limit;
 
 -- query: promotions
--- about: Every move of an alias: who, why, from which version to which.
+-- about: Every move of an alias and every newer evidence: who, why, from which version to which.
 -- param: name text  one registered model
 -- param: limit int = 50  rows at most
 SELECT promoted_at, name, alias, action, from_version, to_version, who, why
@@ -228,7 +228,7 @@ FROM promotions WHERE $name IS NULL OR name = $name ORDER BY promoted_at DESC LI
 -- query: champions
 -- about: Which version each alias of each model is at now.
 SELECT name, alias, to_version AS version, action, promoted_at AS since, who, why
-FROM promotions QUALIFY row_number() OVER (PARTITION BY name, alias ORDER BY promoted_at DESC, promotion_id DESC) = 1 AND to_version IS NOT NULL
+FROM promotions WHERE action <> 'evidence' QUALIFY row_number() OVER (PARTITION BY name, alias ORDER BY promoted_at DESC, promotion_id DESC) = 1 AND to_version IS NOT NULL
 ORDER BY name, alias;
 
 -- query: machines
@@ -243,14 +243,14 @@ FROM v_choice WHERE workload = 'all' AND kv_len IS NULL GROUP BY ALL ORDER BY ma
 -- param: method text  one method
 SELECT a.draftsmith_version, d.method, count(*) AS choices, median(d.speedup_meas) AS speedup_meas_p50, median(abs(d.pred_error)) AS abs_pred_error_p50,
        max(d.created_at) AS last
-FROM v_choice d JOIN artifact a USING (artifact_key)
+FROM v_choice d JOIN artifact a USING (artifact_key, created_at)
 WHERE d.workload = 'all' AND d.kv_len IS NULL AND d.verdict <> 'invalid' AND ($method IS NULL OR d.method = $method)
 GROUP BY ALL ORDER BY last DESC, d.method;
 
 -- query: methods
 -- about: One line a drafter: parameters, training minutes, the chosen depth, acceptance length, predicted and measured speedup.
 -- param: limit int = 40  rows at most
--- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM depth_choice ORDER BY 1 DESC LIMIT $limit)
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('depth_choice') ORDER BY 1 DESC LIMIT $limit)
 SELECT c.created_at, c.method, d.parameters, round(d.training_minutes, 2) AS training_minutes, c.depth_k, c.verdict, e.al, e.al_lo, e.al_hi,
        e.cost_ratio, c.speedup_pred, c.speedup_meas, c.meas_lo, c.meas_hi, left(c.draft_key, 12) AS draft_key
 FROM v_choice c

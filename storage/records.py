@@ -24,7 +24,10 @@ from components.rows import TABLES
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a measured row comes from; added to every row of the tables in components/rows.py."""
+    """Where a measured row comes from; added to every row of the tables in components/rows.py.
+
+    session: which making of the artifact it is (storage/sessions.py); "" from before there were sessions.
+    """
 
     artifact_key: str
     pipeline: str
@@ -33,6 +36,7 @@ class Provenance:
     machine_id: str | None
     created_at: datetime
     draftsmith_version: str
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,12 @@ class StepRow:
     settings: str
     inputs: str
     ended_at: datetime
+    session: str | None = None  # of the artifact, as it was then
 
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """One artifact, as its first run made it."""
+    """One making of an artifact: a key that was made again has a row for each session."""
 
     artifact_key: str
     kind: str
@@ -90,18 +95,30 @@ class ArtifactRow:
     machine: str
     created_at: datetime
     draftsmith_version: str
+    session: str = ""
+
+
+@dataclass(frozen=True)
+class SupersededRow:
+    """A making of an artifact that is not the newest valid one of its key: its rows stay, views leave them out."""
+
+    artifact_key: str
+    session: str
+    created_at: datetime  # that of its rows: with the key it tells them apart from those of other sessions
 
 
 @dataclass(frozen=True)
 class PromotionRow:
-    """One move of an alias: who, why, from which version to which, on what numbers."""
+    """One move of an alias, or newer evidence for a version: who, why, from which version to which, on what numbers."""
 
     promotion_id: str
     promoted_at: datetime
     name: str
     alias: str
     action: (
-        str  # publish | promote | force (the gate was overridden) | rollback | external (moved in MLflow by somebody)
+        # publish | promote | force (the gate was overridden) | rollback | external (moved in MLflow by somebody), or
+        # evidence (the version was measured again; no alias moves, and `alias` is "")
+        str
     )
     from_version: int | None
     to_version: int | None  # None: the alias was taken away
@@ -137,7 +154,13 @@ def new_promotion(
 
 
 # Table name -> row type, for everything that has a Parquet file. Measured tables carry Provenance besides.
-RECORDS: dict[str, type[Any]] = {"run": RunRow, "step": StepRow, "artifact": ArtifactRow, "promotion": PromotionRow}
+RECORDS: dict[str, type[Any]] = {
+    "run": RunRow,
+    "step": StepRow,
+    "artifact": ArtifactRow,
+    "superseded": SupersededRow,
+    "promotion": PromotionRow,
+}
 MEASURED: dict[str, type[Any]] = TABLES
 
 

@@ -13,17 +13,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.contract import UserError
 from components.promotion import Judge
-from storage import alias_moves, journal, model_versions
+from storage import alias_moves, evidence, journal, model_versions
 from storage.alias_moves import MARK, aliases_of, made_in, mark_of
-from storage.model_versions import require_model, resolve, tags_of, version_of
+from storage.model_versions import require_model, resolve, tags_of, versions_of_release
 from storage.promotion_gate import Decision, decide
 from storage.records import PromotionRow, as_time, new_promotion
-from storage.release_facts import ReleaseFacts, facts_of
+from storage.release_facts import SESSION_TAG, ReleaseFacts, facts_of
 from storage.sharing import catch_up_promotions
 from storage.tracking import KEY_TAG, has_database, mlflow_lock, open_client
 
@@ -41,7 +42,7 @@ class Registered:
     """A version of a registered model.
 
     is_new: it was not there before. note: one line to show. waits: the gate has passed it and only an approval is
-    missing. decision: what the gate said; None when it was not asked.
+    missing. decision: what the gate said; None when it was not asked. renewed: it was there, with older evidence.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Registered:
     note: str
     waits: bool = False
     decision: Decision | None = None
+    renewed: bool = False
 
 
 def register(
@@ -62,28 +64,40 @@ def register(
     code: Path | None = None,
     may_promote: bool = True,
 ) -> Registered:
-    """Make a Release a model version, once: the same release key never registers twice.
+    """Make a Release a model version, once; one that was measured again gives its version newer evidence.
 
-    release: the artifact's directory. judge: the rule of the gate (components/speedup/promotion_rule.py). source_run:
-    the MLflow run it is logged under; None starts one. code: the model file, MODEL_CODE unless given. may_promote:
-    False leaves `champion` alone even if the gate passes; so does the journal of a run that wants an approval.
+    release: the artifact's directory, in the store or among its earlier sessions. judge: the rule of the gate
+    (components/speedup/promotion_rule.py). source_run: the MLflow run it is logged under; None starts one. code: the
+    model file, MODEL_CODE unless given. may_promote: False leaves `champion` alone even if the gate passes; so does the
+    journal of a run that wants an approval.
     """
-    facts = facts_of(release)
+    facts = facts_of(home, release)
     may_promote = may_promote and facts.may_promote
     with _registry(home) as client:
-        found = version_of(client, facts.name, facts.release_key)
+        known = versions_of_release(client, facts.name, facts.release_key)
+        found = next((n for n in reversed(known) if _is_of(client, n, facts)), None)
         is_new = found is None
         if found is None:
             found = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
-        published = PUBLISHED in _add_tags(client, facts, found)
-        decision = None if published else _publish(home, client, facts, found, judge, may_promote)
+        tags = tags_of(client, facts.name, found)
+        renewed = PUBLISHED in tags and evidence.is_newer(facts, tags)
+        if renewed:
+            decision = _renew(home, client, facts, found, judge, may_promote)
+        else:
+            _add_tags(client, facts, found, tags)
+            decision = None if PUBLISHED in tags else _publish(home, client, facts, found, judge, may_promote)
+        for name, version in evidence.older_versions(client, facts, but=found):
+            evidence.log_evidence(home, client, facts, name, version, _who(), f"{facts.name} version {found}")
+            if _ANSWERS[1] in tags_of(client, name, version):
+                _decide(home, client, name, version, judge)  # its page says what the gate says of it now
         aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == found)
     said = f"{facts.name} version {found}" + (f" ({', '.join(aliases)})" if aliases else "")
-    note = f"registered {said}" if is_new else f"already registered: {said}"
+    note = f"{'registered' if is_new else 'newer evidence for' if renewed else 'already registered:'} {said}"
     if decision is not None and not decision.passed:
-        note += f"; not promoted: {decision.why_not()}"
-    waits = decision is not None and decision.passed and not may_promote
-    return Registered(facts.name, found, is_new, aliases, note, waits, decision)
+        kept = "; it stays champion, but the gate now refuses" if "champion" in aliases else "; not promoted"
+        note += f"{kept}: {decision.why_not()}"
+    waits = decision is not None and decision.passed and not may_promote and "champion" not in aliases
+    return Registered(facts.name, found, is_new, aliases, note, waits, decision, renewed)
 
 
 def promote(
@@ -145,8 +159,8 @@ def notice_moves(home: Path) -> list[PromotionRow]:
         return _catch_up(home, open_client(home))
 
 
-def find_release(home: Path, name: str, which: str) -> str:
-    """The key of the Release behind a version. which: its number, or an alias such as "champion".
+def find_release(home: Path, name: str, which: str) -> tuple[str, str]:
+    """The key and session of the Release behind a version. which: its number, or an alias such as "champion".
 
     Raises:
         UserError: there is no such model, version or alias, or the version was not made by Draftsmith.
@@ -155,10 +169,10 @@ def find_release(home: Path, name: str, which: str) -> str:
         raise UserError(f"there is no registered model '{name}' (known: none yet)")
     client = open_client(home)
     number = resolve(client, name, which)
-    key = tags_of(client, name, number).get(KEY_TAG)
-    if key is None:
+    tags = tags_of(client, name, number)
+    if KEY_TAG not in tags:
         raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
-    return key
+    return tags[KEY_TAG], tags.get(SESSION_TAG, "")
 
 
 def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:
@@ -185,24 +199,50 @@ def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
     return alias_moves.outside_moves(home, client)
 
 
-def _publish(
+def _is_of(client: MlflowClient, version: int, facts: ReleaseFacts) -> bool:
+    """This version is the release, in this session or another."""
+    tags = tags_of(client, facts.name, version)
+    return tags.get(SESSION_TAG, "") == facts.session or evidence.serves_the_same(tags, facts)
+
+
+def _renew(
     home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, judge: Judge, may_promote: bool
+) -> Decision | None:
+    """Give a version its newest evidence and decide by it. Safe to repeat: the session is noted last of all."""
+    row = evidence.log_evidence(home, client, facts, facts.name, version, _who())
+    evidence.renew_tags(client, facts, version)
+    decision = _publish(home, client, facts, version, judge, may_promote, since=row.promoted_at)
+    evidence.settle_session(client, facts, version)
+    return decision
+
+
+def _publish(
+    home: Path,
+    client: MlflowClient,
+    facts: ReleaseFacts,
+    version: int,
+    judge: Judge,
+    may_promote: bool,
+    since: datetime | None = None,
 ) -> Decision | None:
     """Give a version its aliases. What a killed publication has done is in the log and not done again.
 
     Moves from before the version was made were of another that had its number: numbers start again in a database
-    that is made anew, and in a model that was deleted.
+    that is made anew, and in a model that was deleted. since: when it got newer evidence, by which the gate decides
+    anew whether it becomes champion.
     """
     born = as_time(client.get_model_version(facts.name, str(version)).creation_timestamp / 1000)
     log = made_in(mark_of(home, client), journal.promotions(home))
-    done = {(row.alias, row.to_version) for row in log if row.name == facts.name and row.promoted_at >= born}
+    moves = [row for row in log if row.name == facts.name and row.to_version == version and row.promoted_at >= born]
+    done = {row.alias for row in moves if row.alias != "champion" or since is None or row.promoted_at >= since}
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
-        if (alias, version) not in done:
+        if alias not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
     decision = _decide(home, client, facts.name, version, judge) if facts.worth_using else None
+    is_champion = aliases_of(client, facts.name).get("champion") == version
     if decision is None:
         model_versions.describe(client, facts.name, version, None)
-    elif decision.passed and may_promote and ("champion", version) not in done:
+    elif decision.passed and may_promote and "champion" not in done and not is_champion:
         _move(home, client, facts.name, "champion", version, "promote", decision.why(), decision)
     client.set_model_version_tag(facts.name, str(version), PUBLISHED, "yes")
     return decision
@@ -213,7 +253,9 @@ def _decide(home: Path, client: MlflowClient, name: str, version: int, judge: Ju
     champion = aliases_of(client, name).get("champion")
     against = champion if champion != version else None
     other = tags_of(client, name, against) if against is not None else None
-    decision = decide(home, tags_of(client, name, version), other, against, judge)
+    tags = tags_of(client, name, version)
+    decision = decide(home, tags, other, against, judge)
+    decision = Decision((*decision.checks, *evidence.overtaken(client, tags)), decision.against)
     said = "passed" if decision.passed else decision.why_not()
     for tag, value in zip(_ANSWERS, (str(against or ""), said, decision.as_json()), strict=True):
         client.set_model_version_tag(name, str(version), tag, value)
@@ -221,12 +263,12 @@ def _decide(home: Path, client: MlflowClient, name: str, version: int, judge: Ju
     return decision
 
 
-def _add_tags(client: MlflowClient, facts: ReleaseFacts, version: int) -> Mapping[str, str]:
-    """Give a version the facts that it lacks; returns those it had."""
-    there = tags_of(client, facts.name, version)
+def _add_tags(client: MlflowClient, facts: ReleaseFacts, version: int, there: Mapping[str, str]) -> None:
+    """Give a version the facts that it lacks, if they are those of the session that it has."""
+    if there.get(SESSION_TAG, "") != facts.session:
+        return
     for tag in facts.tags.keys() - there.keys():
         client.set_model_version_tag(facts.name, str(version), tag, facts.tags[tag])
-    return there
 
 
 def _move(

@@ -18,9 +18,11 @@ from typing import Any
 from storage import journal
 from storage.artifacts import RECORD_FILE, Store
 from storage.records import git_commit
+from storage.sessions import read_record, session_of
 from storage.tracking import KEY_TAG
 
 ROOT = Path(__file__).resolve().parents[1]
+SESSION_TAG = "draftsmith.session"  # when the release was measured; versions from before there were sessions have none
 _FROM_INFO = (
     "target_key",
     "draft_key",
@@ -31,6 +33,7 @@ _FROM_INFO = (
     "al_lo",
     "al_hi",
     "al_meas",
+    "al_replayed",
     "speedup_pred",
     "speedup_meas",
     "meas_lo",
@@ -44,6 +47,7 @@ class ReleaseFacts:
     """What the registry needs to know of a Release. may_promote: False where its pipeline wants an approval."""
 
     release_key: str
+    session: str
     name: str
     target: str
     worth_using: bool  # the verdict is not "do not speculate"
@@ -52,14 +56,17 @@ class ReleaseFacts:
     tags: dict[str, str]
 
 
-def facts_of(release: Path) -> ReleaseFacts:
-    """What is known of the release in this directory of a store; publish/export.py puts the numbers into its info."""
-    home = release.parents[1]
+def facts_of(home: Path, release: Path) -> ReleaseFacts:
+    """What is known of a release; publish/export.py puts the numbers into its info.
+
+    release: its directory, in the store of this home or among its earlier sessions.
+    """
     content = json.loads((release / RECORD_FILE).read_text(encoding="utf-8"))
     info, record = content["info"], content["record"]
     target = str(info["target"]) or f"target of {record.get('pipeline') or 'no pipeline'}"  # made by a step: no name
     tags = {
         KEY_TAG: content["key"],
+        SESSION_TAG: session_of(content),
         "draftsmith.pipeline": record.get("pipeline"),
         "draftsmith.git_commit": record.get("git_commit") or git_commit(),
         "gate.status": "passed" if info["gate_passed"] else "failed",
@@ -69,6 +76,7 @@ def facts_of(release: Path) -> ReleaseFacts:
     tags |= _from_files(release, content) | _from_lineage(Store(home), content) | _from_run(home, record)
     return ReleaseFacts(
         release_key=content["key"],
+        session=session_of(content),
         name=_model_name(target, str(info["method"])),
         target=target,
         worth_using=info["verdict"] in ("use", "undecided"),
@@ -107,7 +115,9 @@ def _from_lineage(store: Store, content: Mapping[str, Any]) -> dict[str, Any]:
     if data:
         tags["draftsmith.data"] = ", ".join(sorted(one["key"] for one in data))
         tags["draftsmith.data_digest"] = f"sha256:{_digest({one['key']: {'sha256': _tensors(one)} for one in data})}"
-    measured = _record(store, str(inputs.get("end_to_end", "")))
+    end_to_end = str(inputs.get("end_to_end", ""))
+    session = content["record"].get("input_sessions", {}).get(end_to_end, "")
+    measured = read_record(store.path_of_session(end_to_end, session)) or _record(store, end_to_end)
     machine = measured["record"].get("machine") if measured else None
     if machine:
         tags["draftsmith.machine"] = machine.get("machine_id")

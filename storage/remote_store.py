@@ -5,12 +5,14 @@ from the environment, as the URL's own library reads them, and are refused insid
 
     URL/objects/ab/ab12...     contents of files, named by their sha256
     URL/artifacts/KEY.json     artifact.json of a finished artifact, written after its objects: complete or absent
+    URL/earlier/KEY.SESSION.json   the same of what the key was before it was made again
     URL/runs/RUN_ID.jsonl      journals of ended runs
     URL/promotions/ID.json     the promotion log, one move of an alias each
 
-A file's name is its content, so two machines that finish the same key at once cannot mix their files: whoever writes
-KEY.json last wins whole. Nothing that comes from here is believed before its sha256 is right. A store that does not
-answer never stops a run: the fault becomes one line in `problems`, and nobody waits for it again for a minute.
+A file's name is its content, so two machines that finish the same key at once cannot mix their files: the newer
+session stands in artifacts/, and the other one, which may be somebody's measurement, in earlier/. Nothing that comes
+from here is believed before its sha256 is right. A store that does not answer never stops a run: the fault becomes one
+line in `problems`, and nobody waits for it again for a minute.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from components.contract import KINDS, UserError
+from storage.sessions import place_name
+from storage.whole_files import sha256_of
 
 VARIABLE = "DRAFTSMITH_STORE"
 SECONDS_LEFT_ALONE = 60.0  # after a fault; a long run tries again later
@@ -114,13 +118,21 @@ class RemoteStore:
     def upload(self, directory: Path, content: Mapping[str, Any]) -> bool:
         """Put a finished artifact there: the objects that it lacks first, then what names them. True when it is there.
 
-        directory: the artifact's. content: its artifact.json.
+        directory: the artifact's; of an earlier session it may have lost files. content: its artifact.json.
         """
 
         def send() -> bool:
+            here = [item for item in content["files"].items() if (directory / item[0]).is_file()]
             with ThreadPoolExecutor(NUM_TRANSFERS) as pool:  # list() passes on what a thread raised
-                list(pool.map(lambda item: self._put_object(directory / item[0], item[1]), content["files"].items()))
-            self._write(f"artifacts/{content['key']}.json", json.dumps(content, indent=1))
+                list(pool.map(lambda item: self._put_object(directory / item[0], item[1]), here))
+            key = content["key"]
+            there = self._record(key)
+            is_newest = there is None or float(there["finished_at"]) <= float(content["finished_at"])
+            older = there if is_newest else content
+            if there is not None and older is not None and place_name(there) != place_name(content):
+                self._write(f"earlier/{key}.{place_name(older)}.json", json.dumps(older, indent=1))
+            if is_newest:
+                self._write(f"artifacts/{key}.json", json.dumps(content, indent=1))
             return True
 
         return bool(self.attempt(send))
@@ -128,7 +140,8 @@ class RemoteStore:
     def download(self, key: str, into: Path, only: Callable[[str], bool] = lambda name: True) -> dict[str, Any] | None:
         """Fetch the files of an artifact and verify each; returns its artifact.json.
 
-        into: an absent directory; it may hold files even when the answer is None. only: which files, by name.
+        key: or KEY.SESSION, for one in earlier/. into: an absent directory; it may hold files even when the answer is
+        None. only: which files, by name.
         A broken artifact is taken out of the shared store, so that whoever makes it next puts it back whole.
         """
 
@@ -148,7 +161,7 @@ class RemoteStore:
         return self.attempt(fetch)
 
     def names(self, folder: str) -> set[str] | None:
-        """The names in runs/ or promotions/. None: the store does not answer."""
+        """The names in runs/, promotions/ or earlier/. None: the store does not answer."""
         return self.attempt(lambda: set(self._listing(folder)))
 
     def read_text(self, name: str) -> str | None:
@@ -193,29 +206,27 @@ class RemoteStore:
         """Forget that it did not answer: somebody asks on purpose."""
         self._silent_until = 0.0
 
-    def _record(self, key: str) -> dict[str, Any] | None:
+    def _record(self, name: str) -> dict[str, Any] | None:
         try:
-            text = self.files.cat_file(f"{self.url}/artifacts/{key}.json", start=0)  # from 0: one request, not three
+            text = self.files.cat_file(f"{self.url}/{_place(name)}", start=0)  # from 0: one request, not three
         except FileNotFoundError:
             return None
         try:
             content = json.loads(text)
-            why = _malformed(key, content)
+            why = _malformed(name.partition(".")[0], content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"its record cannot be read ({type(error).__name__})"
         if why:
-            self._refuse(key, why)
+            self._refuse(name, why)
             return None
         return dict(content)
 
-    def _refuse(self, key: str, why: str) -> None:
-        self.problems.append(f"the shared store {self.url} has a broken artifact {key[:12]}: {why}; it is made again")
-        self._remove(f"artifacts/{key}.json")
+    def _refuse(self, name: str, why: str) -> None:
+        self.problems.append(f"the shared store {self.url} has a broken artifact {name[:12]}: {why}; it is made again")
+        self._remove(_place(name))
 
     def _get_object(self, facts: Mapping[str, Any], to: Path, name: str) -> str:
         """Fetch one file; returns what is wrong with it, or ''."""
-        from storage.artifacts import sha256_of
-
         place = _object(facts)
         to.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -264,6 +275,11 @@ class RemoteStore:
         return {name: facts for name, facts in named if _NAME.fullmatch(name)}
 
 
+def _place(name: str) -> str:
+    """Where artifact.json of KEY, or of KEY.SESSION, is."""
+    return f"{'earlier' if '.' in name else 'artifacts'}/{name}.json"
+
+
 def _object(facts: Mapping[str, Any]) -> str:
     return f"objects/{facts['sha256'][:2]}/{facts['sha256']}"
 
@@ -275,7 +291,7 @@ def _mark(facts: Mapping[str, Any]) -> str:
 
 def _malformed(key: str, content: dict[str, Any]) -> str:
     """What is wrong with the form of an artifact.json from outside, or ''."""
-    if content["key"] != key or content["kind"] not in KINDS:
+    if content["key"] != key or content["kind"] not in KINDS or not isinstance(content["finished_at"], float | int):
         return "its record is that of something else"
     if not isinstance(content["info"], dict) or not isinstance(content["record"], dict):
         return "its record is not one of an artifact"

@@ -6,6 +6,9 @@ COPY inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write whe
 processes may ask while others write: the one lock held only puts off the deletion of merged files. What goes into the
 history is read from artifact.json, the journals and the promotion log alone, so `rebuild` makes again exactly what the
 runs made.
+
+What was measured again is another session of the same key (storage/sessions.py), and its rows stand beside the earlier
+ones. The tables hold every session; the views take of each key the newest that is valid, or every one on request.
 """
 
 from __future__ import annotations
@@ -17,23 +20,33 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from pyarrow.dataset import dataset
+from pyarrow.dataset import dataset, field
 
 from components.contract import UserError
 from storage import journal
 from storage.artifacts import RECORD_FILE, Store
-from storage.history import compact, files_of, history_dir, is_known, seed, write_measured, write_record
+from storage.history import (
+    compact,
+    files_of,
+    history_dir,
+    seed,
+    sessions_known,
+    write_measured,
+    write_record,
+)
 from storage.records import (
     ArtifactRow,
     PromotionRow,
     Provenance,
     RunRow,
     StepRow,
+    SupersededRow,
     as_time,
     draftsmith_version,
 )
 from storage.schema import all_tables, reading_schema
 from storage.segments import empty, reading
+from storage.sessions import file_key, session_of
 from storage.sharing import catch_up
 
 __all__ = [
@@ -52,29 +65,36 @@ UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
 """What reading an artifact raises whose artifact.json was cut short, or whose rows another version has written."""
 
 _VIEWS = Path(__file__).with_name("views.sql")
+# What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
+_NEWEST = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded;
+             CREATE MACRO earlier_run(made_at, made, run_id) AS NULL;"""
+_EVERY = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded WHERE false;
+            CREATE MACRO earlier_run(made_at, made, run_id) AS
+              CASE WHEN (made_at, made) IN (SELECT (created_at, artifact_key) FROM superseded) THEN run_id END;"""
 
 
 Answer = tuple[list[str], list[tuple[Any, ...]]]
 Ask = Callable[[str, Mapping[str, Any]], Answer]
 
 
-def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None) -> Answer:
+def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None, *, all_sessions: bool = False) -> Answer:
     """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
 
-    parameters: values of the $names in it; nothing is ever pasted into SQL.
+    parameters: values of the $names in it; nothing is ever pasted into SQL. all_sessions: views show every session of
+    what was measured again, not the newest valid one alone.
 
     Raises:
         UserError: the SQL is wrong, is not one SELECT, or reaches outside the history; the error names the views.
     """
-    with open_history(home) as ask:
+    with open_history(home, all_sessions=all_sessions) as ask:
         return ask(sql, parameters or {})
 
 
 @contextmanager
-def open_history(home: Path) -> Iterator[Ask]:
+def open_history(home: Path, *, all_sessions: bool = False) -> Iterator[Ask]:
     """Several questions over one state of the history: ask(sql, parameters) answers as `query` does."""
     catch_up(home)
-    with reading(history_dir(home)), _connect(home) as connection:
+    with reading(history_dir(home)), _connect(home, _EVERY if all_sessions else _NEWEST) as connection:
 
         def ask(sql: str, parameters: Mapping[str, Any]) -> Answer:
             try:
@@ -95,21 +115,28 @@ def open_history(home: Path) -> Iterator[Ask]:
 
 def view_names(home: Path) -> list[str]:
     """The views and tables that a question may name."""
-    with reading(history_dir(home)), _connect(home) as connection:
+    with reading(history_dir(home)), _connect(home, _NEWEST) as connection:
         return _names(connection).split(", ")
 
 
-def remember_artifact(home: Path, path: Path, *, replace: bool = False) -> None:
+def remember_artifact(home: Path, path: Path) -> None:
     """Put a finished artifact into the history: what it is, and its measured rows if it has any. Idempotent.
 
-    replace: it has just been made, so an older one of the same key (of a step that was forced to run again) gives way.
+    path: its directory, in the store or among its earlier sessions. Other sessions of its key stay as they are.
 
     Raises:
         UserError: a row does not have the columns and types of components/rows.py.
     """
-    if not replace and is_known(home, "artifact", path.name):
-        return
     content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
+    key, session = str(content["key"]), session_of(content)
+    if session not in sessions_known(home, key):
+        _remember_session(home, path, content)
+    if len(sessions_known(home, key)) > 1:
+        _mark_superseded(home, key)
+
+
+def _remember_session(home: Path, path: Path, content: Mapping[str, Any]) -> None:
+    """The rows of one session; that of the artifact itself comes last, since by it the session is known."""
     record: Mapping[str, Any] = content["record"]
     machine = record.get("machine") or {}
     provenance = Provenance(
@@ -120,6 +147,7 @@ def remember_artifact(home: Path, path: Path, *, replace: bool = False) -> None:
         machine_id=machine.get("machine_id"),
         created_at=as_time(content["finished_at"]),
         draftsmith_version=str(record.get("draftsmith_version") or draftsmith_version()),
+        session=session_of(content),
     )
     seconds = record.get("seconds")
     row = ArtifactRow(
@@ -137,23 +165,50 @@ def remember_artifact(home: Path, path: Path, *, replace: bool = False) -> None:
         machine=_json(machine),
         created_at=provenance.created_at,
         draftsmith_version=provenance.draftsmith_version,
+        session=provenance.session,
     )
-    write_measured(home, path, provenance, replace=replace)
-    write_record(home, "artifact", row.artifact_key, [row], replace=replace)
+    write_measured(home, path, provenance)
+    write_record(home, "artifact", file_key(row.artifact_key, row.session), [row])
+
+
+def _mark_superseded(home: Path, key: str) -> None:
+    """Note which sessions of a key are not its newest valid one; where none is valid, its newest.
+
+    Whoever comes next notes what a kill has left out, and once a session has given way it never comes back.
+    """
+    columns = ["session", "created_at", "info"]
+    with reading(history_dir(home)):
+        table = dataset(files_of(home, "artifact"), schema=reading_schema("artifact"), format="parquet")
+        rows = table.to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
+    newest = max(rows, key=lambda row: (json.loads(row["info"]).get("verdict") != "invalid", row["created_at"]))
+    for row in rows:
+        if row is not newest:
+            session = row["session"] or ""
+            made = SupersededRow(artifact_key=key, session=session, created_at=row["created_at"])
+            write_record(home, "superseded", file_key(key, session), [made])
 
 
 def remember_all(home: Path, store: Store) -> dict[str, str]:
-    """Put every artifact of a store into the history; key -> why, in one line, of those that cannot be read.
+    """Put every session of every artifact of a store into the history; key -> why, of those that cannot be read.
 
     They are left out, so that one bad artifact cannot hide the others.
     """
+    store.settle_all()
     unread, keys = {}, store.keys()
     for key in keys:
         try:
-            remember_artifact(home, store.path_of(key))
+            remember_key(home, store, key)
         except UNREADABLE as error:
             unread[key] = why_unread(error)
     return unread
+
+
+def remember_key(home: Path, store: Store, key: str) -> None:
+    """Put every session of one artifact into the history, those before the newest too if they are missing there."""
+    for session in reversed(store.sessions(key)):
+        if not session.is_newest:
+            remember_artifact(home, session.path)
+    remember_artifact(home, store.path_of(key))
 
 
 def why_unread(error: Exception) -> str:
@@ -197,6 +252,7 @@ def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
             settings=_json(step["settings"]),
             inputs=_json(step["inputs"]),
             ended_at=as_time(step["time"]),
+            session=step.get("session"),
         )
         for step in steps
     ]
@@ -227,8 +283,8 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
     return counts
 
 
-def _connect(home: Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory database with every view, locked."""
+def _connect(home: Path, which: str) -> duckdb.DuckDBPyConnection:
+    """An in-memory database with every view, locked. which: _NEWEST or _EVERY session."""
     seed(home)
     config = {
         "autoinstall_known_extensions": False,
@@ -239,7 +295,7 @@ def _connect(home: Path) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:", config=config)
     for table in all_tables():
         connection.register(table, dataset(files_of(home, table), schema=reading_schema(table), format="parquet"))
-    connection.execute(_VIEWS.read_text(encoding="utf-8")).fetchall()
+    connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
     # A progress bar would stand in front of answers that other programs read.
     for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")

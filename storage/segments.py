@@ -7,10 +7,10 @@
     TABLE/_schema.parquet        no rows, the present columns
 
 The manifest is swapped in by a rename, so a reader sees the state before a compaction or the one after it. Retired
-files are those whose rows, or newer ones of their key, a segment holds; they go when nobody reads. Three locks (flock:
+files are those whose rows a segment holds; they go when nobody reads. Three locks (flock:
 they end with their process) keep the promises. `reading`: shared by readers, taken by whoever deletes, never waited
-for. `writing`: shared by appends, so that they go on side by side; alone for the swap. `compacting`: one compactor or
-replacer a table.
+for. `writing`: shared by appends, so that they go on side by side; alone for the swap. `compacting`: one compactor a
+table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.contract import UserError
-from storage.schema import reading_schema, schema_of
+from storage.schema import schema_of
 
 SCHEMA_FILE = "_schema.parquet"
 
@@ -99,12 +99,21 @@ def fresh_keys(directory: Path, manifest: Manifest) -> list[str]:
 
 def is_known(directory: Path, key: str) -> bool:
     """The rows of this key are there. Without the lock `writing` the answer may be old."""
+    return (directory / f"{key}.parquet").is_file() or key in _keys_now(directory)
+
+
+def names_of(directory: Path, artifact_key: str) -> set[str]:
+    """The keys of the files that hold rows of an artifact: its own, or its own with a dot and a session."""
+    own = {path.name.removesuffix(".parquet") for path in directory.glob(f"{artifact_key}*.parquet")}
+    start = f"{artifact_key}."
+    return {name for name in own | _keys_now(directory) if name == artifact_key or name.startswith(start)}
+
+
+def _keys_now(directory: Path) -> set[str]:
     while True:
-        if (directory / f"{key}.parquet").is_file():
-            return True
         manifest = read_manifest(directory)
         try:
-            return key in segment_keys(directory, manifest)
+            return segment_keys(directory, manifest)
         except FileNotFoundError:  # a compaction has put another file of keys in its place meanwhile
             if read_manifest(directory) == manifest:
                 raise
@@ -124,16 +133,6 @@ def seed(directory: Path, table: str) -> None:
     if not path.is_file() or not pq.read_schema(path).equals(schema):
         with writing(directory):
             write_parquet(path, schema.empty_table())
-
-
-def typed(rows: pa.Table, table: str) -> pa.Table:
-    """Rows under the present schema: columns added since are empty, columns dropped since are left out."""
-    schema = reading_schema(table)
-    arrays = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-        for field in schema
-    ]
-    return pa.table(arrays, schema=schema)
 
 
 def new_name(kind: str, ending: str) -> str:

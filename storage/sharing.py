@@ -17,10 +17,11 @@ from pathlib import Path
 from components.contract import UserError
 from components.rows import TABLES
 from storage import journal
-from storage.artifacts import RECORD_FILE, Store, replace_file
+from storage.artifacts import RECORD_FILE, Store
 from storage.history import history_dir, is_known
 from storage.records import PromotionRow
 from storage.remote_store import RemoteStore, shared_store
+from storage.whole_files import replace_file
 
 SECONDS_BETWEEN_LOOKS = 5.0  # a program that asks many questions looks for news once
 _looked: dict[Path, float] = {}
@@ -114,21 +115,23 @@ def _bring_runs(home: Path, remote: RemoteStore) -> None:
 
 
 def _bring_rows(home: Path, remote: RemoteStore) -> None:
-    """The rows of artifacts that are new there, or were made anew there."""
-    marks, seen = remote.keys(), _seen(home)
-    changed = {key: mark for key, mark in (marks or {}).items() if seen.get(key) != mark}
+    """The rows of artifacts that are new there, or were made anew there, and of what these were before."""
+    marks, seen = remote.keys() or {}, _seen(home)
+    earlier = {name.removesuffix(".json"): "" for name in remote.names("earlier") or ()}
+    remade = {name.partition(".")[0] for name in earlier}
+    changed = {name: mark for name, mark in {**marks, **earlier}.items() if seen.get(name) != mark}
     news = {
-        key: mark
-        for key, mark in changed.items()
-        if (key not in seen and is_known(home, "artifact", key))  # it was made here
-        or _remember_rows(home, remote, key, replace=key in seen)
+        name: mark
+        for name, mark in changed.items()
+        if (name not in seen and name not in remade and is_known(home, "artifact", name))  # it was made here
+        or _remember_rows(home, remote, name)
     }
     if news:
         replace_file(_seen_file(home), json.dumps({**seen, **news}))
 
 
-def _remember_rows(home: Path, remote: RemoteStore, key: str, *, replace: bool) -> bool:
-    """Bring the rows of one artifact; False when there is reason to try again."""
+def _remember_rows(home: Path, remote: RemoteStore, key: str) -> bool:
+    """Bring the rows of one artifact (KEY, or KEY.SESSION); False when there is reason to try again."""
     from storage.results import remember_artifact
 
     folder = Path(tempfile.mkdtemp(prefix="draftsmith-rows-"))
@@ -137,7 +140,7 @@ def _remember_rows(home: Path, remote: RemoteStore, key: str, *, replace: bool) 
         if content is None:
             return False
         (folder / key / RECORD_FILE).write_text(json.dumps(content), encoding="utf-8")
-        remember_artifact(home, folder / key, replace=replace)
+        remember_artifact(home, folder / key)
     except UserError as error:  # made by another version of Draftsmith, with other columns
         remote.problems.append(f"rows of {key[:12]} in {remote.url} are left out: {error}")
     finally:

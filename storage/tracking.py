@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage import journal
+from storage.artifacts import Store
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -189,7 +190,7 @@ class Tracker:
         began = _ms(step["time"] - (step["seconds"] or 0.0))
         experiment = client.get_run(parent).info.experiment_id
         child = client.create_run(experiment, start_time=began, tags=tags, run_name=step["step"]).info.run_id
-        directory = self.home / step["path"] if step["path"] else None
+        directory = _directory(self.home, step)
         _log(client, child, params=step["settings"], metrics=_metrics(directory, step))
         _log_lineage(client, child, step["inputs"])
         if directory is not None:
@@ -212,8 +213,9 @@ class Tracker:
             return
         client.log_dict(parent, {"run": dict(start), "steps": steps, "end": dict(end)}, "run.json")
         for step in steps:
-            if step["kind"] == "Page" and step["path"]:
-                _log_small_files(client, parent, self.home / step["path"], f"report/{step['step']}")
+            directory = _directory(self.home, step)
+            if step["kind"] == "Page" and directory is not None:
+                _log_small_files(client, parent, directory, f"report/{step['step']}")
         reused = [step["step"] for step in steps if step["status"] == "reused"]
         executed = [step["step"] for step in steps if step["status"] != "reused"]
         tags = {"draftsmith.reused": ", ".join(reused), "draftsmith.executed": ", ".join(executed)}
@@ -291,6 +293,14 @@ def _log_lineage(client: MlflowClient, run: str, inputs: Mapping[str, Any]) -> N
             datasets.append(DatasetInput(dataset, tags=[InputTag("mlflow.data.context", parameter)]))
     if datasets:
         client.log_inputs(run, datasets)
+
+
+def _directory(home: Path, step: Mapping[str, Any]) -> Path | None:
+    """Where a step's artifact lies, in the session that it had then; None when the step has failed."""
+    if not step["path"]:
+        return None
+    session = step.get("session")
+    return home / step["path"] if session is None else Store(home).path_of_session(step["key"], session)
 
 
 def _is_number(value: Any) -> bool:

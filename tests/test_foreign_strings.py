@@ -17,12 +17,12 @@ from markdown_it import MarkdownIt
 
 from components.contract import UserError
 from components.escapes import in_code, in_markdown, in_mermaid, one_line
+from components.publish.engine_settings import settings_for
 from components.publish.launch import launch_lines
 from components.report.charts import Point, Series, bar_chart, line_chart
 from components.report.render import environment
 from components.report.tables import Table
 from components.rows import QualityFlag, write_rows
-from components.speedup.engines import settings_for
 from flows.answer import cell
 from flows.spec import load_spec
 from storage import journal

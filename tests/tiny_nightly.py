@@ -81,19 +81,15 @@ DECISION = """
         with: {{max_new_tokens: 16}}
       cost:
         uses: bench.measure_step_cost
-        in: {{target: "{target}", draft: draft, prompts: mix}}
-        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1, max_drift: 100}}
-      champion_cost:
-        uses: bench.measure_step_cost
-        in: {{target: "{target}", draft: "{champion}", prompts: mix}}
-        with: {{num_blocks: 5, tokens_per_block: 16, num_threads: 1, max_drift: 100}}
+        in: {{target: "{target}", drafts: [draft, "{champion}"], prompts: mix}}
+        with: {{tokens_per_block: 16, num_threads: 1, seconds: 1, num_processes: 1}}
       depth:
         uses: speedup.choose_depth
-        in: {{acceptance: [acceptance, champion_acceptance], cost: [cost, champion_cost]}}
+        in: {{acceptance: [acceptance, champion_acceptance], cost: cost, champion: "{champion}"}}
       end_to_end:
         uses: bench.compare_end_to_end
         in: {{target: "{target}", drafts: [draft, "{champion}"], prompts: mix, policy: depth}}
-        with: {{max_new_tokens: 16, num_prompts: 6, reps: 1, num_threads: 1}}
+        with: {{max_new_tokens: 16, num_prompts: 6, seconds: 4, num_processes: 2, num_threads: 1}}
       verdict:
         uses: speedup.confirm_depth
         in: {{policy: depth, end_to_end: end_to_end, challenger: draft, champion: "{champion}"}}
@@ -105,7 +101,7 @@ DECISION = """
         in:
           policy: verdict
           acceptance: [acceptance, champion_acceptance]
-          cost: [cost, champion_cost]
+          cost: cost
           end_to_end: end_to_end
           release: release
           drift: drift

@@ -39,16 +39,16 @@ pipelines:
         uses: bench.measure_acceptance
         in: {{target: target, draft: draft, prompts: prompts}}
         with: {{max_new_tokens: 16}}
-      tuning:   {{uses: bench.autotune, in: {{target: target, prompts: prompts}}, with: {{seconds: 0}}}}
+      tuning:   {{uses: bench.autotune, in: {{target: target, prompts: prompts, drafts: draft}}, with: {{seconds: 0}}}}
       step_cost:
         uses: bench.measure_step_cost
-        in: {{target: target, draft: draft, prompts: prompts, tuning: tuning}}
-        with: {{num_blocks: 5, tokens_per_block: 16, max_drift: 100}}
+        in: {{target: target, drafts: draft, prompts: prompts, tuning: tuning}}
+        with: {{tokens_per_block: 16, seconds: 1, num_processes: 1}}
       depth:    {{uses: speedup.choose_depth, in: {{acceptance: acceptance, cost: step_cost}}}}
       end_to_end:
         uses: bench.compare_end_to_end
         in: {{target: target, drafts: draft, prompts: prompts, policy: depth, tuning: tuning}}
-        with: {{max_new_tokens: 16, num_prompts: 4, reps: 1}}
+        with: {{max_new_tokens: 16, num_prompts: 4, seconds: 3, num_processes: 2}}
       verdict:  {{uses: speedup.confirm_depth, in: {{policy: depth, end_to_end: end_to_end}}}}
       release:
         uses: publish.export_release

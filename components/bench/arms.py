@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from components.contract import DepthPolicy, UserError
-
-if TYPE_CHECKING:
-    from components.decoding.tree_shapes import TreeShape
-    from components.drafts.draft import Proposer
-    from components.targets.model import AbstractTarget
 
 Depths = Literal["around", "all"] | list[int]
 
@@ -23,25 +18,39 @@ EDGE_DEPTHS = (3, 7)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of decoding. Depth 0 without proposer is plain decoding, with one: loaded, but off (loaded_off.py)."""
+    """One way of decoding, as the process that runs it is told.
 
-    method: str  # "none" for plain decoding
-    draft_key: str  # "" where there is no trained drafter
+    method: "none" for plain decoding. draft_key: "" where there is no trained drafter. A depth of 0 with a drafter:
+    loaded, but off (loaded_off.py). on_rival: plain decoding on the plain kernels, the second baseline. tree_budget:
+    guesses verified in a pass where they branch (depth is then the tree's); None for a chain.
+    """
+
+    method: str
+    draft_key: str
     depth: int
-    proposer: Proposer | None
-    target: AbstractTarget | None = None  # its own, where it runs on another kernel than the session
-    shape: TreeShape | None = None  # where guesses branch; depth is then the tree's
+    on_rival: bool = False
+    tree_budget: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing drafts, on either kernel."""
+        return self.method == "none"
 
     @property
     def is_baseline(self) -> bool:
         """Plain decoding on the kernel that all drafters use: the run that others are compared with for identity."""
-        return self.method == "none" and self.target is None
+        return self.is_plain and not self.on_rival
+
+    @property
+    def is_off(self) -> bool:
+        """A drafter is loaded and drafts nothing."""
+        return not self.is_plain and self.depth == 0
 
     @property
     def label(self) -> str:
         """How tables and notes call it."""
-        if self.proposer is None:
-            return "plain"
+        if self.is_plain:
+            return "plain on plain kernels" if self.on_rival else "plain"
         if self.tree_budget is not None:
             return f"{self.method} k={self.depth} tree of {self.tree_budget}"
         return f"{self.method} k={self.depth}" if self.depth else f"{self.method} off"
@@ -49,20 +58,16 @@ class Arm:
     @property
     def depth_of_loop(self) -> int:
         """What the decoding loop is asked for: a drafter that is off is asked for a guess and gives none."""
-        return self.depth if self.proposer is None else max(1, self.depth)
-
-    @property
-    def tree_budget(self) -> int | None:
-        """Guesses verified in a pass where they branch; None for a chain."""
-        return None if self.shape is None else self.shape.num_guesses
+        return self.depth if self.is_plain else max(1, self.depth)
 
     @property
     def rows_of_pass(self) -> int:
         """Rows of its verification pass: the newest token and every guess."""
-        return 1 + (self.tree_budget or self.depth_of_loop)
+        return 1 + (self.tree_budget or self.depth)
 
 
-PLAIN = Arm("none", "", 0, None)
+PLAIN = Arm("none", "", 0)
+RIVAL = Arm("none", "", 0, on_rival=True)
 
 
 def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:

@@ -4,8 +4,8 @@ Totals are read off the wall, after the device has finished. Phases inside a gen
 CPU the same clock, on a GPU CUDA events, which the device stamps as it gets there, so that looking does not make host
 and device wait for each other.
 
-A number is the median of a block of repetitions; a result is the median of several blocks taken at different moments.
-The median of a block ignores single preemptions, the spread between blocks shows what the machine was doing.
+A number is the median round of a slice, some tens of milliseconds long, and a block's that of its quieter slices: other
+work makes times longer, never shorter. Blocks are taken at different moments and in several processes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ from typing import Any, NamedTuple
 import torch
 
 from components.bench.device_state import device_state
+from components.speedup.steady import steady
 
 
 class BlockStat(NamedTuple):
-    """Median and median absolute deviation of one block, in the unit of its samples."""
+    """The steady median of one block and its median absolute deviation, in the unit of its samples."""
 
     median: float
     mad: float
     num_samples: int
 
 
-def block_stat(samples: Sequence[float]) -> BlockStat:
-    """The median and the median absolute deviation from it (not scaled by 1.4826)."""
-    median = statistics.median(samples)
-    return BlockStat(float(median), float(statistics.median(abs(x - median) for x in samples)), len(samples))
+def slices_stat(slices: Sequence[Sequence[float]]) -> BlockStat:
+    """The median of each slice's samples, steady over the slices; and their median absolute deviation (not scaled).
+
+    A slice's median ignores single preemptions; that the quieter slices count ignores what lasts longer than a slice.
+    """
+    medians = [statistics.median(one) for one in slices]
+    middle = steady(medians)
+    deviations = [abs(x - middle) for one in slices for x in one]
+    return BlockStat(middle, float(statistics.median(deviations)), len(deviations))
 
 
 def clock_for(device: torch.device) -> Callable[[], int]:

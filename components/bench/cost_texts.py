@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.bench.subjects import EncodedPrompt, greedy_answers
-from components.targets.model import AbstractTarget
-
 LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts are put together
 SPREAD = 1 / 8  # of the KV length, to each side, in a batch
 
@@ -21,13 +18,6 @@ def longest_context(kv_lengths: Sequence[int], batch_sizes: Sequence[int], token
     """Positions that the longest sequence of any cell takes, before drafts."""
     longest = max(kv_lengths)
     return longest + tokens + (round(longest * SPREAD) if max(batch_sizes) > 1 else 0)
-
-
-def make_texts(opened: AbstractTarget, asked: Sequence[EncodedPrompt], length: int) -> list[list[int]]:
-    """A prompt and its greedy answer each; mostly answer, as in use: prompts are cut to half of what is needed."""
-    starts = [prompt.ids[: max(1, length // 2)] for prompt in asked]
-    answers = greedy_answers(opened, starts, min(length, LONGEST_ANSWER), len(starts))
-    return [[*start, *answer] for start, answer in zip(starts, answers, strict=True)]
 
 
 def contexts(texts: Sequence[Sequence[int]], block: int, batch_size: int, kv_len: int, tokens: int) -> list[list[int]]:

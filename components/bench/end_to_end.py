@@ -1,9 +1,10 @@
 """Step `bench.compare_end_to_end`: plain decoding against speculative decoding, measured as a user would feel it.
 
-Same prompts, same engine, same dtype, same threads, same kept tokens; arms interleaved prompt by prompt in random
-order and repeated. Every output is compared with plain decoding token by token. Prompt lookup, which needs no training,
-runs on the same engine: a drafter has to beat it too. Each drafter also runs loaded but off: what speculation costs
-those who do not use it.
+Same prompts, same engine, same dtype, same threads, same kept tokens; arms take turns of some tens of milliseconds, in
+several fresh processes, until the question which depth to serve is settled or the time for it is spent. Every output is
+compared with plain decoding token by token. Prompt lookup, which needs no training, runs on the same engine: a drafter
+has to beat it too. Each drafter also runs loaded but off: what speculation costs those who do not use it. The phases of
+every round are kept as cost cells, so that the prediction can be held against costs of the very same moments.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.rows import Request, write_rows
+from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
+from components.rows import CostCell, Request, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from components.bench.arms import Arm
-    from components.bench.calibration import Engine
     from components.bench.subjects import EncodedPrompt
-    from components.bench.timed_runs import TimedRun
+    from components.bench.timed_runs import GroupRun, Study
+    from components.bench.tuning import Tuning
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
-NOISE_TEXTS = 4  # answers over which row-count noise is measured
 
 
 def compare_end_to_end(
@@ -34,9 +35,11 @@ def compare_end_to_end(
     policy: DepthPolicy,
     tuning: Measurements | None = None,
     *,
-    num_prompts: Annotated[int, Field(ge=1)] = 12,
+    num_prompts: Annotated[int, Field(ge=1)] = 24,
     max_new_tokens: Annotated[int, Field(ge=2)] = 96,
-    reps: Annotated[int, Field(ge=1, le=100)] = 2,
+    precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
+    seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 240.0,
+    num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
     depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]] = "around",
     lookup_depths: list[Annotated[int, Field(ge=1, le=16)]] = [4],  # noqa: B006 - read, never changed
     loaded_off: bool = True,
@@ -59,7 +62,11 @@ def compare_end_to_end(
             chooses for itself.
         num_prompts: test prompts to use, evenly over the split.
         max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
-        reps: times that every arm decodes every prompt.
+        precision: half-width of the 95 % interval of a speed ratio, as a share, at which two ways of decoding are told
+            apart well enough (0.03 = 3 %).
+        seconds: time for measuring; opening the processes comes on top. A decision that is open by then is measured for
+            as long again, once; what is not settled after that is said.
+        num_processes: fresh processes at least; more follow while time is left and the decision is open.
         depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
             settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
         lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
@@ -71,51 +78,78 @@ def compare_end_to_end(
         dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
     """
-    from components.bench import clock
-    from components.bench.calibration import fastest_engine
-    from components.bench.subjects import encoded_prompts, spread
-    from components.bench.timed_runs import run_arms
-    from components.bench.tuning import read_tuning
-    from components.targets.load import open_target
+    from components.bench.arms import chosen_depths
+    from components.bench.measuring import Measuring
+    from components.bench.settling import open_arms
+    from components.bench.subjects import fitting_prompts, spread
+    from components.bench.timed_runs import Asked, Study
+    from components.bench.tuning import tuned_or_chosen
+    from components.targets.load import target_facts
 
-    tuned = read_tuning(tuning, target, dtype, num_threads, ctx, machine)
     for draft in drafts:
         refuse_what_a_loop_cannot(draft, batch_sizes, trees)
-    with clock.threads(ctx.num_threads):
-        plain = open_target(target, device=ctx.device, dtype=dtype, kernel="plain")
+    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     room = max_new_tokens + ROOM_FOR_GUESSES
-    asked = spread(encoded_prompts(target, plain, prompts, "test", room, ctx), num_prompts)
+    asked = spread(fitting_prompts(target, positions, prompts, "test", room, ctx), num_prompts)
     if max(batch_sizes) > len(asked):
         raise UserError(
             f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(asked)}"
         )
-    warm_up = only_untimed(encoded_prompts(target, plain, prompts, "warm_up", room, ctx), asked)[:num_warm_up]
-    engine = fastest_engine(
-        target,
-        asked[0].ids,
-        dtype=dtype,
-        device=ctx.device,
-        max_threads=ctx.num_threads,
-        num_threads=num_threads,
-        tuning=tuned,
+    warm_up = only_untimed(fitting_prompts(target, positions, prompts, "warm_up", room, ctx), asked)[:num_warm_up]
+    tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
+    arms, side_arms = planned_arms(
+        drafts, chosen_depths(policy), depths, lookup_depths, loaded_off, trees, rival=tuned.rival
     )
-    with clock.threads(engine.num_threads):
-        arms = _arms(engine, drafts, policy, depths, lookup_depths, loaded_off, trees)
-        ctx.note(f"{len(arms)} arms x {len(asked)} prompts x {reps}: {', '.join(arm.label for arm in arms)}")
-        with clock.quiet_interpreter():
-            runs = run_arms(
-                engine.target,
-                arms,
-                warm_up,
-                asked,
-                batch_sizes=sorted(set(batch_sizes)),
-                max_new_tokens=max_new_tokens,
-                reps=reps,
-                seed=ctx.seed,
-                progress=lambda done, total: ctx.progress(done, total, "generations"),
-            )
-        facts = _write(runs, engine, target.key, dtype, machine, ctx)
-    return Measurements.made(ctx, {"num_prompts": len(asked), **facts})
+    ctx.note(
+        f"{len(arms)} arms on {len(asked)} prompts in {num_processes} processes or more, for {seconds:.0f} s, or until "
+        f"settled to {precision:.0%}: {', '.join(arm.label for arm in arms)}"
+    )
+    study = Study(
+        Asked(arms, side_arms, asked, warm_up, sorted(set(batch_sizes)), max_new_tokens),
+        open_process=lambda number: Measuring(number, target, drafts, arms, tuned, dtype, ctx),
+        unsettled=lambda found: open_arms(found, side_arms, precision),
+        progress=lambda done, total: ctx.progress(done, total, "seconds of measuring"),
+        note=ctx.note,
+    )
+    study.run(seconds, num_processes)
+    return Measurements.made(
+        ctx, {"num_prompts": len(asked), **_write(study, tuned, target, drafts, dtype, machine, ctx)}
+    )
+
+
+def planned_arms(
+    drafts: Sequence[Draft],
+    chosen: Mapping[str, frozenset[int]],
+    depths: Literal["around", "all"] | list[int],
+    lookup_depths: Sequence[int],
+    loaded_off: bool,
+    trees: Sequence[int],
+    *,
+    rival: bool,
+) -> tuple[list[Arm], frozenset[Arm]]:
+    """Plain decoding, prompt lookup, and every drafter off, at its depths and as trees; and which of them are shown
+    beside the decision only."""
+    from components.bench.arms import PLAIN, RIVAL, Arm, depths_to_run
+    from components.bench.trees import tree_shape
+    from components.decoding.chain import LOOPS
+    from components.drafts.files import read_record
+
+    lookup = [Arm("ngram", "", depth) for depth in lookup_depths]
+    arms, side = [PLAIN, *([RIVAL] if rival else []), *lookup], set(lookup)
+    for draft in drafts:
+        record = read_record(draft.path)
+        method, trained, reach = str(record["method"]), int(record["num_steps"]), int(record["max_depth"])
+        deepest = max(depths) if isinstance(depths, list) and depths else trained
+        within_reach = [depth for depth in chosen.get(draft.key, ()) if depth <= reach]
+        if loaded_off and method not in LOOPS:  # a loop of its own guesses by passes of the target: no drafter
+            arms.append(Arm(method, draft.key, 0))
+            side.add(arms[-1])
+        arms += [Arm(method, draft.key, depth) for depth in depths_to_run(depths, within_reach, min(deepest, reach))]
+        arms += [
+            Arm(method, draft.key, tree_shape(trained, budget).depth, tree_budget=budget)
+            for budget in sorted(set(trees))
+        ]
+    return arms, frozenset(side)
 
 
 def only_untimed(warm_up: Sequence[EncodedPrompt], asked: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
@@ -145,83 +179,81 @@ def refuse_what_a_loop_cannot(draft: Draft, batch_sizes: Sequence[int], trees: S
 
 
 def _write(
-    runs: Sequence[TimedRun], engine: Engine, target_key: str, dtype: str, machine: Machine, ctx: Context
+    study: Study,
+    tuned: Tuning,
+    target: Target,
+    drafts: Sequence[Draft],
+    dtype: Literal["float32", "bfloat16"],
+    machine: Machine,
+    ctx: Context,
 ) -> dict[str, Any]:
     """Turn runs into rows: compare every output with plain decoding, note what is to be doubted. Returns the facts."""
-    from components.bench.clock import conditions
+    from components.bench import clock
     from components.bench.request_rows import Conditions, request_rows, round_rows
     from components.bench.run_flags import run_flags
-    from components.targets.row_noise import row_count_noise
+    from components.bench.timed_runs import timed_runs
+    from components.drafts.files import read_record
+    from components.targets.load import open_target
 
-    around = conditions(engine.target.device)
-    texts = [[*run.prompt.ids, *run.decoded.tokens] for run in runs if run.arm.is_baseline and not run.is_warmup]
-    noise = row_count_noise(engine.target, texts[:NOISE_TEXTS])
-    shared = Conditions(ctx.key[:16], target_key, dtype, engine.num_threads)
-    requests = request_rows(runs, engine.target, noise, shared)
-    flags = run_flags(runs, shared.session_id, around["load_average"], machine.num_cores)
-    write_rows(ctx.out, [*requests, *round_rows(runs, shared), *flags])
+    runs = timed_runs(study.found)
+    shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
+    with clock.threads(tuned.num_threads):
+        opened = open_target(target, device=ctx.device, dtype=dtype, kernel=tuned.kernel)
+        requests = request_rows(runs, opened, shared)
+    trained = {draft.key: int(read_record(draft.path)["num_steps"]) for draft in drafts}
+    flags = run_flags(runs, shared.session_id, study.conditions["load_average"], machine.num_cores, trained)
+    cells = cells_of_study(study.found, target.key, dtype, tuned.num_threads, study.conditions["load_average"])
+    write_rows(ctx.out, [*requests, *round_rows(runs, shared), *cells, *flags])
+    decoded = len({run.prompt.prompt_id for run in runs})
+    if decoded < len(study.asked.prompts):
+        ctx.note(f"the time was enough for {decoded} of {len(study.asked.prompts)} prompts")
     return {
-        "num_threads": engine.num_threads,
-        "kernel": engine.target.kernel,
-        "engines_tried": engine.tried,
-        "row_count_noise": noise,
+        "num_threads": tuned.num_threads,
+        "kernel": tuned.kernel,
+        "engines_tried": tuned.tried,
         "machine_id": machine.machine_id,
-        **around,
+        "num_prompts_decoded": decoded,
+        "num_processes": study.num_processes,
+        "ended": study.ended,
+        **study.conditions,
         "arms": summary(requests),
     }
 
 
-def _arms(
-    engine: Engine,
-    drafts: Sequence[Draft],
-    policy: DepthPolicy,
-    depths: Literal["around", "all"] | list[int],
-    lookup_depths: Sequence[int],
-    loaded_off: bool,
-    trees: Sequence[int],
-) -> list[Arm]:
-    """Plain, the rival baseline if there is one, prompt lookup, and every drafter off, at its depths and as trees."""
-    from components.bench.arms import PLAIN, Arm, chosen_depths, depths_to_run
-    from components.bench.loaded_off import kept_off
-    from components.bench.subjects import open_drafter
-    from components.bench.trees import check_branching, tree_shape
-    from components.decoding.chain import LOOPS
-    from components.drafts.ngram import Ngram
+def cells_of_study(
+    found: Sequence[GroupRun], target_key: str, dtype: str, num_threads: int, load: float | None
+) -> list[CostCell]:
+    """The phases of every arm's rounds as cost cells, a block for each prompt, at the mean context of all of them."""
+    from components.bench.cost_blocks import Setting, Taken, cells_of
 
-    arms = [PLAIN]
-    if engine.rival is not None:
-        arms.append(Arm("none", "", 0, None, engine.rival))
-    lookup = Ngram()
-    arms += [Arm("ngram", "", depth, lookup) for depth in lookup_depths]
-    chosen = chosen_depths(policy)
-    for draft in drafts:
-        drafter = open_drafter(draft, engine.target)
-        deepest = max(depths) if isinstance(depths, list) and depths else drafter.num_steps
-        within_reach = [depth for depth in chosen.get(draft.key, ()) if depth <= drafter.max_depth]
-        wanted = depths_to_run(depths, within_reach, min(deepest, drafter.max_depth))
-        if loaded_off and drafter.method not in LOOPS:  # a loop of its own guesses by passes of the target: no drafter
-            arms.append(Arm(drafter.method, draft.key, 0, kept_off(drafter)))
-        arms += [Arm(drafter.method, draft.key, depth, drafter) for depth in wanted]
-        check_branching(drafter, trees)
-        shapes = [tree_shape(drafter.num_steps, budget) for budget in sorted(set(trees))]
-        arms += [Arm(drafter.method, draft.key, shape.depth, drafter, shape=shape) for shape in shapes]
-    return arms
+    contexts = [
+        len(prompt.ids) + len(one.tokens) / 2
+        for group_run in found
+        for run in group_run.runs[:1]
+        for prompt, one in zip(group_run.group, run.decoded, strict=True)
+    ]
+    kv_len = round(sum(contexts) / len(contexts))
+    return [
+        cell
+        for group_run in found
+        for cell in cells_of(
+            group_run.runs,
+            Setting(len(group_run.group), kv_len),
+            Taken(target_key, dtype, num_threads, group_run.kernels, group_run.process, group_run.number, load),
+        )
+    ]
 
 
 def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
     """One line an arm, pooled over prompts: decode tokens a second, speedup over plain, AL, identity."""
-    timed = [r for r in requests if not r.is_warmup]
+    from components.bench.request_rows import rounded
+
+    timed = [r for r in requests if counts(r)]
     groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}
     for row in timed:
         key = (row.method, row.draft_key, row.depth_k, row.kernel, row.tree_budget or 0, row.batch_size)
         groups.setdefault(key, []).append(row)
-    speed = {
-        key: sum(r.tokens_kept - 1 for r in rows) * 1e9 / sum(r.decode_ns for r in rows) for key, rows in groups.items()
-    }
-    best_plain = {
-        size: max(value for key, value in speed.items() if key[0] == "none" and key[5] == size)
-        for size in {key[5] for key in groups}
-    }
+    plain = {size: best_plain(r for r in timed if r.batch_size == size) for size in {key[5] for key in groups}}
     return [
         {
             "method": key[0],
@@ -230,9 +262,9 @@ def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
             "kernel": key[3],
             "tree_budget": key[4] or None,
             "batch_size": key[5],
-            "tokens_per_s": round(speed[key], 2),
-            "speedup": round(speed[key] / best_plain[key[5]], 4),
-            "al": round(sum(r.tokens_kept - 1 for r in rows) / max(1, sum(r.num_rounds for r in rows)), 4),
+            "tokens_per_s": rounded(tokens_per_s(rows), 2),
+            "speedup": rounded(speedup(rows, plain[key[5]]), 4),
+            "al": rounded(al_of(rows), 4),
             "identical": None if key[0] == "none" else sum(r.identical is True for r in rows),
             "ties": sum(r.tie is True for r in rows),
             "requests": len(rows),

@@ -6,46 +6,48 @@ answers keep their sums in the Request row; nothing is guessed.
 
 from __future__ import annotations
 
-import statistics
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Literal
 
-from components.bench.identity import Identity, compare
-from components.bench.request_rows import sha256_of_tokens
+from components.bench.identity import NOT_COMPARED, Identity, Judge
+from components.bench.request_rows import rounded, sha256_of_tokens
 from components.contract import Context, Target, UserError
+from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
 from components.rows import EngineAcceptance, Request, Round
 
 if TYPE_CHECKING:
     from components.bench.engine_answers import Answer, Asked
     from components.bench.engine_server import Connected
     from components.bench.openai_server import Taken, Turn
-    from components.decoding.session import Session
-    from components.targets.model import AbstractTarget
-
-_NOISE_TEXTS: Final = 4
-"""Answers over which row-count noise is measured, as for our own comparisons."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Our own plain greedy answers, by prompt, and what is needed to judge a difference."""
+    """Our own plain greedy answers, by prompt, and who judges a difference."""
 
-    opened: AbstractTarget
-    session: Session
-    noise: float
+    own: Judge
     tokens: Mapping[str, list[int]]
 
-    def judge(self, asked: Asked, answer: Answer, tokenizer: Any) -> Identity:
-        """By tokens where the engine shows them, else by text (then without the place of the divergence)."""
+    def judge(self, asked: Asked, answer: Answer, tokenizer: Any, rows: int) -> Identity:
+        """By tokens where the engine shows them, else by text (then without the place of the divergence).
+
+        rows: that a verification pass of the engine has for one sequence.
+        """
         expected = self.tokens.get(asked.prompt_id)
         if expected is None:
-            return Identity(None, None, None, None)
+            return NOT_COMPARED
         if answer.tokens is not None:
-            return compare(self.opened, self.session, asked.ids, answer.tokens, expected, self.noise)
+            return self.own.judge(asked.ids, expected, answer.tokens, rows)
         said = tokenizer.decode(expected, skip_special_tokens=True)
-        return Identity(answer.text.strip() == said.strip(), None, None, None)
+        return Identity(answer.text.strip() == said.strip())
+
+    def tie_chance(self, asked: Asked) -> float | None:
+        """The probability that rounding alone parts an answer from ours; None where nothing is compared."""
+        expected = self.tokens.get(asked.prompt_id)
+        return None if expected is None else self.own.plain(asked.ids, expected).tie_chance
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,8 @@ class EngineRows:
 
 
 def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, Any]:
-    well = [row for row in rows if row.status != "error"]
-    decoding = [row for row in well if row.decode_ns > 0 and row.timed_tokens > 0]
-    rounds, accepted = sum(row.num_rounds for row in well), sum(row.num_accepted for row in well)
+    well = [row for row in rows if counts(row)]
+    found = round_counts(well)
     compared = [row.identical for row in well if row.identical is not None]
     return {
         "engine": key[0],
@@ -78,39 +79,37 @@ def _line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, 
         "concurrency": key[3],
         "requests": len(rows),
         "failed": len(rows) - len(well),
-        "ttft_ms_p50": round(statistics.median(row.ttft_ns for row in well) / 1e6, 3) if well else None,
-        "tpot_ms_p50": round(statistics.median(r.decode_ns / r.timed_tokens for r in decoding) / 1e6, 3)
-        if decoding
-        else None,
-        "al": round(1 + accepted / rounds, 4) if rounds else None,
+        "ttft_ms_p50": rounded(ttft_ms_p50(well), 3),
+        "tpot_ms_p50": rounded(tpot_ms_p50(well), 3),
+        "al_with_overshoot": rounded(al_with_overshoot(found.accepted, found.rounds), 4),
         "identical": f"{sum(compared)} of {len(compared)}" if compared else None,
     }
 
 
 def compared_answers(
-    target: Target, timed: Sequence[Asked], num_compared: int, max_new_tokens: int, ctx: Context
+    target: Target, timed: Sequence[Asked], num_compared: int, max_new_tokens: int, dtype: str, ctx: Context
 ) -> Expected | None:
-    """Our own plain greedy answers to the first prompts of each workload; None when nothing is to be compared."""
+    """Our own plain greedy answers to the first prompts of each workload; None when nothing is to be compared.
+
+    dtype: of the server: rounding is judged by that of the same arithmetic, which is float32 unless it is bfloat16.
+    """
     if not num_compared:
         return None
-    from components.decoding.session import Session
     from components.targets.generate import continue_batch
     from components.targets.load import open_target
-    from components.targets.row_noise import row_count_noise
 
-    opened = open_target(target, device=ctx.device, dtype="float32", kernel="plain")
+    ours: Literal["float32", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float32"
+    opened = open_target(target, device=ctx.device, dtype=ours, kernel="plain")
     left: dict[str, int] = {}
     tokens: dict[str, list[int]] = {}
-    texts: list[list[int]] = []
     for asked in timed:
         if left.setdefault(asked.workload, num_compared) == 0:
             continue
         left[asked.workload] -= 1
         answer = continue_batch(opened, [asked.ids], max_new_tokens=max_new_tokens)[0].ids
         tokens[asked.prompt_id] = answer
-        texts.append([*asked.ids, *answer])
         ctx.progress(len(tokens), len(timed), "answers of our own")
-    return Expected(opened, Session(opened), row_count_noise(opened, texts[:_NOISE_TEXTS]), tokens)
+    return Expected(Judge(opened), tokens)
 
 
 @dataclass(frozen=True)
@@ -132,11 +131,13 @@ class EngineSession:
         for one in taken:
             depth, method = depths[one.turn.server], methods[one.turn.server]
             for asked, answer in zip(one.turn.asked, one.answers, strict=True):
-                identity = Identity(None, None, None, None)
+                identity, tie_chance = NOT_COMPARED, None
                 if expected is not None and answer.error is None:
-                    identity = expected.judge(asked, answer, tokenizer)
+                    identity = expected.judge(asked, answer, tokenizer, depth + 1)
+                    tie_chance = expected.tie_chance(asked)
                 kept = _kept(answer, tokenizer)
                 request = self._request(len(rows.requests), one.turn, method, depth, asked, answer, kept, identity)
+                request = dataclasses.replace(request, tie_chance=tie_chance)
                 rows.requests.append(request)
                 if not request.is_warmup:
                     rows.rounds.extend(round_rows(request.request_id, asked, answer, kept))
@@ -181,7 +182,6 @@ class EngineSession:
             output_sha256=sha256_of_tokens(answer.tokens or ()),
             identical=identity.identical,
             first_divergence=identity.first_divergence,
-            divergence_margin=identity.margin,
             tie=identity.tie,
             dtype=self.dtype,
             kernel=f"{server.engine} {server.version}".strip(),
@@ -193,6 +193,11 @@ class EngineSession:
             first_chunk_tokens=answer.chunk_tokens[0] if answer.chunk_tokens else None,
             e2e_ns=answer.end_ns - answer.sent_ns,
             error=answer.error,
+            first_wrong=identity.first_wrong,
+            divergence_shortfall=identity.shortfall,
+            divergence_noise=identity.noise,
+            rounded_tokens=identity.num_rounded,
+            rounded_expected=identity.rounded_expected,
         )
 
 

@@ -270,7 +270,7 @@ def _compared(
 
     timed = {run.prompt.prompt_id: run.prompt for run in runs if not run.is_warmup}
     asked = [Asked(p.prompt_id, p.workload, p.ids, None) for p in timed.values()]
-    expected = compared_answers(target, asked, num_compared, max_new_tokens, ctx)
+    expected = compared_answers(target, asked, num_compared, max_new_tokens, "float32", ctx)
     if expected is None:
         return {}
     return {name: tokenizer.decode(ids, skip_special_tokens=True) for name, ids in expected.tokens.items()}

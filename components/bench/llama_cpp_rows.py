@@ -77,7 +77,6 @@ class SessionFacts:
             output_sha256=hashlib.sha256(run.output.encode()).hexdigest(),
             identical=identical,
             first_divergence=None,
-            divergence_margin=None,
             tie=None,
             dtype=self.dtype,
             kernel=f"llama.cpp {self.version}".strip(),

@@ -91,7 +91,7 @@ def measure_server(
             plain greedy decoding of the target on this machine (needs temperature 0); 0 compares none.
         wait_s: how long a server may take to answer for the first time, seconds.
         timeout_s: how long a request may go without news from the server before it counts as failed, seconds.
-        dtype: the arithmetic of the server, for the record.
+        dtype: the arithmetic of the server, for the record; our own answers are decoded in bfloat16 where it is that.
     """
     from components.bench.end_to_end import only_untimed
     from components.bench.engine_rows import EngineSession, compared_answers
@@ -112,7 +112,7 @@ def measure_server(
         warming = only_untimed(fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx), chosen)
         warming = warming[:num_warm_up]
         warm_up = [asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
-    expected = compared_answers(target, timed, num_compared, max_new_tokens, ctx)
+    expected = compared_answers(target, timed, num_compared, max_new_tokens, dtype, ctx)
     sweep = Sweep(max_new_tokens, temperature, sorted(set(concurrency)), reps, ctx)
     taken = asyncio.run(sweep.run([with_key(one, draft) for one in servers], warm_up, timed, wait_s, timeout_s))
     rows = EngineSession(ctx.key[:16], target.key, dtype, temperature).rows(taken, tokenizer, expected)

@@ -7,17 +7,15 @@ the processor's cache, while in a round drafter and target take turns.
 
 from __future__ import annotations
 
-import itertools
+import bisect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from components.bench.clock import Stopwatch
-from components.decoding.batch import decode_batch
-from components.decoding.chain import decode
-from components.decoding.session import Session
+from components.bench.slices import Passes
 from components.decoding.tree_shapes import TreeShape
 from components.drafts.draft import BatchProposer, Branches, Columns, Proposal, Proposer, Sampling, TreeProposer
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TreeRows
@@ -135,77 +133,42 @@ class TimedTreeProposer(TimedProposer):
             self._begun = None
 
 
-class PhaseTimes(NamedTuple):
-    """Nanoseconds of each repetition of each phase of one generation. Prefill stands apart from decoding."""
+class PhaseProbe:
+    """Tells what the rounds of one generation were made of, from the spans that its target and proposer noted."""
 
-    target: list[int]  # target passes: one row each in plain decoding, depth + 1 rows in a round
-    draft: list[int]  # proposals, intake of the columns committed by the round before included
-    host: list[int]  # the rest of a round: picking tokens, comparing, bookkeeping
-    prefill: int  # the target's pass over the prompt
-    draft_prefill: int | None  # the drafter takes the prompt in and makes its first proposal; None without drafter
-    num_tokens: int  # kept, of all sequences
+    def __init__(self, target: TimedTarget, proposer: TimedProposer | None, watch: Stopwatch) -> None:
+        self.target, self.proposer, self.watch = target, proposer, watch
+
+    def take(self) -> Passes:
+        """The passes since it was last asked, each with what was proposed between it and the pass before.
+
+        A pass without a proposal (near the end of the context lookahead has no room for one) has 0; see slices.Probe.
+        """
+        passes, sizes = self.target.spans, self.target.batch_sizes
+        drafts = [] if self.proposer is None else self.proposer.spans
+        self.target.spans, self.target.batch_sizes = [], []
+        if self.proposer is not None:
+            self.proposer.spans = []
+        numbers = self.watch.read([moment for span in (*passes, *drafts) for moment in span])
+        spans = list(zip(numbers[::2], numbers[1::2], strict=True))
+        begins, draft_ns = [begin for begin, _ in spans[: len(passes)]], [0] * len(passes)
+        for begin, end in spans[len(passes) :]:
+            draft_ns[bisect.bisect_left(begins, end)] += end - begin
+        return Passes([end - begin for begin, end in spans[: len(passes)]], draft_ns, sizes)
 
 
-def time_phases(
-    target: AbstractTarget,
-    proposer: Proposer | None,
-    contexts: Sequence[Sequence[int]],
-    *,
-    depth: int,
-    num_tokens: int,
-    session: Session,
-    watch: Stopwatch,
-    shape: TreeShape | None = None,
-) -> PhaseTimes:
-    """Decode `num_tokens` greedily after each context, side by side, and take the rounds apart.
-
-    End-of-text is ignored. session: for a single sequence that is decoded as a chain. shape: guesses branch like this.
-    Only rounds of the whole batch count: sequences that are done leave it.
-    """
+def timed(
+    target: AbstractTarget, proposer: Proposer | None, watch: Stopwatch, shape: TreeShape | None = None
+) -> tuple[AbstractTarget, Proposer | None, PhaseProbe]:
+    """Target and proposer that note when each call began and ended, and who reads that. shape: guesses branch so."""
     timed_target = TimedTarget(target, watch)
-    timed_proposer = None if proposer is None or depth == 0 else _timed(proposer, timed_target, watch, shape)
-    guessing = cast("Proposer | None", timed_proposer)  # `method` is a class variable of what it wraps
-    asked: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
-    if len(contexts) == 1 and shape is None:
-        runs = [decode(timed_target, guessing, contexts[0], depth=depth, session=session, **asked)]
-    else:
-        chain = {"depth": depth} if shape is None else {"shape": shape}
-        runs = decode_batch(timed_target, guessing, contexts, **chain, **asked)
-    whole = sum(size == len(contexts) for size in timed_target.batch_sizes)  # the prefill, then rounds
-    drafts = [] if timed_proposer is None else timed_proposer.spans[: whole - 1]
-    return taken_apart(timed_target.spans[:whole], drafts, watch, sum(len(run.tokens) for run in runs))
-
-
-def _timed(proposer: Proposer, target: TimedTarget, watch: Stopwatch, shape: TreeShape | None) -> TimedProposer:
-    """The proposer, timed the way it is asked: for chains, or for trees of a shape."""
+    if proposer is None:
+        return timed_target, None, PhaseProbe(timed_target, None, watch)
     if shape is None:
-        return TimedProposer(proposer, watch)
-    assert isinstance(proposer, TreeProposer), f"the guesses of {proposer.method} do not branch"
-    timed = TimedTreeProposer(proposer, watch)
-    target.about_to = timed.grown
-    return timed
-
-
-def taken_apart(passes: list[Span], drafts: list[Span], watch: Stopwatch, num_tokens: int) -> PhaseTimes:
-    """The phases of one generation from the spans of its calls; the first pass is the prefill."""
-    numbers = watch.read([moment for span in (*passes, *drafts) for moment in span])
-    spans = list(zip(numbers[::2], numbers[1::2], strict=True))
-    (prefill, *checks), proposals = spans[: len(passes)], spans[len(passes) :]
-    return PhaseTimes(
-        target=[end - begin for begin, end in checks],
-        draft=[end - begin for begin, end in proposals[1:]],  # the first takes the whole prompt in
-        host=_between(checks, proposals),
-        prefill=prefill[1] - prefill[0],
-        draft_prefill=proposals[0][1] - proposals[0][0] if proposals else None,
-        num_tokens=num_tokens,
-    )
-
-
-def _between(passes: list[tuple[int, int]], drafts: list[tuple[int, int]]) -> list[int]:
-    """Time between calls, round by round; the last round has no successor to end it."""
-    if not drafts:
-        return [later[0] - earlier[1] for earlier, later in itertools.pairwise(passes)]
-    return [
-        (check[0] - draft[1]) + (following[0] - check[1])
-        for draft, check, following in zip(drafts, passes, drafts[1:], strict=False)
-    ]
+        timed_proposer = TimedProposer(proposer, watch)
+    else:
+        assert isinstance(proposer, TreeProposer), f"the guesses of {proposer.method} do not branch"
+        timed_proposer = TimedTreeProposer(proposer, watch)
+        timed_target.about_to = timed_proposer.grown
+    # `method` is a class variable of what it wraps
+    return timed_target, cast("Proposer", timed_proposer), PhaseProbe(timed_target, timed_proposer, watch)

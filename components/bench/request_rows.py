@@ -7,9 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.bench.identity import Identity, compare
+from components.bench.identity import NOT_COMPARED, Identity, Judge, PlainText
 from components.bench.timed_runs import TimedRun
-from components.decoding.session import Session
 from components.rows import Request, Round
 from components.targets.model import AbstractTarget
 
@@ -24,24 +23,21 @@ class Conditions:
     num_threads: int
 
 
-def request_rows(runs: Sequence[TimedRun], target: AbstractTarget, noise: float, shared: Conditions) -> list[Request]:
+def request_rows(runs: Sequence[TimedRun], target: AbstractTarget, shared: Conditions) -> list[Request]:
     """One row a run. Every arm is compared with the first plain run of the same prompt at its batch size."""
     plain: dict[tuple[str, int], list[int]] = {}
     for run in runs:
         if run.arm.is_baseline:
             plain.setdefault((run.prompt.prompt_id, run.batch_size), run.decoded.tokens)
-    session = Session(target)
-    judged: dict[tuple[str, int, tuple[int, ...]], Identity] = {}
+    judge = Judge(target)
     rows = []
     for run in runs:
-        verdict = Identity(None, None, None, None)
+        verdict, known = NOT_COMPARED, None
         if not run.arm.is_baseline:
             expected = plain[run.prompt.prompt_id, run.batch_size]
-            key = (run.prompt.prompt_id, run.batch_size, tuple(run.decoded.tokens))
-            if key not in judged:
-                judged[key] = compare(target, session, run.prompt.ids, run.decoded.tokens, expected, noise)
-            verdict = judged[key]
-        rows.append(_request(run, verdict, target, shared))
+            known = judge.plain(run.prompt.ids, expected)
+            verdict = judge.judge(run.prompt.ids, expected, run.decoded.tokens, run.arm.rows_of_pass)
+        rows.append(_request(run, verdict, known, shared))
     return rows
 
 
@@ -50,12 +46,12 @@ def round_rows(runs: Sequence[TimedRun], shared: Conditions) -> list[Round]:
     return [
         Round(_request_id(run, shared), number, *facts)
         for run in runs
-        if run.arm.depth > 0 and not run.is_warmup
+        if run.arm.depth > 0
         for number, facts in enumerate(run.decoded.rounds)
     ]
 
 
-def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: Conditions) -> Request:
+def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: Conditions) -> Request:
     decoded = run.decoded
     return Request(
         session_id=shared.session_id,
@@ -69,7 +65,7 @@ def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: C
         batch_size=run.batch_size,
         rep=run.rep,
         order_index=run.order_index,
-        is_warmup=run.is_warmup,
+        is_warmup=False,
         status=decoded.status,
         prompt_tokens=decoded.prompt_tokens,
         tokens_kept=len(decoded.tokens),
@@ -78,19 +74,31 @@ def _request(run: TimedRun, verdict: Identity, target: AbstractTarget, shared: C
         num_drafted=sum(r.drafted for r in decoded.rounds),
         num_accepted=sum(r.accepted for r in decoded.rounds),
         ttft_ns=decoded.ttft_ns,
-        decode_ns=decoded.decode_ns,
+        decode_ns=round(run.steady_ns),
         output_sha256=sha256_of_tokens(decoded.tokens),
         identical=verdict.identical,
         first_divergence=verdict.first_divergence,
-        divergence_margin=verdict.margin,
         tie=verdict.tie,
         dtype=shared.dtype,
-        kernel=(run.arm.target or target).kernel,
+        kernel=run.kernel,
         num_threads=shared.num_threads,
         temperature=0.0,
         tree_budget=run.arm.tree_budget,
         batch_id=None if run.batch_id is None else f"{shared.session_id}-batch-{run.batch_id:06d}",
+        process=run.process,
+        elapsed_ns=decoded.decode_ns,
+        first_wrong=verdict.first_wrong,
+        divergence_shortfall=verdict.shortfall,
+        divergence_noise=verdict.noise,
+        tie_chance=None if plain is None else plain.tie_chance,
+        rounded_tokens=verdict.num_rounded,
+        rounded_expected=verdict.rounded_expected,
     )
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    """A figure of a summary to so many decimals, None as it is."""
+    return None if value is None else round(value, digits)
 
 
 def sha256_of_tokens(tokens: Sequence[int]) -> str:

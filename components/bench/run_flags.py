@@ -7,22 +7,28 @@ judged, in `speedup`; here stands what would be lost with the runs: order, drift
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from components.bench.acceptance_map import repeated_bigrams
 from components.bench.timed_runs import TimedRun
 from components.rows import UNTRAINED, QualityFlag
 
-MAX_DRIFT = 0.05
+MAX_DIFFERENCE = 0.10  # of plain decoding between two processes
+MAX_DISTURBED = 0.15  # share of plain decoding's time that other work added
 LOAD_OF_OTHERS = 1.0  # load average beyond the cores that our own threads may fill
 MAX_OVERSHOOT_SHARE = 0.05
 MAX_REPEATED_BIGRAMS = 0.4
 
 
-def run_flags(runs: Sequence[TimedRun], session_id: str, load: float | None, num_cores: int) -> list[QualityFlag]:
-    """Flags of one session; thresholds above."""
-    timed = [run for run in runs if not run.is_warmup]
-    plain = [run for run in timed if run.arm.is_baseline]
+def run_flags(
+    runs: Sequence[TimedRun],
+    session_id: str,
+    load: float | None,
+    num_cores: int,
+    trained_depths: Mapping[str, int],
+) -> list[QualityFlag]:
+    """Flags of one session; thresholds above. trained_depths: draft_key -> depth that the drafter is trained for."""
+    plain = [run for run in runs if run.arm.is_baseline]
     flags: list[QualityFlag] = []
 
     def flag(code: str, severity: str, value: float, detail: str) -> None:
@@ -30,25 +36,36 @@ def run_flags(runs: Sequence[TimedRun], session_id: str, load: float | None, num
 
     if load is not None and load > num_cores + LOAD_OF_OTHERS:
         flag("loaded_machine", "warning", load, f"load average on {num_cores} cores: other work ran meanwhile")
-    drift = plain_drift(plain)
-    if drift is not None and abs(drift) > MAX_DRIFT:
-        flag("plain_drift", "warning", drift, "plain decoding of the same prompts changed speed between repetitions")
+    difference = difference_of_processes(plain)
+    if difference is not None and difference > MAX_DIFFERENCE:
+        flag("processes_differ", "info", difference, "plain decoding is faster in one process than in another")
+    disturbed = disturbed_share(plain)
+    if disturbed > MAX_DISTURBED:
+        flag("disturbed", "info", disturbed, "share of plain decoding's time that other work on the machine added")
     repeated = statistics.fmean(repeated_bigrams(run.decoded.tokens) for run in plain)
     if repeated > MAX_REPEATED_BIGRAMS:
         flag("looping_output", "warning", repeated, "share of repeated bigrams; loops flatter every way of drafting")
-    return flags + _arm_flags(timed, session_id)
+    return flags + _arm_flags(runs, session_id, trained_depths)
 
 
-def plain_drift(plain: Sequence[TimedRun]) -> float | None:
-    """Time of the last repetition over the first, minus 1, on the same prompts; None with one repetition."""
-    by_rep: dict[int, int] = {}
+def difference_of_processes(plain: Sequence[TimedRun]) -> float | None:
+    """Steady time a token of the slowest process over the quickest, minus 1; None with one process."""
+    times: dict[int, list[float]] = {}
     for run in plain:
-        by_rep[run.rep] = by_rep.get(run.rep, 0) + run.decoded.decode_ns
-    reps = sorted(by_rep)
-    return None if len(reps) < 2 else by_rep[reps[-1]] / by_rep[reps[0]] - 1.0
+        if run.batch_size == min(one.batch_size for one in plain):
+            total = times.setdefault(run.process, [0.0, 0.0])
+            total[0] += run.steady_ns
+            total[1] += len(run.decoded.tokens) - 1
+    speeds = [ns / tokens for ns, tokens in times.values() if tokens]
+    return None if len(speeds) < 2 else max(speeds) / min(speeds) - 1.0
 
 
-def _arm_flags(timed: Sequence[TimedRun], session_id: str) -> list[QualityFlag]:
+def disturbed_share(plain: Sequence[TimedRun]) -> float:
+    """1 - steady time over time as it was: what other work added to plain decoding."""
+    return 1.0 - sum(run.steady_ns for run in plain) / max(1, sum(run.decoded.decode_ns for run in plain))
+
+
+def _arm_flags(timed: Sequence[TimedRun], session_id: str, trained_depths: Mapping[str, int]) -> list[QualityFlag]:
     """Overshoot and depth beyond training, arm by arm."""
     flags = []
     for arm in dict.fromkeys(run.arm for run in timed):
@@ -58,7 +75,7 @@ def _arm_flags(timed: Sequence[TimedRun], session_id: str) -> list[QualityFlag]:
         if share > MAX_OVERSHOOT_SHARE:
             detail = f"{arm.label}: share of tokens computed past the end and thrown away; longer answers waste less"
             flags.append(QualityFlag(session_id, arm.draft_key, arm.method, "overshoot", "info", share, detail))
-        trained = arm.depth if arm.method in UNTRAINED else getattr(arm.proposer, "num_steps", arm.depth)
+        trained = arm.depth if arm.method in UNTRAINED else trained_depths.get(arm.draft_key, arm.depth)
         if arm.depth > trained:
             detail = f"{arm.label}: the drafter is trained for depth {trained}"
             flags.append(

@@ -1,15 +1,16 @@
 """Step `bench.measure_step_cost`: what the parts of a round cost on this machine, over batch sizes and KV lengths.
 
 T_target (one row a sequence), T_verify(k + 1 rows), T_draft(k proposals) and the rest of a round, each timed inside the
-real decoding loop (phases.py) on the target's own text; prefill apart. Cells are measured in blocks; within a block all
-phases, depths, batch sizes and lengths take turns in random order on the same texts, so that whatever the machine does
-meanwhile meets all of them alike. A control runs at both ends: if it drifts beyond a bound the blocks are measured
-again, and after so many attempts the step fails, because cells of a machine that changed cannot be compared.
+real decoding loop (phases.py) on the target's own text; prefill apart. All drafters are measured together, so that one
+plain decoding is the baseline of all. Their arms take turns of some tens of milliseconds (slices.py), in several fresh
+processes one after the other; a measurement goes on until the costs of all arms are known well enough or its time is
+spent, and says which.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,14 +20,19 @@ from components.rows import CostCell, QualityFlag, write_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from components.bench.cost_blocks import Bench
+    from components.bench.arms import Arm
+    from components.bench.cost_blocks import Grid
+    from components.bench.measuring import Measuring
+    from components.bench.subjects import EncodedPrompt
+    from components.bench.tuning import Tuning
 
-WORTH_A_WARNING = 0.05  # drift of the control that is within the bound but worth knowing
+NUM_TEXTS = 8
+WARM_UP_TOKENS = 12
 
 
 def measure_step_cost(
     target: Target,
-    draft: Draft,
+    drafts: list[Draft],
     prompts: Prompts,
     tuning: Measurements | None = None,
     *,
@@ -35,146 +41,252 @@ def measure_step_cost(
     kv_lengths: list[Annotated[int, Field(ge=16)]] = [128],  # noqa: B006 - read, never changed
     trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
     graphs: bool = False,
-    num_blocks: Annotated[int, Field(ge=5, le=200)] = 6,
+    precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
+    seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 120.0,
+    num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
     tokens_per_block: Annotated[int, Field(ge=16)] = 64,
     dtype: Literal["float32", "bfloat16"] = "float32",
     num_threads: Annotated[int, Field(ge=0)] = 0,
-    max_drift: Annotated[float, Field(gt=0.0, le=100.0)] = 0.1,
-    drift_retries: Annotated[int, Field(ge=0, le=20)] = 2,
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """T_target, T_verify(k + 1) and T_draft(k) on this machine, in blocks.
+    """T_target, T_verify(k + 1) and T_draft(k) on this machine, in blocks, in several fresh processes.
 
     Args:
         target: the large model.
-        draft: the drafter.
+        drafts: the drafters, all measured against the same plain decoding.
         prompts: its `test` split gives the text that is decoded.
         tuning: threads and kernels that bench.autotune chose for this target, dtype and machine; without it this step
             chooses for itself.
-        max_depth: deepest chain to time, in tokens; 0 is the depth the drafter was trained for.
+        max_depth: deepest chain to time, in tokens; 0 is the depth each drafter was trained for.
         batch_sizes: sequences decoded side by side, of different lengths.
         kv_lengths: lengths of the KV cache to measure at, in tokens; each is the middle of what a block runs through.
         trees: budgets (guesses verified in a pass) to time as trees too; an empty list times chains only.
         graphs: record the small passes of target and drafter as CUDA graphs; on a CPU the same static passes run
             without being recorded, which is slower.
-        num_blocks: blocks whose numbers are kept; one more runs first and is thrown away.
-        tokens_per_block: tokens decoded for each sequence of one cell of one block.
-        dtype: arithmetic of target and drafter.
+        precision: half-width of the 95 % interval of a round's cost over a plain step, as a share, at which an arm is
+            known well enough (0.03 = 3 %).
+        seconds: time budget for measuring; opening the processes comes on top. What was not reached by then is said.
+        num_processes: fresh processes at least; more follow while time is left and precision is not reached.
+        tokens_per_block: tokens decoded for each sequence of one block.
+        dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
-        max_drift: largest share by which the control may differ between start and end (0.1 = 10 %).
-        drift_retries: times that all blocks are measured again when it did, before the step fails.
     """
-    import torch
+    from components.bench.cost_blocks import Grid, Setting
+    from components.bench.cost_texts import longest_context
+    from components.bench.end_to_end import refuse_what_a_loop_cannot
+    from components.bench.subjects import fitting_prompts
+    from components.bench.tuning import tuned_or_chosen
+    from components.targets.load import target_facts
 
-    from components.bench import clock
-    from components.bench.cost_blocks import open_bench
-    from components.bench.tuning import read_tuning
-
-    tuned = read_tuning(tuning, target, dtype, num_threads, ctx, machine)
-    bench = open_bench(
-        target,
-        draft,
-        prompts,
-        kv_lengths,
-        batch_sizes,
-        tokens_per_block,
-        dtype,
-        num_threads,
-        tuned,
-        max_depth,
-        trees,
-        graphs,
-        ctx,
+    for draft in drafts:
+        refuse_what_a_loop_cannot(draft, batch_sizes, trees)
+    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
+    settings = [Setting(size, length) for size in sorted(set(batch_sizes)) for length in sorted(set(kv_lengths))]
+    if longest_context(kv_lengths, batch_sizes, tokens_per_block) + 65 > positions:
+        raise UserError(
+            f"kv_lengths: {max(kv_lengths)} tokens and what a block adds do not fit the target's {positions} "
+            "positions: ask for shorter ones"
+        )
+    asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
+    tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
+    arms = arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs)
+    grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
+    ctx.note(
+        f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
+        f"until every cost is known to {precision:.1%}"
     )
-    if bench.left_out:
-        ctx.note(f"left out, since their caches do not fit the memory: {', '.join(bench.left_out)}")
-    with torch.inference_mode(), clock.threads(bench.engine.num_threads), clock.quiet_interpreter():
-        cells, drifts = _steady_blocks(bench, num_blocks, max_drift, drift_retries, ctx)
-    conditions = clock.conditions(bench.engine.target.device)
-    flags = _flags(drifts[-1], conditions["load_average"], machine.num_cores, ctx.key[:16], draft.key, bench.method)
-    write_rows(ctx.out, [*cells, *flags])
+    study = CostStudy(target, drafts, grid, asked, tuned, dtype, graphs, ctx)
+    study.run(seconds, num_processes, precision)
+    flags = study.flags(machine.num_cores)
+    write_rows(ctx.out, [*study.cells, *flags])
     return Measurements.made(
         ctx,
         {
-            "method": bench.method,
-            "draft_key": draft.key,
+            "methods": sorted({cell.method for cell in study.cells} - {"none"}),
+            "draft_keys": [draft.key for draft in drafts],
             "dtype": dtype,
-            "kernel": bench.engine.target.kernel,
-            "num_threads": bench.engine.num_threads,
-            "engines_tried": bench.engine.tried,
-            "num_blocks": num_blocks,
+            "kernel": study.kernel,
+            "num_threads": tuned.num_threads,
             "machine_id": machine.machine_id,
-            **conditions,
-            "control_drift": drifts,
-            "left_out": bench.left_out,
-            "medians_ms": _medians(cells),
+            "num_processes": study.num_processes,
+            "num_blocks": study.num_blocks,
+            "precision_asked": precision,
+            "precision_reached": study.half_widths(),
+            "ended": study.ended,
+            "left_out": sorted(study.left_out),
+            **study.conditions,
+            "medians_ms": medians(study.cells),
         },
     )
 
 
-def _steady_blocks(
-    bench: Bench, num_blocks: int, max_drift: float, retries: int, ctx: Context
-) -> tuple[list[CostCell], list[float]]:
-    """The cells of the first attempt whose control held, and the drift of every attempt.
+def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
+    """Plain decoding, on both kernels where there is a rival, and every drafter at every depth and as trees.
 
-    An attempt: control, the blocks, control again; the first has one more block before, to warm up. Raises UserError
-    when none held.
+    Recorded passes have no rival: it would be timed as it is not decoded.
     """
-    bench.block(0)
-    total, drifts = num_blocks * (retries + 1), []
-    before = bench.control(block=0)
-    for attempt in range(retries + 1):
-        cells: list[CostCell] = []
-        for block in range(1, num_blocks + 1):
-            cells += bench.block(block)
-            ctx.progress(attempt * num_blocks + block, total if attempt else num_blocks, "blocks")
-        after = bench.control(block=num_blocks)
-        drifts.append(control_drift(before, after))
-        if abs(drifts[-1]) <= max_drift:
-            return [*before, *cells, *after], drifts
-        ctx.note(f"control drifted by {drifts[-1]:+.1%} (bound {max_drift:.0%}): attempt {attempt + 1} is thrown away")
-        before = after
-    raise UserError(
-        f"step_cost: a plain step changed by {', '.join(f'{drift:+.1%}' for drift in drifts)} while measuring, in "
-        f"{len(drifts)} attempts (bound {max_drift:.0%}): measure on a quiet machine, or allow more with max_drift"
-    )
+    from components.bench.arms import PLAIN, RIVAL, Arm
+    from components.bench.trees import tree_shape
+    from components.drafts.files import read_record
+
+    arms = [PLAIN, *([RIVAL] if rival else [])]
+    for draft in drafts:
+        record = read_record(draft.path)
+        method, trained = str(record["method"]), int(record["num_steps"])
+        deepest = min(max_depth or trained, int(record["max_depth"]))
+        arms += [Arm(method, draft.key, depth) for depth in range(1, deepest + 1)]
+        arms += [
+            Arm(method, draft.key, tree_shape(trained, budget).depth, tree_budget=budget)
+            for budget in sorted(set(trees))
+        ]
+    return arms
 
 
-def control_drift(before: Sequence[CostCell], after: Sequence[CostCell]) -> float:
-    """Time of a plain step at the end over that at the start, minus 1; the quickest run of each speaks for it.
+class CostStudy:
+    """The measurement while it goes on: its rows so far, and how well they tell what is asked."""
 
-    Other work makes single runs longer, never shorter; a clock that fell, or work that stays, makes all of them longer.
-    """
-    return min(cell.median_ns for cell in after) / min(cell.median_ns for cell in before) - 1.0
+    def __init__(
+        self,
+        target: Target,
+        drafts: Sequence[Draft],
+        grid: Grid,
+        asked: Sequence[EncodedPrompt],
+        tuned: Tuning,
+        dtype: str,
+        graphs: bool,
+        ctx: Context,
+    ) -> None:
+        self.target, self.drafts, self.grid, self.asked = target, drafts, grid, asked
+        self.tuned, self.dtype, self.graphs, self.ctx = tuned, dtype, graphs, ctx
+        self.cells: list[CostCell] = []
+        self.left_out: set[str] = set()
+        self.conditions: dict[str, Any] = {}
+        self.num_processes = self.num_blocks = 0
+        self.texts: list[list[int]] = []
+        self.kernel = self.ended = ""
+
+    def run(self, seconds: float, num_processes: int, precision: float) -> None:
+        """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start.
+
+        A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known.
+        """
+        from components.speedup.costs import cells_to_measure_again
+
+        spent = 0.0
+        while not self.ended:
+            left = num_processes - self.num_processes
+            share = (seconds - spent) / left if left > 0 else seconds / num_processes
+            spent += self._one_process(share, spent, seconds)
+            if self.num_processes < num_processes:
+                continue
+            widths, again = self.half_widths(), cells_to_measure_again(self.cells)
+            if widths and max(widths.values()) <= precision and not (again and self.num_processes == num_processes):
+                self.ended = f"every cost is known to {max(widths.values()):.1%}"
+            elif spent + seconds / num_processes > seconds:
+                wide = {name: width for name, width in widths.items() if width > precision}
+                said = ", ".join(f"{name} to {width:.1%}" for name, width in sorted(wide.items()))
+                self.ended = f"time is spent; not known to {precision:.1%}: {said or 'anything, one process only'}"
+        self.ctx.note(self.ended)
+
+    def _one_process(self, share: float, spent: float, seconds: float) -> float:
+        """Measure in one fresh process for `share` seconds; at least one block of every setting. Gives what it took."""
+        from components.bench.measuring import Measuring, slice_length
+
+        self.num_processes += 1
+        with Measuring(
+            self.num_processes,
+            self.target,
+            self.drafts,
+            self.grid.arms,
+            self.tuned,
+            self.dtype,
+            self.ctx,
+            graphs=self.graphs,
+        ) as process:
+            self.kernel = process.facts["kernel"]
+            self._make_texts(process)
+            warm_up = process.turns(
+                [self.texts[0][: self.grid.settings[0].kv_len]],
+                self.grid.arms,
+                num_tokens=WARM_UP_TOKENS,
+                tokens_a_slice=WARM_UP_TOKENS,
+                ignore_eos=True,
+            )
+            tokens_a_slice = slice_length(warm_up[0])
+            begun, number = time.monotonic(), 0
+            while not number or time.monotonic() - begun < share:
+                number += 1
+                for setting in self.grid.settings:
+                    self._block(process, setting, number, tokens_a_slice)
+                self.ctx.progress(min(seconds, spent + time.monotonic() - begun), seconds, "seconds of measuring")
+            self.num_blocks += number
+            self.conditions = process.conditions()
+            return time.monotonic() - begun
+
+    def _block(self, process: Measuring, setting: Any, number: int, tokens_a_slice: int) -> None:
+        from components.bench import clock
+        from components.bench.cost_blocks import Taken, cells_of, run_block
+
+        runs = run_block(process, self.grid, setting, self.texts, number + process.number, tokens_a_slice)
+        if not runs:
+            name = f"batch {setting.batch_size} kv {setting.kv_len}"
+            if name not in self.left_out:
+                self.left_out.add(name)
+                self.ctx.note(f"left out, since its caches do not fit the memory: {name}")
+            if len(self.left_out) == len(self.grid.settings):
+                raise UserError("batch_sizes, kv_lengths: no cell fits into the memory: ask for smaller ones")
+            return
+        kernels = {False: process.facts["kernel"], True: process.facts["rival_kernel"]}
+        taken = Taken(
+            self.target.key,
+            self.dtype,
+            self.tuned.num_threads,
+            kernels,
+            process.number,
+            number,
+            clock.load_average(),
+            process.clock_mhz(),
+        )
+        self.cells += cells_of(runs, setting, taken)
+
+    def _make_texts(self, process: Measuring) -> None:
+        """The texts of all processes, once: prompts and the target's own greedy answers."""
+        from components.bench.cost_texts import LONGEST_ANSWER
+
+        if not self.texts:
+            length = self.grid.longest
+            starts = [prompt.ids[: max(1, length // 2)] for prompt in self.asked]
+            self.texts = process.texts(starts, min(length, LONGEST_ANSWER))
+
+    def half_widths(self) -> dict[str, float]:
+        """Arm by arm, the half-width of the 95 % interval of a round's cost over a plain step, as a share."""
+        from components.bench.settling import cost_half_widths
+
+        return cost_half_widths(self.cells)
+
+    def flags(self, num_cores: int) -> list[QualityFlag]:
+        """Was the machine ours? Were there several processes?"""
+        from components.bench.run_flags import LOAD_OF_OTHERS
+
+        session_id, load = self.ctx.key[:16], self.conditions.get("load_average")
+        flags = []
+        if load is not None and load > num_cores + LOAD_OF_OTHERS:
+            detail = f"load average on {num_cores} cores: other work ran beside this measurement"
+            flags.append(QualityFlag(session_id, "", "", "loaded_machine", "warning", load, detail))
+        return flags
 
 
-def _medians(cells: list[CostCell]) -> dict[str, float]:
-    """Median over blocks in ms, for people: "verify k=3" -> 5.2; batch and length named where there are several."""
-    import statistics
+def medians(cells: Sequence[CostCell]) -> dict[str, float]:
+    """The steady time over all blocks in ms, for people: "eagle3 verify k=3" -> 5.2; batch and length where several."""
+    from components.speedup.steady import steady
 
     batches, lengths = ({getattr(cell, name) for cell in cells} for name in ("batch_size", "kv_len"))
     groups: dict[str, list[float]] = {}
     for cell in cells:
-        name = cell.phase if cell.depth_k == 0 else f"{cell.phase} k={cell.depth_k}"
+        name = cell.phase if cell.depth_k == 0 else f"{cell.method} {cell.phase} k={cell.depth_k}"
         name += "" if cell.tree_budget is None else f" tree={cell.tree_budget}"
         name += f" batch={cell.batch_size}" if len(batches) > 1 else ""
         name += f" kv={cell.kv_len}" if len(lengths) > 1 else ""
         groups.setdefault(name, []).append(cell.median_ns / 1e6)
-    return {name: round(statistics.median(times), 4) for name, times in sorted(groups.items())}
-
-
-def _flags(
-    drift: float, load: float | None, num_cores: int, session_id: str, draft_key: str, method: str
-) -> list[QualityFlag]:
-    """Was the machine the same at the end as at the start, and was it ours?"""
-    from components.bench.run_flags import LOAD_OF_OTHERS
-
-    flags = []
-    if abs(drift) > WORTH_A_WARNING:
-        detail = "a plain step changed by this share between start and end; measure on a quiet machine"
-        flags.append(QualityFlag(session_id, draft_key, method, "control_drift", "warning", drift, detail))
-    if load is not None and load > num_cores + LOAD_OF_OTHERS:
-        detail = f"load average on {num_cores} cores: other work ran beside this measurement"
-        flags.append(QualityFlag(session_id, draft_key, method, "loaded_machine", "warning", load, detail))
-    return flags
+    return {name: round(steady(times), 4) for name, times in sorted(groups.items())}

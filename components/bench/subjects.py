@@ -80,9 +80,9 @@ def kept_length(tokens: Sequence[int], ends: Collection[int]) -> int:
     return len(tokens)
 
 
-def open_drafter(draft: Draft, opened: AbstractTarget) -> Drafter:
-    """The drafter, ready to draft for this target."""
-    return open_draft(draft, opened, dtype=opened.dtype)
+def open_drafter(draft: Draft, opened: AbstractTarget, kernel: str = "auto") -> Drafter:
+    """The drafter, ready to draft for this target. kernel: of its linear layers, see open_draft."""
+    return open_draft(draft, opened, dtype=opened.dtype, kernel=kernel)
 
 
 def spread(prompts: Sequence[EncodedPrompt], count: int) -> list[EncodedPrompt]:

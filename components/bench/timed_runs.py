@@ -1,95 +1,218 @@
-"""Runs every arm on every prompt, interleaved.
+"""Every arm on every prompt, in turns, in several fresh processes, until the question is settled or time is spent.
 
-Within a repetition prompts (or batches of them) come one after the other; within a prompt the arms take turns in random
-order, so that drift of the machine meets all arms alike. Every arm starts a prompt from an empty cache and a new
-drafter state. Prompts for warming up are never timed ones.
+A process opens everything anew and takes the prompts that were decoded least often so far. On a prompt (or a batch of
+them) the arms take turns of some tens of milliseconds (slices.py). Every arm starts a prompt from an empty cache and a
+new drafter state. Prompts for warming up are never timed ones.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from components.bench.arms import Arm
+from components.bench.arms import PLAIN, Arm
+from components.bench.measuring import ArmRun, Measuring, slice_length
 from components.bench.subjects import EncodedPrompt
-from components.decoding.batch import decode_batch
-from components.decoding.chain import Decoded, decode
-from components.decoding.session import Session
-from components.targets.model import AbstractTarget
+from components.decoding.chain import Decoded
+from components.speedup.steady import steady
+
+WARM_UP_TOKENS = 24
+LEAST_GROUPS = 2
+"""Prompts (or batches) of each process that are decoded whatever the time budget says."""
+EXTENSION = 2.0
+"""The time that an open decision may take, over the time that it was given."""
+SIDE_GROUPS = 8
+"""Prompts (or batches) on which arms run that are shown beside the decision and take no part in it."""
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One generation of one arm, and when it ran. batch_id: shared by those decoded together; None for one alone."""
+    """One generation of one arm, and when it ran. batch_id: shared by those decoded together; None for one alone.
+
+    steady_ns: decode_ns as it would be if each round had taken the arm's steady time in this process; see steady_share.
+    rep: how often the process had decoded this prompt before.
+    """
 
     arm: Arm
     prompt: EncodedPrompt
     rep: int
     order_index: int
-    is_warmup: bool
     decoded: Decoded
+    process: int
+    kernel: str
+    steady_ns: float
     batch_size: int = 1
     batch_id: int | None = None
 
 
-class _Turn(NamedTuple):
-    """One arm on one group of prompts, before it runs."""
+class GroupRun(NamedTuple):
+    """One prompt (or batch) in one process: what every arm made of it. number: of the group in that process, from 1."""
 
-    rep: int
-    is_warmup: bool
+    process: int
+    number: int
+    group: list[EncodedPrompt]
+    runs: list[ArmRun]
+    kernels: dict[bool, str]  # on the rival or not
+
+
+@dataclass
+class Asked:
+    """What is to be measured. side_arms take no part in the decision: few prompts are enough for them."""
+
+    arms: list[Arm]
+    side_arms: frozenset[Arm]
     prompts: list[EncodedPrompt]
-    arm: Arm
+    warm_up: list[EncodedPrompt]
+    batch_sizes: list[int]
+    max_new_tokens: int
 
 
-def run_arms(
-    target: AbstractTarget,
-    arms: Sequence[Arm],
-    warm_up: Sequence[EncodedPrompt],
-    prompts: Sequence[EncodedPrompt],
-    *,
-    batch_sizes: Sequence[int],
-    max_new_tokens: int,
-    reps: int,
-    seed: int,
-    progress: Callable[[int, int], None],
-) -> list[TimedRun]:
-    """All timed runs, in the order in which they ran; warm-up first."""
-    timed_texts = {tuple(prompt.ids) for prompt in prompts}
-    assert not any(tuple(prompt.ids) in timed_texts for prompt in warm_up), "a warm-up prompt is timed as well"
-    capacity = _longest(warm_up, prompts) + max_new_tokens + max(arm.rows_of_pass for arm in arms)
-    sessions = {id(one): Session(one, capacity) for one in (target, *(arm.target for arm in arms if arm.target))}
-    plan = _plan(arms, warm_up, prompts, batch_sizes, reps, random.Random(seed))
+@dataclass
+class Study:
+    """The measurement while it goes on.
+
+    open_process: opens process number n. unsettled: the arms that the decision still waits for, from all that was
+    measured so far, with a line that says what is known; no arm: it is settled.
+    """
+
+    asked: Asked
+    open_process: Callable[[int], Measuring]
+    unsettled: Callable[[Sequence[GroupRun]], tuple[Collection[Arm], str]]
+    progress: Callable[[float, float], None]
+    note: Callable[[str], None]
+    found: list[GroupRun] = field(default_factory=list)
+    conditions: dict[str, Any] = field(default_factory=dict)
+    num_processes: int = 0
+    ended: str = ""
+
+    def run(self, seconds: float, num_processes: int) -> None:
+        """Measure in at least `num_processes` processes; then go on while the decision is open and time is left.
+
+        A decision that is open when the time is spent gets as much again, once: nobody is served by half an answer.
+        """
+        arms: Collection[Arm] = self.asked.arms
+        spent, limit = 0.0, EXTENSION * seconds
+        while not self.ended:
+            left = num_processes - self.num_processes
+            share = (seconds - spent) / left if left > 0 else seconds / num_processes
+            spent += self._one_process(arms, share, spent, seconds)
+            if self.num_processes < num_processes:
+                continue
+            open_arms, said = self.unsettled(self.found)
+            if not open_arms:
+                self.ended = f"settled: {said}"
+            elif spent + seconds / num_processes > limit:
+                self.ended = f"not settled in {spent:.0f} s: {said}"
+            else:
+                arms = [arm for arm in self.asked.arms if arm.is_plain or arm in open_arms]
+                self.note(f"not settled yet: {said}; one more process measures {len(arms)} arms")
+        self.note(self.ended)
+
+    def _one_process(self, arms: Collection[Arm], share: float, spent: float, seconds: float) -> float:
+        """Measure in one fresh process for about `share` seconds; gives what it took."""
+        self.num_processes += 1
+        number, batch_sizes = self.num_processes, self.asked.batch_sizes
+        with self.open_process(number) as process:
+            tokens_a_slice = self._warm_up(process, arms)
+            kernels = {False: str(process.facts["kernel"]), True: str(process.facts["rival_kernel"])}
+            begun, taken = time.monotonic(), 0
+            while taken < LEAST_GROUPS * len(batch_sizes) or time.monotonic() - begun < share:
+                group = self._next_group(batch_sizes[taken % len(batch_sizes)])
+                taken += 1
+                mine = [arm for arm in arms if taken <= SIDE_GROUPS or arm not in self.asked.side_arms]
+                runs = process.turns(
+                    [prompt.ids for prompt in group],
+                    mine,
+                    num_tokens=self.asked.max_new_tokens,
+                    tokens_a_slice=tokens_a_slice,
+                    ignore_eos=False,
+                )
+                self.found.append(GroupRun(number, taken, group, runs, kernels))
+                self.progress(min(seconds, spent + time.monotonic() - begun), seconds)
+            self.conditions = process.conditions()
+            return time.monotonic() - begun
+
+    def _warm_up(self, process: Measuring, arms: Collection[Arm]) -> int:
+        """Decode the warm-up prompts at every batch size; gives the tokens of a slice."""
+        length = 1
+        for size in self.asked.batch_sizes:
+            for group in batches(self.asked.warm_up, size, fill=True):
+                warm = process.turns(
+                    [prompt.ids for prompt in group],
+                    arms,
+                    num_tokens=min(WARM_UP_TOKENS, self.asked.max_new_tokens),
+                    tokens_a_slice=WARM_UP_TOKENS,
+                    ignore_eos=True,
+                )
+                length = slice_length(next(run for run in warm if run.arm == PLAIN))
+        return length
+
+    def _next_group(self, batch_size: int) -> list[EncodedPrompt]:
+        """The group of this batch size that was decoded least often so far, in whichever process."""
+        groups = batches(self.asked.prompts, batch_size, fill=False)
+        times = Counter(_name(group_run.group) for group_run in self.found)
+        return min(groups, key=lambda group: times[_name(group)])
+
+
+def _name(group: Sequence[EncodedPrompt]) -> tuple[str, ...]:
+    return tuple(prompt.prompt_id for prompt in group)
+
+
+def timed_runs(found: Sequence[GroupRun]) -> list[TimedRun]:
+    """Every generation of a study as a run of its own, with its steady time."""
+    steady_rounds = steady_round_ns(found)
+    seen: dict[tuple[Arm, str, int, int], int] = {}
     runs: list[TimedRun] = []
-    for number, (rep, is_warmup, group, arm) in enumerate(plan):
-        mine = arm.target or target
-        decoded = _decode(mine, arm, group, max_new_tokens, sessions[id(mine)])
-        batch_id = number if len(group) > 1 else None
-        for prompt, one in zip(group, decoded, strict=True):
-            runs.append(TimedRun(arm, prompt, rep, len(runs), is_warmup, one, len(group), batch_id))
-        progress(number + 1, len(plan))
+    for batch_id, group_run in enumerate(found):
+        size = len(group_run.group)
+        for arm_run in group_run.runs:
+            share = steady_share(arm_run, steady_rounds[group_run.process, arm_run.arm, size])
+            for prompt, decoded in zip(group_run.group, arm_run.decoded, strict=True):
+                key = (arm_run.arm, prompt.prompt_id, group_run.process, size)
+                rep = seen[key] = seen.get(key, -1) + 1
+                runs.append(
+                    TimedRun(
+                        arm=arm_run.arm,
+                        prompt=prompt,
+                        rep=rep,
+                        order_index=len(runs),
+                        decoded=decoded,
+                        process=group_run.process,
+                        kernel=group_run.kernels[arm_run.arm.on_rival],
+                        steady_ns=decoded.decode_ns * share,
+                        batch_size=size,
+                        batch_id=None if size == 1 else batch_id,
+                    )
+                )
     return runs
 
 
-def _plan(
-    arms: Sequence[Arm],
-    warm_up: Sequence[EncodedPrompt],
-    prompts: Sequence[EncodedPrompt],
-    batch_sizes: Sequence[int],
-    reps: int,
-    order: random.Random,
-) -> list[_Turn]:
-    """Warm-up, then the repetitions; in each, every group of every batch size, and every arm on it in random order."""
-    plan: list[_Turn] = []
-    for rep, is_warmup, asked in ((0, True, warm_up), *((rep, False, prompts) for rep in range(reps))):
-        for batch_size in batch_sizes:
-            for group in batches(list(asked), batch_size, fill=is_warmup):
-                turns = list(arms)
-                order.shuffle(turns)
-                plan += [_Turn(rep, is_warmup, group, arm) for arm in turns]
-    return plan
+def steady_round_ns(found: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], float]:
+    """(process, arm, batch size) -> nanoseconds of a round of the whole batch in the quieter half of its slices."""
+    slices: dict[tuple[int, Arm, int], list[float]] = {}
+    for group_run in found:
+        for run in group_run.runs:
+            key = (group_run.process, run.arm, len(group_run.group))
+            slices.setdefault(key, []).extend(statistics.median(one.round_ns) for one in run.whole_slices())
+    return {key: steady(medians) for key, medians in slices.items()}
+
+
+def steady_share(run: ArmRun, steady_ns: float) -> float:
+    """The time of a generation over what it took, if every round of the whole batch had taken `steady_ns`.
+
+    The first round, which takes the prompt in, and those of an emptying batch count as they were.
+    """
+    total = sum(sum(one.round_ns) for one in run.slices)
+    whole = [ns for one in run.whole_slices() for ns in one.round_ns]
+    if not whole or math.isnan(steady_ns):
+        return 1.0
+    return (total - sum(whole) + len(whole) * steady_ns) / total
 
 
 def batches(prompts: list[EncodedPrompt], batch_size: int, fill: bool) -> list[list[EncodedPrompt]]:
@@ -103,32 +226,3 @@ def batches(prompts: list[EncodedPrompt], batch_size: int, fill: bool) -> list[l
         prompts = sorted(prompts, key=lambda prompt: prompt.workload)
     starts = range(0, len(prompts) - batch_size + 1, batch_size)
     return [prompts[start : start + batch_size] for start in starts]
-
-
-def _decode(
-    target: AbstractTarget, arm: Arm, group: Sequence[EncodedPrompt], max_new_tokens: int, session: Session
-) -> list[Decoded]:
-    """One turn: what each prompt of the group became."""
-    if len(group) > 1 or arm.shape is not None:
-        return decode_batch(
-            target,
-            arm.proposer,
-            [prompt.ids for prompt in group],
-            max_new_tokens=max_new_tokens,
-            depth=arm.depth_of_loop if arm.shape is None else 0,
-            shape=arm.shape,
-        )
-    return [
-        decode(
-            target,
-            arm.proposer,
-            group[0].ids,
-            max_new_tokens=max_new_tokens,
-            depth=arm.depth_of_loop,
-            session=session,
-        )
-    ]
-
-
-def _longest(*groups: Sequence[EncodedPrompt]) -> int:
-    return max(len(prompt.ids) for group in groups for prompt in group)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, LOOPS, Decoded
+from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, run_to_end
 from components.decoding.running import Running, columns_of
 from components.decoding.sampling import draw, is_greedy
+from components.decoding.session import check_positions
 from components.decoding.tree import GuessRows, padded_rows
 from components.decoding.tree_shapes import TreeShape
 from components.decoding.tree_verification import TreeVerdict, verify_tree_greedy, verify_tree_sampled
@@ -69,7 +70,41 @@ def decode_batch(
     eos_ids: Collection[int] | None = None,
     ignore_eos: bool = False,
 ) -> list[Decoded]:
-    """Continue every prompt by at most `max_new_tokens` tokens; one Decoded a prompt, in their order.
+    """Continue every prompt by at most `max_new_tokens` tokens; see `batch_rounds` for arguments and errors."""
+    with torch.inference_mode():
+        return run_to_end(
+            batch_rounds(
+                target,
+                proposer,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                depth=depth,
+                shape=shape,
+                sampling=sampling,
+                rngs=rngs,
+                eos_ids=eos_ids,
+                ignore_eos=ignore_eos,
+            )
+        )
+
+
+def batch_rounds(
+    target: AbstractTarget,
+    proposer: Proposer | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    depth: int = 0,
+    shape: TreeShape | None = None,
+    sampling: Sampling = GREEDY,
+    rngs: Sequence[torch.Generator] | None = None,
+    eos_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+    clock: Clock = time.perf_counter_ns,
+) -> Rounds[list[Decoded]]:
+    """Continue every prompt by at most `max_new_tokens` tokens, and stop after the prefill and after each round.
+
+    What comes back is one Decoded a prompt, in their order.
 
     proposer: guesses the next tokens; None, or depth 0 without a shape, is plain decoding.
     depth:    guesses of a chain in every round; leave 0 where `shape` is given.
@@ -89,18 +124,17 @@ def decode_batch(
     _check(target, proposer, prompts, max_new_tokens, deepest, shape, sampling, rngs)
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     capacity = max(map(len, prompts)) + max_new_tokens + guesses + 1
-    with torch.inference_mode():
-        cache = target.new_cache(len(prompts), capacity)
-        sequences = [
-            Running(
-                prompt=list(prompt),
-                state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + guesses + 1),
-                rng=torch.Generator() if rngs is None else rngs[number],
-            )
-            for number, prompt in enumerate(prompts)
-        ]
-        run = _BatchRun(target, proposer, cache, depth, shape, sampling)
-        return run.decode(sequences, max_new_tokens, ends)
+    cache = target.new_cache(len(prompts), capacity)
+    sequences = [
+        Running(
+            prompt=list(prompt),
+            state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + guesses + 1),
+            rng=torch.Generator() if rngs is None else rngs[number],
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    run = _BatchRun(target, proposer, cache, depth, shape, sampling, clock)
+    return (yield from run.decode(sequences, max_new_tokens, ends))
 
 
 def _check(
@@ -125,12 +159,7 @@ def _check(
         raise UserError(f"decoding: the guesses of {proposer.method} do not branch: decode it as a chain (depth)")
     if not is_greedy(sampling) and (rngs is None or len(rngs) != len(prompts)):
         raise UserError("decoding: temperature above 0 needs a seeded generator for each prompt: pass rngs")
-    needed = max(map(len, prompts)) + max_new_tokens + deepest + 1
-    if needed > target.shape.max_position_embeddings:
-        raise UserError(
-            f"decoding: prompt, new tokens and drafts need {needed} positions, the target has "
-            f"{target.shape.max_position_embeddings}: shorten the prompts, max_new_tokens or the draft depth"
-        )
+    check_positions(target, max(map(len, prompts)) + max_new_tokens)
 
 
 class _BatchRun:
@@ -144,27 +173,53 @@ class _BatchRun:
         depth: int,
         shape: TreeShape | None,
         sampling: Sampling,
+        clock: Clock,
     ) -> None:
-        self.target, self.proposer, self.cache = target, proposer, cache
+        self.target, self.proposer, self.cache, self.clock = target, proposer, cache, clock
         self.depth, self.shape, self.sampling = depth, shape, sampling
         self.greedy = is_greedy(sampling)
         self.features = proposer is not None and proposer.needs_features
 
-    def decode(self, sequences: list[Running], limit: int, ends: frozenset[int]) -> list[Decoded]:
+    def decode(self, sequences: list[Running], limit: int, ends: frozenset[int]) -> Rounds[list[Decoded]]:
         """Prefill, then rounds until every sequence has reached the limit or end-of-text."""
-        start = time.perf_counter_ns()
+        start = self.clock()
         self._prefill(sequences, ends)
-        first = time.perf_counter_ns()
+        first = self.clock()
         live = self._still_running(sequences, limit)
         while live:
-            trees, proposals = self._guess(live)
-            out = self._pass(trees)
-            verdicts = self._verify(live, trees, proposals, out)
-            for place, (sequence, verdict, tree) in enumerate(zip(live, verdicts, trees, strict=True)):
-                sequence.commit(verdict, len(tree.tokens) - 1, limit, ends)
-                sequence.columns = columns_of(verdict.token_ids, out, place, verdict.rows, self.target.device)
+            yield min(sequence.kept for sequence in live)
+            if self.proposer is None:
+                self._plain_round(live, limit, ends)
+            else:
+                self._round(self.proposer, live, limit, ends)
             live = self._still_running(live, limit)
         return [sequence.decoded(start, first) for sequence in sequences]
+
+    def _plain_round(self, live: list[Running], limit: int, ends: frozenset[int]) -> None:
+        """One row for each sequence and nothing else: the baseline that speculation has to beat."""
+        ids = torch.tensor([[sequence.newest] for sequence in live])
+        logits = self.target.forward(ids.to(self.target.device), self.cache, logits="last").logits
+        assert logits is not None
+        for sequence, token in zip(live, self._picked(logits, live), strict=True):
+            sequence.commit(TreeVerdict([0], [token]), 0, limit, ends)
+
+    def _round(self, proposer: Proposer, live: list[Running], limit: int, ends: frozenset[int]) -> None:
+        trees, proposals = self._guess(proposer, live)
+        out = self._pass(trees)
+        verdicts = self._verify(live, trees, proposals, out)
+        for place, (sequence, verdict, tree) in enumerate(zip(live, verdicts, trees, strict=True)):
+            sequence.commit(verdict, len(tree.tokens) - 1, limit, ends)
+            sequence.columns = columns_of(verdict.token_ids, out, place, verdict.rows, self.target.device)
+
+    def _picked(self, logits: Tensor, sequences: list[Running]) -> list[int]:
+        """The target's token for each sequence, of logits [B, 1, V]; one copy to the host where nothing is drawn."""
+        if self.greedy:
+            picks: list[int] = logits[:, 0].argmax(-1).tolist()
+            return picks
+        return [
+            int(draw(probabilities(rows, self.sampling), sequence.rng))
+            for rows, sequence in zip(logits, sequences, strict=True)
+        ]
 
     def _prefill(self, sequences: list[Running], ends: frozenset[int]) -> None:
         lengths = torch.tensor([len(sequence.prompt) for sequence in sequences])
@@ -179,17 +234,16 @@ class _BatchRun:
             features=self.features,
         )
         assert out.logits is not None
-        for place, sequence in enumerate(sequences):
-            logits = out.logits[place]
-            picked = logits.argmax(-1) if self.greedy else draw(probabilities(logits, self.sampling), sequence.rng)
-            sequence.begin(int(picked), ends)
-            rows = list(range(len(sequence.prompt)))
-            next_tokens = [*sequence.prompt[1:], sequence.newest]
-            sequence.columns = columns_of(next_tokens, out, place, rows, self.target.device)
+        for place, (sequence, token) in enumerate(zip(sequences, self._picked(out.logits, sequences), strict=True)):
+            sequence.begin(token, ends)
+            if self.proposer is not None:
+                rows = list(range(len(sequence.prompt)))
+                next_tokens = [*sequence.prompt[1:], token]
+                sequence.columns = columns_of(next_tokens, out, place, rows, self.target.device)
 
     def _still_running(self, sequences: list[Running], limit: int) -> list[Running]:
         """Those that go on; the others are noted as stopped and leave the cache."""
-        now = time.perf_counter_ns()
+        now = self.clock()
         places = []
         for place, sequence in enumerate(sequences):
             if sequence.ended or sequence.kept >= limit:
@@ -200,26 +254,28 @@ class _BatchRun:
             self.cache.select(places)
         return [sequences[place] for place in places]
 
-    def _guess(self, live: list[Running]) -> tuple[list[GuessRows], list[Proposal]]:
-        """A tree for each sequence; a chain comes with its proposal, which says what it was drawn from."""
-        proposer = self.proposer
-        if proposer is None:
-            return [GuessRows([sequence.newest], [-1]) for sequence in live], []
+    def _guess(self, proposer: Proposer, live: list[Running]) -> tuple[list[GuessRows], list[Proposal]]:
+        """A tree for each sequence; a chain comes with its proposal, which says what it was drawn from.
+
+        Where the target's positions run out, guesses end with them; see chain.py.
+        """
         columns = [sequence.columns for sequence in live if sequence.columns is not None]
+        longest = self.target.shape.max_position_embeddings
+        rooms = [longest - len(sequence.prompt) - sequence.kept for sequence in live]
         if self.shape is not None:
             branching = cast("TreeProposer", proposer)  # checked once: asking a protocol costs as much as a draft step
             vocab_size = self.target.shape.vocab_size
             trees = []
-            for sequence, taken in zip(live, columns, strict=True):
+            for sequence, taken, room in zip(live, columns, rooms, strict=True):
                 branches = branching.begin(sequence.state, taken, self.shape.depth)
-                trees.append(
-                    self.shape.grow(
-                        branches, sequence.newest, branching.draft_ids, vocab_size, self.sampling, sequence.rng
-                    )
+                tree = self.shape.grow(
+                    branches, sequence.newest, branching.draft_ids, vocab_size, self.sampling, sequence.rng
                 )
+                trees.append(tree if room >= self.shape.depth else tree.within(room))
             return trees, []
         states, rngs = [sequence.state for sequence in live], [sequence.rng for sequence in live]
-        proposals = propose_each(proposer, states, columns, self.depth, self.sampling, rngs)
+        depths = [min(self.depth, room) for room in rooms]
+        proposals = propose_each(proposer, states, columns, depths, self.sampling, rngs)
         chains = [[s.newest, *proposal.tokens.tolist()] for s, proposal in zip(live, proposals, strict=True)]
         return [GuessRows(chain, list(range(-1, len(chain) - 1))) for chain in chains], proposals
 
@@ -270,14 +326,14 @@ def propose_each(
     proposer: Proposer,
     states: Sequence[Any],
     columns: Sequence[Columns],
-    depth: int,
+    depths: Sequence[int],
     sampling: Sampling,
     rngs: Sequence[torch.Generator],
 ) -> list[Proposal]:
-    """A chain for every sequence: by the drafter's own batched way where it has one, else one after the other."""
-    if isinstance(proposer, BatchProposer):
-        return proposer.propose_batch(states, columns, depth, sampling, rngs)
+    """A chain for every sequence: in the drafter's own batched way where it has one, else one after the other."""
+    if isinstance(proposer, BatchProposer) and min(depths) == max(depths):
+        return proposer.propose_batch(states, columns, depths[0], sampling, rngs)
     return [
         proposer.propose(state, taken, depth, sampling, rng)
-        for state, taken, rng in zip(states, columns, rngs, strict=True)
+        for state, taken, depth, rng in zip(states, columns, depths, rngs, strict=True)
     ]

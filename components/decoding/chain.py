@@ -4,17 +4,21 @@ Output tokens are numbered from 0; token 0 comes from the prefill. A round start
 known token. It drafts `depth` guesses for tokens i+1, i+2, ..., verifies them in one pass of depth+1 rows, keeps the
 `accepted` right ones and adds one token of the target's own.
 
-The depth never changes near the end: a round that runs past end-of-text or the limit is cut (emitted < accepted + 1),
-and what was cut is recorded, not kept. A live run is therefore the replay of an acceptance map, round for round.
+The depth does not change near the end: a round that runs past end-of-text or the limit is cut (emitted < accepted + 1),
+and what was cut is recorded, not kept. A live run is therefore the replay of an acceptance map, round for round. Only
+where the target's positions run out are guesses fewer, down to one: what is measured keeps clear of there.
+
+Every loop is a generator that stops after each round, so that several generations can take turns on one machine
+(bench/slices.py); `decode` runs one to its end.
 """
 
 from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +36,19 @@ GREEDY = Sampling()
 
 # Methods whose guesses are no chain, and the loop that decodes with them: "module:function".
 LOOPS: dict[str, str] = {
-    "lookahead": "components.decoding.lookahead:decode_lookahead",
+    "lookahead": "components.decoding.lookahead:lookahead_rounds",
 }
+
+Result = TypeVar("Result")
+Rounds = Generator[int, None, Result]
+"""A generation that goes on from one yield to the next: first the prefill, then round by round; returns its result.
+
+It yields the tokens kept so far, of a batch those of the sequence that has the fewest and still runs.
+
+It runs inside the caller's torch.inference_mode(): generations that take turns would switch each other's off.
+"""
+Clock = Callable[[], int]
+"""Tells nanoseconds. What takes turns is given one that stands still while others run."""
 
 
 class RoundFacts(NamedTuple):
@@ -78,7 +93,51 @@ def decode(
     session: Session | None = None,
     rule: BlockRule = EXACT,
 ) -> Decoded:
-    """Continue `prompt_ids` by at most `max_new_tokens` tokens.
+    """Continue `prompt_ids` by at most `max_new_tokens` tokens; see `decode_rounds` for arguments and errors."""
+    with torch.inference_mode():
+        return run_to_end(
+            decode_rounds(
+                target,
+                proposer,
+                prompt_ids,
+                max_new_tokens=max_new_tokens,
+                depth=depth,
+                sampling=sampling,
+                rng=rng,
+                eos_ids=eos_ids,
+                ignore_eos=ignore_eos,
+                session=session,
+                rule=rule,
+            )
+        )
+
+
+def run_to_end(rounds: Rounds[Result]) -> Result:
+    """What a generation returns when nobody else takes turns with it."""
+    while True:
+        try:
+            next(rounds)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def decode_rounds(
+    target: AbstractTarget,
+    proposer: Proposer | None,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    depth: int = 0,
+    sampling: Sampling = GREEDY,
+    rng: torch.Generator | None = None,
+    eos_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+    session: Session | None = None,
+    rule: BlockRule = EXACT,
+    clock: Clock = time.perf_counter_ns,
+) -> Rounds[Decoded]:
+    """Continue `prompt_ids` by at most `max_new_tokens` tokens, and stop after the prefill and after each round.
 
     proposer:  guesses the next tokens; None, or depth 0, is plain decoding with nothing else computed.
     depth:     guesses asked for in every round.
@@ -86,6 +145,7 @@ def decode(
     eos_ids:   end-of-text tokens, default those of the target.
     session:   reuses its cache; without one a cache is allocated for this call.
     rule:      when greedy decoding keeps a guess; every one but the default changes the output (blockwise.py).
+    clock:     what the times of the result are read from.
 
     Raises UserError for an empty prompt, a depth the proposer cannot reach, more tokens than the target has positions.
     """
@@ -100,19 +160,18 @@ def decode(
             raise UserError(f"decoding: {proposer.method} has a loop of its own and no block rule: leave the rule out")
         module, function = LOOPS[proposer.method].split(":")
         run_loop = getattr(importlib.import_module(module), function)
-        asked = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends}
-        decoded: Decoded = run_loop(target, proposer, prompt_ids, session=session, **asked)
+        asked = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends, "clock": clock}
+        decoded: Decoded = yield from run_loop(target, proposer, prompt_ids, session=session, **asked)
         return decoded
     needed = len(prompt_ids) + max_new_tokens + depth + 1
-    cache = (session or Session(target, needed)).empty_cache(needed)
+    cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, depth + 1)
     rng = rng if rng is not None else torch.Generator()
-    with torch.inference_mode():
-        ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
-        if proposer is None:
-            return _plain(target, cache, ids, max_new_tokens, sampling, rng, ends)
-        state = proposer.new_state(needed)
-        run = _ChainRun(target, proposer, cache, state, depth, sampling, rng, rule)
-        return run.decode(ids, max_new_tokens, ends)
+    ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
+    if proposer is None:
+        return (yield from _plain(target, cache, ids, max_new_tokens, sampling, rng, ends, clock))
+    state = proposer.new_state(needed)
+    run = _ChainRun(target, proposer, cache, state, depth, sampling, rng, rule)
+    return (yield from run.decode(ids, max_new_tokens, ends, clock))
 
 
 def _check(
@@ -143,12 +202,13 @@ def _plain(
     sampling: Sampling,
     rng: torch.Generator,
     ends: frozenset[int],
-) -> Decoded:
+    clock: Clock,
+) -> Rounds[Decoded]:
     """One row a pass and nothing else: the baseline that speculation has to beat."""
     greedy = is_greedy(sampling)
     tokens: list[int] = []
     ids = prompt.unsqueeze(0)
-    start = first = time.perf_counter_ns()
+    start = first = clock()
     while True:
         logits = target.forward(ids, cache, logits="last").logits
         assert logits is not None
@@ -156,11 +216,12 @@ def _plain(
         token = int(newest)
         tokens.append(token)
         if len(tokens) == 1:
-            first = time.perf_counter_ns()
+            first = clock()
         if len(tokens) == max_new_tokens or token in ends:
             break
         ids = newest.unsqueeze(0)
-    stop = time.perf_counter_ns()
+        yield len(tokens)
+    stop = clock()
     n = prompt.shape[0]
     rounds = [RoundFacts(i, 0, 0, 1, n + i) for i in range(len(tokens) - 1)]
     status = "eos" if tokens[-1] in ends else "ok"
@@ -188,23 +249,24 @@ class _ChainRun:
         self.features = proposer.needs_features
         self.nothing = torch.empty(0, 0, dtype=target.dtype, device=target.device)
 
-    def decode(self, prompt: Tensor, max_new_tokens: int, ends: frozenset[int]) -> Decoded:
+    def decode(self, prompt: Tensor, max_new_tokens: int, ends: frozenset[int], clock: Clock) -> Rounds[Decoded]:
         """Prefill, then guess, verify, commit until the limit or end-of-text."""
         n = prompt.shape[0]
-        start = time.perf_counter_ns()
+        start = clock()
         out = self.target.forward(prompt.unsqueeze(0), self.cache, logits="last", features=self.features)
         assert out.logits is not None
         newest = (
             out.logits[0].argmax(-1) if self.greedy else draw(probabilities(out.logits[0], self.sampling), self.rng)
         )
         raw = newest.tolist()
-        first = time.perf_counter_ns()
+        first = clock()
         columns = self._columns(torch.cat((prompt[1:], newest)), out, n)
         rounds: list[RoundFacts] = []
         kept = 1
         ended = raw[0] in ends
         while not ended and kept < max_new_tokens:
-            verdict, out, drafted = self._round(newest, columns)
+            yield kept
+            verdict, out, drafted = self._round(newest, columns, self.target.shape.max_position_embeddings - n - kept)
             emitted, ended = keep_until_end(verdict.token_ids, max_new_tokens - kept, ends)
             rounds.append(RoundFacts(kept - 1, drafted, verdict.num_accepted, emitted, n + kept - 1))
             kept += emitted
@@ -213,13 +275,13 @@ class _ChainRun:
             self.cache.truncate(torch.tensor([n + kept - 1]))
             newest = verdict.emitted[-1:]
             columns = self._columns(verdict.emitted, out, verdict.num_accepted + 1)
-        stop = time.perf_counter_ns()
+        stop = clock()
         status = "eos" if ended else "ok"
         return Decoded(raw[:kept], raw, rounds, status, n, first - start, stop - first)
 
-    def _round(self, newest: Tensor, columns: Columns) -> tuple[Verdict, TargetPass, int]:
-        """Guess after the newest token and verify the guesses in one pass."""
-        proposal = self.proposer.propose(self.state, columns, self.depth, self.sampling, self.rng)
+    def _round(self, newest: Tensor, columns: Columns, room: int) -> tuple[Verdict, TargetPass, int]:
+        """Guess after the newest token, which leaves `room` positions, and verify the guesses in one pass."""
+        proposal = self.proposer.propose(self.state, columns, min(self.depth, room), self.sampling, self.rng)
         guesses = proposal.tokens.to(newest.device)
         ids = torch.cat((newest, guesses)).unsqueeze(0)
         out = self.target.forward(ids, self.cache, features=self.features)

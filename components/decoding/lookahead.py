@@ -7,13 +7,12 @@ that hold accepted tokens alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
 from components.contract import UserError
-from components.decoding.chain import Decoded, RoundFacts, keep_until_end
+from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, keep_until_end
 from components.decoding.sampling import is_greedy
 from components.decoding.session import Session
 from components.drafts.draft import Columns, Proposer, Sampling
@@ -21,8 +20,7 @@ from components.drafts.lookahead import LookaheadState
 from components.targets.model import AbstractTarget
 
 
-@torch.inference_mode()
-def decode_lookahead(
+def lookahead_rounds(
     target: AbstractTarget,
     proposer: Proposer,
     prompt_ids: Sequence[int],
@@ -32,8 +30,11 @@ def decode_lookahead(
     sampling: Sampling,
     ends: frozenset[int],
     session: Session | None,
-) -> Decoded:
-    """Continue `prompt_ids`; arguments as those of chain.decode, checked there. depth: guesses of an n-gram verified.
+    clock: Clock,
+) -> Rounds[Decoded]:
+    """Continue `prompt_ids`; arguments as those of chain.decode_rounds, checked there.
+
+    depth: guesses of an n-gram verified.
 
     A round's `drafted` counts the guesses of all n-grams it verified.
 
@@ -44,19 +45,29 @@ def decode_lookahead(
     n = len(prompt_ids)
     state = proposer.new_state(n + max_new_tokens)
     assert isinstance(state, LookaheadState)
-    needed = n + max_new_tokens + state.settings.positions_ahead(depth)
-    cache = (session or Session(target, needed + state.max_rows)).empty_cache(needed, state.max_rows)
+    needed, ahead = n + max_new_tokens, state.settings.positions_ahead(depth)
+    scratch = ahead + state.max_rows
+    cache = (session or Session(target, needed + scratch)).empty_cache(needed, scratch)
     rng, nothing = torch.Generator(), torch.empty(0)
-    start = time.perf_counter_ns()
+    start = clock()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
     out = target.forward(ids.unsqueeze(0), cache, logits="last")
     assert out.logits is not None
     raw = out.logits[0].argmax(-1).tolist()
-    first = time.perf_counter_ns()
+    first = clock()
     new = [*prompt_ids[1:], *raw]
     rounds: list[RoundFacts] = []
     kept, ended = 1, raw[0] in ends
     while not ended and kept < max_new_tokens:
+        yield kept
+        if n + kept + 1 + ahead > target.shape.max_position_embeddings:  # no positions for the window: a plain step
+            out = target.forward(torch.tensor([new[-1:]], device=target.device), cache, logits="last")
+            assert out.logits is not None
+            new = out.logits[0].argmax(-1).tolist()
+            rounds.append(RoundFacts(kept - 1, 0, 0, 1, n + kept - 1))
+            kept, ended = kept + 1, new[0] in ends
+            raw += new
+            continue
         columns = Columns(torch.tensor(new), nothing, nothing)
         rows = proposer.propose(state, columns, depth, sampling, rng).tokens
         plan = state.plan
@@ -74,5 +85,5 @@ def decode_lookahead(
         rounds.append(RoundFacts(kept - 1, drafted, accepted, emitted, n + kept - 1))
         kept += emitted
         raw += new
-    stop = time.perf_counter_ns()
+    stop = clock()
     return Decoded(raw[:kept], raw, rounds, "eos" if ended else "ok", n, first - start, stop - first)

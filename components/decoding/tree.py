@@ -49,6 +49,16 @@ class GuessRows:
         """Which rows each row sees: itself and its ancestors; bool [T, T]."""
         return as_mask(ancestor_sets(self.parents), len(self.parents))
 
+    def within(self, deepest: int) -> GuessRows:
+        """The tree without the rows below this depth; the others keep their order."""
+        kept = [row for row, depth in enumerate(self.depths) if depth <= deepest]
+        row_of = {row: place for place, row in enumerate(kept)}
+        return GuessRows(
+            tokens=[self.tokens[row] for row in kept],
+            parents=[row_of.get(self.parents[row], -1) for row in kept],
+            draft_probs={row_of[row]: probs for row, probs in self.draft_probs.items() if row in row_of},
+        )
+
     def retrieve_indices(self) -> Tensor:
         """The rows of every path from row 0 to a leaf: int64 [paths, deepest + 1], -1 after the end of shorter ones."""
         has_child = set(self.parents)

@@ -56,7 +56,7 @@ def decode_two_row(
     if rng is None and not is_greedy(sampling):
         raise UserError("decoding: temperature above 0 needs a seeded generator: pass rng")
     needed = len(prompt_ids) + max_new_tokens + 2
-    cache = (session or Session(target, needed)).empty_cache(needed)
+    cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, 2)
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     n, raw, rounds, kept = len(prompt_ids), list[int](), list[RoundFacts](), 1
     with torch.inference_mode():

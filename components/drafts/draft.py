@@ -67,6 +67,9 @@ class Drafter(Proposer, Protocol):
     """What a Draft artifact opens as, trained or not: a Proposer that can also be asked about every column at once."""
 
     num_steps: int  # the depth that is measured unless another is asked for: the trained one
+    kernel: (
+        str  # which kernels its linear layers run on, as targets/linear.py describes them; "plain" where it has none
+    )
 
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """See AbstractDraft; -1, which is no token, where a chain is shorter than `depth`."""
@@ -201,6 +204,7 @@ class AbstractDraft(nn.Module, ABC):
     packs: ClassVar[bool] = False  # whether `losses` heeds Batch.documents
     num_steps: int  # drafting steps it is trained for
     max_depth: int
+    kernel: str = "plain"  # of its linear layers, once it is laid out for decoding; see Drafter
     lr_scales: Mapping[str, float] = MappingProxyType({})  # parameters that learn at another rate than peak_lr, times
 
     @property
@@ -221,8 +225,11 @@ class AbstractDraft(nn.Module, ABC):
         """The training graph: teacher-forced, all columns at once."""
 
     @abstractmethod
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
-        """Lay the weights out for `propose`, in `dtype`; weights changed afterwards need it again."""
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
+        """Lay the weights out for `propose`, in `dtype`; weights changed afterwards need it again.
+
+        kernel: for its linear layers, as `lay_out` of targets/linear.py takes it; what was chosen stands in `kernel`.
+        """
 
     @abstractmethod
     def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:

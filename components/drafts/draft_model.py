@@ -165,13 +165,14 @@ class DraftModel(AbstractDraft):
             rows.append(self.propose(state, columns, depth, Sampling(), torch.Generator()).tokens)
         return torch.stack(rows)
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         if self.settings.model:
             from components.drafts.given_model import open_model
 
             name = "bfloat16" if dtype == torch.bfloat16 else "float32"
-            self._decoder = open_model(self.settings, str(self.draft_ids.device), name)  # type: ignore[arg-type]
+            self._decoder = open_model(self.settings, str(self.draft_ids.device), name, kernel)  # type: ignore[arg-type]
+            self.kernel = self._decoder.kernel
             self.draft_ids = self.draft_ids[: self._decoder.shape.vocab_size]
             return
         weights = {name: weight.detach() for name, weight in self.state_dict().items()}
@@ -188,7 +189,10 @@ class DraftModel(AbstractDraft):
         )
         config = _llama_config(self.shape, shape.num_layers, shape.vocab_size)
         device = self.draft_ids.device
-        self._decoder = FastTarget(config, shape, weights.__getitem__, device=device, dtype=dtype, has_lm_head=True)
+        self._decoder = FastTarget(
+            config, shape, weights.__getitem__, device=device, dtype=dtype, kernel=kernel, has_lm_head=True
+        )
+        self.kernel = self._decoder.kernel
 
     def new_state(self, capacity: int) -> DraftModelState:
         """State for one sequence of at most `capacity` tokens."""

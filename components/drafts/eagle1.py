@@ -37,7 +37,7 @@ from components.drafts.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.row_losses import Teacher, row_loss, smooth_l1, top_k_cross_entropy
 from components.drafts.training_linear import linear
 from components.drafts.unrolled import chosen
-from components.targets.linear import calibrate
+from components.targets.linear import lay_out
 
 
 def token_scale_of(target: Any) -> float:
@@ -160,7 +160,7 @@ class FeatureDraft(OneBlockDraft):
         noise = torch.rand(features.shape, generator=step_generator(batch, self.noise_seed)).to(features.device)
         return features + (2.0 * noise - 1.0) * self.feature_noise
 
-    def decoder(self, dtype: torch.dtype) -> ChainDecoder:
+    def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
         """See OneBlockDraft. fc and the projection of its result to q, k, v are one linear layer each half."""
         layer, hidden = self.block, self.shape.hidden_size
         block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
@@ -172,7 +172,7 @@ class FeatureDraft(OneBlockDraft):
         token_part = TokenTable(self.target.embedding, None, both[:, :hidden] * self.token_scale, dtype, both_bias)
         feature_part = linear_kernel(both[:, hidden:].to(dtype))
         head = linear_kernel(self.pruned_head.to(dtype))
-        calibrate([feature_part, *block.linears, head])
+        self.kernel = lay_out([feature_part, *block.linears, head], kernel)
         num_qkv = block.qkv_weight.shape[0]
 
         def features(columns: Columns) -> Tensor:

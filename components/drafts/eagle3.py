@@ -30,7 +30,7 @@ from components.drafts.layers import INIT_STD, AttentionProjections, BlockShape,
 from components.drafts.losses import judged_teacher, step_losses
 from components.drafts.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.training_linear import TrainingLinear
-from components.targets.linear import calibrate
+from components.targets.linear import lay_out
 
 NUM_TAPS = 3
 
@@ -146,7 +146,7 @@ class Eagle3(OneBlockDraft):
             self.loss_name,
         )
 
-    def decoder(self, dtype: torch.dtype) -> ChainDecoder:
+    def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
         """See OneBlockDraft. Norm weights are folded into the linear layers that follow them."""
         layer, hidden = self.midlayer, self.shape.hidden_size
         block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
@@ -160,7 +160,7 @@ class Eagle3(OneBlockDraft):
             parts = zip(fuse_weight.split(hidden, 1), self.fc_norm, strict=True)
             fuse_weight = torch.cat([unit.folded(part, norm) for part, norm in parts], 1)  # type: ignore[arg-type]
         fuse = linear_kernel(fuse_weight.to(dtype))
-        calibrate([fuse, hidden_part, *block.linears, head])
+        self.kernel = lay_out([fuse, hidden_part, *block.linears, head], kernel)
 
         def features(columns: Columns) -> Tensor:
             taps = columns.taps.to(dtype)

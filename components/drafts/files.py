@@ -135,8 +135,13 @@ def read_stored(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return record, load_file(directory / "model.safetensors") if record.get("trained", True) else {}
 
 
-def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = torch.float32) -> Drafter:
+def open_draft(
+    draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = torch.float32, kernel: str = "auto"
+) -> Drafter:
     """The drafter of a Draft artifact, ready to decode in `dtype` on the target's device.
+
+    kernel: of its linear layers; "auto" times them here, what an opened drafter says in its own `kernel` lays another
+    out alike.
 
     Raises UserError when it was trained for a target of another shape, or when a tensor is missing, unexpected or of
     the wrong shape.
@@ -147,14 +152,14 @@ def open_draft(draft: Draft, target: AbstractTarget, *, dtype: torch.dtype = tor
         every_token = torch.arange(target.shape.vocab_size)
         untrained: Drafter = method_class(record["method"]).build(target, record["settings"], every_token)
         if isinstance(untrained, AbstractDraft):
-            untrained.prepare_decoding(dtype)
+            untrained.prepare_decoding(dtype, kernel)
         return untrained
     draft_ids = take_vocabulary(draft.path, tensors, target.shape.vocab_size)
     network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
     check_tensors(draft.path, tensors, network.state_dict())
     network.load_state_dict(tensors)
     network.eval().requires_grad_(False)
-    network.prepare_decoding(dtype)
+    network.prepare_decoding(dtype, kernel)
     return network
 
 

@@ -65,8 +65,13 @@ def _other_pieces(own: Any, theirs: Any) -> str:
     return "" if same else f"{text.strip()!r} is cut otherwise"
 
 
-def open_model(settings: DraftModelSettings, device: str, dtype: Literal["float32", "bfloat16"]) -> AbstractTarget:
-    """The given model, ready to decode; raises UserError when its files are not those that were written down."""
+def open_model(
+    settings: DraftModelSettings, device: str, dtype: Literal["float32", "bfloat16"], kernel: str
+) -> AbstractTarget:
+    """The given model, ready to decode on `kernel` (see open_target).
+
+    Raises UserError when its files are not those that were written down.
+    """
     folder = find_folder(settings.model)
     now = load_target_fingerprint({"model": str(folder)})
     if settings.model_files and now != settings.model_files:
@@ -76,4 +81,4 @@ def open_model(settings: DraftModelSettings, device: str, dtype: Literal["float3
         raise UserError(
             f"{settings.model}: {changed[0]} changed since the draft was made; run drafts.train_draft again"
         )
-    return open_target(folder, device=device, dtype=dtype, tapped=False)
+    return open_target(folder, device=device, dtype=dtype, kernel=kernel, tapped=False)

@@ -31,6 +31,7 @@ class GraphedChain:
     def __init__(self, inner: OneBlockDraft) -> None:
         self.inner, self.method, self.needs_features = inner, inner.method, inner.needs_features
         self.max_depth, self.num_steps, self.draft_ids = inner.max_depth, inner.num_steps, inner.draft_ids
+        self.kernel = inner.kernel
         self._pool: dict[int, list[tuple[KvCache, weakref.ref[OneBlockState]]]] = {}
         self._proposals: dict[tuple[int, int, int], _StaticProposal] = {}
 

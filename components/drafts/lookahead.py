@@ -120,6 +120,7 @@ class Lookahead:
         """target: an AbstractTarget; `draft_everywhere` runs passes of it."""
         self.target, self.settings = target, settings
         self.num_steps = self.max_depth = settings.ngram_size - 1
+        self.kernel = "plain"
 
     @classmethod
     def build(cls, target: Any, settings: Mapping[str, Any], draft_ids: Tensor) -> Lookahead:

@@ -28,7 +28,7 @@ from components.drafts.independent_heads import Head, independent_losses, propos
 from components.drafts.losses import judged_teacher
 from components.drafts.sampling import Guesses
 from components.drafts.settings import MedusaSettings
-from components.targets.linear import Linear, calibrate
+from components.targets.linear import Linear, lay_out
 
 
 @final
@@ -152,7 +152,7 @@ class Medusa(AbstractDraft):
         guesses = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
         return torch.stack(guesses, 1)
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         blocks = [
             [
@@ -165,7 +165,7 @@ class Medusa(AbstractDraft):
         tied = self.settings.head == "tied"
         tables = [self.lm_head] if tied else [self._table(i).detach() for i in range(self.num_steps)]
         heads = [linear_kernel(table.to(dtype)) for table in tables]
-        calibrate([*(linear for layers in blocks for linear in layers), *heads])
+        self.kernel = lay_out([*(linear for layers in blocks for linear in layers), *heads], kernel)
         self._decoder = Decoder(blocks, heads, dtype)
 
     def new_state(self, capacity: int) -> None:

@@ -47,7 +47,7 @@ from components.drafts.mtp_rows import (
 from components.drafts.sampling import Guesses
 from components.drafts.settings import LossName
 from components.drafts.training_linear import linear
-from components.targets.linear import calibrate
+from components.targets.linear import lay_out
 
 
 @final
@@ -164,7 +164,7 @@ class Mtp(AbstractDraft):
         logits = F.linear(module.shared_head.norm(hidden), self.head_weight[self.draft_ids])
         return self.draft_ids[logits.argmax(-1)]
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         hidden, modules = self.shape.hidden_size, []
         for module in self.mtp_modules:
@@ -180,7 +180,7 @@ class Mtp(AbstractDraft):
                 )
             )
         head = linear_kernel(self.head_weight[self.draft_ids].to(dtype))
-        calibrate([*(linear for module in modules for linear in module.linears), head])
+        self.kernel = lay_out([*(linear for module in modules for linear in module.linears), head], kernel)
         self._decoder = Decoder(modules, head, dtype)
 
     def new_state(self, capacity: int) -> MtpState:

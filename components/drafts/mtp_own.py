@@ -186,7 +186,7 @@ class MtpOwn(AbstractDraft):
         """The block's output [..., H] -> [..., N]."""
         return F.linear(self.module.last_norm(out), self.head_weight[self.draft_ids])
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Nothing to lay out: decoding runs the model's own layer, in float32."""
 
     def new_state(self, capacity: int) -> OwnState:

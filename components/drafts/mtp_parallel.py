@@ -36,7 +36,7 @@ from components.drafts.layers import BlockShape, LlamaLayer, Rope, initialise
 from components.drafts.losses import judged_teacher
 from components.drafts.sampling import Guesses
 from components.drafts.settings import MtpParallelSettings
-from components.targets.linear import Linear, calibrate
+from components.targets.linear import Linear, lay_out
 
 
 class HeadDecoder(NamedTuple):
@@ -140,7 +140,7 @@ class MtpParallel(AbstractDraft):
         """z from the target's last-layer output [B, T, H], rotary positions, and what columns see."""
         return self.unit(last), Rope(self.shape, causal.positions), causal.visible
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         heads = []
         for head in self.heads:
@@ -150,7 +150,9 @@ class MtpParallel(AbstractDraft):
             heads.append(HeadDecoder(qkv, block))
         # CachedBlock's norm leaves sqrt(H) to the layer that follows.
         unembedding = linear_kernel((self.unembedding * heads[0].block.norm.scale).to(dtype))
-        calibrate([*(part for head in heads for part in (head.qkv, *head.block.linears)), unembedding])
+        self.kernel = lay_out(
+            [*(part for head in heads for part in (head.qkv, *head.block.linears)), unembedding], kernel
+        )
         self._decoder = Decoder(heads, unembedding, dtype)
 
     def new_state(self, capacity: int) -> MtpParallelState:

@@ -44,7 +44,7 @@ class Ngram:
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, max_depth: int = 16) -> None:
         assert 1 <= min_ngram <= max_ngram
         self.max_ngram, self.min_ngram, self.max_depth = max_ngram, min_ngram, max_depth
-        self.num_steps = min(MEASURED_DEPTH, max_depth)
+        self.num_steps, self.kernel = min(MEASURED_DEPTH, max_depth), "plain"
 
     @classmethod
     def build(cls, target: Any, settings: Mapping[str, Any], draft_ids: Tensor) -> Ngram:

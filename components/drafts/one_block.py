@@ -103,7 +103,7 @@ class OneBlockDraft(AbstractDraft):
         """The block's output [..., H] -> logits over the draft vocabulary [..., N]."""
 
     @abstractmethod
-    def decoder(self, dtype: torch.dtype) -> ChainDecoder:
+    def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
         """The weights as they are now, laid out for decoding in `dtype`."""
 
     def unroll(self, batch: Batch, features: Tensor, rows: Tensor) -> Iterator[Tensor]:
@@ -134,9 +134,9 @@ class OneBlockDraft(AbstractDraft):
             guesses.append(tokens[0])
         return torch.stack(guesses, 1)
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
-        self._decoder = self.decoder(dtype)
+        self._decoder = self.decoder(dtype, kernel)
 
     def new_state(self, capacity: int) -> OneBlockState:
         """State for one sequence of at most `capacity` tokens."""

@@ -49,7 +49,7 @@ from components.drafts.sampling import Guesses
 from components.drafts.settings import LossName
 from components.drafts.training_linear import TrainingLinear
 from components.drafts.unrolled import chosen, finished
-from components.targets.linear import Linear, calibrate
+from components.targets.linear import Linear, lay_out
 
 
 class Decoder(NamedTuple):
@@ -202,7 +202,7 @@ class PEagle(AbstractDraft):
                 masked = finished(layer, masked, state.mixed_at_masks(masked_inputs))
         return list(self.lm_head(self.norm(torch.cat((roots, masked), 1))).split(widths, 1))
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32) -> None:
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         first, hidden = self.first, self.shape.hidden_size
         blocks = [
@@ -228,7 +228,7 @@ class PEagle(AbstractDraft):
             dtype=dtype,
         )
         inside = [linear for block in blocks for linear in block.linears]
-        calibrate([decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *inside, decoder.head])
+        self.kernel = lay_out([decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *inside, decoder.head], kernel)
 
     def new_state(self, capacity: int) -> PEagleState:
         """State for one sequence of at most `capacity` tokens."""

@@ -111,12 +111,12 @@ def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def launch_of(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, str]:
+def launch_of(record: dict[str, Any]) -> dict[str, str]:
     """engine -> the command that serves the release, at the chosen depth; none for those that `not_served` names."""
     lines = launch_lines(
         record["serve"]["method"],
         record["serve"]["depth_k"],
-        policy["engines"],
+        record["engines"],
         _in_commands(record),
         folders_of(record),
         record["settings"],

@@ -122,14 +122,18 @@ def _record(
 ) -> dict[str, Any]:
     """What release.json says of the models and their formats, in names that anybody may read."""
     from components.drafts.files import read_record
+    from components.publish.engine_settings import engine_settings
     from components.publish.gguf_file import unknown_pre_tokenizer
-    from components.publish.launch import not_served
+    from components.publish.launch import cannot_load, not_served
     from components.publish.layout import facts_of
 
     own = read_record(winner.path)
     method, settings, facts = str(own["method"]), own["settings"], facts_of(source.shape)
     formats = [str(one["format"]) for one in written.values() if one["draft_key"] == winner.key]
-    unknown = bool(unknown_pre_tokenizer(source))
+    refused = not_served(
+        *(method, settings, facts, Storage.of(own), formats), unknown_tokenizer=bool(unknown_pre_tokenizer(source))
+    )
+    without = cannot_load(method, settings, facts, Storage.of(own), formats, refused)
     # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
     named = target_name or public_name(str(target.info.get("model", "")))
     return {
@@ -137,7 +141,8 @@ def _record(
         "draft": {"key": winner.key, **public_value(_small(winner.info))},
         "settings": public_settings(settings),
         "formats": written,
-        "not_served": not_served(method, settings, facts, Storage.of(own), formats, unknown_tokenizer=unknown),
+        "not_served": refused,
+        "engines": engine_settings(policy, without),
         "policy": {k: policy[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
     }
 
@@ -285,7 +290,7 @@ def _facts(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
     at = (serve["draft_key"], "all", best["batch_size"], serve["depth_k"])
     for e in policy["evals"]:
         if (e["draft_key"], e["workload"], e["batch_size"], e["depth_k"]) == at:
-            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas")}
+            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas", "al_replayed")}
     gate = policy["gate"]
     return {
         "method": serve["method"],

@@ -1,7 +1,7 @@
 """The command that serves a release in each engine, at the chosen depth, with the folder that the engine reads.
 
-Methods without files (prompt lookup) have commands as well. The depth is told in each engine's own words, which
-speedup/engines.py has written into the policy; the commands are for POSIX shells.
+Methods without files (prompt lookup) have commands as well. The depth is told in each engine's own words
+(engine_settings.py); the commands are for POSIX shells.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from components.drafts.storage import Storage
+from components.publish.engine_settings import TOLD
 from components.publish.profiles import GGUF_BASES, Engine, TargetFacts, kind_of, profile_of, refusals
 
 Engines = Mapping[str, Any]
@@ -40,8 +41,8 @@ def launch_lines(
 ) -> list[tuple[str, str]]:
     """(engine, command) for serving at a depth; empty where no engine serves the method or nothing should be drafted.
 
-    engines: policy.json's, which knows how each engine is told the depth. folders: format -> the release's folder of
-    it; None: the method's own. settings: the method's own, from draft.json.
+    engines: how each engine is told the depth; one that is not there gets no command. folders: format -> the release's
+    folder of it; None: the method's own. settings: the method's own, from draft.json.
     """
     if depth == 0 or not engines:
         return []
@@ -109,6 +110,28 @@ def not_served(
     return found
 
 
+def cannot_load(
+    method: str,
+    settings: Mapping[str, Any],
+    target: TargetFacts,
+    storage: Storage | None,
+    formats: Collection[str],
+    not_served: Mapping[str, str],
+) -> set[Engine]:
+    """Engines that are told nothing: they refuse such a drafter, or read none of the formats that are there.
+
+    formats: those in the release. not_served: what is said of the engines that have commands.
+    """
+    found: set[Engine] = {LAUNCHED[title] for title in not_served}
+    for engine in set(TOLD.values()) - found:
+        served = profile_of(engine).methods.get(kind_of(method, settings))
+        read = {*served.formats, *({GGUF_BASES.get(method)} if "gguf" in served.formats else ())} if served else set()
+        unread = served is not None and served.formats and not read & {*formats}
+        if unread or any(refusals(engine, method, settings, target, storage)):
+            found.add(engine)
+    return found
+
+
 def _vllm(
     method: str,
     depth: int,
@@ -118,6 +141,8 @@ def _vllm(
     settings: Mapping[str, Any],
     given: str,
 ) -> str:
+    if "vllm" not in engines:
+        return ""
     config, told = dict(engines["vllm"]["speculative_config"]), ""
     if method == "ngram":
         config |= {"prompt_lookup_min": settings.get("min_ngram", 1), "prompt_lookup_max": settings.get("max_ngram", 3)}
@@ -160,6 +185,8 @@ def _sglang(
     settings: Mapping[str, Any],
     given: str,
 ) -> str:
+    if "sglang" not in engines:
+        return ""
     flags = shlex.join(engines["sglang"]["flags"])
     start = "python -m sglang.launch_server --model-path"
     if "stitched" in folders:
@@ -174,6 +201,8 @@ def _sglang(
 
 
 def _llama_cpp(method: str, engines: Engines, model: str, folders: Mapping[str, str]) -> str:
+    if "llama_cpp" not in engines:
+        return ""
     flags = shlex.join(engines["llama_cpp"]["flags"])
     serve = "llama-server --model target.gguf --model-draft"
     if "gguf" in folders:

@@ -24,6 +24,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from components.contract import Draft, UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
+from components.definitions import al
 from components.drafts.draft import Sampling
 from components.drafts.files import open_draft
 from components.targets.load import open_target
@@ -58,7 +59,7 @@ class DraftedTarget(PythonModel):
         self.session = Session(self.target)
 
     def predict(self, context: PythonModelContext, model_input: list[str]) -> list[dict[str, Any]]:
-        """One row a prompt: {"text", "num_tokens", "num_rounds", "num_accepted", "tokens_per_round"}.
+        """One row a prompt: {"text", "num_tokens", "num_rounds", "num_accepted", "al"}: al None without rounds.
 
         model_input: a list of prompts, or a DataFrame with a column `prompt`.
         """
@@ -85,7 +86,7 @@ class DraftedTarget(PythonModel):
             "num_tokens": len(decoded.tokens),
             "num_rounds": rounds,
             "num_accepted": sum(r.accepted for r in decoded.rounds),
-            "tokens_per_round": (len(decoded.tokens) - 1) / rounds if rounds else 1.0,
+            "al": al(len(decoded.tokens) - 1, rounds),
         }
 
 

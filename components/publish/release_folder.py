@@ -95,7 +95,7 @@ def write_papers(folder: Path, record: dict[str, Any], evidence: Evidence, polic
             shutil.copyfile(policy.path / name, folder / name)
     target_files = _target_files(folder / "draftsmith")
     record["tokenizer"] = {name: digest for name, digest in target_files.items() if _of_tokenizer(name)}
-    record["launch"] = launch_of(record, evidence.policy)
+    record["launch"] = launch_of(record)
     code = code_state()
     record["code"] = {"commit": code.commit, "changed": code.changed}
     write_card(folder / "README.md", record, evidence)

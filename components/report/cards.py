@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from components.contract import DepthPolicy, Measurements, Page
+from components.definitions import accept_joint_everywhere, tokens_per_s
 from components.report.depth_charts import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.engine_tables import engine_table
 from components.report.languages import language_table
@@ -147,8 +148,9 @@ def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
         groups[row.method, "all"].append(row)
     rows = []
     for (method, workload), some in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] != "all", item[0])):
-        lengths = [length for row in some for length in row.accepted]
-        shares = [f"{sum(n >= i for n in lengths) / len(lengths):.0%}" for i in (1, 2, 3)] if lengths else ["-"] * 3
+        lengths = [length for row in some for length in row.accepted[: row.num_tokens - 1]]
+        found = [accept_joint_everywhere(lengths, position) for position in (1, 2, 3)]
+        shares = ["-" if share is None else f"{share:.0%}" for share in found]
         mean = f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
         rows.append([method, workload, str(len(some)), str(len(lengths)), mean, *shares])
     header = ["drafter", "workload", "prompts", "places", "kept in a row (mean)", ">= 1 kept", ">= 2 kept", ">= 3 kept"]
@@ -191,9 +193,8 @@ def speed_table(requests: Sequence[Request]) -> Table:
     names = told_apart((method, key) for method, key, *_ in groups)
     rows = []
     for (method, draft_key, budget, batch, depth, kernel, dtype), some in sorted(groups.items()):
-        timed = [r for r in some if r.status != "error" and r.tokens_kept > 1 and r.decode_ns > 0]
-        seconds = sum(r.decode_ns for r in timed) / 1e9  # from the first token on, as in speedup/measured.py
-        speed = f"{sum(r.timed_tokens for r in timed) / seconds:.1f}" if timed else "-"
+        found = tokens_per_s(some)
+        speed = "-" if found is None else f"{found:.1f}"
         compared = [r for r in some if r.identical is not None]
         same = f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
         failed = sum(r.status == "error" for r in some)

@@ -66,14 +66,14 @@ def _by_depth(cells: Sequence[CostCell]) -> dict[int, list[float]]:
 
 
 def acceptance_chart(summary: dict[str, Any]) -> str:
-    """How often the i-th draft is kept: of all rounds, and of rounds in which the drafts before it were kept."""
+    """How often the i-th draft is kept: of all uncut rounds, and of those in which the drafts before it were kept."""
     rounds = summary["reached"][0] if summary["reached"] else 0
     pairs = list(zip(summary["reached"], summary["kept"], strict=True))
     given = [Point(i, 100 * kept / reached) for i, (reached, kept) in enumerate(pairs, start=1) if reached]
     joint = [Point(i, 100 * kept / rounds) for i, (_, kept) in enumerate(pairs, start=1) if rounds]
     series = [
         Series("kept, given those before", "pred", "line", given or [Point(1, 0.0)]),
-        Series("kept, of all rounds", "meas", "line", joint or [Point(1, 0.0)]),
+        Series("kept, of all uncut rounds", "meas", "line", joint or [Point(1, 0.0)]),
     ]
     return line_chart(
         series, f"position of the draft (rounds of depth {summary['depth_k']})", "acceptance", unit=" %", from_zero=True

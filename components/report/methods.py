@@ -134,7 +134,7 @@ def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]]
     known = {d.choice.method for d in drafters}
     for a in arms:
         if a["workload"] == ALL and a["method"] not in {*known, "none"} and not a["draft_key"]:
-            al = "-" if a["al"] is None else f"{a['al']:.2f}"
+            al = "-" if a["al"] is None else f"{a['al']:.2f} on {a['num_prompts']} timed prompts"
             speed = f"{times(a['speedup'])}{bounds(a['lo'], a['hi'])}"
             rows.append([a["method"], "0", "-", str(a["depth_k"]), al, "-", "-", speed, "-"])
     header = ["method", "parameters", "training minutes", "depth", "AL", "cost", "predicted", "measured", "verdict"]

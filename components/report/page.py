@@ -141,7 +141,7 @@ def page_facts(
         "ranking": ranking_table(raw.get("ranking") or []),
         "cost_grids": cost_grid(cells, {c.draft_key: c.depth_k for c in reversed(winner_first)}),
         "prefill": prefill_table(cells),
-        "engines": _engine_lines(raw.get("engines") or {}),
+        "engines": _engine_lines(release) if release is not None else [],
         "comparisons": comparison_table(comparisons) if comparisons else None,
         "weights": weights_table(raw.get("weights") or []),
         "arms": arm_table(arms, roles) if arms else None,
@@ -256,8 +256,9 @@ def _mixture(mixture: Mapping[str, Any]) -> str:
     )
 
 
-def _engine_lines(engines: Mapping[str, Any]) -> list[str]:
-    """One line for each engine, to copy (policy.json: engines)."""
+def _engine_lines(release: Release) -> list[str]:
+    """One line for each engine that can load the release, to copy (release.json: engines)."""
+    engines = json.loads((release.path / "release.json").read_text(encoding="utf-8"))["engines"]
     lines = []
     for name, told in engines.items():
         if isinstance(told, Mapping):

@@ -40,9 +40,7 @@ def summarise(
     """
     lines = {"verdict": verdict_in_words(policy), "drafter": str(policy.get("method", "none"))}
     lines["chosen depth"] = str(policy.get("depth_k", 0))
-    lines["acceptance length"] = _with_interval(policy, "al", "al_lo", "al_hi", "")
-    if policy.get("al_meas") is not None:
-        lines["acceptance length"] += f", {policy['al_meas']:.2f} while decoding"
+    lines["acceptance length"] = _with_interval(policy, "al", "al_lo", "al_hi", "") + _while_decoding(policy)
     lines["measured speedup"] = _with_interval(policy, "speedup_meas", "meas_lo", "meas_hi", "x")
     lines["predicted speedup"] = _with_interval(policy, "speedup_pred", "", "", "x")
     lines["predicted speedup"] += _gap(policy)
@@ -66,6 +64,17 @@ def _with_interval(facts: Mapping[str, Any], value: str, lo: str, hi: str, unit:
     if facts.get(lo) is not None and facts.get(hi) is not None:
         text += f", 95 % interval [{facts[lo]:.2f}, {facts[hi]:.2f}]"
     return text
+
+
+def _while_decoding(facts: Mapping[str, Any]) -> str:
+    """The acceptance length of the timed requests, beside what was replayed for the very same prompts."""
+    measured, replayed = facts.get("al_meas"), facts.get("al_replayed")
+    if measured is None:
+        return ""
+    of = f" on {facts['num_prompts']} prompts" if facts.get("num_prompts") else ""
+    timed = f" {facts['num_prompts_timed']} prompts" if facts.get("num_prompts_timed") else ""
+    told = "not replayed for those" if replayed is None else f"{replayed:.2f} replayed for the same"
+    return f"{of}; {measured:.2f} while decoding{timed}, {told}"
 
 
 def _gap(facts: Mapping[str, Any]) -> str:

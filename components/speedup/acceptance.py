@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from components.definitions import al, al_macro, al_proxy, al_uncut
 from components.rows import AcceptanceMap
 from components.speedup.bootstrap import Floats
 from components.speedup.policy import AcceptanceSummary, PromptCounts
@@ -48,13 +49,12 @@ def summarise_acceptance(
     maps: Sequence[AcceptanceMap], counts: Counts, draft_key: str, method: str, workload: str
 ) -> list[AcceptanceSummary]:
     """Each convention of acceptance length at each depth; see AcceptanceSummary."""
-    proxies = [np.array(m.proxy_accepted[: m.num_tokens - 1]) for m in maps]
-    every = np.concatenate(proxies) if proxies else np.zeros(0)
+    proxies = [length for m in maps for length in m.proxy_accepted[: m.num_tokens - 1]]
     rows = []
     for column, depth in enumerate(counts.depths):
         cells = [row[column] for row in counts.per_prompt]
         rounds, full = sum(c.rounds for c in cells), sum(c.full_rounds for c in cells)
-        accepted = sum(c.full_accepted for c in cells)
+        accepted, tokens = sum(c.full_accepted for c in cells), sum(c.tokens for c in cells)
         rows.append(
             AcceptanceSummary(
                 draft_key=draft_key,
@@ -64,10 +64,10 @@ def summarise_acceptance(
                 num_prompts=len(cells),
                 num_rounds=rounds,
                 num_cut_rounds=rounds - full,
-                al_kept=sum(c.tokens for c in cells) / rounds,
-                al_pooled_incl_bonus=1.0 + accepted / full if full else 1.0,
-                al_macro_incl_bonus=float(np.mean([c.tokens / c.rounds for c in cells])),
-                al_proxy=1.0 + float(np.minimum(every, depth).mean()) if every.size else 1.0,
+                al=al(tokens, rounds),
+                al_uncut=al_uncut(accepted, full),
+                al_macro=al_macro([al(c.tokens, c.rounds) for c in cells if c.rounds]),
+                al_proxy=al_proxy(proxies, depth),
                 reached=[sum(c.reached[i] for c in cells) for i in range(depth)],
                 kept=[sum(c.kept[i] for c in cells) for i in range(depth)],
             )

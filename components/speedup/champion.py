@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from components.contract import Draft, UserError
+from components.definitions import has_decoding
 from components.promotion import ArmPrompt, Margins, Way
 from components.rows import DepthChoice, PairedComparison, QualityFlag, Request
-from components.speedup.measured import usable
 from components.speedup.paired import Ratio
 from components.speedup.pairing import Comparison, Replay, compare_replays, compare_speeds
 from components.speedup.policy import ALL, GateCheck, Policy, PromptCounts
@@ -36,7 +36,7 @@ def challenge(policy: Policy, requests: Sequence[Request], drafts: tuple[Draft, 
     ways = Way("challenger", challenger.key, chosen[0].depth_k), Way("champion", champion.key, depth)
     policy.roles |= {challenger.key: "challenger", champion.key: "champion"}
     found = Comparison()
-    dtypes = {r.dtype for r in requests if usable(r)}
+    dtypes = {r.dtype for r in requests if has_decoding(r)}
     dtype = policy.dtype if policy.dtype in dtypes else min(dtypes, default="")
     arms = arm_prompts(r for r in requests if (r.batch_size, r.dtype) == (chosen[0].batch_size, dtype))
     compare_speeds(found, arms, ways, margins, same_target=True)
@@ -99,7 +99,7 @@ def arm_prompts(requests: Iterable[Request]) -> list[ArmPrompt]:
             divergences=int(r.identical is False and not r.tie),
         )
         for r in requests
-        if usable(r) and r.temperature == 0.0 and r.engine is None
+        if has_decoding(r) and r.temperature == 0.0 and r.engine is None
     ]
 
 

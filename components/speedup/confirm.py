@@ -113,7 +113,12 @@ def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dic
             found = arm_of(policy, row) if row.depth_k else None
             if found:
                 rows[i] = dataclasses.replace(
-                    row, al_meas=found.al, speedup_meas=found.speedup, meas_lo=found.lo, meas_hi=found.hi
+                    row,
+                    al_meas=found.al,
+                    al_replayed=found.al_replayed,
+                    speedup_meas=found.speedup,
+                    meas_lo=found.lo,
+                    meas_hi=found.hi,
                 )
     for i, choice in enumerate(policy.choices):
         found = arm_of(policy, choice) if choice.depth_k else None
@@ -162,12 +167,14 @@ def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_ga
     """What promotion asks for, each condition with its value and limit."""
     from components.speedup.bootstrap import LEAST_PROMPTS
     from components.speedup.measured import arm_of
+    from components.speedup.measured_flags import too_many_ties
     from components.speedup.policy import ALL, GateCheck, faults_of
 
     if winner is None:
         return [GateCheck("depth_chosen_and_measured", False, 0.0, ">= 1")]
     arms = [a for a in policy.arms if a.draft_key == winner.draft_key and a.workload == ALL]
     divergences, checked = sum(a.divergences for a in arms), sum(a.checked for a in arms)
+    over_ties = sum(map(too_many_ties, arms))
     gap = abs(prediction_gap(policy, winner))
     faults = len(faults_of(policy, winner.draft_key))
     low = winner.meas_lo or 0.0
@@ -178,6 +185,7 @@ def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_ga
         GateCheck("prompts_measured", num_prompts >= LEAST_PROMPTS, float(num_prompts), f">= {LEAST_PROMPTS}"),
         GateCheck("outputs_compared", checked > 0, float(checked), "> 0 requests"),
         GateCheck("identical_output", divergences == 0, float(divergences), "0 divergences outside ties"),
+        GateCheck("ties_by_rounding", over_ties == 0, float(over_ties), "0 arms with more ties than rounding makes"),
         GateCheck("measured_lower_bound", low > min_speedup, low, f"> {min_speedup:g}"),
         GateCheck("prediction_gap", gap <= max_gap, gap, f"<= {max_gap:g}"),
         GateCheck("no_faults", faults == 0, float(faults), "0 flags of severity fault"),

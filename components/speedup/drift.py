@@ -134,17 +134,14 @@ def _drift(
 
 
 def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> Estimate:
-    """Pooled acceptance length at a depth, tails included."""
+    """`al` at a depth, in the order of the prompts' names."""
     import numpy as np
 
-    from components.speedup.bootstrap import draw_weights, pooled_ratio
-    from components.speedup.replay import count
+    from components.speedup.bootstrap import draw_weights
+    from components.speedup.replay import acceptance_length
 
-    counts = [count(m.accepted, depth, m.num_tokens) for m in sorted(maps, key=lambda m: m.prompt_id)]
-    tokens = np.array([float(c.tokens) for c in counts])
-    rounds = np.array([float(c.rounds) for c in counts])
-    weights = draw_weights(len(counts), num_draws, np.random.default_rng(seed))
-    return pooled_ratio(weights, tokens, rounds)
+    weights = draw_weights(len(maps), num_draws, np.random.default_rng(seed))
+    return acceptance_length(sorted(maps, key=lambda m: m.prompt_id), depth, weights)
 
 
 def _few_prompts(row: Drift) -> list[QualityFlag]:

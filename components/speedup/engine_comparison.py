@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.definitions import al, counts, speedup
 from components.rows import (
     AcceptanceMap,
     DepthEval,
@@ -30,6 +31,9 @@ from components.rows import (
     read_rows,
     write_rows,
 )
+
+if TYPE_CHECKING:
+    from components.speedup.policy import PromptCounts
 
 ALL: Final = "all"
 _OF_ANY_LENGTH: Final = ("ngram", "lookahead")
@@ -55,6 +59,7 @@ class _Pair(NamedTuple):
     our_rounds: int
     our_tokens: int
     source: str
+    prompt_id: str
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,14 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Ours:
-    """What we know of our own rounds: (drafter, depth, prompt) -> timed requests, (drafter, prompt) -> maps."""
+    """What we know of our own rounds: (drafter, depth, prompt) -> timed requests, (drafter, prompt) -> the rest.
+
+    replayed: what the policy predicted from.
+    """
 
     timed: Mapping[tuple[str, int, str], Sequence[Request]]
     maps: Mapping[tuple[str, str], AcceptanceMap]
+    replayed: Mapping[tuple[str, str], PromptCounts]
 
     def rounds(self, row: Request) -> tuple[int, str] | None:
         """(rounds of ours for the text of this request, where they are from), or None where nobody knows."""
@@ -106,7 +115,7 @@ def compare_engines(
         out_of_phase: the same for llama.cpp's programs, which draft one token out of phase.
     """
     measured = [_read(source) for source in engines]
-    ours = _ours(end_to_end, acceptance or [])
+    ours = _ours(end_to_end, acceptance or [], policy)
     evals = _evals(policy)
     plain = [row for one in measured for row in one.requests if row.method == "none"]
     rows: list[EngineComparison] = []
@@ -149,9 +158,7 @@ def in_words(row: EngineComparison) -> str:
 
 def _read(source: Measurements) -> _Engine:
     every = read_rows(source.path, Request)
-    rows = [
-        row for row in every if row.engine and not row.is_warmup and row.status != "error" and row.temperature == 0.0
-    ]
+    rows = [row for row in every if row.engine and counts(row) and row.temperature == 0.0]
     if not rows:
         raise UserError(
             f"engines ({source.key[:12]}): no greedy request of a serving engine; wire bench.measure_server or "
@@ -161,11 +168,13 @@ def _read(source: Measurements) -> _Engine:
     return _Engine(rows, in_phase=not any(one.source == "program" for one in counted))
 
 
-def _ours(end_to_end: Measurements | None, acceptance: Sequence[Measurements]) -> _Ours:
+def _ours(end_to_end: Measurements | None, acceptance: Sequence[Measurements], policy: DepthPolicy | None) -> _Ours:
+    from components.speedup.policy import read_policy
+
     timed: dict[tuple[str, int, str], list[Request]] = {}
     for row in read_rows(end_to_end.path, Request) if end_to_end is not None else ():
         greedy = row.temperature == 0.0 and row.tree_budget is None
-        if greedy and not row.engine and not row.is_warmup and row.status != "error" and row.depth_k > 0:
+        if greedy and not row.engine and counts(row) and row.depth_k > 0:
             timed.setdefault((row.draft_key, row.depth_k, row.prompt_id), []).append(row)
     maps = {
         (one.draft_key, one.prompt_id): one
@@ -173,7 +182,8 @@ def _ours(end_to_end: Measurements | None, acceptance: Sequence[Measurements]) -
         for one in read_rows(source.path, AcceptanceMap)
         if one.tree_budget is None
     }
-    return _Ours(timed, maps)
+    told = read_policy(policy.path).prompts if policy is not None else []
+    return _Ours(timed, maps, {(one.draft_key, one.prompt_id): one for one in told})
 
 
 def _evals(policy: DepthPolicy | None) -> dict[tuple[str, str, int], DepthEval]:
@@ -209,8 +219,7 @@ def _row(
     pairs = [] if arm.method in _OF_ANY_LENGTH else _paired(same, in_phase, ours)
     engine_rounds, our_rounds = sum(pair.engine_rounds for pair in pairs), sum(pair.our_rounds for pair in pairs)
     engine_tokens, our_tokens = sum(pair.engine_tokens for pair in pairs), sum(pair.our_tokens for pair in pairs)
-    al_engine = engine_tokens / engine_rounds if engine_rounds else None
-    al_ours = our_tokens / our_rounds if our_rounds else None
+    al_engine, al_ours = al(engine_tokens, engine_rounds), al(our_tokens, our_rounds)
     different = sum(pair.engine_rounds != pair.our_rounds for pair in pairs)
     divergences = len(compared) - len(same) - ties
     verdict = "not_compared"
@@ -243,13 +252,23 @@ def _row(
         our_rounds_from=" and ".join(sorted({pair.source for pair in pairs})),
         al_engine=al_engine,
         al_ours=al_ours,
-        al_pred=predicted.al if predicted is not None else None,
-        speedup_engine=_speedup(mine, plain),
+        al_pred=_al_pred(predicted, pairs, ours) if predicted is not None else None,
+        speedup_engine=speedup(mine, plain),
         speedup_ours=predicted.speedup_meas if predicted is not None else None,
         speedup_pred=predicted.speedup_pred if predicted is not None else None,
         tolerance=tolerance,
         verdict=verdict,
     )
+
+
+def _al_pred(predicted: DepthEval, pairs: Sequence[_Pair], ours: _Ours) -> float | None:
+    """What the policy's replay says of the paired prompts; of all that it replayed where none is paired."""
+    from components.speedup.measured import al_replayed
+
+    if not pairs:
+        return predicted.al
+    told = [ours.replayed.get((predicted.draft_key, pair.prompt_id)) for pair in pairs]
+    return al_replayed(told, predicted.depth_k)
 
 
 def _paired(same: Sequence[Request], in_phase: bool, ours: _Ours) -> list[_Pair]:
@@ -262,19 +281,8 @@ def _paired(same: Sequence[Request], in_phase: bool, ours: _Ours) -> list[_Pair]
         emitted = row.tokens_kept - 1  # the first token is prefill's
         # A program that begins its rounds in the prompt emits every token from one, the overshoot of the last included.
         theirs = emitted if in_phase else row.tokens_raw
-        pairs.append(_Pair(row.num_rounds, theirs, found[0], emitted, found[1]))
+        pairs.append(_Pair(row.num_rounds, theirs, found[0], emitted, found[1], row.prompt_id))
     return pairs
-
-
-def _speedup(mine: Sequence[Request], plain: Sequence[Request]) -> float | None:
-    """Decoding speed over that of the same engine without a drafter, on the prompts that both answered."""
-    from components.speedup.measured import tokens_per_s, usable
-
-    shared = {row.prompt_id for row in mine if usable(row)} & {row.prompt_id for row in plain if usable(row)}
-    if not shared:
-        return None
-    sides = [[row for row in side if usable(row) and row.prompt_id in shared] for side in (mine, plain)]
-    return tokens_per_s(sides[0]) / tokens_per_s(sides[1])
 
 
 def _flag(row: EngineComparison) -> QualityFlag:

@@ -178,16 +178,22 @@ def looping_doubts(repeated_bigrams: float) -> list[Doubt]:
 
 
 def falling_doubts(speeds: Speeds) -> list[Doubt]:
-    """Acceptance length that falls as drafts get deeper, by more than chance: the paired interval lies below 0."""
+    """Acceptance length that falls as drafts get deeper, by more than chance: the paired interval lies above 0.
+
+    Where nothing varied (one figure for all prompts, a single prompt) there is none, and that is said.
+    """
     doubts = []
     for (depth, before), (deeper, after) in itertools.pairwise(zip(speeds.depths, speeds.al, strict=True)):
-        lo, hi = after.minus_paired(before).interval()
-        if hi < 0.0:
-            said = (
-                f"AL falls from {before.value:.3f} at depth {depth} to {after.value:.3f} at depth {deeper}, by "
-                f"[{lo:.3f}, {hi:.3f}]: past its trained depth, or two different measurements"
-            )
-            doubts.append(Doubt("al_falls_with_depth", "warning", deeper, said))
+        fall = before.minus_paired(after)
+        lo, hi = fall.interval()
+        if lo <= 0.0:
+            continue
+        known = f"95 % interval [{lo:.3f}, {hi:.3f}]" if lo < hi else "no interval: nothing varied"
+        said = (
+            f"AL falls from {before.value:.3f} at depth {depth} to {after.value:.3f} at depth {deeper}, by "
+            f"{fall.value:.3f} ({known}): past its trained depth, or two different measurements"
+        )
+        doubts.append(Doubt("al_falls_with_depth", "warning", deeper, said))
     return doubts
 
 
@@ -202,11 +208,11 @@ def _acceptance_doubts(at_choice: AcceptanceSummary) -> list[Doubt]:
         if rate == 1.0 and at_choice.reached[0] >= MIN_ROUNDS:
             said = "every first draft was kept: is verification comparing at all?"
             doubts.append(Doubt("everything_accepted", "warning", rate, said))
-    gap = at_choice.al_proxy / at_choice.al_kept - 1.0
-    if abs(gap) > MAX_PROXY_GAP:
+    proxy, replayed = at_choice.al_proxy, at_choice.al
+    if proxy is not None and replayed is not None and abs(proxy / replayed - 1.0) > MAX_PROXY_GAP:
         said = (
-            f"the training metric says AL {at_choice.al_proxy:.2f}, replay says {at_choice.al_kept:.2f} "
+            f"the training metric says AL {proxy:.2f}, replay says {replayed:.2f} "
             f"(depth {at_choice.depth_k}); trust the replay"
         )
-        doubts.append(Doubt("proxy_gap", "info", gap, said))
+        doubts.append(Doubt("proxy_gap", "info", proxy / replayed - 1.0, said))
     return doubts

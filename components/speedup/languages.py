@@ -138,17 +138,14 @@ def _training_languages(mix: Prompts) -> Counter[str]:
 
 
 def _acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws: int, seed: int) -> Estimate:
-    """Pooled acceptance length at a depth, tails included; the same draws for every drafter on the same prompts."""
+    """`al` at a depth; the same draws for every drafter on the same prompts."""
     import numpy as np
 
-    from components.speedup.bootstrap import draw_weights, pooled_ratio
-    from components.speedup.replay import count
+    from components.speedup.bootstrap import draw_weights
+    from components.speedup.replay import acceptance_length
 
-    maps = [drafter.maps[prompt] for prompt in prompts]
-    counts = [count(m.accepted, depth, m.num_tokens) for m in maps]
-    tokens = np.array([float(c.tokens) for c in counts])
-    rounds = np.array([float(c.rounds) for c in counts])
-    return pooled_ratio(draw_weights(len(prompts), num_draws, np.random.default_rng([seed, 8])), tokens, rounds)
+    weights = draw_weights(len(prompts), num_draws, np.random.default_rng([seed, 8]))
+    return acceptance_length([drafter.maps[prompt] for prompt in prompts], depth, weights)
 
 
 def _row(

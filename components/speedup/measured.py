@@ -1,9 +1,7 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
-speedup = (sum tokens / sum decode time of the arm) / (the same of plain decoding), over prompts both decoded in one
-process, at one dtype, temperature and batch size. tokens = tokens_kept - 1: decode_ns starts at the first token; of an
-engine that sent several at once there, all but those (first_chunk_tokens). Prompts and processes both vary: see
-speed_ratio.py.
+What is counted, and every formula, stands in components/definitions.py: `speedup`, over prompts that both decoded, in
+one process, dtype, temperature and batch size. Prompts and processes both vary: see speed_ratio.py.
 """
 
 from __future__ import annotations
@@ -11,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from components import definitions
+from components.definitions import has_decoding
 from components.rows import DepthChoice, DepthEval, Request
 from components.speedup.bootstrap import Estimate
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
 from components.speedup.speed_ratio import Compared, Timed, speed_ratio
 from components.speedup.steady import steady
+from components.speedup.ties import ties_of
 
 
 class ArmKey(NamedTuple):
@@ -28,11 +29,6 @@ class ArmKey(NamedTuple):
     batch_size: int
     dtype: str
     kernel: str
-
-
-def usable(request: Request) -> bool:
-    """Whether a request counts: timed, finished, and long enough to have a decoding phase."""
-    return not request.is_warmup and request.status != "error" and request.timed_tokens > 0 and request.decode_ns > 0
 
 
 class Measured(NamedTuple):
@@ -51,7 +47,7 @@ def measured_arms(
     replayed: acceptance of the same drafters, prompt by prompt, for MeasuredArm.al_replayed.
     """
     counts = {(c.draft_key, c.prompt_id): c for c in replayed}
-    rows = [r for r in requests if usable(r) and r.temperature == 0.0]
+    rows = [r for r in requests if has_decoding(r) and r.temperature == 0.0]
     by_arm: dict[ArmKey, list[Request]] = {}
     for r in rows:
         key = ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel)
@@ -84,16 +80,7 @@ def timed(rows: Sequence[Request]) -> Timed:
 
 def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
     """Plain requests of the kernel that decoded most tokens a second."""
-    by_kernel: dict[str, list[Request]] = {}
-    for r in rows:
-        if r.method == "none" and r.dtype == dtype and r.batch_size == batch_size:
-            by_kernel.setdefault(r.kernel, []).append(r)
-    return max(by_kernel.values(), key=tokens_per_s, default=[])
-
-
-def tokens_per_s(rows: Sequence[Request]) -> float:
-    """Pooled decoding speed: kept tokens after the first, over decoding time."""
-    return sum(r.timed_tokens for r in rows) / sum(r.decode_ns for r in rows) * 1e9
+    return definitions.best_plain(r for r in rows if r.dtype == dtype and r.batch_size == batch_size)
 
 
 def _arm(
@@ -109,8 +96,8 @@ def _arm(
     lo, hi = speedup.interval()
     # Maps of chains say nothing about a tree.
     known = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
-    replayed = _al_replayed(known, key.depth_k)
-    rounds, drafted = sum(r.num_rounds for r in mine), sum(r.num_drafted for r in mine)
+    replayed = al_replayed(known, key.depth_k)
+    rounds = definitions.round_counts(mine)
     compared = [r for r in mine if r.identical is not None]
     ties = sum(not r.identical and bool(r.tie) for r in compared)
     return MeasuredArm(
@@ -123,12 +110,12 @@ def _arm(
         kernel=key.kernel,
         num_prompts=len(shared),
         num_requests=len(mine),
-        num_rounds=rounds,
-        tokens_per_s=tokens_per_s(mine),
-        plain_tokens_per_s=tokens_per_s(plain),
-        al=sum(r.tokens_kept - 1 for r in mine) / rounds if rounds else None,
+        num_rounds=rounds.rounds,
+        tokens_per_s=definitions.tokens_per_s(mine) or 0.0,
+        plain_tokens_per_s=definitions.tokens_per_s(plain) or 0.0,
+        al=definitions.al_of(mine),
         al_replayed=replayed,
-        acceptance_rate=sum(r.num_accepted for r in mine) / drafted if drafted else None,
+        draft_acceptance_rate=definitions.draft_acceptance_rate(rounds.accepted, rounds.drafted),
         speedup=speedup.value,
         lo=lo,
         hi=hi,
@@ -138,6 +125,7 @@ def _arm(
         tree_budget=key.tree_budget or None,
         num_processes=found.num_processes,
         is_decisive=speedup.is_decisive,
+        **ties_of(compared)._asdict(),
     )
 
 
@@ -166,9 +154,9 @@ def _nearness(policy: Policy, arm: MeasuredArm) -> tuple[bool, bool, float]:
     return arm.dtype == policy.dtype, arm.kernel == policy.kernel, arm.tokens_per_s
 
 
-def _al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
+def al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
     """AL that the maps say for a set of prompts; None unless each has a map that was replayed at this depth."""
     known = [c for c in counts if c is not None and depth in c.depths]
     if len(known) < len(counts):
         return None
-    return sum(c.tokens for c in known) / sum(c.rounds[c.depths.index(depth)] for c in known)
+    return definitions.al(sum(c.tokens for c in known), sum(c.rounds[c.depths.index(depth)] for c in known))

@@ -8,6 +8,7 @@ from components.rows import DepthChoice, DepthEval, QualityFlag, Request
 from components.speedup.flags import MAX_PREDICTION_GAP, MIN_PROMPTS, MIN_ROUNDS, Doubt
 from components.speedup.measured import arm_of
 from components.speedup.policy import ALL, MeasuredArm, Policy
+from components.speedup.ties import Ties
 
 MAX_LOADED_TAX = 0.03
 MAX_AL_GAP = 0.05
@@ -49,6 +50,13 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         )
     if arm.ties:
         flag("ties", "info", arm.ties, f"of {arm.checked} outputs part from plain decoding at a tie of two tokens")
+    if too_many_ties(arm):
+        said = (
+            f"of prompts part from plain decoding at a tie (at most {arm.tied_share_limit:.3f}), "
+            f"{arm.rounded_tokens or 0:g} tokens are less likely than another (at most "
+            f"{arm.rounded_tokens_limit or 0:.1f}): more than rounding explains"
+        )
+        flag("too_many_ties", "fault", arm.tied_share or 0.0, said)
     if arm.depth_k == 0 and arm.hi < 1.0 - MAX_LOADED_TAX:
         flag(
             "loaded_tax",
@@ -65,16 +73,21 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         )
     if (
         arm.num_rounds >= MIN_ROUNDS
-        and arm.acceptance_rate is not None
+        and arm.draft_acceptance_rate is not None
         and arm.al is not None
         and arm.method not in NOT_OF_ONE_LENGTH
         and arm.tree_budget is None
     ):
         # accepted / rounds is about AL - 1; over the rate it gives the drafts of a round.
-        drafted = (arm.al - 1.0) / arm.acceptance_rate if arm.acceptance_rate else None
+        drafted = (arm.al - 1.0) / arm.draft_acceptance_rate if arm.draft_acceptance_rate else None
         if drafted is not None and drafted < MIN_DRAFTED_SHARE * arm.depth_k:
             flag("depth_not_respected", "warning", drafted, f"drafts a round where {arm.depth_k} were asked for")
     return flags
+
+
+def too_many_ties(arm: MeasuredArm) -> bool:
+    """Whether more of an arm's outputs part from plain decoding at ties than rounding explains."""
+    return Ties(arm.tied_share, arm.tied_share_limit, arm.rounded_tokens, arm.rounded_tokens_limit).too_many
 
 
 def _thread_flags(policy: Policy, drafter: tuple[str, str], requests: Sequence[Request]) -> list[QualityFlag]:

@@ -7,55 +7,60 @@ With a single workload its own AL / S is all there is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from components.contract import UserError
 from components.rows import DepthChoice, DepthEval
 from components.speedup.conclude import conclude
 from components.speedup.costs import only_depths
-from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict
-from components.speedup.flags import (
-    MAX_PREDICTION_GAP,
-    Doubt,
-    baseline_doubts,
-    cost_doubts,
-    depth_doubts,
-    falling_doubts,
-    sample_doubts,
-)
+from components.speedup.evaluate import Identity, Rule, choice_row, depth_rows, predict
 from components.speedup.mixture import one_depth_for_all, stated_shares
-from components.speedup.outside_evidence import Acceptance, Case, borrowed_table, cases_of
+from components.speedup.outside_acceptance import Acceptance
+from components.speedup.outside_checks import check_together
+from components.speedup.outside_doubts import Worked, doubts_of
+from components.speedup.outside_evidence import Case, borrowed_table, cases_of
 from components.speedup.outside_rows import Placed
-from components.speedup.policy import ALL, Policy
+from components.speedup.policy import ALL, Policy, faults_of
 from components.speedup.ranking import Entrant
-
-
-class Worked(NamedTuple):
-    """One workload of one case, worked through."""
-
-    acceptance: Acceptance
-    speeds: Speeds
-    evals: list[DepthEval]
-    choice: DepthChoice
 
 
 def policy_from(rows: Sequence[Placed], rule: Rule, mixture: Mapping[str, float], seed: int) -> Policy:
     """The policy of every drafter, batch size, context and workload that the rows tell of.
 
     Raises:
-        UserError: acceptance without cost, cost without acceptance, or a mixture of unknown workloads.
+        UserError: rows that contradict each other, acceptance without cost, or a mixture of unknown workloads.
     """
+    check_together(rows)
     policy = Policy("outside", "", "", "", rule.words, rule.tolerance, [], [], [], [], [], [])
-    entrants: list[Entrant] = []
     cases = cases_of(rows)
-    for case in cases:
-        found = _work(policy, case, rule, mixture, seed)
-        if (case.kv_len, case.batch_size) == (None, min(c.batch_size for c in cases if c.label == case.label)):
-            entrants.append(_entrant(case, found))
+    worked = [(case, _work(policy, case, rule, mixture, seed)) for case in cases]
+    faulty = {case.label for case in cases if faults_of(policy, case.label)}
+    _withdraw(policy, faulty)
+    smallest = {label: min(c.batch_size for c in cases if c.label == label) for label in {c.label for c in cases}}
+    entrants = [
+        _entrant(case, found, case.label in faulty)
+        for case, found in worked
+        if (case.kv_len, case.batch_size) == (None, smallest[case.label])
+    ]
     conclude(policy, entrants, rule)
     return policy
+
+
+def _withdraw(policy: Policy, faulty: Collection[str]) -> None:
+    """Take back what was chosen from numbers at fault: nothing that reads the policy may find a speedup to use."""
+
+    def invalid(choice: DepthChoice) -> DepthChoice:
+        if choice.draft_key not in faulty:
+            return choice
+        reasons = [f"{flag.code}: {flag.detail}" for flag in faults_of(policy, choice.draft_key)]
+        plain = replace(choice, depth_k=0, speedup_pred=1.0, pred_lo=1.0, pred_hi=1.0, p_beats_no_spec=0.0, loss=None)
+        unmeasured = replace(plain, speedup_meas=None, meas_lo=None, meas_hi=None, pred_error=None)
+        return replace(unmeasured, verdict="invalid", reasons=reasons)
+
+    policy.choices = [invalid(choice) for choice in policy.choices]
+    policy.contexts = [invalid(choice) for choice in policy.contexts]
+    policy.mixtures = [mixture for mixture in policy.mixtures if mixture.draft_key not in faulty]
 
 
 def _work(policy: Policy, case: Case, rule: Rule, mixture: Mapping[str, float], seed: int) -> Worked:
@@ -68,7 +73,7 @@ def _work(policy: Policy, case: Case, rule: Rule, mixture: Mapping[str, float], 
         return pooled
     policy.evals += [e for name in names for e in worked[name].evals]
     _add_choices(policy, case, worked, rule, mixture)
-    for doubt in _doubts(case, worked):
+    for doubt in doubts_of(case, worked):
         policy.flags.append(doubt.about(policy.selection_id, case.label, case.method))
     return pooled
 
@@ -87,7 +92,10 @@ def _workload(policy: Policy, case: Case, workload: str, rule: Rule, seed: int) 
     who = Identity(policy.selection_id, policy.target_key, case.label, case.method, workload, case.batch_size)
     speeds = predict(tokens, rounds, table, workload, rule, seed)
     evals = [_measured(e, case) for e in depth_rows(speeds, table, who, case.tree_budget)]
-    return Worked(acceptance, speeds, evals, _confirmed(choice_row(speeds, who, rule, case.kv_len), evals))
+    choice = _confirmed(choice_row(speeds, who, rule, case.kv_len), evals)
+    if not acceptance.num_prompts:
+        choice = replace(choice, reasons=[*choice.reasons, "by figures that carry no interval over prompts"])
+    return Worked(acceptance, speeds, evals, choice)
 
 
 def _listed(depths: Sequence[int]) -> str:
@@ -134,39 +142,9 @@ def _measured_shares(by_workload: Mapping[str, Acceptance]) -> dict[str, float]:
     return {name: count / sum(tokens.values()) for name, count in tokens.items()}
 
 
-def _entrant(case: Case, found: Worked) -> Entrant:
-    depth = found.choice.depth_k
+def _entrant(case: Case, found: Worked, is_faulty: bool) -> Entrant:
+    depth = 0 if is_faulty else found.choice.depth_k
     speedup = found.speeds.speedup[found.speeds.depths.index(depth)]
     budget = case.tree_budget if depth else None
-    return Entrant(case.label, case.method, depth, budget, case.draft_vocab, speedup, found.choice.verdict)
-
-
-def _doubts(case: Case, worked: Mapping[str, Worked]) -> list[Doubt]:
-    """What is doubtful about one case, over all workloads and where they were measured."""
-    pooled = worked[ALL]
-    depth = pooled.choice.depth_k
-    doubts = []
-    if case.table is not None:
-        doubts += cost_doubts([e for e in pooled.evals if e.depth_k])
-    for (workload, k), speedup in case.measured.items():
-        evals = worked[workload].evals if workload in worked else []
-        al = next((e.al for e in evals if e.depth_k == k), None)
-        if al is not None:
-            doubts += [d._replace(detail=f"workload {workload}: {d.detail}") for d in baseline_doubts(al / speedup, k)]
-    if pooled.acceptance.num_prompts:
-        doubts += sample_doubts(pooled.acceptance.num_prompts, pooled.acceptance.num_rounds(depth), depth)
-    else:
-        said = "acceptance is one figure for all prompts: nothing tells how far chance could move it"
-        doubts.append(Doubt("no_interval", "warning", 0, said))
-    if pooled.acceptance.is_prefix:
-        said = "taken from the first positions of a deeper run, which understates acceptance length at shallow depths"
-        doubts.append(Doubt("prefix_of_deeper_run", "warning", max(pooled.acceptance.depths), said))
-    if case.trained_depth is not None:
-        doubts += depth_doubts(depth, case.trained_depth)
-    doubts += falling_doubts(pooled.speeds)
-    for name, one in worked.items():
-        gap = one.choice.pred_error
-        if gap is not None and abs(gap) > MAX_PREDICTION_GAP:
-            said = f"workload {name}: predicted {one.choice.speedup_pred:.2f}x, measured {one.choice.speedup_meas:.2f}x"
-            doubts.append(Doubt("prediction_gap", "warning", gap, said))
-    return doubts
+    verdict = "invalid" if is_faulty else found.choice.verdict
+    return Entrant(case.label, case.method, depth, budget, case.draft_vocab, speedup, verdict)

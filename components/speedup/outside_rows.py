@@ -1,60 +1,78 @@
-"""Rows that somebody measured elsewhere: JSON, JSON lines, CSV or Parquet, checked one by one.
+"""Rows that somebody measured elsewhere, checked one by one.
 
-A row tells something about acceptance, about cost, or about both. Times are milliseconds; every column is optional
-unless a line below needs it.
+A row tells something about acceptance, about cost, or about both. Times are milliseconds unless the column's name says
+another unit (t_verify_us); every column is optional unless a line below needs it.
 
-  which      drafter, method, draft_vocab, tree_budget, trained_depth, workload, batch_size (1), kv_len, prompt, block
+  which      drafter, method, draft_vocab, tree_budget, trained_depth, workload, batch_size (1), kv_len, prompt, block,
+             rep
   acceptance accepted [k_max]         from every output position: how many drafts a round begun there would keep
              k tokens rounds          kept tokens (bonus included) and rounds at depth k
              k num_drafts accepted_per_pos   vLLM's counters: rounds that kept the draft at position 1, 2, ...
-             k al                     acceptance length at depth k, bonus included
+             k p                      probability that the draft at position k is kept, given that all before it were
+             k al [tokens | rounds]   acceptance length at depth k, bonus included
   cost       k t_verify t_draft [t_host] and t_target once   one verification pass, k drafts, one plain step
              k tpot, and a row k = 0 with plain decoding's tpot   time per output token, end to end
              k speedup                end to end, against plain decoding
 
 Rows with `prompt` give intervals; a figure for all prompts gives none. Rows with `block` (repeated timings) let the
-interval carry what the timing is worth. Cost rows without a workload hold for every workload.
+interval carry what the timing is worth. Cost rows without a workload hold for every workload. The same fact told twice
+is refused unless `rep` numbers the repetitions. Several lengths `al` (of prompts, workloads or repetitions) that no
+tokens or rounds weigh count as if each were of the same number of tokens: a macro mean, and a flag says so.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
 import itertools
 import json
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from components.contract import UserError
+from components.escapes import one_line
+from components.speedup.outside_columns import (
+    COLUMNS,
+    LISTS,
+    MS_PER_UNIT,
+    TEXTS,
+    TIMES,
+    as_milliseconds,
+    column_of,
+    is_absent,
+)
+from components.speedup.outside_files import RawRow, raw_rows
+
+LONGEST_MS = 1e9  # eleven days; no step takes that
 
 
 def _as_list(value: Any) -> Any:
-    """A list, or as CSV holds one: [1, 2] or 1 2."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    return json.loads(text) if text.startswith("[") else text.split()
-
-
-def _also(*names: str) -> Any:
-    return Field(validation_alias=AliasChoices(*names))
+    """A list, or as a table of text holds one: [1, 2] or 1 2."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = json.loads(text) if text.startswith("[") else re.split(r"[\s,;]+", text)
+        except RecursionError as error:
+            raise ValueError("no list of numbers") from error
+    if isinstance(value, list) and any(isinstance(item, bool) for item in value):
+        raise ValueError("true and false are no numbers")
+    return value
 
 
 Counts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_as_list)]
-Positive = Annotated[float, Field(gt=0.0)]
+Duration = Annotated[float, Field(gt=0.0, le=LONGEST_MS)]
+MaybeNoTime = Annotated[float, Field(ge=0.0, le=LONGEST_MS)]
 Whole = Annotated[int, Field(ge=1)]
 
 
 class OutsideRow(BaseModel):
-    """One row; columns as in the head of this file."""
+    """One row; columns as in the head of this file, times in ms."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, coerce_numbers_to_str=True)
 
-    drafter: Annotated[str | None, _also("drafter", "draft_key")] = None
+    drafter: str | None = None
     method: str | None = None
     draft_vocab: Whole | None = None
     tree_budget: Whole | None = None
@@ -62,31 +80,43 @@ class OutsideRow(BaseModel):
     workload: str | None = None
     batch_size: Whole = 1
     kv_len: Whole | None = None
-    prompt: Annotated[str | None, _also("prompt", "prompt_id")] = None
+    prompt: str | None = None
     block: int | None = None
-    k: Annotated[Annotated[int, Field(ge=0, le=256)] | None, _also("k", "depth_k", "num_speculative_tokens")] = None
+    rep: int | None = None
+    k: Annotated[int, Field(ge=0, le=256)] | None = None
     accepted: Counts | None = None
     k_max: Whole | None = None
     tokens: Whole | None = None
     rounds: Whole | None = None
-    num_drafts: Annotated[Whole | None, _also("num_drafts", "spec_decode_num_drafts")] = None
+    num_drafts: Whole | None = None
     accepted_per_pos: Counts | None = None
-    al: Annotated[
-        Annotated[float, Field(ge=1.0)] | None, _also("al", "acceptance_length", "mean_acceptance_length")
-    ] = None
-    t_target: Positive | None = None
-    t_verify: Positive | None = None
-    t_draft: Annotated[float, Field(ge=0.0)] | None = None
-    t_host: Annotated[float, Field(ge=0.0)] | None = None
-    tpot: Positive | None = None
-    speedup: Positive | None = None
+    p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    al: Annotated[float, Field(ge=1.0)] | None = None
+    t_target: Duration | None = None
+    t_verify: Duration | None = None
+    t_draft: MaybeNoTime | None = None
+    t_host: MaybeNoTime | None = None
+    tpot: Duration | None = None
+    speedup: Annotated[float, Field(gt=0.0)] | None = None
+
+    @property
+    def tells_acceptance(self) -> bool:
+        """Whether the row says anything about acceptance at a drafting depth."""
+        kinds = (self.accepted, self.tokens, self.rounds, self.num_drafts, self.p, self.al)
+        return any(value is not None for value in kinds) and self.k != 0
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether acceptance comes with the tokens or rounds that it is of."""
+        return any(value is not None for value in (self.accepted, self.tokens, self.rounds, self.num_drafts))
 
 
 class Placed(NamedTuple):
-    """A row and where it stands, as errors say it."""
+    """A row and where it stands, as errors say it. units: the columns whose names said their unit."""
 
     where: str
     row: OutsideRow
+    units: frozenset[str] = frozenset()
 
 
 def read_outside(files: list[Path]) -> list[Placed]:
@@ -95,53 +125,32 @@ def read_outside(files: list[Path]) -> list[Placed]:
     Raises:
         UserError: a file that is missing or unreadable, no rows at all, or the first row that is wrong, in one line.
     """
-    placed = []
-    for file in files:
-        for where, raw in _raw_rows(file):
-            placed.append(Placed(where, _checked(where, raw)))
+    placed = [_checked(raw) for file in files for raw in raw_rows(file)]
     if not placed:
         raise UserError(f"{', '.join(map(str, files))}: no rows")
     return placed
 
 
-def _raw_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """(where, row) of one file by its ending; anything that cannot be read is a UserError."""
-    if not file.is_file():
-        raise UserError(f"{file}: no such file")
-    kind = file.suffix.lower()
-    try:
-        if kind == ".parquet":
-            import pyarrow.parquet as pq
-
-            yield from ((f"{file} row {i}", row) for i, row in enumerate(pq.read_table(file).to_pylist(), 1))
-            return
-        text = file.read_text(encoding="utf-8-sig")
-        if kind == ".csv":
-            reader = csv.DictReader(io.StringIO(text, newline=""), restkey="?")
-            yield from ((f"{file}:{reader.line_num}", row) for row in reader)
-        elif kind == ".jsonl":
-            for number, line in enumerate(text.splitlines(), 1):
-                if line.strip():
-                    yield f"{file}:{number}", json.loads(line)
-        elif kind == ".json":
-            found = json.loads(text)
-            rows = found.get("rows") if isinstance(found, dict) else found
-            if not isinstance(rows, list):
-                raise UserError(f'{file}: expected a list of rows, or {{"rows": [...]}}')
-            yield from ((f"{file} row {i}", row) for i, row in enumerate(rows, 1))
-        else:
-            raise UserError(f"{file}: rows come as .json, .jsonl, .csv or .parquet")
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file}: not JSON ({error})") from error
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{file}: cannot be read ({' '.join(str(error).split())[:200]})") from error
-
-
-def _checked(where: str, raw: Any) -> OutsideRow:
-    """The row, or a UserError in one line."""
-    if not isinstance(raw, dict):
-        raise UserError(f"{where}: a row is an object of columns, not {type(raw).__name__}")
-    told = {str(name): value for name, value in raw.items() if value is not None and value != ""}
+def _checked(raw: RawRow) -> Placed:
+    """A row whose columns are known and whose values can be true together."""
+    where, cells = raw
+    if not isinstance(cells, dict):
+        raise UserError(f"{where}: a row is an object of columns, got {str(cells)[:40]!r}")
+    told: dict[str, Any] = {}
+    units = set()
+    for header, value in cells.items():
+        name, unit = column_of(header)
+        if is_absent(value) or name == "__index_level_0__":  # pandas' own
+            continue
+        if name in told:
+            raise UserError(f"{where}: {name} is told twice, the second time as {one_line(header)[:40]}")
+        if isinstance(value, bool):
+            raise UserError(f"{where}: {name}: expected a value, got {str(value).lower()}")
+        if unit is not None:
+            units.add(name)
+        told[name] = _value(name, unit, value)
+    if told.get("workload") == "all":
+        del told["workload"]  # what holds for all of them names none
     try:
         row = OutsideRow.model_validate(told)
     except ValidationError as error:
@@ -149,7 +158,29 @@ def _checked(where: str, raw: Any) -> OutsideRow:
     fault = _contradiction(row)
     if fault:
         raise UserError(f"{where}: {fault}")
-    return row
+    return Placed(where, row, frozenset(units))
+
+
+def _value(name: str, unit: str | None, value: Any) -> Any:
+    """A time in ms, a name as one line (prompts that pandas has turned into 7.0 are 7), anything else as it is."""
+    if unit is not None:
+        return as_milliseconds(value, unit)
+    if name not in TEXTS:
+        return value
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | int | float):
+        return value
+    text = one_line(value)
+    return text.removesuffix(".0") if name == "prompt" and re.fullmatch(r"\d+\.0", text) else text
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, COLUMNS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"columns are {', '.join(COLUMNS)}"
+    return f"unknown column {one_line(name)[:60]}; {hint}"
 
 
 def _first(error: ValidationError) -> str:
@@ -157,37 +188,46 @@ def _first(error: ValidationError) -> str:
     found = error.errors(include_url=False)[0]
     name = str(found["loc"][0]) if found["loc"] else "row"
     if found["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, OutsideRow.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"columns are {', '.join(OutsideRow.model_fields)}"
-        return f"unknown column {name}; {hint}"
-    return f"{name}: {found['msg']}, got {str(found['input'])[:60]!r}"
+        return _unknown(name)
+    said = f"{name}: {one_line(found['msg'])}, got {one_line(repr(found['input']))[:60]}"
+    if name == "p":
+        said += "; p is a probability, 0.8 for 80 %"
+    if name in TIMES and isinstance(found["input"], str):
+        said += f"; a unit belongs into the column's name ({', '.join(f'{name}_{unit}' for unit in MS_PER_UNIT)})"
+    if name in LISTS:
+        said += "; a list is written [3, 0, 1] or 3 0 1"
+    return said
 
 
 def _contradiction(row: OutsideRow) -> str:
     """What cannot be true of a row, or ""."""
-    has_counts = row.tokens is not None or row.rounds is not None
+    has_counts = row.al is None and (row.tokens is not None or row.rounds is not None)
     has_vllm = row.num_drafts is not None or row.accepted_per_pos is not None
-    kinds = [row.accepted is not None, has_counts, has_vllm, row.al is not None]
-    costs = [row.t_target, row.t_verify, row.t_draft, row.tpot, row.speedup]
-    if sum(kinds) > 1:
-        return "acceptance told twice; give one of accepted, tokens + rounds, num_drafts + accepted_per_pos, al"
+    kinds = [row.accepted is not None, has_counts, has_vllm, row.p is not None, row.al is not None]
+    costs = [row.t_target, row.t_verify, row.t_draft, row.t_host, row.tpot, row.speedup]
+    if sum(kinds) > 1 or (row.al is not None and row.tokens is not None and row.rounds is not None):
+        return "acceptance told twice; give one of accepted, tokens + rounds, num_drafts + accepted_per_pos, p, al"
     if not any(kinds) and all(value is None for value in costs):
-        return "says nothing about acceptance (accepted, tokens, num_drafts, al) or cost (t_verify, tpot, speedup)"
+        return "says nothing about acceptance (accepted, tokens, num_drafts, p, al) or cost (t_verify, tpot, speedup)"
     if row.k is None and (any(kinds[1:]) or any(value is not None for value in costs[1:])):
         return "k is missing: at which depth?"
     if (row.t_verify is None) != (row.t_draft is None):
         return "t_verify and t_draft belong together"
+    if row.k == 0 and (row.accepted is not None or row.p is not None):
+        return "k is 0, plain decoding, which drafts nothing that could be kept"
     if row.accepted is not None and (len(row.accepted) == 0 or row.prompt is None):
         return "accepted is a list over the positions of one prompt: name the prompt, give at least one position"
-    if row.accepted is not None and row.k_max is not None and max(row.accepted) > row.k_max:
-        return f"accepted holds {max(row.accepted)}, more than k_max = {row.k_max}"
+    deepest = row.k if row.k_max is None else row.k_max
+    if row.accepted is not None and deepest is not None and max(row.accepted) > deepest:
+        name = "k" if row.k_max is None else "k_max"
+        return f"accepted holds {max(row.accepted)}, more than {name} = {deepest}"
     return _impossible(row)
 
 
 def _impossible(row: OutsideRow) -> str:
     """Counts that no decoding gives, or ""."""
     depth = row.k or 0
-    if (row.tokens is None) != (row.rounds is None):
+    if row.al is None and (row.tokens is None) != (row.rounds is None):
         return "tokens and rounds belong together"
     if row.tokens is not None and row.rounds is not None and not row.rounds <= row.tokens <= row.rounds * (depth + 1):
         return f"{row.rounds} rounds of depth {depth} keep {row.rounds} to {row.rounds * (depth + 1)} tokens"

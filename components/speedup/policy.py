@@ -9,7 +9,6 @@ policy.json holds
   mixtures     Mixture, one depth for several workloads and what it loses; [] where one workload was measured
   trees        DepthEval rows of drafts that branch, over all prompts
   ranking      Candidate, every drafter in every setting at its chosen depth, the best lower bound first
-  engines      what the winner's depths are called in vLLM, SGLang, TensorRT-LLM, llama.cpp and MNN; see engines.py
   acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
   prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
@@ -24,7 +23,8 @@ policy.json holds
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
   gate         null before confirm_depth; then {"passed", "checks": [{"name", "passed", "value", "limit"}]}
 
-`policy.md` beside it is the same for people (policy_table.py).
+`policy.md` beside it is the same for people (policy_table.py). What engines are told stands with a release, which
+knows which of them can load the drafter (publish/engine_settings.py).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class AcceptanceSummary:
     num_prompts: int
     num_rounds: int
     num_cut_rounds: int  # tail rounds that the end of an answer cut
-    al_kept: float  # tokens kept / rounds, tails included: what DepthEval.al and every speedup use
-    al_pooled_incl_bonus: float  # 1 + accepted / rounds over rounds that were not cut
-    al_macro_incl_bonus: float  # mean over prompts of tokens kept / rounds
-    al_proxy: float  # 1 + mean over EVERY position of teacher-forced acceptance: the training metric, flattering
-    reached: list[int]  # rounds in which draft i was reached, i = 1..depth_k
-    kept: list[int]  # rounds in which it was kept
+    al: float | None  # the four lengths are those of components/definitions.py; al is what every speedup uses
+    al_uncut: float | None
+    al_macro: float | None
+    al_proxy: float | None
+    reached: list[int]  # uncut rounds in which draft i was reached, i = 1..depth_k
+    kept: list[int]  # those in which it was kept: accept_cond is kept / reached
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,21 @@ class MeasuredArm:
     plain_tokens_per_s: float
     al: float | None
     al_replayed: float | None  # what the acceptance maps say for these very prompts; None: not all of them have one
-    acceptance_rate: float | None
+    draft_acceptance_rate: float | None
     speedup: float
     lo: float
     hi: float
     checked: int  # requests compared with plain decoding, token for token
-    ties: int  # first divergence inside the row-count noise
-    divergences: int  # first divergence outside it
+    ties: int  # outputs that differ, every token being the target's own choice up to rounding noise
+    divergences: int  # outputs that differ by more
     speedup_pred: float | None = None  # the prediction made for these very prompts
     tree_budget: int | None = None  # guesses verified in one pass; None for a chain
     num_processes: int = 1  # fresh processes that it ran in
     is_decisive: bool = False  # whether its prompts are enough for a verdict, also by what they are worth
+    tied_share: float | None = None  # of prompts, those whose output parts at a tie; None: nothing compared
+    tied_share_limit: float | None = None  # more are not made by rounding; None: not known
+    rounded_tokens: float | None = None  # tokens beside which another is likelier, by less than the noise; ties.py
+    rounded_tokens_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -163,19 +167,16 @@ class Policy:
     mixtures: list[Mixture] = field(default_factory=list)
     trees: list[DepthEval] = field(default_factory=list)
     ranking: list[Candidate] = field(default_factory=list)
-    engines: dict[str, Any] = field(default_factory=dict)
     weights: list[WeightsCost] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
-    served: dict[str, int] = field(default_factory=dict)
     confidence: float = 0.95
+    served: dict[str, int] = field(default_factory=dict)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
     """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
-    from components.speedup.engines import engine_settings
     from components.speedup.policy_table import policy_text
 
-    policy.engines = engine_settings(policy)
     text = json.dumps(asdict(policy), indent=1, allow_nan=False)
     (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
     (directory / "policy.md").write_text(policy_text(policy), encoding="utf-8")
@@ -276,7 +277,9 @@ def headline(policy: Policy) -> dict[str, Any]:
             best.depth_k,
             best.batch_size,
         ):
-            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi, "al_meas": row.al_meas}
+            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi}
+            facts |= {"al_meas": row.al_meas, "al_replayed": row.al_replayed}
+    facts["num_prompts"] = len({c.prompt_id for c in policy.prompts if c.draft_key == best.draft_key})
     for pair in policy.comparisons:
         if (pair.quantity, pair.workload) == ("decode_speed", ALL):
             facts |= {"vs_champion": pair.ratio, "vs_champion_lo": pair.lo, "vs_champion_hi": pair.hi}
@@ -285,7 +288,9 @@ def headline(policy: Policy) -> dict[str, Any]:
     if mine:
         # Identity is asked of every way that the drafter ran, speed of the one that is served.
         served = (a for a in mine if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None))
-        facts["speedup_pred_same_prompts"] = next((a.speedup_pred for a in served), None)
+        arm = next(served, None)
+        facts["speedup_pred_same_prompts"] = arm.speedup_pred if arm is not None else None
+        facts["num_prompts_timed"] = arm.num_prompts if arm is not None else None
         facts["identical"] = sum(a.divergences for a in mine) == 0 and sum(a.checked for a in mine) > 0
         facts["num_ties"] = sum(a.ties for a in mine)
         facts["num_checked"] = sum(a.checked for a in mine)

@@ -6,10 +6,8 @@ measured, so that a reader sees what the usual setting would give.
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from components.escapes import in_markdown
 from components.rows import DepthChoice, DepthEval, QualityFlag
@@ -52,8 +50,6 @@ def policy_text(policy: Policy) -> str:
             parts.append(depth_cells(mine, choice.depth_k).markdown())
     if len(policy.ranking) > 1:
         parts += ["## Drafters against each other", ranking_cells(policy.ranking).markdown()]
-    if policy.engines:
-        parts += ["## What the engines are told", "\n".join(f"- `{line}`" for line in engine_lines(policy.engines))]
     if policy.flags:
         parts += ["## Reasons to doubt", flag_cells(policy.flags).markdown()]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -149,17 +145,6 @@ def flag_cells(flags: Sequence[QualityFlag]) -> Cells:
     """Every reason to doubt a number."""
     rows = [[f.severity, f.code, f.method, f"{f.value:.4g}", f.detail] for f in flags]
     return Cells(["severity", "flag", "drafter", "value", "what it means"], rows)
-
-
-def engine_lines(engines: Mapping[str, Any]) -> list[str]:
-    """One line for each engine, ready to copy."""
-    lines = []
-    for name, told in engines.items():
-        if isinstance(told, dict):
-            (kind, value), *_ = told.items()
-            words = shlex.join(value) if kind == "flags" else json.dumps(value)
-            lines.append(f"{name}{'' if kind == 'flags' else ' ' + kind}: {words}")
-    return lines
 
 
 def times(value: float | None, lo: float | None, hi: float | None) -> str:

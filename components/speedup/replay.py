@@ -17,6 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from components.definitions import is_cut
+from components.rows import AcceptanceMap
+from components.speedup.bootstrap import Estimate, Floats, pooled_ratio
+
 
 class RoundOutcome(NamedTuple):
     """One round. emitted = accepted + 1 except in a tail round that was cut."""
@@ -29,7 +35,7 @@ class RoundOutcome(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """Whether the end of the answer cut what this round emits."""
-        return self.emitted < self.accepted + 1
+        return is_cut(self.accepted, self.emitted)
 
 
 def replay(accepted: Sequence[int], depth: int, num_tokens: int | None = None) -> list[RoundOutcome]:
@@ -74,3 +80,10 @@ def count(accepted: Sequence[int], depth: int, num_tokens: int | None = None) ->
         reached=[len(full), *kept[:-1]] if depth else [],
         kept=kept,
     )
+
+
+def acceptance_length(maps: Sequence[AcceptanceMap], depth: int, weights: Floats) -> Estimate:
+    """`al` at a depth over some prompts, a map each. weights: of draw_weights, in the order of the maps."""
+    counts = [count(m.accepted, depth, m.num_tokens) for m in maps]
+    tokens = np.array([float(c.tokens) for c in counts])
+    return pooled_ratio(weights, tokens, np.array([float(c.rounds) for c in counts]))

@@ -71,6 +71,21 @@ def settled(
     return Settled(not open_, best, contenders, sorted({best, *open_}) if open_ else [])
 
 
+def half_widths(cost: Floats, level: float = 0.95) -> Floats:
+    """[arms]: half the width of each arm's interval of its mean log cost over plain decoding; infinite of one process.
+
+    cost: as in `settled`. What processes share is plain decoding's own scatter, the rest is pooled over arms.
+    """
+    _, pooled, pooled_free = _fitted(cost)
+    num = (~np.isnan(cost)).sum(axis=1)
+    shared = np.nanmean(cost - np.nanmean(cost, axis=1, keepdims=True), axis=0)
+    if cost.shape[1] < 2 or not pooled_free:
+        return np.full(len(cost), math.inf)
+    common = (float(shared.var(ddof=1)), cost.shape[1] - 1.0)
+    parts = [[(common[0] / n, common[1]), (pooled / n, pooled_free)] if n > 1 else [(math.inf, 1.0)] for n in num]
+    return np.array([_half_width(of_one, level) for of_one in parts])
+
+
 def _fitted(cost: Floats) -> tuple[Floats, float, float]:
     """(mean of each arm beside what processes share, variance of an arm in a process about both, its freedom)."""
     known = ~np.isnan(cost)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from components.rows import AcceptanceMap
-from components.speedup.bootstrap import LEAST_PROMPTS, Estimate, Floats, draw_weights, pooled_ratio
-from components.speedup.replay import count
+from components.speedup.bootstrap import LEAST_PROMPTS, draw_weights
+from components.speedup.replay import acceptance_length
 
 
 class Rounded(NamedTuple):
@@ -79,7 +79,7 @@ def weights_costs(
             continue
         depth = min(depths.get(key) or deepest, deepest)
         weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 9]))
-        al, al_before = (_acceptance([one[p] for p in shared], depth, weights) for one in (now, before))
+        al, al_before = (acceptance_length([one[p] for p in shared], depth, weights) for one in (now, before))
         change = al.minus_paired(al_before)
         (al_lo, al_hi), (lo, hi) = al.interval(), change.interval()
         found.append(
@@ -112,10 +112,3 @@ def _verdict(lo: float, hi: float, num_prompts: int) -> str:
     if num_prompts < LEAST_PROMPTS:
         return "undecided"
     return "lower" if hi < 0.0 else "higher" if lo > 0.0 else "undecided"
-
-
-def _acceptance(maps: Sequence[AcceptanceMap], depth: int, weights: Floats) -> Estimate:
-    """Pooled acceptance length at a depth, tails included."""
-    counts = [count(m.accepted, depth, m.num_tokens) for m in maps]
-    tokens = np.array([float(c.tokens) for c in counts])
-    return pooled_ratio(weights, tokens, np.array([float(c.rounds) for c in counts]))

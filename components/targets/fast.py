@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.targets.linear import Linear, calibrate, describe, described
+from components.targets.linear import Linear, lay_out
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape, TreeRows
 from components.targets.shape import kv_bytes_per_token, rope_parameters
 from components.targets.static_cache import StaticCache, additive, tree_mask
 
-THOROUGH_TURNS = 3
 ReadWeight = Callable[[str], Tensor]
 
 
@@ -97,13 +96,7 @@ class FastTarget(AbstractTarget):
     def _choose_kernels(self, wanted: str) -> None:
         """Lay out every linear layer: as asked, or as timing says on a CPU."""
         linears = [*(part for layer in self._layers for part in layer[:4]), self._head]
-        if wanted in ("auto", "thorough") and self.device.type == "cpu":
-            calibrate(linears, turns=THOROUGH_TURNS if wanted == "thorough" else 1)
-        elif wanted not in ("auto", "thorough", "plain"):
-            kernels_of = described(wanted)
-            for linear in linears:
-                linear.use(kernels_of(linear.shape))
-        self.kernel = describe(linears)
+        self.kernel = lay_out(linears, wanted)
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:
         at = f"model.layers.{index}."

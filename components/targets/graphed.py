@@ -31,19 +31,20 @@ class GraphedTarget(AbstractTarget):
         self.inner = inner
         self.shape, self.device, self.dtype, self.folder = inner.shape, inner.device, inner.dtype, inner.folder
         self.kernel = f"{inner.kernel}+graphs"
-        self._pool: dict[tuple[int, int], tuple[Tensor, weakref.ref[StaticCache]]] = {}
+        self._pool: dict[tuple[int, int], list[tuple[Tensor, weakref.ref[StaticCache]]]] = {}
         self._passes: dict[tuple[int, int, int, bool], _StaticPass] = {}
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticCache:
         """See AbstractTarget. Memory of an earlier cache of this size is used again once nobody holds that cache:
         graphs are bound to addresses, and recording one takes longer than many passes. Other unused memory is freed."""
-        kv, holder = self._pool.get((batch_size, capacity), (None, None))
-        if kv is not None and holder is not None and holder() is None:
-            cache = StaticCache(kv)
-        else:
-            self._free_unused()
-            cache = self.inner.new_cache(batch_size, capacity)
-        self._pool[batch_size, capacity] = (cache.kv, weakref.ref(cache))
+        for index, (kv, holder) in enumerate(self._pool.get((batch_size, capacity), [])):
+            if holder() is None:
+                cache = StaticCache(kv)
+                self._pool[batch_size, capacity][index] = (kv, weakref.ref(cache))
+                return cache
+        self._free_unused()
+        cache = self.inner.new_cache(batch_size, capacity)
+        self._pool.setdefault((batch_size, capacity), []).append((cache.kv, weakref.ref(cache)))
         return cache
 
     @torch.inference_mode()
@@ -79,14 +80,13 @@ class GraphedTarget(AbstractTarget):
 
     def _free_unused(self) -> None:
         """Forget caches that nobody holds, and the graphs over them."""
-        self._pool = {size: (kv, holder) for size, (kv, holder) in self._pool.items() if holder() is not None}
-        addresses = {kv.data_ptr() for kv, _ in self._pool.values()}
+        self._pool = {size: [one for one in known if one[1]() is not None] for size, known in self._pool.items()}
+        addresses = {kv.data_ptr() for known in self._pool.values() for kv, _ in known}
         self._passes = {key: one for key, one in self._passes.items() if key[0] in addresses}
 
     def _pooled(self, cache: StaticCache) -> bool:
         """Whether the cache's memory is still that which `new_cache` gave; a batch that has shrunk has other memory."""
-        kv, _ = self._pool.get((cache.kv.shape[1], cache.capacity), (None, None))
-        return kv is cache.kv
+        return any(kv is cache.kv for kv, _ in self._pool.get((cache.kv.shape[1], cache.capacity), []))
 
     def final_norm(self, last: Tensor) -> Tensor:
         """See AbstractTarget."""

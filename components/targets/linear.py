@@ -25,6 +25,7 @@ Kernels = tuple[Kernel, ...]
 
 PLAIN: Final[Kernels] = ("plain",)
 PROBED_ROWS: Final = 8
+THOROUGH_TURNS: Final = 3
 WORTH_A_LAYOUT: Final = 0.97
 """Another kernel is taken where it needs less than this share of the plain one's time."""
 _LETTERS: Final[dict[str, Kernel]] = {"p": "plain", "t": "transposed", "c": "columns", "o": "prepacked"}
@@ -165,7 +166,22 @@ def calibrate(layers: Sequence[Linear], *, repetitions: int = 5, turns: int = 1)
         layer.use(tuple(chosen.get(layer.shape, PLAIN)))
 
 
-def describe(layers: list[Linear]) -> str:
+def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
+    """Give plain layers their kernels and say which; what is said lays the same layers out alike in another process.
+
+    kernel: "auto" times them, "thorough" several times over, "plain" leaves them; else what an earlier call said.
+    """
+    if kernel in ("auto", "thorough"):
+        if any(layer.weight is not None and layer.weight.device.type == "cpu" for layer in layers):
+            calibrate(layers, turns=THOROUGH_TURNS if kernel == "thorough" else 1)
+    elif kernel != "plain":
+        kernels_of = described(kernel)
+        for layer in layers:
+            layer.use(kernels_of(layer.shape))
+    return describe(layers)
+
+
+def describe(layers: Sequence[Linear]) -> str:
     """ "plain", "prepacked", or every shape's kernels by their first letters: "mixed[1152x192:tttccooo]".
 
     One letter for each of 1 to 8 rows: p plain, t transposed, c columns, o prepacked (oneDNN).

@@ -1,43 +1,95 @@
-"""How far logits move when the same tokens are verified in a block instead of one at a time.
+"""What a target says along a given text, and how far rounding moves it there: one text, passes of several row counts.
 
-Kernels add in another order for another number of rows, so logits differ in their last bits. A greedy decision whose
-top-2 margin is within a few times this noise is a tie: either token is the target's own.
+Kernels add in another order for another number of rows, so logits differ in their last bits, in bfloat16 by a few
+hundredths. Where two tokens are closer than that, either is the target's own. How close that is differs from place to
+place and from target to target, so it is measured where it is asked about.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
-from components.targets.model import AbstractTarget
+from components.targets.model import AbstractCache, AbstractTarget
+
+ROW_COUNTS: Final = (128, 29, 13)
+"""Rows of a pass in each reading; an answer of up to 129 tokens is one pass of the first. Cheap, because wide, and odd:
+kernels work in blocks of 8 or 16 rows, and where two readings' blocks fall together they compute the same bits."""
+
+CANDIDATES: Final = 16
+"""The likeliest tokens at a position, over which noise is measured: only between such is there anything to decide."""
 
 
-def row_count_noise(
-    target: AbstractTarget, texts: Sequence[Sequence[int]], *, row_counts: Sequence[int] = (2, 4, 6, 8), prefix: int = 8
-) -> float:
-    """max |logit difference| between 1-row passes and m-row passes over real token ids.
+class Reading(NamedTuple):
+    """What the target says of each of a text's T tokens, given those before; logits are nats before the softmax."""
 
-    texts: token ids of a few real texts; the first `prefix` tokens are prefilled the same way for every m.
-    row_counts: the m to compare. Unit: logits (nats before the softmax). 0.0 if every text is too short.
+    lead: Tensor  # [T] float64: the token's logit minus that of the best other one, mean of the readings
+    noise: Tensor  # [T] float64: standard deviation of one logit between readings, beside what moves all of them alike
+    num_readings: int
+
+    def chances(self) -> Tensor:
+        """[T] float64: the probability that another pass finds the other of the two likelier, noise being normal.
+
+        That pass has its noise in both logits, the mean of the readings has its own.
+        """
+        spread = self.noise * math.sqrt(2.0 * (1.0 + 1.0 / self.num_readings))
+        return torch.special.ndtr(-self.lead / spread)
+
+
+def read_text(
+    target: AbstractTarget,
+    prompt_ids: Sequence[int],
+    tokens: Sequence[int],
+    row_counts: Sequence[int] = ROW_COUNTS,
+) -> Reading:
+    """Read `tokens` (at least one) after the prompt once with every row count, the prompt itself in one pass.
+
+    Noise at a position is never less than that of the text as a whole (few readings may agree by chance), nor than the
+    rounding of the logit itself in the target's dtype.
     """
-    worst = 0.0
-    for text in texts:
-        ids = torch.tensor(list(text))[None]
-        if ids.shape[1] <= prefix + 1:
-            continue
-        single = _logits(target, ids, prefix, 1)
+    assert len(tokens) > 0 and len(row_counts) > 1, "noise is a difference of readings"
+    device = target.device
+    said = torch.tensor(list(tokens), device=device)[:, None]
+    with torch.inference_mode():
+        cache = target.new_cache(1, len(prompt_ids) + len(tokens))
+        first = target.forward(torch.tensor([list(prompt_ids)], device=device), cache, logits="last").logits
+        assert first is not None
+        candidates: Tensor | None = None
+        readings = []
         for rows in row_counts:
-            worst = max(worst, float((_logits(target, ids, prefix, rows) - single).abs().max()))
-    return worst
+            parts = [first[0], *_passes(target, cache, len(prompt_ids), said, rows)]
+            if candidates is None:
+                candidates = torch.cat([part.topk(min(CANDIDATES, part.shape[-1])).indices for part in parts])
+            looked_at = torch.cat((said, candidates), dim=1).split([len(part) for part in parts])
+            readings.append(torch.cat([part.gather(1, at) for part, at in zip(parts, looked_at, strict=True)]))
+    assert candidates is not None
+    logits = torch.stack(readings).double().cpu()
+    mean, others = logits.mean(dim=0), (candidates != said).cpu()
+    best_other = mean[:, 1:].masked_fill(~others, -torch.inf).max(dim=1).values
+    return Reading(mean[:, 0] - best_other, _noise(logits[:, :, 1:], target.dtype), len(readings))
 
 
-def _logits(target: AbstractTarget, ids: torch.Tensor, prefix: int, rows: int) -> torch.Tensor:
-    cache = target.new_cache(1, ids.shape[1])
-    target.forward(ids[:, :prefix], cache, logits="none")
+def _passes(target: AbstractTarget, cache: AbstractCache, start: int, said: Tensor, rows: int) -> list[Tensor]:
+    """Logits [<= rows, V] of each pass over all tokens but the last, from a cache of which `start` columns are kept."""
+    cache.truncate(torch.tensor([start]))
     parts = []
-    for part in ids[:, prefix:].split(rows, dim=1):
-        logits = target.forward(part, cache).logits
+    for part in said[:-1, 0].split(rows) if len(said) > 1 else ():
+        logits = target.forward(part[None], cache).logits
         assert logits is not None
-        parts.append(logits)
-    return torch.cat(parts, dim=1)
+        parts.append(logits[0])
+    return parts
+
+
+def _noise(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of candidates' logits [readings, T, C]: [T]; see Reading and read_text."""
+    apart = logits - logits.mean(dim=0)
+    apart = apart - apart.mean(dim=2, keepdim=True)  # what moves all logits alike decides nothing
+    num_readings, _, num_candidates = logits.shape
+    variance = apart.pow(2).sum(dim=(0, 2)) / ((num_readings - 1) * max(1, num_candidates - 1))
+    # a number of this dtype near x is a multiple of the spacing: 2^exponent * eps
+    spacing = torch.finfo(dtype).eps * torch.exp2(torch.frexp(logits.abs().amax(dim=(0, 2))).exponent - 1.0)
+    return torch.stack((variance, variance.mean().expand_as(variance), spacing.pow(2) / 12)).amax(dim=0).sqrt()

@@ -39,6 +39,9 @@ def query(
     param: Params = [],  # noqa: B006 typer copies it
     format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
     list_: Annotated[bool, typer.Option("--list", help="List the named queries and their parameters.")] = False,
+    all_sessions: Annotated[
+        bool, typer.Option("--all-sessions", help="Views show every session of what was measured again.")
+    ] = False,
 ) -> None:
     """Every number ever measured: by the name of a question, or in SQL."""
     from flows.answer import print_in
@@ -51,11 +54,11 @@ def query(
 
     given = named_values(param)
     if named_queries.is_name(question):
-        columns, rows = named_queries.ask_by_name(default_home(), question, given)
+        columns, rows = named_queries.ask_by_name(default_home(), question, given, all_sessions=all_sessions)
     elif given:
         raise UserError("query: -p is for named queries; a SELECT says its values itself")
     else:
-        columns, rows = ask(question, default_home())
+        columns, rows = ask(question, default_home(), all_sessions=all_sessions)
     print_in(format_, out, columns, rows)
     if format_ is Format.table:
         say(f"{len(rows)} rows")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def choose_depth(
-    rows: Annotated[list[Path], typer.Argument(help="Files of rows: .json, .jsonl, .csv or .parquet.")],
+    rows: Annotated[
+        list[Path], typer.Argument(help="Files of rows: .csv, .tsv, .txt, .md (tables), .json, .jsonl or .parquet.")
+    ],
     mixture: Annotated[
         str, typer.Option(help="WORKLOAD=SHARE,...: shares of decoded tokens, for one depth that serves them all.")
     ] = "",
@@ -32,30 +34,66 @@ def choose_depth(
 ) -> None:
     """Choose a draft depth from numbers that you measured elsewhere.
 
-    A row tells acceptance, cost or both; times in ms.
+    A row tells acceptance, cost or both. The least that is needed:
 
-    Acceptance: {prompt, accepted: [...]}, from every output position how many drafts would be kept; or
-    {k, tokens, rounds}; or vLLM's {k, num_drafts, accepted_per_pos: [...]}; or {k, al}, bonus token included.
+    \b
+      k,p,t_target,t_verify,t_draft
+      1,0.80,76,90,8
+      2,0.74,76,104,14
+      3,0.67,76,117,22
 
-    Cost: {k, t_verify, t_draft} and t_target once; or {k, tpot} and a row of k = 0; or {k, speedup}.
+    Acceptance, one of:
 
-    Columns drafter, workload, batch_size, kv_len, draft_vocab and tree_budget tell cases apart; prompt and block give
-    intervals.
+    \b
+      k,p                           position k is kept, given all before it
+      k,al                          tokens a round, bonus token included
+      k,tokens,rounds               kept tokens (bonus included) and rounds
+      k,num_drafts,accepted_per_pos vLLM's counters: 3,1000,800 592 397
+      prompt,accepted,k_max         drafts kept from every output position:
+                                    a,3 0 1 2 0,3
+
+    Cost, one of:
+
+    \b
+      k,t_verify,t_draft            and t_target once: a pass, k drafts, a
+                                    plain step; t_host for the rest of a round
+      k,tpot                        time per output token; k = 0 is plain
+      k,speedup                     end to end: 1.43
+
+    Times are ms, or what the column's name says: t_verify_us, t_draft_s,
+    tpot_ns, "T_verify (ms)". A column prompt gives intervals, block or rep
+    numbers repetitions; drafter, method, workload, batch_size, kv_len,
+    draft_vocab and tree_budget tell cases apart; trained_depth is warned of
+    where it is passed.
+
+    Several al of prompts, without tokens or rounds beside them, count as if
+    every prompt had decoded the same number of tokens: a macro mean
+    (harmonic), and a flag says so. With tokens or rounds they are pooled.
+
+    Tables may be delimited by commas, semicolons (decimal commas too), tabs
+    or bars, in UTF-8 or UTF-16; empty, NaN, None, null and - mean not told.
+
+    \b
+    Exit codes: 0 a choice (also: do not speculate, or undecided), 1 the
+    numbers are invalid, 2 a row or an option is wrong.
     """
     from dataclasses import asdict
 
-    from components.speedup.engines import engine_settings
+    from components.publish.engine_settings import engine_settings, never_loaded
     from components.speedup.evaluate import Rule
     from components.speedup.outside import policy_from
     from components.speedup.outside_rows import read_outside
 
     rule = Rule(tolerance, confidence, draws, include_host=True)
     policy = policy_from(read_outside(rows), rule, _shares(mixture), seed)
-    policy.engines = engine_settings(policy)
+    raw = asdict(policy)
+    told = engine_settings(raw, never_loaded(policy.winner["method"]) if policy.winner else ())
     if as_json:
-        say(json.dumps(asdict(policy), indent=1, allow_nan=False))
-        return
-    _print(policy)
+        say(json.dumps({**raw, "engines": told}, indent=1, allow_nan=False))
+    else:
+        _print(policy, told)
+    if policy.verdict == "invalid":
+        raise typer.Exit(1)
 
 
 def _shares(text: str) -> dict[str, float]:
@@ -72,13 +110,13 @@ def _shares(text: str) -> dict[str, float]:
     return shares
 
 
-def _print(policy: Policy) -> None:
+def _print(policy: Policy, told: dict[str, Any]) -> None:
     """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
+    from components.publish.engine_settings import engine_lines
     from components.speedup.policy_table import (
         Cells,
         choice_cells,
         depth_cells,
-        engine_lines,
         flag_cells,
         mixture_line,
         ranking_cells,
@@ -90,21 +128,24 @@ def _print(policy: Policy) -> None:
         print_answer(out, cells.header, cells.rows)
 
     say(f"{policy.verdict.replace('_', ' ')}: {'; '.join(policy.reasons)}")
-    show(f"choices ({policy.rule})", choice_cells([*policy.choices, *policy.contexts]))
-    for mixture in policy.mixtures:
-        say(mixture_line(mixture))
-    pooled = [c for c in policy.choices if c.workload == "all"]
-    for choice in pooled:
-        mine = [e for e in policy.evals if (e.draft_key, e.batch_size) == (choice.draft_key, choice.batch_size)]
-        show(
-            f"{choice.draft_key}, batch {choice.batch_size}: every depth",
-            depth_cells([e for e in mine if e.workload == "all"], choice.depth_k),
-        )
-    if len(policy.ranking) > 1:
-        show("drafters against each other", ranking_cells(policy.ranking))
-    if policy.engines:
+    if policy.verdict == "invalid":
+        say("nothing is chosen: the numbers contradict each other; mend what the flags name and ask again")
+    else:
+        show(f"choices ({policy.rule})", choice_cells([*policy.choices, *policy.contexts]))
+        for mixture in policy.mixtures:
+            say(mixture_line(mixture))
+        for choice in policy.choices:
+            if choice.workload == "all" and choice.verdict != "invalid":
+                mine = [e for e in policy.evals if (e.draft_key, e.workload) == (choice.draft_key, "all")]
+                show(
+                    f"{choice.draft_key}, batch {choice.batch_size}: every depth",
+                    depth_cells([e for e in mine if e.batch_size == choice.batch_size], choice.depth_k),
+                )
+        if len(policy.ranking) > 1:
+            show("drafters against each other", ranking_cells(policy.ranking))
+    if told:
         say("\nwhat the engines are told")
-        for line in engine_lines(policy.engines):
+        for line in engine_lines(told):
             say(line)
     if policy.flags:
         show("reasons to doubt", flag_cells(policy.flags))

@@ -1,4 +1,4 @@
-"""Commands on what was measured: two ways to serve held against each other, and a number over time."""
+"""Commands on what was measured: measure it again, hold two ways to serve against each other, a number over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from flows.answer import Format
 from flows.commands.ask import named_values
-from flows.commands.terminal import complain, out, say
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, out, say
 from storage.artifacts import Store, default_home
 
 
@@ -21,6 +21,30 @@ class Over(StrEnum):
     runs = "runs"
     machines = "machines"
     versions = "versions"
+
+
+def remeasure(
+    release: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS, NAME@VERSION or the start of a Release's key.")],
+    file: File = DEFAULT_FILE,
+) -> None:
+    """Measure a finished release again. Nothing is trained; its evidence is added to, and the gate decides anew."""
+    from dataclasses import replace
+
+    from flows.direct import RunOptions
+    from flows.display import Display
+    from flows.ending import print_ending, print_measured_again
+    from flows.remeasure import plan_again, run_again
+
+    options = RunOptions(file=file, packages=Invocation.packages)
+    again = plan_again(release, options)
+    left = len(again.plan.steps) - again.plan.num_reused
+    say(f"{again.plan.pipeline}: {left} steps to measure and decide again, {again.plan.num_reused} inputs as they were")
+    for note in again.notes:
+        say(note)
+    with Display(out, max(len(step.name) for step in again.plan.steps)) as display:
+        outcome = run_again(again, replace(options, on_event=display.on_event))
+    print_ending(outcome, out)
+    print_measured_again(again.before, outcome, out)
 
 
 def compare(
@@ -64,7 +88,7 @@ def compare(
 
 def trend(
     metric: Annotated[
-        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tok_s_decode), or info.NAME.")
+        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tokens_per_s), or info.NAME.")
     ],
     over: Annotated[Over, typer.Option(help="What the values are told apart by.")] = Over.runs,
     where: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,10 +130,11 @@ def test_workloads_batches_drafters_and_a_mixture(draftsmith: Run, tmp_path: Pat
         ("r.csv", "k,al,t_verfy\n1,1.8,3\n", "r.csv:2: unknown column t_verfy; did you mean t_verify?"),
         ("r.csv", "k,al\n1,9\n", "r.csv:2: al is 9, at depth 1 a round keeps at most 2 tokens"),
         ("r.csv", "k,al\n1,soon\n", "r.csv:2: al: "),
-        ("r.csv", "k,al\n1,1.5,3\n", "r.csv:2: unknown column"),
+        ("r.csv", "k,al\n1,1.5,3\n", "r.csv:2: 3 cells under a head of 2 columns"),
         ("r.jsonl", '{"k": 1, "al": 1.5}\n{"k": 1\n', "r.jsonl"),
         ("r.jsonl", '{"al": 1.5}\n', "r.jsonl:1: k is missing"),
-        ("r.jsonl", '{"k": 1, "al": NaN}\n', "r.jsonl:1: al: "),
+        ("r.jsonl", '{"k": 1, "al": NaN}\n', "r.jsonl:1: says nothing about acceptance"),
+        ("r.jsonl", '{"k": 1, "al": Infinity}\n', "r.jsonl:1: al: "),
         ("r.jsonl", "[1]\n", "r.jsonl:1: a row is an object of columns"),
         ("r.json", '{"k": 1}', "expected a list of rows"),
         ("r.json", "[]", "no rows"),
@@ -148,7 +150,8 @@ def test_workloads_batches_drafters_and_a_mixture(draftsmith: Run, tmp_path: Pat
         ("r.json", '[{"k": 1, "t_verify": 5, "t_draft": 1, "t_target": 4}]', "no row tells of acceptance"),
         ("r.json", '[{"k": 1, "al": 1.5, "t_verify": 5, "t_draft": 1}]', "target_step cells missing"),
         ("r.json", '[{"k": 1, "al": 1.5}, {"k": 2, "t_verify": 5, "t_draft": 1, "t_target": 4}]', "no depth has both"),
-        ("r.txt", "", ".json, .jsonl, .csv or .parquet"),
+        ("r.xlsx", "", "rows come as .json, .jsonl, .csv"),
+        ("r.txt", "", "no rows"),
         ("r.parquet", "PAR", "cannot be read"),
     ],
 )
@@ -178,3 +181,80 @@ def test_it_starts_without_anything_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+ARTICLE = "k,p,t_target,t_verify,t_draft\n1,0.80,76,90,8\n2,0.74,76,104,14\n3,0.67,76,117,22\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", ARTICLE.encode()),
+        ("rows.csv", ARTICLE.replace(",", ";").replace(".", ",").encode("utf-16")),
+        ("rows.tsv", ARTICLE.replace(",", "\t").upper().encode("utf-8-sig")),
+        ("rows.csv", ARTICLE.replace(",", ", ").replace("t_draft", "T_draft (ms)").encode()),
+        ("rows.csv", b"t_verify_us,P,k,t_target_s,t_draft\n90000,.8,1,.076,8\n104e3,.74,2,NaN,14\n117e3,.67,3,,22\n"),
+    ],
+)
+def test_the_articles_rows_as_they_are_printed(name: str, content: bytes, draftsmith: Run, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    policy = chosen(draftsmith, tmp_path / name)
+    assert [round(e["al"], 2) for e in policy["evals"]] == [1.0, 1.80, 2.39, 2.79]
+    assert [round(e["speedup_pred"], 2) for e in policy["evals"]] == [1.0, 1.40, 1.54, 1.52]
+    assert [c["depth_k"] for c in policy["choices"]] == [2]
+    assert [f["code"] for f in policy["flags"]] == ["no_interval"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            "k,al,t_verify,t_draft\n1,1.10,90,8\n2,2.80,104,14\n3,3.90,117,22",
+            "rows.csv:3: drafter, batch 1: acceptance",
+        ),
+        ("k,al,t_verify,t_draft\n1,1.80,90,8\n1,1.60,90,8", "rows.csv:3: acceptance of drafter at k = 1 was already"),
+        ("k,prompt,al,t_verify,t_draft\n1,a,1.80,90,8\n1,a,1.60,90,8", "rows.csv:3: acceptance of prompt a at k = 1"),
+        (
+            "k,al,t_verify,t_draft\n1,1.80,90,8\n2,2.39,9000,14",
+            "rows.csv:3: drafter, batch 1: t_verify 9000 ms at k = 2",
+        ),
+        ("k,al,t_verify,t_draft\n1,1.80,90,.008\n3,2.79,117,.022", "rows.csv:2: drafter, batch 1: t_draft 0.008 ms"),
+    ],
+)
+def test_numbers_that_cannot_be_are_one_line_and_exit_code_two(
+    columns: str, said: str, draftsmith: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.csv"
+    head, *rows = columns.splitlines()
+    file.write_text("\n".join([f"{head},t_target", *(f"{row},76" for row in rows)]))
+    code, out, err = draftsmith("choose-depth", file)
+    assert (code, out) == (2, "")
+    assert said in err and len(err.strip().splitlines()) == 1
+
+
+def test_an_invalid_verdict_exits_with_one_and_shows_no_speedup_to_use(draftsmith: Run, tmp_path: Path) -> None:
+    """Rounds at a seventh of a plain step's time would be 10.5x."""
+    file = tmp_path / "rows.csv"
+    file.write_text("k,al,t_target,t_verify,t_draft\n1,1.80,76,9,1\n2,2.39,76,10,1.4\n3,2.79,76,11,2\n")
+    code, out, err = draftsmith("choose-depth", file)
+    assert (code, err) == (1, "")
+    assert out.startswith("invalid: drafter bad_baseline") and "nothing is chosen" in out
+    assert "use" not in out.split() and "engines" not in out and not re.search(r"\dx", out)
+    code, out, err = draftsmith("choose-depth", file, "--json")
+    policy = json.loads(out)
+    assert (code, err, policy["verdict"], policy["winner"], policy["engines"]) == (1, "", "invalid", None, {})
+    assert [(c["verdict"], c["depth_k"], c["speedup_pred"]) for c in policy["choices"]] == [("invalid", 0, 1.0)]
+
+
+def test_the_help_shows_a_table_that_works_and_every_column(draftsmith: Run, tmp_path: Path) -> None:
+    from components.speedup.outside_columns import COLUMNS, MS_PER_UNIT
+
+    code, out, _ = draftsmith("choose-depth", "--help")
+    assert code == 0
+    lines = [line.strip() for line in out.splitlines()]
+    first = lines.index("k,p,t_target,t_verify,t_draft")
+    (tmp_path / "rows.csv").write_text("\n".join(lines[first : first + 4]))
+    assert chosen(draftsmith, tmp_path / "rows.csv")["choices"][0]["depth_k"] == 2
+    told = set(re.findall(r"[a-z]\w*", out))
+    assert set(COLUMNS) <= told
+    assert set(MS_PER_UNIT) <= {word.rpartition("_")[2] for word in told}

@@ -89,7 +89,7 @@ def test_the_command_prints_a_table_csv_json_and_draws_a_page(home: Path, capsys
     assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 3
     assert main(["trend", "speedup_meas", "-w", "method=mtp", "--format", "json"]) == 0
     assert [row["value"] for row in json.loads(capsys.readouterr().out)] == [1.2, 1.3, 1.5]
-    assert main(["trend", "tok_s_decode", "--picture", str(tmp_path / "x.html")]) == 2
+    assert main(["trend", "tokens_per_s", "--picture", str(tmp_path / "x.html")]) == 2
     assert "nothing to draw" in capsys.readouterr().err
 
 
@@ -114,6 +114,22 @@ def test_of_a_night_s_two_drafters_the_newest_counts_in_whatever_order_they_are_
     assert [dot.value for dot in find_trend(tmp_path, "depth_choice.speedup_meas", {}, 50).dots] == [1.5, 1.5]
 
 
+def test_what_was_measured_again_is_a_value_for_each_time(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number, speed in enumerate((1.2, 1.3, 1.1)):
+        out, _ = store.begin("same")
+        write_rows(out, [dataclasses.replace(CHOICE, speedup_meas=speed)])
+        record = {"pipeline": "p", "run_id": f"r{number}", "machine": {"machine_id": f"m{number}"}}
+        remember_artifact(tmp_path, store.finish("same", "DepthPolicy", {"score": speed}, record).path)
+    found = find_trend(tmp_path, "speedup_meas", {}, 50)
+    assert [(dot.value, dot.run, dot.machine) for dot in found.dots] == [
+        (1.2, "r0", "m0"),
+        (1.3, "r1", "m1"),
+        (1.1, "r2", "m2"),
+    ]
+    assert [dot.value for dot in find_trend(tmp_path, "info.score", {}, 50).dots] == [1.2, 1.3, 1.1]
+
+
 def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_path: Path) -> None:
     store = Store(tmp_path)
     out, _ = store.begin("k")
@@ -129,7 +145,7 @@ def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_
         ],
     )
     remember_artifact(tmp_path, store.finish("k", "Measurements", {}, {"run_id": "r"}).path)
-    found = find_trend(tmp_path, "v_engine_acceptance.al_pooled_incl_bonus", {}, 50)
+    found = find_trend(tmp_path, "v_engine_acceptance.al_with_overshoot", {}, 50)
     assert sorted(found.series()) == [
         "sglang, concurrency=1, responses",
         "vllm, concurrency=1, prometheus",

@@ -49,7 +49,6 @@ def timed(arms: list[Arm], *, num_prompts: int = 12, session: str = "s", **chang
                 "output_sha256": "",
                 "identical": True if draft else None,
                 "first_divergence": None,
-                "divergence_margin": None,
                 "tie": None,
                 "dtype": "float32",
                 "kernel": "plain",

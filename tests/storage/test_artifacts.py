@@ -119,21 +119,12 @@ def test_a_change_that_keeps_size_and_time_is_seen_when_the_inode_is_new(tmp_pat
 def test_verified_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     make(store)
-    monkeypatch.setattr("storage.artifacts.sha256_of", lambda file: pytest.fail(f"{file} was read"))
+    monkeypatch.setattr("storage.whole_files.sha256_of", lambda file: pytest.fail(f"{file} was read"))
     assert store.find(KEY) is not None
     for file in (tmp_path / "verified").iterdir():
         file.unlink()
     with pytest.raises(pytest.fail.Exception):
         store.find(KEY)
-
-
-def test_making_a_key_again_replaces_it_whole(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    make(store)
-    made = make(store, files={"other.json": b"[]"})
-    assert sorted(path.name for path in made.path.iterdir()) == ["artifact.json", "other.json"]
-    assert store.find(KEY) == made
-    assert not list((tmp_path / "broken").iterdir())
 
 
 def test_only_one_holds_the_lock_of_a_key(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from components.contract import UserError
 from components.rows import QualityFlag
 from storage import compaction, segments
 from storage.artifacts import Store
-from storage.history import compact, files_of, history_dir, seed, write_table
+from storage.history import compact, files_of, history_dir, seed, sessions_known, write_table
 from storage.records import Provenance, now
 from storage.results import query, rebuild, remember_artifact
 
@@ -29,9 +29,9 @@ def flag(value: float, code: str = "c") -> dict[str, Any]:
     return {**dataclasses.asdict(row), **dataclasses.asdict(Provenance("k", "p", "s", "r", None, now(), "0"))}
 
 
-def add(home: Path, key: str, *values: float, replace: bool = False) -> None:
+def add(home: Path, key: str, *values: float) -> None:
     rows = [flag(value) | {"artifact_key": key} for value in values]
-    write_table(home, "quality_flag", key, rows, key, replace=replace)
+    write_table(home, "quality_flag", key, rows, key)
 
 
 def values(home: Path) -> list[tuple[str, float]]:
@@ -80,27 +80,26 @@ def test_files_stay_under_a_reader_and_go_when_nobody_reads(home: Path) -> None:
     assert len(values(home)) == 6
 
 
-def test_a_replaced_key_takes_the_place_of_its_compacted_rows(home: Path) -> None:
-    for i in range(3):
-        add(home, f"k{i}", float(i))
-    add(home, "k2", 7.0, replace=True)
-    compact(home, 2)
-    add(home, "k1", 8.0, 9.0, replace=True)
-    assert values(home) == [("k0", 0.0), ("k1", 8.0), ("k1", 9.0), ("k2", 7.0)]
-    add(home, "k1", 5.0)
-    assert len(values(home)) == 4, "it is still known"
-
-
-def test_storage_s_own_tables_are_compacted_and_replaced_by_their_own_key(home: Path, make: Any) -> None:
+def test_sessions_of_one_key_are_compacted_side_by_side_and_known_by_their_own_names(home: Path, make: Any) -> None:
     for i in range(3):
         remember_artifact(home, make(f"k{i}").path)
     compact(home, 2)
-    remember_artifact(home, make("k1", info={"made": "anew"}).path, replace=True)
-    rows = query("SELECT artifact_key, info ->> 'made' FROM artifact ORDER BY 1", home)[1]
-    assert rows == [("k0", None), ("k1", "anew"), ("k2", None)]
-    before = query("SELECT * FROM artifact ORDER BY 1", home)[1]
+    remember_artifact(home, make("k1", info={"made": "anew"}).path)
+    for _ in range(2):
+        sql = (
+            "SELECT artifact_key, info ->> 'made', is_newest FROM artifact JOIN sessions USING (artifact_key, session)"
+        )
+        assert query(f"{sql} ORDER BY ALL", home)[1] == [
+            ("k0", None, True),
+            ("k1", "anew", True),
+            ("k1", None, False),
+            ("k2", None, True),
+        ]
+        assert len(sessions_known(home, "k1")) == 2 and len(sessions_known(home, "k")) == 0
+        compact(home, 0, whole=True)
+    before = query("SELECT * FROM artifact ORDER BY ALL", home)[1]
     rebuild(home, Store(home))
-    assert query("SELECT * FROM artifact ORDER BY 1", home)[1] == before
+    assert query("SELECT * FROM artifact ORDER BY ALL", home)[1] == before
 
 
 def test_killed_before_any_of_its_steps_a_compaction_loses_and_doubles_nothing(home: Path, tmp_path: Path) -> None:
@@ -165,8 +164,6 @@ def test_appends_and_questions_go_on_while_a_table_is_compacted_again_and_again(
         thread.start()
     for i in range(60):
         add(home, f"k{i:02}", float(i))
-        if i % 10 == 9:
-            add(home, f"k{i - 5:02}", float(i - 5), replace=True)
     done.set()
     for thread in threads:
         thread.join()
@@ -202,30 +199,6 @@ def test_files_written_before_a_column_was_added_stay_readable(home: Path, monke
 
 def test_the_threshold_of_a_run_is_the_one_documented() -> None:
     assert compaction.COMPACT_AT <= 500, "ten thousand small files take seconds to scan, a few hundred tenths of one"
-
-
-def test_a_key_is_replaced_under_a_reader_that_has_its_file_open(home: Path) -> None:
-    add(home, "k", *map(float, range(2000)))
-    with segments.reading(history_dir(home)):
-        file = next(name for name in files_of(home, "quality_flag") if name.endswith("k.parquet"))
-        before = Path(file).stat().st_ino
-        add(home, "k", 7.0, replace=True)
-        assert Path(file).stat().st_ino == before, "a reader that knows its footer would read other bytes"
-        assert pq.read_metadata(file).num_rows == 2000
-        assert values(home) == [("k", 7.0)], "whoever comes now sees the new rows"
-    add(home, "k", 8.0, replace=True)
-    add(home, "other", 9.0)
-    assert compact(home, 0, whole=True) and not Path(file).exists()
-    assert values(home) == [("k", 8.0), ("other", 9.0)]
-
-
-def test_a_new_key_waits_for_no_compaction_whether_its_step_was_forced_or_not(home: Path, monkeypatch: Any) -> None:
-    def waits(*_: Any) -> None:
-        raise AssertionError("whoever replaces a key waits until a compaction of its table has ended")
-
-    monkeypatch.setattr(compaction, "replace_key", waits)
-    add(home, "new", 1.0, replace=True)
-    assert values(home) == [("new", 1.0)]
 
 
 def test_a_key_is_looked_up_again_when_a_compaction_has_swapped_the_keys_meanwhile(

@@ -25,10 +25,10 @@ def test_every_query_answers_on_an_empty_history_and_says_what_it_is(home: Path,
 
 def test_answers_are_those_of_the_newest_measurements(home: Path, make: Any) -> None:
     for number in range(3):
-        rows = [counted(f"r{number}", 4, 12, number), *rounds(f"r{number}", (3, 1))]
+        rows = [counted(f"r{number}", 4, 12, number, tokens_kept=5 + number), *rounds(f"r{number}", (3, 1))]
         remember_artifact(home, make(f"m{number}", rows=rows).path)
     columns, found = ask_by_name(home, "acceptance", {"newest": "2"})
-    at = columns.index("al_pooled_incl_bonus")
+    at = columns.index("al")
     assert [row[at] for row in found] == [1.5, 1.25]
     assert [row[5] for row in ask_by_name(home, "positions", {"artifact": "m0", "workload": ""})[1]] == [1, 2, 3] * 2
     assert ask_by_name(home, "acceptance", {"method": "mtp"})[1] == []
@@ -94,7 +94,16 @@ def test_the_throughput_of_a_batch_is_all_its_tokens_until_the_last_is_done(home
     one = [served("e", 10**9), served("f", 2 * 10**9, **plain)]
     of_a_server = [served("g", 10**9, batch_size=8)]
     remember_artifact(home, make("a", rows=[*pair, *slow, *one, *of_a_server]).path)
-    found = asked(home, "throughput", "batch_size", "method", "batches", "requests", "tok_s", "speedup_vs_plain")
+    found = asked(
+        home,
+        "throughput",
+        "batch_size",
+        "method",
+        "batches",
+        "requests",
+        "throughput_tokens_per_s",
+        "throughput_speedup",
+    )
     assert [row for row in found if row[1] != "none"] == [
         (1, "eagle3", 1, 1, 10.0, 2.0),
         (2, "eagle3", 1, 2, 10.0, 2.0),

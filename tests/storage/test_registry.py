@@ -14,6 +14,7 @@ from paired_runs import NAME, light_versions, release
 from components.contract import UserError
 from components.speedup.promotion_rule import judge
 from storage import journal, model_versions, registry
+from storage.artifacts import Store
 from storage.keep import begin_run, end_run, keep
 from storage.registry import promote, register, rollback
 from storage.tracking import experiment_of, open_client
@@ -33,8 +34,8 @@ def add(home: Path, make: Any, key: str, **changes: Any) -> registry.Registered:
 def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its_facts(home, make):
     made = add(home, make, "k1" * 32)
     log = (home / "promotions.jsonl").read_bytes()
-    again = add(home, make, "k1" * 32)
-    assert (again.version, again.is_new) == (1, False), "the same release never registers twice"
+    again = register(home, Store(home).path_of("k1" * 32), judge, code=MODEL_FILE)
+    assert (again.version, again.is_new, again.renewed) == (1, False, False), "the same release never registers twice"
     assert (home / "promotions.jsonl").read_bytes() == log
     assert len(open_client(home).search_model_versions(f"name = '{NAME}'")) == 1
     assert (made.name, made.version, made.is_new, set(made.aliases)) == (

@@ -32,7 +32,7 @@ def measure(home: Path, key: str, value: float) -> None:
     out, _ = store.begin(key)
     write_rows(out, [QualityFlag("s", key, "mtp", "code", "info", value, "")])
     made = store.finish(key, "Measurements", {}, {"pipeline": "toy", "step": "cost", "run_id": "r1", "seconds": 1.0})
-    results.remember_artifact(home, made.path, replace=True)
+    results.remember_artifact(home, made.path)
 
 
 def run(home: Path, pipeline: str, *, ended: bool = True) -> str:
@@ -82,12 +82,38 @@ def test_measured_rows_are_asked_for_everywhere_and_artifacts_stay_where_they_ar
     assert take_problems() == []
 
 
-def test_an_artifact_made_anew_replaces_its_rows_everywhere(tmp_path: Path) -> None:
-    ada, bob = tmp_path / "ada", tmp_path / "bob"
+def newest(home: Path) -> list[tuple[Any, ...]]:
+    return rows(home, "SELECT artifact_key, value FROM v_flags ORDER BY ALL")
+
+
+def test_an_artifact_measured_again_is_known_in_every_session_everywhere(tmp_path: Path) -> None:
+    ada, bob, carol = tmp_path / "ada", tmp_path / "bob", tmp_path / "carol"
     measure(ada, "k1", 1.0)
-    assert values(bob) == [("k1", 1.0)]
+    assert values(bob) == newest(bob) == [("k1", 1.0)]
     measure(ada, "k1", 3.0)
-    assert values(bob) == [("k1", 3.0)]
+    for home in (bob, carol):
+        assert values(home) == [("k1", 1.0), ("k1", 3.0)] and newest(home) == [("k1", 3.0)]
+    measure(bob, "k1", 2.0)  # on the same machine from another home, without a look at what ada has made
+    for home in (ada, bob, carol):
+        assert values(home) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(home) == [("k1", 2.0)]
+    results.rebuild(carol, Store(carol))
+    assert values(carol) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(carol) == [("k1", 2.0)]
+    assert take_problems() == []
+
+
+def test_an_older_session_that_is_sent_late_takes_nobody_s_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = tmp_path / "ada", tmp_path / "bob"
+    monkeypatch.delenv(VARIABLE)
+    for value in (1.0, 2.0):
+        measure(ada, "k1", value)
+    monkeypatch.setenv(VARIABLE, f"file://{tmp_path}/team")
+    measure(bob, "k1", 3.0)
+    sharing.send(ada, everything=True)
+    assert Store(bob).record_of("k1") == Store(tmp_path / "carol").record_of("k1"), "bob's is the newest"
+    for home in (ada, bob):
+        assert values(home) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(home) == [("k1", 3.0)]
 
 
 def test_a_history_that_is_deleted_is_brought_again(tmp_path: Path) -> None:

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 
 from components.bench.arms import chosen_depths, depths_to_run
 from components.bench.end_to_end import compare_end_to_end, only_untimed
-from components.bench.identity import compare, first_divergence, plain_margin
 from components.bench.loaded_off import kept_off
 from components.bench.request_rows import sha256_of_tokens
 from components.bench.subjects import EncodedPrompt, open_drafter, spread
 from components.bench.timed_runs import batches
 from components.contract import Context, DepthPolicy, Draft, Machine, Prompts, Target, UserError
 from components.decoding.chain import decode
-from components.decoding.session import Session
 from components.drafts.draft import Columns, Sampling
 from components.drafts.files import save_untrained
 from components.rows import QualityFlag, Request, Round, read_rows
@@ -209,26 +207,6 @@ def test_batches_are_whole_and_of_one_workload_where_that_goes(
     assert len(set(used)) == len(used) or len(asked) < batch_size
     mixed = sum(len({prompt.workload for prompt in group}) > 1 for group in groups)
     assert mixed <= 2, "at most where one workload ends and the next begins"
-
-
-def test_a_divergence_is_found_with_its_margin_and_judged(opened: AbstractTarget) -> None:
-    session = Session(opened)
-    plain = decode(opened, None, [4, 9, 30], max_new_tokens=12, ignore_eos=True).tokens
-    wrong = [*plain[:5], (plain[5] + 1) % 64, *plain[6:]]
-    assert compare(opened, session, [4, 9, 30], plain, plain, 1.0) == (True, None, None, None)
-    margin = plain_margin(opened, session, [4, 9, 30], plain, 5)
-    assert margin > 0
-    fault = compare(opened, session, [4, 9, 30], wrong, plain, margin / 20)
-    assert fault == (False, 5, margin, False)
-    tie = compare(opened, session, [4, 9, 30], wrong, plain, margin / 5)
-    assert tie == (False, 5, margin, True)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "index"), [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([], [], None)]
-)
-def test_a_missing_token_is_a_divergence(ours: list[int], theirs: list[int], index: int | None) -> None:
-    assert first_divergence(ours, theirs) == index
 
 
 def test_depths_stay_within_reach() -> None:

@@ -15,7 +15,7 @@ from components.bench.engine_rows import EngineRows, EngineSession, round_rows
 from components.bench.engine_server import Connected, EngineServer
 from components.bench.openai_server import Taken, Turn
 from components.contract import UserError
-from components.speedup.measured import tokens_per_s, usable
+from components.definitions import has_decoding, tokens_per_s
 
 # vLLM 0.32.0, eagle3 with three guesses, --per-request-spec-decode-metrics detailed.
 VLLM = {
@@ -207,9 +207,9 @@ def test_histograms_of_different_length_are_summed() -> None:
 def test_tokens_that_came_with_the_first_are_in_no_rate() -> None:
     rows = rows_of(turn_of(connected("vllm"), None, chunks=[4, 2, 2]))
     assert rows.summary()[0]["tpot_ms_p50"] == 2.0
-    assert usable(rows.requests[0]) and tokens_per_s(rows.requests) == 500.0
+    assert has_decoding(rows.requests[0]) and tokens_per_s(rows.requests) == 500.0
     at_once = rows_of(turn_of(connected("vllm"), None, chunks=[4]))
-    assert at_once.summary()[0]["tpot_ms_p50"] is None and not usable(at_once.requests[0])
+    assert at_once.summary()[0]["tpot_ms_p50"] is None and not has_decoding(at_once.requests[0])
 
 
 def test_no_request_finds_another_ones_prompt_in_vllms_cache() -> None:

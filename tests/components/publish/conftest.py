@@ -162,3 +162,33 @@ def networks(opened: AbstractTarget) -> Callable[[str, dict[str, Any]], Abstract
         return network
 
     return make
+
+
+@pytest.fixture
+def changed(evidence: dict[str, Any], tmp_path: Path) -> Callable[..., DepthPolicy]:
+    """The policy with parts of it replaced."""
+    import json
+
+    def make(**parts: Any) -> DepthPolicy:
+        folder = tmp_path / "changed"
+        folder.mkdir()
+        raw = json.loads((evidence["policy"].path / "policy.json").read_text())
+        (folder / "policy.json").write_text(json.dumps(raw | parts))
+        return DepthPolicy(key="p" * 64, path=folder)
+
+    return make
+
+
+@pytest.fixture
+def saved(networks: Any, opened: Any, tmp_path: Path) -> Callable[..., Draft]:
+    """A drafter of a method, under the key of the policy's winner."""
+
+    def make(method: str, **settings: Any) -> Draft:
+        told = {**SETTINGS[method], **settings}
+        network = networks(method, told)
+        facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
+        (tmp_path / method).mkdir()
+        save_draft(tmp_path / method, method, told, opened, network.draft_ids, network.state_dict(), facts)
+        return Draft(key=KEYS["eagle3"], path=tmp_path / method, info={"method": method, **facts})
+
+    return make

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_formats import KEYS, SETTINGS
+from tiny_formats import KEYS
 
 from components.contract import Context, DepthPolicy, Draft
 from components.drafts import quantise_draft
@@ -19,6 +19,7 @@ from components.drafts.files import method_class, save_draft
 from components.publish import export_release
 from components.publish.card import Evidence, write_card
 from components.publish.card_limits import measured_limits
+from components.publish.engine_settings import settings_for
 from components.publish.launch import launch_lines, not_served
 from components.publish.layout import facts_of
 from components.publish.lineage import Made
@@ -27,35 +28,6 @@ from components.targets import load_target
 from components.targets.load import open_target
 
 Export = Callable[..., Any]
-
-
-@pytest.fixture
-def changed(evidence: dict[str, Any], tmp_path: Path) -> Callable[..., DepthPolicy]:
-    """The policy with parts of it replaced."""
-
-    def make(**parts: Any) -> DepthPolicy:
-        folder = tmp_path / "changed"
-        folder.mkdir()
-        raw = json.loads((evidence["policy"].path / "policy.json").read_text())
-        (folder / "policy.json").write_text(json.dumps(raw | parts))
-        return DepthPolicy(key="p" * 64, path=folder)
-
-    return make
-
-
-@pytest.fixture
-def saved(networks: Any, opened: Any, tmp_path: Path) -> Callable[..., Draft]:
-    """A drafter of a method, under the key of the policy's winner."""
-
-    def make(method: str, **settings: Any) -> Draft:
-        told = {**SETTINGS[method], **settings}
-        network = networks(method, told)
-        facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
-        (tmp_path / method).mkdir()
-        save_draft(tmp_path / method, method, told, opened, network.draft_ids, network.state_dict(), facts)
-        return Draft(key=KEYS["eagle3"], path=tmp_path / method, info={"method": method, **facts})
-
-    return make
 
 
 def card_of(release: Any) -> str:
@@ -217,8 +189,8 @@ def test_a_target_at_a_revision_is_named_as_each_engine_is_told_it(export: Expor
     assert 'base_model: "acme/Big-7B"' in card_of(release)
 
 
-def test_a_given_draft_model_at_a_revision_is_named_as_each_engine_is_told_it(evidence: dict[str, Any]) -> None:
-    engines = json.loads((evidence["policy"].path / "policy.json").read_text())["engines"]
+def test_a_given_draft_model_at_a_revision_is_named_as_each_engine_is_told_it() -> None:
+    engines = settings_for("draft-model", {1: 3})
     launch = dict(launch_lines("draft-model", 3, engines, "a folder", {}, {"model": "acme/small@v1"}))
     told = json.loads(shlex.split(launch["vLLM"])[-1])
     assert (told["model"], told["revision"], told["method"]) == ("acme/small", "v1", "draft_model")

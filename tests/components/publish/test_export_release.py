@@ -12,9 +12,9 @@ import pytest
 
 from components.contract import DepthPolicy, Draft, UserError
 from components.publish.card import Evidence, write_card
+from components.publish.engine_settings import settings_for
 from components.publish.launch import launch_lines
 from components.publish.public_names import public_settings
-from components.speedup.engines import settings_for
 
 
 def test_release_lists_every_file_with_its_checksum(export: Callable[..., Any], drafts: dict[str, Draft]) -> None:
@@ -55,7 +55,7 @@ def test_card_shows_the_numbers_of_the_policy(export: Callable[..., Any], eviden
                 assert f"{e['speedup_meas']:.2f}x [{e['meas_lo']:.2f}, {e['meas_hi']:.2f}]" in card
     for a in policy["acceptance"]:
         if a["method"] == "eagle3" and a["depth_k"] == depth:
-            assert f"| {a['workload']} | {a['al_kept']:.2f} [" in card
+            assert f"| {a['workload']} | {a['al']:.2f} [" in card
     assert f'"num_speculative_tokens": {depth}' in card
     assert f"--speculative-num-steps {depth} " in card
     assert f"--spec-draft-n-max {depth} " in card
@@ -74,8 +74,6 @@ def test_a_card_tells_of_the_smallest_batch_and_engines_of_all(
         rows += [{**row, "batch_size": 8} for row in rows]
     for choice in raw["choices"]:
         choice["depth_k"] = 1 if choice["batch_size"] == 8 else choice["depth_k"]
-    told = raw["engines"]["vllm"]["speculative_config"]
-    told["num_speculative_tokens_per_batch_size"] = [[1, 1, chosen["all"]], [2, 8, 1]]
     (tmp_path / "batches").mkdir()
     (tmp_path / "batches" / "policy.json").write_text(json.dumps(raw))
     release = export(policy=DepthPolicy(key="b" * 64, path=tmp_path / "batches"))

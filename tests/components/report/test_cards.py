@@ -64,7 +64,7 @@ def test_each_kind_of_measurement_has_its_table_and_strange_names_stay_in_their_
 
 
 def test_shares_and_speeds_are_those_of_the_rows() -> None:
-    row = AcceptanceMap("t", "d", "mtp", "p", "chat", 3, 3, 4, [0, 1, 3, 2], [0] * 4, 0.0, "float32")
+    row = AcceptanceMap("t", "d", "mtp", "p", "chat", 3, 3, 5, [0, 1, 3, 2], [0] * 4, 0.0, "float32")
     assert acceptance_table([row]).rows[0] == ["mtp", "all", "1", "4", "1.50", "75%", "50%", "25%"]
     common: dict[str, Any] = dict.fromkeys(Request.__dataclass_fields__, 0)
     common |= {"method": "mtp", "kernel": "k", "dtype": "float32", "status": "ok", "is_warmup": False}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from components.contract import DepthPolicy, Page, UserError
+from components.report.tables import arm_table
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -82,6 +83,29 @@ def test_every_number_of_the_rows_is_on_the_page(page: Callable[..., Page], stud
         assert check["name"].replace("_", " ") in text
     for artifact in (*study["acceptance"], *study["cost"], study["end_to_end"], study["policy"], study["release"]):
         assert artifact.key in text
+
+
+def test_engines_are_told_what_the_release_tells_them(page: Callable[..., Page], study: dict[str, Any]) -> None:
+    told = json.loads((study["release"].path / "release.json").read_text())["engines"]
+    _, text = read(page())
+    assert "What the engines are told" in text and f"llama_cpp: {' '.join(told['llama_cpp']['flags'])}" in text
+    assert "mnn" not in told and "draft_predict_length" not in text, "it cannot load this one"
+
+
+def test_measured_and_replayed_lengths_are_of_the_same_prompts(
+    page: Callable[..., Page], study: dict[str, Any]
+) -> None:
+    raw = json.loads((study["policy"].path / "policy.json").read_text())
+    table = arm_table(raw["arms"])
+    at = [table.header.index(name) for name in ("AL", "AL replayed", "prompts")]
+    shown = {tuple(row[place] for place in at) for row in table.rows}
+    known = [a for a in raw["arms"] if a["al_replayed"] is not None]
+    assert known and {(f"{a['al']:.2f}", f"{a['al_replayed']:.2f}", str(a["num_prompts"])) for a in known} <= shown
+    info, (_, text) = study["policy"].info, read(page())
+    said = (
+        f"{info['al_meas']:.2f} while decoding {info['num_prompts_timed']} prompts, {info['al_replayed']:.2f} replayed"
+    )
+    assert said in text
 
 
 def test_the_verdict_comes_first(page: Callable[..., Page], study: dict[str, Any]) -> None:

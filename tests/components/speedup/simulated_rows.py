@@ -112,7 +112,6 @@ def make_request(method: str, depth: int, prompt: int, tokens: int, seconds: flo
         "output_sha256": "0",
         "identical": None if method == "none" else True,
         "first_divergence": None,
-        "divergence_margin": None,
         "tie": None,
         "dtype": "float32",
         "kernel": "prepacked",

@@ -66,10 +66,29 @@ def test_a_confirmed_depth_passes_the_gate(chosen: DepthPolicy, measurements: Ro
         (requests(1.5), {"min_speedup": 1.6}, "use", {"measured_lower_bound"}),
         (requests(1.5, identical=None), {}, "use", {"outputs_compared"}),
         (requests(1.5, identical=False, tie=True), {}, "use", set()),
+        (requests(1.5, identical=False, tie=True, tie_chance=0.8), {}, "use", set()),
+        (requests(1.5, identical=False, tie=True, tie_chance=1e-4), {}, "invalid", {"ties_by_rounding", "no_faults"}),
+        (
+            requests(1.5, identical=False, tie=True, tie_chance=0.8, rounded_tokens=4, rounded_expected=0.9),
+            {},
+            "invalid",
+            {"ties_by_rounding", "no_faults"},
+        ),
         (requests(1.5, identical=False, tie=False), {}, "invalid", {"identical_output", "no_faults"}),
         (requests(2.4), {}, "invalid", {"prediction_gap", "no_faults"}),  # faster than its AL of 2
     ],
-    ids=["slower", "gap", "asked-more", "uncompared", "ties", "differs", "impossible"],
+    ids=[
+        "slower",
+        "gap",
+        "asked-more",
+        "uncompared",
+        "ties",
+        "as-many-ties-as-rounding-makes",
+        "too-many-ties",
+        "too-many-rounded-tokens",
+        "differs",
+        "impossible",
+    ],
 )
 def test_each_way_to_fail_is_named(
     rows: list[object],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -76,6 +77,14 @@ def test_length_that_falls_with_depth_is_flagged_beyond_chance_only(
     """A map on which a third draft lands badly: two by two it takes two rounds, three at once then one by one three."""
     found = flags(maps(accepted=[3, 0, 0, 2, 0, 0] * 16, num_tokens=97), cells())
     assert found["al_falls_with_depth"].value == 3
+    assert "(no interval: nothing varied)" in found["al_falls_with_depth"].detail, "every prompt fell alike"
+    long = [[3, 0, 0, 2, 0, 0] * 16, [3, 0, 0, 2, 0, 0] * 8 + [1] * 48]
+    varied = [dataclasses.replace(m, accepted=long[i % 2]) for i, m in enumerate(maps(num_tokens=97))]
+    detail = flags(varied, cells())["al_falls_with_depth"].detail
+    numbers = re.search(r"by (\d\.\d+) \(95 % interval \[(\d\.\d+), (\d\.\d+)\]\)", detail)
+    assert numbers, detail
+    fall, lo, hi = map(float, numbers.groups())
+    assert 0.0 < lo < fall < hi, "an interval of the fall, around it"
     flat = make_maps([0.8, 0.02, 0.02], num_prompts=64, num_tokens=96, seed=9)
     assert "al_falls_with_depth" not in flags(flat, cells())
 

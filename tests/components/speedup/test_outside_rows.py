@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from components.contract import UserError
-from components.speedup.engines import engine_settings
+from components.publish.engine_settings import engine_settings
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
 from components.speedup.outside_rows import OutsideRow, Placed, read_outside
@@ -31,14 +31,16 @@ CASES: dict[str, list[Any]] = {
 
 
 def acceptance_rows(kind: int, k: int, rng: random.Random) -> list[dict[str, Any]]:
-    """One depth of one way to tell acceptance."""
+    """One depth of one way to tell acceptance, of a drafter whose every draft is kept about seven times in ten."""
+    al = sum(0.7**i for i in range(k + 1)) + rng.uniform(-0.02, 0.02)
     if kind == 0:
-        return [{"k": k, "al": rng.uniform(1, k + 1)}]
+        return [{"k": k, "al": al}]
     if kind == 1:
-        return [{"prompt": p, "k": k, "tokens": rng.randint(10, 10 * k + 10), "rounds": 10} for p in "abc"]
+        return [{"prompt": p, "k": k, "tokens": round(60 * al) + rng.randint(-3, 3), "rounds": 60} for p in "abc"]
     if kind == 2:
-        kept = sorted((rng.randint(0, 10) for _ in range(k)), reverse=True)
-        return [{"k": k, "num_drafts": 10, "accepted_per_pos": kept}]
+        return [{"k": k, "num_drafts": 60, "accepted_per_pos": [round(60 * 0.7**i) for i in range(1, k + 1)]}]
+    if kind == 3:
+        return [{"k": position, "p": rng.uniform(0.0, 1.0)} for position in range(1, k + 1)]
     return [{"prompt": p, "accepted": [rng.randint(0, 3) for _ in range(9)], "k_max": 3} for p in "abc"]
 
 
@@ -49,7 +51,7 @@ def cost_rows(kind: int, k: int, rng: random.Random) -> list[dict[str, Any]]:
             {
                 "k": k,
                 "t_verify": rng.uniform(1, 5),
-                "t_draft": rng.uniform(0, 2),
+                "t_draft": rng.uniform(0.5, 2),
                 "t_target": rng.uniform(1, 3),
                 "block": b,
             }
@@ -64,10 +66,11 @@ def some_rows(seed: int) -> list[dict[str, Any]]:
     """Rows of one study, set apart by a column or two, now and then spoilt."""
     rng = random.Random(seed)
     columns = rng.sample(sorted(CASES), rng.randint(0, 2))
-    acceptance, cost = rng.randrange(4), rng.randrange(3)
-    depths = [3] if acceptance == 3 else sorted(rng.sample([1, 2, 3], rng.randint(1, 3)))
+    acceptance, cost = rng.randrange(5), rng.randrange(3)
+    depths = [3] if acceptance > 2 else sorted(rng.sample([1, 2, 3], rng.randint(1, 3)))
     rows = []
-    for case in range(rng.randint(1, 2)):
+    several = sum(len(CASES[name]) > 1 for name in columns) > 0
+    for case in range(rng.randint(1, 2) if several else 1):
         apart = {name: CASES[name][case % len(CASES[name])] for name in columns}
         for k in depths:
             rows += [{**row, **apart} for row in acceptance_rows(acceptance, k, rng)]
@@ -88,9 +91,11 @@ def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
         except UserError as error:
             assert str(error) and "\n" not in str(error), f"seed {seed}"
             continue
-        policy.engines = engine_settings(policy)
+        assert isinstance(engine_settings(asdict(policy), ()), dict), f"seed {seed}"
         assert json.loads(json.dumps(asdict(policy), allow_nan=False)) and policy_text(policy), f"seed {seed}"
-        assert policy.choices and (policy.verdict == "use") <= (policy.winner is not None), f"seed {seed}"
+        # A winner is named where it is worth using, or is the one to try where nothing tells how far chance could go.
+        assert (policy.choices and policy.verdict in ("use", "undecided")) or policy.winner is None, f"seed {seed}"
+        assert policy.verdict != "use" or policy.winner is not None, f"seed {seed}"
         answers += 1
     assert answers > 120, "most rows are right; too few were understood"
 
@@ -115,7 +120,7 @@ def test_trees_alone_are_chosen_among_but_told_to_no_engine() -> None:
     policy = policy_from([Placed("", row) for row in rows], RULE, {}, 0)
     assert policy.verdict == "undecided" and policy.winner is not None, "one figure has no interval to decide by"
     assert policy.winner["draft_key"] == "eagle3, tree of 32" and policy.winner["depth_k"] == 4
-    assert policy.engines == engine_settings(policy) == {}
+    assert engine_settings(asdict(policy), ()) == {}
 
 
 def policy_of(rows: list[dict[str, Any]]) -> Any:

@@ -129,3 +129,19 @@ def test_times_per_token_are_rows_enough() -> None:
     best = next(e for e in policy.evals if (e.draft_key, e.depth_k) == ("eagle3", 4))
     assert best.speedup_meas == pytest.approx(7.07 / 4.05) == best.speedup_pred
     assert {f.code for f in policy.flags} == {"no_interval"}
+
+
+@needs_data
+def test_published_lengths_take_steps_that_rounds_can_take() -> None:
+    """Nothing published is refused, and none of 84 curves of three depths or 2 of six is flagged for its steps."""
+    grid = vllm_grid()
+    rows = [{**row, "drafter": f"{row['drafter']}, bundle"} for row in spec_bundle()]
+    for name in ("eagle1", "eagle3"):
+        rows += [{"drafter": name, "k": 0, "tpot": grid["tpot_vanilla_ms"]}]
+        rows += [{"drafter": name, "k": r["k"], "al": r[name]["al"], "tpot": r[name]["tpot_ms"]} for r in grid["rows"]]
+    policy = policy_of(rows)
+    assert not {f.code for f in policy.flags} & {"al_step_above_one", "al_steps_grow", "al_falls_with_depth"}
+    assert {f.draft_key for f in policy.flags if f.code == "macro_mean"} == {c.draft_key for c in policy.choices} - {
+        "eagle1",
+        "eagle3",
+    }

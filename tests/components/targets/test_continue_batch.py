@@ -11,7 +11,6 @@ import torch
 from components.targets.generate import Ask, continue_batch, continue_rows, row_generator
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
-from components.targets.row_noise import row_count_noise
 
 PROMPTS = [[5, 9, 300], [17] * 11, [40, 41, 42, 43, 44, 45], [7]]
 
@@ -115,9 +114,3 @@ def test_a_cache_that_takes_no_others_is_filled_batch_by_batch(
         type(target.new_cache(1, 1)), "takes_others", property(lambda self: False, lambda self, _: None)
     )
     assert continue_rows(target, fresh(ASKS), batch_size=4) == together
-
-
-def test_row_count_noise_is_small_and_not_nothing(target: AbstractTarget) -> None:
-    noise = row_count_noise(target, [list(range(1, 60)), list(range(200, 260)), [1, 2]])
-    assert 0.0 < noise < 1e-3
-    assert row_count_noise(target, [[1, 2]]) == 0.0

@@ -3,6 +3,9 @@
 An engine meets batch sizes that nobody measured. The choice of a measured size holds from just above the one before it,
 since a depth chosen for a larger batch is the shallower one and loses less where it is wrong.
 
+Settings are told with a release (release.json: engines), which knows what each engine can load of it, and by
+`draftsmith choose-depth`; a depth policy says depths alone.
+
 Forms, read in the engines' own documents and sources (November 2026):
   vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
                 `num_speculative_tokens_per_batch_size` is [[first, last, K], ...] from 1 on, K = 0 drafts nothing, past
@@ -20,15 +23,24 @@ Forms, read in the engines' own documents and sources (November 2026):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+from components.publish.profiles import GIVEN_MODEL, OWN_MTP, Engine, profile_of
 from components.rows import DepthChoice
 
-if TYPE_CHECKING:
-    from components.speedup.policy import Policy
-
+TOLD: Final[dict[str, Engine]] = {
+    "vllm": "vllm",
+    "vllm_by_context": "vllm",
+    "sglang": "sglang",
+    "tensorrt_llm": "tensorrt-llm",
+    "llama_cpp": "llama.cpp",
+    "mnn": "mnn",
+}
+"""What settings are told under -> whose they are."""
 _EAGLE = ("eagle1", "hass", "eagle3", "p-eagle")
 _VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
     name: name for name in ("eagle3", "mtp", "medusa", "ngram")
@@ -42,29 +54,51 @@ _MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "
 _ALL_CONTEXTS = 2**31 - 1
 
 
-def engine_settings(policy: Policy) -> dict[str, Any]:
-    """The settings of every engine for the winner's depth; {} where the verdict is not to draft, or not to believe it.
+def engine_settings(policy: Mapping[str, Any], without: Collection[Engine]) -> dict[str, Any]:
+    """The settings for the winner's depth; {} where the verdict is not to draft, or not to believe it.
 
+    policy: policy.json. without: engines that cannot load this drafter: they are told nothing.
     The depths are those over all measured prompts, as everywhere that something is served or judged; a stated mixture's
     was never measured end to end and stands in the policy table only. A batch size that measured slower than plain
     decoding is told to draft nothing.
     """
-    winner = policy.winner
-    if winner is None or policy.verdict not in ("use", "undecided"):
+    winner = policy["winner"]
+    if winner is None or policy["verdict"] not in ("use", "undecided"):
         return {}
-    shapes = {c.tree_budget for c in policy.ranking if c.draft_key == winner["draft_key"]}
+    key = winner["draft_key"]
+    shapes = {c["tree_budget"] for c in policy.get("ranking") or [] if c["draft_key"] == key}
     if shapes and None not in shapes:
         return {}  # what stands below makes chains
-    served = [c for c in policy.choices if (c.draft_key, c.workload) == (winner["draft_key"], "all")]
+    served = [DepthChoice(**c) for c in policy["choices"] if (c["draft_key"], c["workload"]) == (key, "all")]
     slower = {c.batch_size for c in served if c.verdict == "do_not_speculate"}
     by_batch = {c.batch_size: 0 if c.batch_size in slower else c.depth_k for c in served}
     measured_slower = {c.batch_size for c in served if c.batch_size in slower and c.depth_k > 0}
     contexts = [
         replace(c, depth_k=0) if c.batch_size in measured_slower else c
-        for c in policy.contexts
-        if c.draft_key == winner["draft_key"]
+        for c in (DepthChoice(**row) for row in policy.get("contexts") or [])
+        if c.draft_key == key
     ]
-    return settings_for(str(winner["method"]), by_batch, contexts)
+    told = settings_for(str(winner["method"]), by_batch, contexts)
+    return {name: value for name, value in told.items() if TOLD.get(name) not in without}
+
+
+def never_loaded(method: str) -> set[Engine]:
+    """Engines that load no drafter of this method, however it was made; none for a method that nobody knows here."""
+    kinds = {method} | ({OWN_MTP} if method == "mtp" else {GIVEN_MODEL} if method == "draft-model" else set())
+    engines = set(TOLD.values())
+    known = any(kinds & {*profile_of(one).methods, *profile_of(one).instead} for one in engines)
+    return {one for one in engines if known and not kinds & {*profile_of(one).methods}}
+
+
+def engine_lines(engines: Mapping[str, Any]) -> list[str]:
+    """One line for each engine, ready to copy."""
+    lines = []
+    for name, told in engines.items():
+        if isinstance(told, dict):
+            (kind, value), *_ = told.items()
+            words = shlex.join(value) if kind == "flags" else json.dumps(value)
+            lines.append(f"{name}{'' if kind == 'flags' else ' ' + kind}: {words}")
+    return lines
 
 
 def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> dict[str, Any]:

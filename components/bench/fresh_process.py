@@ -1,0 +1,127 @@
+"""A Python process of its own that answers requests, one at a time: memory, layout and threads start afresh in it.
+
+Two processes that measure the same thing differ, by a few per cent, in ways that no repetition inside one of them
+shows: where memory lies, which pages are shared, how threads were placed. So a measurement is spread over several.
+
+    process = FreshProcess("components.bench.measuring_process:MeasuringProcess", order)
+    reply = process.ask({"do": "turns", ...})
+
+`module:class` is made in the process with the order and is called with each request. Orders, requests and replies are
+JSON lines over two pipes; nothing is unpickled. The process ends when the pipe to it closes, however its owner ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from components.contract import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class FreshProcess:
+    """See the head of this file. reply_at_start: what the opened object says of itself (its `facts`)."""
+
+    def __init__(self, what: str, order: Mapping[str, Any]) -> None:
+        from_us, to_us = os.pipe(), os.pipe()
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            self._process = subprocess.Popen(
+                # -P: a folder in which the owner runs may hold a package of the same name
+                [sys.executable, "-P", "-m", __name__, str(from_us[0]), str(to_us[1]), what],
+                pass_fds=(from_us[0], to_us[1]),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        finally:
+            os.close(from_us[0])
+            os.close(to_us[1])
+        self._requests = os.fdopen(from_us[1], "w", encoding="utf-8")
+        self._replies = os.fdopen(to_us[0], "r", encoding="utf-8")
+        try:
+            self.reply_at_start = self.ask(dict(order))
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """The reply to one request.
+
+        Raises:
+            UserError: the input is wrong, as the process says.
+            RuntimeError: it failed, with its own traceback, or it is gone.
+        """
+        try:
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+            line = self._replies.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line.endswith("\n"):  # nothing, or what was written when it ended
+            code = self._process.wait()
+            raise RuntimeError(
+                f"the measuring process ended with exit code {code} and without an answer (out of memory?)"
+            )
+        reply = json.loads(line)
+        if "user_error" in reply:
+            raise UserError(reply["user_error"])
+        if "failed" in reply:
+            raise RuntimeError(f"the measuring process failed:\n{reply['failed']}")
+        return reply["reply"]
+
+    def close(self) -> None:
+        """End the process and wait until it is gone."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and a request was never read
+            self._requests.close()
+        self._replies.close()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self._process.kill()
+        self.close()
+
+
+def _answer(make: Any, text: str) -> dict[str, Any]:
+    try:
+        return {"reply": make(json.loads(text))}
+    except UserError as error:
+        return {"user_error": str(error)}
+    except Exception:  # whatever it is, the owner must hear it; the process goes on and the owner decides
+        return {"failed": traceback.format_exc()}
+
+
+def main() -> int:
+    """Serve the two pipes named on the command line until the first is closed."""
+    requests = os.fdopen(int(sys.argv[1]), "r", encoding="utf-8")
+    replies = os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
+    module, name = sys.argv[3].split(":")
+    answer: Any = None
+
+    def begin(order: dict[str, Any]) -> Any:
+        nonlocal answer
+        answer = getattr(importlib.import_module(module), name)(order)
+        return answer.facts
+
+    for line in requests:
+        replies.write(json.dumps(_answer(begin if answer is None else answer, line)) + "\n")
+        replies.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

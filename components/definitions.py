@@ -1,0 +1,338 @@
+"""Every published number: its name, formula and unit, what it counts and what it leaves out; and the functions.
+
+A name means the same in policy.json, rows, views (storage/views.sql), tables, cards and docs/numbers.md; a figure by
+another convention has another name.
+
+    round     one draft-and-verify pass: d drafted, a accepted, e emitted; e = a + 1, the last being the target's own
+              (the bonus token), unless the end of the answer cut it.
+    cut       a round whose end the answer's end, or its limit, cut off: e <= a. Also called a tail round.
+    overshoot what a cut round accepted past the end: kept by nobody, counted among accepted drafts.
+    prefill   makes the first token of an answer, which belongs to no round and to no decoding time.
+
+None is what nobody reached or measured, never 0. Pooled is a ratio of sums; _macro is the mean over prompts of each
+prompt's own figure, its repetitions summed first. Warm-up and failed requests never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean, median, quantiles
+from typing import Final, NamedTuple
+
+from components.rows import Request
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One number. counts: what is in it and what is not. views: of storage/views.sql, with a column of its name."""
+
+    formula: str
+    unit: str
+    counts: str
+    views: tuple[str, ...] = ()
+
+
+_LENGTH, _SHARE, _SPEED, _TIMES = "tokens a round", "share", "tokens a second", "times"
+_PLAIN, _EACH, _ENGINE, _DEPTH = "v_acceptance", "v_acceptance_request", "v_engine_acceptance", "v_depth"
+DEFINITIONS: Final[dict[str, Definition]] = {
+    "al": Definition(
+        "tokens / rounds",
+        _LENGTH,
+        "The headline. tokens: tokens_kept - 1 of each request. Every round, cut ones too; bonus in; prefill's token"
+        " and overshoot out. None where rounds that guessed nothing were left out of the count, as engines do.",
+        (_PLAIN, _EACH, _DEPTH, "v_language"),
+    ),
+    "al_uncut": Definition("1 + accepted / rounds", _LENGTH, "Uncut rounds alone; bonus in."),
+    "al_with_overshoot": Definition(
+        "1 + accepted / rounds", _LENGTH, "Every round; bonus and overshoot in. vLLM's own.", (_PLAIN, _ENGINE)
+    ),
+    "al_proxy": Definition(
+        "1 + mean of min(proxy_accepted, depth)", _LENGTH, "Every place, teacher-forced: the training metric."
+    ),
+    "al_meas": Definition("al", _LENGTH, "Of timed requests.", (_DEPTH,)),
+    "al_replayed": Definition("al", _LENGTH, "Of maps, of the very prompts that al_meas is of.", (_DEPTH,)),
+    "accepted_per_round": Definition(
+        "accepted / rounds", "drafts a round", "Every round; bonus out, overshoot in.", (_PLAIN, _EACH, _ENGINE)
+    ),
+    "draft_acceptance_rate": Definition(
+        "accepted / drafted", _SHARE, "Every draft of every round, overshoot in.", (_PLAIN, _EACH, _ENGINE)
+    ),
+    "accept_uncond": Definition("accepted / drafted", _SHARE, "Uncut rounds that drafted i.", ("v_position",)),
+    "accept_cond": Definition(
+        "accepted / reached", _SHARE, "Uncut rounds that drafted i and kept i - 1.", ("v_position",)
+    ),
+    "accept_joint": Definition("product of accept_cond up to i", _SHARE, "As accept_cond.", ("v_position",)),
+    "accept_of_rounds": Definition(
+        "accepted / rounds", _SHARE, "Every round; overshoot in. vLLM's own.", ("v_position", _ENGINE)
+    ),
+    "accept_joint_everywhere": Definition(
+        "places with accepted >= i / places", _SHARE, "Every place, where no round begins too.", ("v_map",)
+    ),
+    "accept_joint_teacher_forced": Definition(
+        "places with proxy_accepted >= i / places", _SHARE, "The same, teacher-forced: the training metric.", ("v_map",)
+    ),
+    "tokens_per_s": Definition(
+        "tokens / decode_ns * 1e9",
+        _SPEED,
+        "Tokens after the first (after an engine's first chunk), in the time since it. Prefill is out, and so are"
+        " answers of one token or one chunk.",
+        ("v_speed", "v_speedup"),
+    ),
+    "tokens_per_s_e2e": Definition(
+        "tokens_kept / (ttft_ns + decode_ns) * 1e9", _SPEED, "Every answer, prefill in.", ("v_speed", "v_speedup")
+    ),
+    "throughput_tokens_per_s": Definition(
+        "tokens / longest decode_ns * 1e9", _SPEED, "All decoded side by side, pooled over batches.", ("v_throughput",)
+    ),
+    "speedup": Definition(
+        "tokens_per_s / tokens_per_s of plain decoding",
+        _TIMES,
+        "On prompts that both decoded. Plain: its fastest kernel in the same session, engine, dtype, threads, batch"
+        " size and temperature.",
+        ("v_speedup",),
+    ),
+    "speedup_e2e": Definition(
+        "tokens_per_s_e2e / that of plain decoding", _TIMES, "The same plain kernel; both answered.", ("v_speedup",)
+    ),
+    "throughput_speedup": Definition(
+        "throughput_tokens_per_s / that of plain decoding", _TIMES, "Its best, same batch size.", ("v_throughput",)
+    ),
+    "ttft_ms_p50": Definition("median of ttft_ns / 1e6", "ms", "First token, each answer.", ("v_speed",)),
+    "tpot_ms_p50": Definition(
+        "median of decode_ns / tokens / 1e6", "ms", "Each answer that tokens_per_s counts.", ("v_speed",)
+    ),
+    "tpot_ms_p99": Definition("99th percentile of decode_ns / tokens / 1e6", "ms", "As tpot_ms_p50.", ("v_speed",)),
+    "cost_ratio": Definition("(T_verify + T_draft) / T_target", _TIMES, "Of a round; the rest of it out.", (_DEPTH,)),
+    "speedup_pred": Definition(
+        "al * T_target / (T_verify + T_draft)", _TIMES, "The rest of a round on both sides.", (_DEPTH, "v_choice")
+    ),
+    "speedup_meas": Definition("speedup", _TIMES, "As measured end to end.", (_DEPTH, "v_choice")),
+    "pred_error": Definition(
+        "speedup_pred / speedup_meas - 1", _SHARE, "Of all prompts with maps, over those timed.", (_DEPTH, "v_choice")
+    ),
+}
+_MACRO = dict.fromkeys(("al", "accepted_per_round", "draft_acceptance_rate"), (_PLAIN,))
+_MACRO |= dict.fromkeys(("accept_uncond", "accept_cond"), ("v_position",))
+for _name, _views in _MACRO.items():
+    _same = DEFINITIONS[_name]
+    DEFINITIONS[f"{_name}_macro"] = Definition(f"mean over prompts of {_name}", _same.unit, f"As {_name}.", _views)
+
+
+class RoundCounts(NamedTuple):
+    """What the rounds of some requests did, summed. whole: whether every round was counted."""
+
+    tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    whole: bool
+
+
+def counts(request: Request) -> bool:
+    """Whether a request counts at all: timed, and no error."""
+    return not request.is_warmup and request.status != "error"
+
+
+def has_rounds(request: Request) -> bool:
+    """Whether a request counts for acceptance: it was asked to draft, and rounds were counted."""
+    return counts(request) and request.method != "none" and request.depth_k > 0 and request.num_rounds > 0
+
+
+def has_decoding(request: Request) -> bool:
+    """Whether a request counts for decoding speed: it counts, and tokens came after the first (or first chunk)."""
+    return counts(request) and request.timed_tokens > 0 and request.decode_ns > 0
+
+
+def round_counts(requests: Iterable[Request]) -> RoundCounts:
+    """Sums over the requests that have rounds. A request with more tokens than they can have emitted lacks some."""
+    rows = [r for r in requests if has_rounds(r)]
+    return RoundCounts(
+        tokens=sum(r.tokens_kept - 1 for r in rows),
+        rounds=sum(r.num_rounds for r in rows),
+        drafted=sum(r.num_drafted for r in rows),
+        accepted=sum(r.num_accepted for r in rows),
+        whole=all(r.tokens_kept - 1 <= r.num_accepted + r.num_rounds for r in rows),
+    )
+
+
+def al(tokens: int, rounds: int) -> float | None:
+    """Tokens kept a round, every round counted: the headline. tokens: kept by rounds, without prefill's."""
+    return ratio(tokens, rounds)
+
+
+def al_of(requests: Iterable[Request]) -> float | None:
+    """al of those that have rounds; None where some of their rounds were not counted."""
+    found = round_counts(requests)
+    return al(found.tokens, found.rounds) if found.whole else None
+
+
+def macro(by_prompt: Iterable[float | None]) -> float | None:
+    """The mean over prompts of each one's own figure, over those that have one; None without any."""
+    known = [value for value in by_prompt if value is not None]
+    return fmean(known) if known else None
+
+
+def al_macro(by_prompt: Sequence[float | None]) -> float | None:
+    """The mean over prompts of al; None where one of them has none."""
+    return None if None in by_prompt else macro(by_prompt)
+
+
+def accepted_per_round(accepted: int, rounds: int) -> float | None:
+    """Accepted drafts a round: no bonus token, overshoot included."""
+    return ratio(accepted, rounds)
+
+
+def al_with_overshoot(accepted: int, rounds: int) -> float | None:
+    """1 + accepted / rounds, overshoot included."""
+    return None if not rounds else 1.0 + accepted / rounds
+
+
+def al_uncut(accepted: int, rounds: int) -> float | None:
+    """1 + accepted / rounds. accepted, rounds: of uncut rounds alone."""
+    return None if not rounds else 1.0 + accepted / rounds
+
+
+def al_proxy(proxy_accepted: Iterable[int], depth: int) -> float | None:
+    """1 + the mean over every place of min(proxy_accepted, depth)."""
+    lengths = [min(length, depth) for length in proxy_accepted]
+    return 1.0 + sum(lengths) / len(lengths) if lengths else None
+
+
+def draft_acceptance_rate(accepted: int, drafted: int) -> float | None:
+    """Accepted drafts over all drafts, overshoot included."""
+    return ratio(accepted, drafted)
+
+
+class PositionCounts(NamedTuple):
+    """How rounds did at one draft position i. The first three leave cut rounds out, the last three do not."""
+
+    drafted: int  # d >= i
+    reached: int  # d >= i and a >= i - 1
+    accepted: int  # d >= i and a >= i
+    drafted_in_all: int  # d >= i
+    accepted_in_all: int  # a >= i
+    rounds: int
+
+
+def is_cut(accepted: int, emitted: int) -> bool:
+    """Whether the end of an answer cut what a round emits."""
+    return emitted < accepted + 1
+
+
+def position_counts(rounds: Iterable[tuple[int, int, int]], position: int) -> PositionCounts:
+    """rounds: (drafted, accepted, emitted) of each. position: i, from 1."""
+    every = list(rounds)
+    uncut = [(d, a) for d, a, e in every if not is_cut(a, e) and d >= position]
+    return PositionCounts(
+        drafted=len(uncut),
+        reached=sum(a >= position - 1 for _, a in uncut),
+        accepted=sum(a >= position for _, a in uncut),
+        drafted_in_all=sum(d >= position for d, _, _ in every),
+        accepted_in_all=sum(a >= position for _, a, _ in every),
+        rounds=len(every),
+    )
+
+
+def accept_uncond(found: PositionCounts) -> float | None:
+    """How often draft i is kept, of the uncut rounds that drafted it."""
+    return ratio(found.accepted, found.drafted)
+
+
+def accept_cond(found: PositionCounts) -> float | None:
+    """The same, of those that had also kept draft i - 1."""
+    return ratio(found.accepted, found.reached)
+
+
+def accept_of_rounds(found: PositionCounts) -> float | None:
+    """Rounds that accepted draft i over all rounds, whatever they drafted; None where none drafted it."""
+    return ratio(found.accepted_in_all, found.rounds) if found.drafted_in_all else None
+
+
+def accept_joint(conditional: Sequence[float | None]) -> list[float | None]:
+    """Products of accept_cond up to each position; None from the first that nobody reached."""
+    return list(accumulate(conditional, lambda before, p: None if p is None or before is None else before * p))
+
+
+def accept_joint_everywhere(lengths: Collection[int], position: int) -> float | None:
+    """The share of places whose accepted length is at least i: of `accepted`, or teacher-forced of `proxy_accepted`."""
+    return ratio(sum(length >= position for length in lengths), len(lengths))
+
+
+def tokens_per_s(requests: Iterable[Request]) -> float | None:
+    """Pooled decoding speed of those that have a decoding time, prefill and its token left out."""
+    rows = [r for r in requests if has_decoding(r)]
+    return ratio(1e9 * sum(r.timed_tokens for r in rows), sum(r.decode_ns for r in rows))
+
+
+def tokens_per_s_e2e(requests: Iterable[Request]) -> float | None:
+    """Pooled speed from the request to its last token, prefill included."""
+    rows = [r for r in requests if counts(r)]
+    return ratio(1e9 * sum(r.tokens_kept for r in rows), sum(r.ttft_ns + r.decode_ns for r in rows))
+
+
+def throughput_tokens_per_s(batches: Iterable[Sequence[Request]]) -> float | None:
+    """Tokens of everything decoded side by side over the time of the longest. batches: the requests of each."""
+    timed = [[r for r in batch if counts(r)] for batch in batches]
+    tokens = sum(r.timed_tokens for batch in timed for r in batch if has_decoding(r))
+    return ratio(1e9 * tokens, sum(max((r.decode_ns for r in batch), default=0) for batch in timed))
+
+
+def best_plain(requests: Iterable[Request]) -> list[Request]:
+    """Plain requests of the kernel with the highest tokens_per_s; [] without any.
+
+    requests: of one session, engine, dtype, batch size, temperature and number of threads.
+    """
+    by_kernel: dict[str, list[Request]] = {}
+    for r in requests:
+        if r.method == "none" and counts(r):
+            by_kernel.setdefault(r.kernel, []).append(r)
+    return max((by_kernel[name] for name in sorted(by_kernel)), key=lambda rows: tokens_per_s(rows) or 0.0, default=[])
+
+
+def on_shared_prompts(
+    mine: Iterable[Request], plain: Iterable[Request], which: Callable[[Request], bool] = has_decoding
+) -> tuple[list[Request], list[Request]]:
+    """Both sides, on the prompts that both decoded: what a speedup is of."""
+    ours, theirs = [r for r in mine if which(r)], [r for r in plain if which(r)]
+    shared = {r.prompt_id for r in ours} & {r.prompt_id for r in theirs}
+    return [r for r in ours if r.prompt_id in shared], [r for r in theirs if r.prompt_id in shared]
+
+
+def speedup(mine: Iterable[Request], plain: Iterable[Request]) -> float | None:
+    """How many times as fast decoding is. plain: of best_plain. None where they share no prompt."""
+    ours, theirs = map(tokens_per_s, on_shared_prompts(mine, plain))
+    return ratio(ours or 0.0, theirs or 0.0)
+
+
+def speedup_e2e(mine: Iterable[Request], plain: Iterable[Request]) -> float | None:
+    """The same from the request to its last token, on the prompts that both answered."""
+    ours, theirs = map(tokens_per_s_e2e, on_shared_prompts(mine, plain, counts))
+    return ratio(ours or 0.0, theirs or 0.0)
+
+
+def ttft_ms_p50(requests: Iterable[Request]) -> float | None:
+    """The median time to the first token."""
+    return median(times) / 1e6 if (times := [r.ttft_ns for r in requests if counts(r)]) else None
+
+
+def tpot_ms(requests: Iterable[Request]) -> list[float]:
+    """Time per output token after the first, of each answer that has a decoding time."""
+    return [r.decode_ns / r.timed_tokens / 1e6 for r in requests if has_decoding(r)]
+
+
+def tpot_ms_p50(requests: Iterable[Request]) -> float | None:
+    """The median of tpot_ms."""
+    return median(times) if (times := tpot_ms(requests)) else None
+
+
+def tpot_ms_p99(requests: Iterable[Request]) -> float | None:
+    """The 99th percentile of tpot_ms, linear between neighbours."""
+    times = tpot_ms(requests)
+    return quantiles(times, n=100, method="inclusive")[98] if len(times) > 1 else next(iter(times), None)
+
+
+def ratio(above: float, below: float) -> float | None:
+    """above / below; None where below is 0: nobody measured it."""
+    return above / below if below else None

@@ -1,0 +1,144 @@
+"""`draftsmith remeasure`: a finished release is measured again, on the drafters and prompts that it was made of.
+
+Nothing is trained and no data are made: the plan is that of the run that made the release, with its parameters, seed
+and device, in which every step that measures on a machine is forced, with what decides by it (the policy, the verdict,
+the release, the page). What stands before is taken as it was in that run, whatever has changed in code or data since,
+and must be in the store. So the same release gets another session (storage/sessions.py), or, where the code that
+measures has changed, a release of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from components.contract import UserError
+from flows import fingerprint
+from flows.direct import RunOptions, RunOutcome, execute
+from flows.past_run import keys_of_run
+from flows.plan import Plan, PlannedStep, make_plan
+from flows.spec import load_spec
+from storage.artifacts import Store
+
+_VERSION = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
+REASON = "measured again"
+
+
+@dataclass(frozen=True)
+class Again:
+    """What will be measured again. before: the release's facts until now; notes: what is worth knowing beforehand."""
+
+    plan: Plan
+    store: Store
+    before: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def plan_again(said: str, options: RunOptions) -> Again:
+    """Find a release and plan its measurements anew.
+
+    said: NAME (its challenger, else its newest version), NAME@ALIAS, NAME@VERSION, or the start of a Release's key.
+    options: file, home and packages count; parameters, seed and device are those of the run that made the release.
+
+    Raises:
+        UserError: there is no such release, what it was made of is gone, or its pipeline is not what it was.
+    """
+    store = Store(options.home)
+    key = _find(store, said)
+    content = store.record_of(key)
+    record = content["record"]
+    if content["kind"] != "Release":
+        raise UserError(
+            f"remeasure {said}: it is a {content['kind']}, not a Release; `draftsmith show NAME` lists them"
+        )
+    makes = f"`draftsmith run {record['pipeline']}` makes one of what there is now"
+    past = keys_of_run(store, record["run_id"])
+    try:
+        plan = make_plan(
+            load_spec(options.file),
+            record["pipeline"],
+            record["params"],
+            store=store,
+            device=record["device"],
+            seed=record["seed"],
+            packages=options.packages,
+            past=past,
+        )
+    except UserError as error:
+        raise UserError(f"remeasure {said}: its pipeline is not what it was: {error}; {makes}") from error
+    release = next((one for one in plan.steps if one.name == record["step"] and one.kind == "Release"), None)
+    if release is None:
+        raise UserError(
+            f"remeasure {said}: pipeline '{plan.pipeline}' has no step '{record['step']}' any more; {makes}"
+        )
+    again = _steps_again(plan, release)
+    if not again:
+        raise UserError(f"remeasure {said}: no step before it measures on a machine")
+    needed = _needed(plan, again)
+    for step in plan.steps:
+        if step.name in needed and not step.reused:
+            raise UserError(f"remeasure {said}: step '{step.name}' would have to run ({step.reason}); {makes}")
+    steps = [_forced(step) if step.name in again else step for step in plan.steps if step.name in again | needed]
+    left_out = tuple((step.name, "not measured") for step in plan.steps if step.name not in again | needed)
+    notes = () if release.key == key.partition(".")[0] else (_changed(store, steps, past),)
+    return Again(replace(plan, steps=tuple(steps), skipped=left_out), store, content["info"], notes)
+
+
+def run_again(again: Again, options: RunOptions) -> RunOutcome:
+    """Measure, and keep everything as a run does: journal, MLflow, history, registry."""
+    return execute(again.plan, again.store, options.on_event, how="remeasure")
+
+
+def _find(store: Store, said: str) -> str:
+    """The key of the release that was named."""
+    from flows.show_model import is_model
+    from storage.registry import find_release, versions_of
+
+    version = _VERSION.fullmatch(said)
+    if version is not None:
+        return find_release(store.home, version["name"], version["which"])[0]
+    if not is_model(store.home, said):
+        return store.resolve(said)
+    versions = versions_of(store.home, said)
+    wanted = next((number for number, aliases, _ in versions if "challenger" in aliases), versions[-1][0])
+    return find_release(store.home, said, str(wanted))[0]
+
+
+def _steps_again(plan: Plan, release: PlannedStep) -> set[str]:
+    """Steps that measure what the release says, those that decide by them, and the pages that show it."""
+    behind = {release.name}
+    for step in reversed(plan.steps):
+        if step.name in behind:
+            behind.update(step.input_names())
+    again = set[str]()
+    for step in plan.steps:
+        if step.name in behind and (step.measures or again.intersection(step.input_names())):
+            again.add(step.name)
+    reused = {step.name for step in plan.steps if step.reused}
+    for step in plan.steps:
+        names = set(step.input_names())
+        if step.uses.startswith("report.") and names & again and names <= again | reused | plan.sources.keys():
+            again.add(step.name)
+    return again if release.name in again else set()
+
+
+def _needed(plan: Plan, again: set[str]) -> set[str]:
+    """What the steps that run are given."""
+    return {name for step in plan.steps if step.name in again for name in step.input_names()} - again
+
+
+def _forced(step: PlannedStep) -> PlannedStep:
+    return replace(step, forced=True, reused=False, reason=REASON)
+
+
+def _changed(store: Store, steps: Sequence[PlannedStep], past: Mapping[str, str]) -> str:
+    """A line that says why it will be a release of its own: what has changed about the first step that differs."""
+    for step in steps:
+        found = store.foresee(past.get(step.name, ""))
+        if step.forced and step.key != past.get(step.name) and found.artifact is not None:
+            parts = store.record_of(past[step.name])["record"]["parts"]
+            said = "; ".join(fingerprint.changes(parts, step.parts)[:3])
+            return f"it becomes a release of its own, since step '{step.name}' is not what it was: {said}"
+    return "it becomes a release of its own: what measures it is not what it was"

@@ -1,0 +1,97 @@
+"""Are the files of an artifact whole? Their sha256, what is remembered of it, and writes that are on disk at their end.
+
+Reading gigabytes again at every look would be slow, so `home/verified/KEY.json` keeps the inode, time and size that
+each file had when its sha256 was right; a file that still has them is not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_READ_BYTES = 1 << 20
+Stamps = dict[str, list[int]]
+"""File name -> [inode, time of its last change in ns, size in bytes]."""
+
+
+def broken_file(home: Path, key: str, path: Path, files: Mapping[str, Any]) -> str:
+    """What is wrong with the listed files of an artifact, or ''. Files unchanged since they were hashed are not read.
+
+    files: name -> {"size", "sha256"}.
+    """
+    known, fresh = _known_stamps(home, key), Stamps()
+    for name, facts in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        stamp = stamp_of(file)
+        if stamp[2] != facts["size"]:
+            return f"{name} has {stamp[2]} bytes instead of {facts['size']}"
+        if known.get(name) != stamp and sha256_of(file) != facts["sha256"]:
+            return f"{name} has changed since it was made"
+        fresh[name] = stamp
+    if fresh != known:
+        remember_stamps(home, key, fresh)
+    return ""
+
+
+def remember_stamps(home: Path, key: str, stamps: Mapping[str, list[int]]) -> None:
+    """Note that files with these stamps had the right sha256."""
+    folder = home / "verified"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / f"{key}.json", json.dumps(stamps))
+    except PermissionError:
+        return  # somebody else's store, read-only to us: files are hashed each time
+
+
+def sha256_of(file: Path) -> str:
+    """Hex digest of a file's bytes."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old or the new one, never half of it."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}.{time.time_ns()}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, file)
+
+
+def stamp_of(file: Path) -> list[int]:
+    """What tells that a file is still the same one."""
+    stat = file.stat()
+    return [stat.st_ino, stat.st_mtime_ns, stat.st_size]
+
+
+def flush(path: Path) -> None:
+    """Return once a file's bytes, or a folder's names, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_flushed(file: Path, text: str) -> None:
+    """Write a file and return once it is on disk."""
+    with file.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _known_stamps(home: Path, key: str) -> Stamps:
+    try:
+        content = json.loads((home / "verified" / f"{key}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # only a cache: without it, files are hashed again
+    return dict(content) if isinstance(content, dict) else {}
