@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 from components.promotion import ArmPrompt, Margins, Measured, Way
@@ -25,14 +26,15 @@ class Place(NamedTuple):
 
     artifact_key: str
     session_id: str
+    created_at: datetime
     machine_id: str
     dtype: str
     batch_size: int
 
     @property
-    def measurement(self) -> tuple[str, str]:
-        """What two ways that ran side by side have in common."""
-        return self.artifact_key, self.session_id
+    def measurement(self) -> tuple[str, str, datetime]:
+        """What two ways that ran side by side have in common; an artifact that was made again is another."""
+        return self.artifact_key, self.session_id, self.created_at
 
 
 @dataclass
@@ -195,16 +197,15 @@ def _where(
 ) -> tuple[Place, Place] | None:
     """Where A and B are compared: one measurement of both, else one of each, the smallest batch and newest first."""
     places = [{_place(row): row for row in arms if _is_of(row, way)} for way in ways]
-    born = {timed: row.created_at for one in places for timed, row in one.items()}
     if not all(places):
         missing = [way.name for way, timed in zip(ways, places, strict=True) if not timed]
         found.notes.append(f"speed not comparable: never timed end to end: {', '.join(missing)}")
         return None
     pairs = [(one, other) for one in sorted(places[0]) for other in sorted(places[1])]
-    alike = [(one, other) for one, other in pairs if one[2:] == other[2:]]  # machine, dtype, batch size
+    alike = [(one, other) for one, other in pairs if one[3:] == other[3:]]  # machine, dtype, batch size
     if not alike:
-        newest = [max(timed, key=lambda one: (born[one], -one.batch_size)) for timed in places]
-        names = zip(("machine", "dtype", "batch size"), newest[0][2:], newest[1][2:], strict=True)
+        newest = [max(timed, key=lambda one: (one.created_at, -one.batch_size)) for timed in places]
+        names = zip(("machine", "dtype", "batch size"), newest[0][3:], newest[1][3:], strict=True)
         differ = [f"other {name} ({x} and {y})" for name, x, y in names if x != y]
         found.notes.append(f"speed not comparable: {', '.join(differ) or 'never on one machine in one dtype'}")
         return None
@@ -227,7 +228,7 @@ def _where(
     # Equal up to the keys: any order that is always the same.
     return max(
         together or apart,
-        key=lambda p: (-p[0].batch_size, *sorted((born[p[0]], born[p[1]])), p[0].dtype == "float32", p),
+        key=lambda p: (-p[0].batch_size, *sorted((p[0].created_at, p[1].created_at)), p[0].dtype == "float32", p),
     )
 
 
@@ -247,11 +248,10 @@ def _compare_decoded(
     found: Comparison, arms: Sequence[ArmPrompt], maps: Sequence[AcceptanceMap], ways: tuple[Way, Way], margins: Margins
 ) -> None:
     """Acceptance length over decoded rounds: where speeds are from, else in the newest measurement of each."""
-    born = {_place(row): row.created_at for row in arms}
     sides = []
     for number, way in enumerate(ways):
         places = {_place(row) for row in arms if row.rounds and _is_of(row, way)}
-        newest = max(places, key=lambda one: (born[one], -one.batch_size, one), default=None)
+        newest = max(places, key=lambda one: (one.created_at, -one.batch_size, one), default=None)
         sides.append(_decoded(arms, way, found.timed[number] if found.timed is not None else newest))
     if all(sides):
         how = f"is that of decoding, of {ways[0].name} and {ways[1].name},"
@@ -278,7 +278,7 @@ def _decoded(arms: Sequence[ArmPrompt], way: Way, place: Place | None) -> dict[s
 
 
 def _place(row: ArmPrompt) -> Place:
-    return Place(row.artifact_key, row.session_id, row.machine_id, row.dtype, row.batch_size)
+    return Place(row.artifact_key, row.session_id, row.created_at, row.machine_id, row.dtype, row.batch_size)
 
 
 def _is_of(row: ArmPrompt, way: Way) -> bool:
