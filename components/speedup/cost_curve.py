@@ -122,6 +122,21 @@ def _line(depths: Sequence[int], value: Floats) -> Floats:
     return np.asarray(columns @ np.linalg.pinv(columns))
 
 
+def line_over(depths: Sequence[int], cost: Floats) -> Floats:
+    """[K]: the straight line through costs of depths, in their unit; each weighs by its relative error."""
+    return np.asarray(cost * _line(depths, np.log(cost)).sum(axis=1))
+
+
+def line_without_each(depths: Sequence[int], cost: Floats) -> Floats:
+    """[K]: what the line through the OTHER depths says that each costs."""
+    return np.asarray(cost * (1.0 - _off(_line(depths, np.log(cost)))))
+
+
+def _off(line: Floats) -> Floats:
+    """[K]: the share of its cost by which each cell lies above the line through the others."""
+    return np.asarray((1.0 - line.sum(axis=1)) / np.maximum(1e-9, 1.0 - np.diag(line)))
+
+
 def _weight_of_cells(offset: Floats, noise: float, num_depths: int) -> float:
     """w: how much of a cell's distance from the line is kept."""
     if num_depths <= 2 or noise <= NOTHING:
@@ -136,9 +151,8 @@ def _off_the_line(depths: Sequence[int], value: Floats, noise: float, free: floa
     kept = list(range(len(depths)))
     while len(kept) > 2 and noise > NOTHING:
         line = _line([depths[i] for i in kept], value[kept])
-        rest = np.maximum(1e-9, 1.0 - np.diag(line))
-        by = (1.0 - line.sum(axis=1)) / rest
-        sureness = np.abs(by) * np.sqrt(rest) / noise
+        by = _off(line)
+        sureness = np.abs(by) * np.sqrt(np.maximum(1e-9, 1.0 - np.diag(line))) / noise
         worst = int(sureness.argmax())
         limit = student_quantile(1.0 - (1.0 - SURE) / 2.0 / len(depths), free)
         if sureness[worst] <= limit or abs(by[worst]) < WORTH_MEASURING:

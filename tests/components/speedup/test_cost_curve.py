@@ -55,7 +55,7 @@ def test_noise_in_cells_is_ironed_out_and_a_real_step_stays() -> None:
 
 
 def test_its_spread_is_what_processes_cause() -> None:
-    """1,000 machines: the loadings' mean variance is that of the curve about the truth, at the ends and between."""
+    """1,000 machines: the loadings' mean variance is the curve's about the truth, at the ends and in the middle."""
     off, said = [], []
     for number in range(1000):
         curve = cost_curve(DEPTHS, by_process(LINE, 0.02, 0.015, 3, np.random.default_rng([2, number])))
@@ -79,7 +79,7 @@ def test_a_deeper_round_never_costs_less_unless_the_data_show_it() -> None:
 
 
 def test_contradictions_are_beyond_chance() -> None:
-    """1,000 machines whose costs are a line: a depth is named on 2 % of them at most; one that is off is in most."""
+    """1,000 machines whose costs are a line: a depth is named on 2 % of them; one that is 25 % off on most."""
     named, found = 0, 0
     for number in range(1000):
         rng = np.random.default_rng([4, number])

@@ -17,7 +17,7 @@ SPEEDS = np.array([1.30, 1.36, 1.40, 1.40, 1.20])
 def measured(
     num_prompts: int, num_processes: int, own: float, rng: np.random.Generator, speeds: Floats = SPEEDS
 ) -> Rows:
-    """Arms of true `speeds`: what prompts do is mostly shared by arms, what processes do to plain decoding wholly."""
+    """Arms of true `speeds`: most of what prompts do is shared by them, all of what processes do to plain decoding."""
     length = 2.0 * speeds / speeds[0]
     prompt = 0.15 * rng.standard_normal((1, num_prompts)) + 0.03 * rng.standard_normal((len(speeds), num_prompts))
     rounds = rng.integers(40, 200, size=(1, num_prompts)) * np.ones((len(speeds), 1))

@@ -8,11 +8,11 @@ import pytest
 from components.speedup.speed_ratio import Timed, speed_ratio
 
 PROMPTS_APART, PROCESSES_APART, NOISE = 0.12, 0.02, 0.02
-TRUTH = 1.4 * np.exp(-(PROMPTS_APART**2) / 2)  # of a ratio of sums, where prompts' own ratios are log-normal about 1.4
+TRUTH = 1.4 * np.exp(-(PROMPTS_APART**2) / 2)  # of a ratio of sums; prompts' own ratios are log-normal about 1.4
 
 
 def decoded(num_prompts: int, num_processes: int, each: int, rng: np.random.Generator) -> tuple[Timed, Timed]:
-    """Each process decodes `each` of the prompts, runs at a speed of its own (30 %), and favours one of the arms."""
+    """Each process decodes `each` of the prompts at a pace of its own (30 %), and favours one arm or the other."""
     own = np.log(1.4) + PROMPTS_APART * rng.standard_normal(num_prompts)
     length = rng.uniform(1.0, 3.0, num_prompts)
     ours: dict[tuple[str, int], tuple[float, float]] = {}

@@ -19,7 +19,7 @@ def test_it_is_the_mean_of_the_lower_half() -> None:
 
 
 def test_other_work_hardly_moves_it() -> None:
-    """A third of the timings take up to three times as long: the mean moves by a tenth or more, the steady time not."""
+    """A third of the timings take up to three times as long: the mean moves by a tenth and more, it does not."""
     rng = np.random.default_rng(0)
     quiet = 10.0 * (1.0 + 0.01 * rng.gamma(1.0, 1.0, size=60))
     busy = np.where(rng.random(60) < 0.33, quiet * rng.uniform(1.2, 3.0, size=60), quiet)
