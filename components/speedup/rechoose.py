@@ -177,8 +177,8 @@ def _contradictions(policy: Policy, predicted: Sequence[Depth], posterior: Poste
     for group in [*groups, tops]:
         hoped = max(group, key=lambda arm: float(log_pred[arm].mean()))
         best = max(group, key=lambda arm: posterior.measured[arm].speedup.value)
-        if hoped == best:
-            continue
+        if hoped == best or posterior.measured[best].prompts != posterior.measured[hoped].prompts:
+            continue  # over other prompts (a request failed) they are no pair
         ratio = posterior.measured[best].speedup.over(posterior.measured[hoped].speedup)
         lo, hi = ratio.interval()
         gap = log_pred[best] - log_pred[hoped]

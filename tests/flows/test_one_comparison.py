@@ -110,8 +110,8 @@ def random_night(seed: int) -> tuple[list[Any], dict[str, list[Any]], list[Any],
             for key in ("", "kernel", NEW, OLD):
                 plain = key in ("", "kernel")
                 for depth in [0] if plain else range(deepest + 1):
-                    if process > 1 and rng.random() < 0.1:
-                        continue  # not every process need have run everything
+                    if rng.random() < (0.06 if process == 1 else 0.1):
+                        continue  # a request failed, or a process did not come to it
                     seconds = float((1 + n % 5) * rng.lognormal(0.0, 0.1) / (1 + 0.2 * depth))
                     tokens = int(rng.integers(2, 60))
                     facts = {"workload": where[n], "process": process, "request_id": f"{process}-{n}-{key}-{depth}"}
