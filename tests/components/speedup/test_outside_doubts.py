@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from components.speedup.engines import engine_settings
 
+from components.publish.engine_settings import engine_settings
 from components.rows import QualityFlag
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
@@ -47,8 +47,7 @@ def test_numbers_at_fault_choose_nothing_anywhere() -> None:
         [*lengths(1.8, 2.39, 2.79), *costs(0.15, kv_len=128), *costs(0.2, kv_len=4096)],
     ):
         policy = policy_of(rows)
-        policy.engines = engine_settings(policy)
-        assert policy.verdict == "invalid" and policy.winner is None and policy.engines == {}
+        assert policy.verdict == "invalid" and policy.winner is None and engine_settings(asdict(policy), ()) == {}
         assert policy.mixtures == [] and "bad_baseline" in policy.reasons[0]
         for choice in (*policy.choices, *policy.contexts):
             assert (choice.verdict, choice.depth_k, choice.speedup_pred, choice.p_beats_no_spec) == ("invalid", 0, 1, 0)
