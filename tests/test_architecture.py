@@ -43,6 +43,7 @@ ONLY_IN = {
     "mlflow": {
         "storage/tracking.py",
         "storage/registry.py",
+        "storage/evidence.py",
         "storage/alias_moves.py",
         "storage/model_versions.py",
         "components/publish/mlflow_model.py",

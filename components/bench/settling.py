@@ -69,13 +69,19 @@ def _arms_of(found: Sequence[GroupRun]) -> list[Arm]:
 
 
 def _log_costs(found: Sequence[GroupRun], arms: Sequence[Arm], size: int) -> Floats:
-    """[arms, processes]: log of a round over the best plain step of the process."""
-    times = steady_round_ns(found)
-    processes = sorted({process for process, _, _ in times})
+    """[arms, processes]: log of a round over the plain step of the process on its quicker kernel."""
+    times = {key: ns for key, ns in steady_round_ns(found).items() if not np.isnan(ns)}
+    processes = sorted({group_run.process for group_run in found})
     plain = {
-        process: min(ns for (p, arm, _), ns in times.items() if p == process and arm.is_plain) for process in processes
+        process: min((ns for (p, arm, _), ns in times.items() if p == process and arm.is_plain), default=np.nan)
+        for process in processes
     }
-    return np.array([[np.log(times.get((p, arm, size), np.nan) / plain[p]) for p in processes] for arm in arms])
+    return np.array(
+        [
+            [np.log((plain[p] if arm.is_plain else times.get((p, arm, size), np.nan)) / plain[p]) for p in processes]
+            for arm in arms
+        ]
+    )
 
 
 def _counts(found: Sequence[GroupRun], arms: Sequence[Arm]) -> tuple[Floats, Floats]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_subjects import VOCAB, train_briefly
+from bench_subjects import VOCAB, HereInstead, train_briefly
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -110,3 +110,9 @@ def context(tmp_path: Path) -> Callable[[str], Context]:
 @pytest.fixture(scope="session")
 def machine() -> Machine:
     return Machine("test", "cpu", 2, 8.0, "cpu", "cpu", "test")
+
+
+@pytest.fixture
+def here_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process: real decoding in real turns; only starting others, seconds each, is left out."""
+    monkeypatch.setattr("components.bench.measuring.FreshProcess", HereInstead)

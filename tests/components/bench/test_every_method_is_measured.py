@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from components.bench.acceptance import measure_acceptance
-from components.bench.clock import Stopwatch
-from components.bench.phases import time_phases
 from components.bench.subjects import open_drafter
 from components.contract import Context, Draft, Prompts, Target
 from components.decoding.chain import decode
-from components.decoding.session import Session
 from components.drafts.train import train_draft
 from components.rows import AcceptanceMap, read_rows
 from components.speedup.replay import replay
@@ -52,15 +47,3 @@ def test_a_live_run_of_prompt_lookup_is_the_replay_of_its_map(
         found = acceptance_map(opened, drafter, start, answer, 40, 4)
         run = decode(opened, drafter, start, max_new_tokens=40, depth=4, ignore_eos=True)
         assert [r.accepted for r in run.rounds] == [r.accepted for r in replay(found.accepted, 4)]
-
-
-@pytest.mark.parametrize("method", UNTRAINED)
-def test_rounds_of_a_method_without_weights_are_taken_apart(
-    method: str, target: Target, opened: AbstractTarget, context: Callable[[str], Context]
-) -> None:
-    drafter = open_drafter(untrained(method, target, context("draft")), opened)
-    ticks = itertools.count()
-    asked: dict[str, Any] = {"num_tokens": 20, "session": Session(opened)}
-    rounds = len(decode(opened, drafter, [5, 6, 7], max_new_tokens=20, depth=2, ignore_eos=True).rounds)
-    times = time_phases(opened, drafter, [[5, 6, 7]], depth=2, watch=Stopwatch(lambda: next(ticks), list), **asked)
-    assert (times.target, times.draft) == ([1] * rounds, [1] * (rounds - 1))

@@ -58,11 +58,11 @@ class Subject:
 
     def rows(self, num_prompts: int) -> list[Request]:
         """Plain and speculative requests of the first prompts, decoded now and judged as a measurement does."""
-        session, lookup, runs = Session(self.target), Arm("ngram", "", DEPTH, Ngram()), list[TimedRun]()
+        session, lookup, runs = Session(self.target), Arm("ngram", "", DEPTH), list[TimedRun]()
         for prompt, plain in zip(self.prompts[:num_prompts], self.plain, strict=False):
-            run = decode(self.target, lookup.proposer, prompt.ids, max_new_tokens=LENGTH, depth=DEPTH, session=session)
+            run = decode(self.target, Ngram(), prompt.ids, max_new_tokens=LENGTH, depth=DEPTH, session=session)
             for arm, decoded in ((PLAIN, plain), (lookup, run)):
-                runs.append(TimedRun(arm, prompt, 0, len(runs), False, decoded))
+                runs.append(TimedRun(arm, prompt, 0, len(runs), decoded, 1, "plain", decoded.decode_ns))
         return request_rows(runs, self.target, Conditions("s", "t", str(self.target.dtype), 1))
 
 

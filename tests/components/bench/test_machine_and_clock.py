@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.clock import block_stat, quiet_interpreter, timer_overhead_ns
+from components.bench.clock import quiet_interpreter, slices_stat, timer_overhead_ns
 from components.bench.device_state import clock_mhz, device_state, parsed_gpu_state
 from components.bench.machine import describe_machine
 from components.contract import UserError
@@ -32,16 +32,25 @@ def test_another_device_is_another_machine() -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=50))
-def test_the_median_of_a_block_has_as_much_above_as_below(samples: list[float]) -> None:
-    stat = block_stat(samples)
+def test_the_median_of_a_slice_has_as_much_above_as_below(samples: list[float]) -> None:
+    stat = slices_stat([samples])
     assert sum(x < stat.median for x in samples) <= len(samples) / 2
     assert sum(x > stat.median for x in samples) <= len(samples) / 2
     assert 0 <= stat.mad <= max(samples) - min(samples)
     assert stat.num_samples == len(samples)
 
 
-def test_one_preemption_does_not_move_a_block() -> None:
-    assert block_stat([5.0] * 9 + [900.0]).median == 5.0
+def test_neither_a_preemption_nor_a_busy_second_moves_a_block() -> None:
+    assert slices_stat([[5.0] * 9 + [900.0]]).median == 5.0
+    assert slices_stat([[5.0] * 4, [5.0] * 4, [90.0] * 4, [70.0] * 4]) == (5.0, 32.5, 16)
+
+
+@given(st.lists(st.lists(st.floats(1, 1e9), min_size=1, max_size=5), min_size=1, max_size=9))
+def test_a_block_takes_as_long_as_its_quieter_slices(slices: list[list[float]]) -> None:
+    medians = sorted(slices_stat([one]).median for one in slices)
+    lower = medians[: (len(medians) + 1) // 2]
+    tolerance = 1e-9 * medians[-1]
+    assert medians[0] - tolerance <= slices_stat(slices).median <= lower[-1] + tolerance
 
 
 def test_the_collector_rests_while_time_is_measured_and_works_afterwards() -> None:

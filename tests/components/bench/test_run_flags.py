@@ -4,53 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 
-from components.bench.arms import PLAIN, Arm
-from components.bench.run_flags import plain_drift, run_flags
-from components.bench.subjects import EncodedPrompt
+import pytest
+from made_runs import decoded, timed_run
+
+from components.bench.arms import PLAIN, RIVAL, Arm
+from components.bench.run_flags import difference_of_processes, disturbed_share, run_flags
 from components.bench.timed_runs import TimedRun
-from components.decoding.chain import Decoded, RoundFacts
-from components.drafts.ngram import Ngram
 
-PROMPT = EncodedPrompt("p", "w", [1, 2, 3])
-TEXT = list(range(40))
+EAGLE = Arm("eagle3", "e", 6)
 
 
-def run(arm: Arm, rep: int = 0, decode_ns: int = 1000, tokens: list[int] = TEXT, overshoot: int = 0) -> TimedRun:
-    raw = [*tokens, *[0] * overshoot]
-    rounds = [RoundFacts(i, 0, 0, 1, 3 + i) for i in range(len(tokens) - 1)]
-    return TimedRun(arm, PROMPT, rep, 0, False, Decoded(tokens, raw, rounds, "ok", 3, 10, decode_ns))
+def plain(decode_ns: int = 1000, *, process: int = 1, share: float = 1.0) -> TimedRun:
+    return timed_run(PLAIN, decoded(39, decode_ns), process=process, share=share)
 
 
 def codes(runs: list[TimedRun], load: float | None = 1.0) -> set[str]:
-    return {flag.code for flag in run_flags(runs, "s", load, 2)}
+    return {flag.code for flag in run_flags(runs, "s", load, 2, {})}
 
 
 def test_a_quiet_session_raises_nothing() -> None:
-    assert codes([run(PLAIN, 0), run(PLAIN, 1, 1010)]) == set()
+    assert codes([plain(), plain(1010, process=2), plain(1090, process=3)]) == set()
 
 
-def test_drift_of_plain_decoding_is_flagged() -> None:
-    drifted = [run(PLAIN, 0, 1000), run(PLAIN, 1, 1200)]
-    assert codes(drifted) == {"plain_drift"}
-    assert plain_drift(drifted) is not None
-    assert plain_drift(drifted[:1]) is None
+def test_processes_that_differ_are_named_with_how_much() -> None:
+    differing = [plain(), plain(1300), plain(1200, process=2), plain(1100, process=2)]
+    assert difference_of_processes(differing) == pytest.approx(0.0)
+    assert codes(differing) == set(), "prompts differ, processes do not"
+    differing += [plain(1400, process=3)]
+    assert codes(differing) == {"processes_differ"}
+    assert difference_of_processes(differing) == pytest.approx(1400 / 1150 - 1)
+    assert difference_of_processes(differing[:2]) is None, "one process alone differs from nothing"
+
+
+def test_only_the_smallest_batch_tells_how_processes_differ() -> None:
+    batch = dataclasses.replace(plain(4000, process=2), batch_size=4, batch_id=1)
+    assert difference_of_processes([plain(), plain(1100, process=2), batch]) == pytest.approx(0.1)
+
+
+def test_time_that_other_work_added_is_flagged() -> None:
+    assert disturbed_share([plain(1000, share=0.9), plain(3000, share=0.7)]) == pytest.approx(0.25)
+    assert codes([plain(share=0.9)]) == set() and codes([plain(share=0.8)]) == {"disturbed"}
+    rival = timed_run(RIVAL, decoded(39, 1000), share=0.1)
+    assert codes([plain(), rival]) == set(), "the baseline alone is asked"
 
 
 def test_other_work_on_the_machine_is_flagged() -> None:
-    assert codes([run(PLAIN)], load=6.0) == {"loaded_machine"}
-    assert codes([run(PLAIN)], load=None) == set()
+    assert codes([plain()], load=6.0) == {"loaded_machine"}
+    assert codes([plain()], load=None) == set()
 
 
 def test_looping_text_is_flagged() -> None:
-    assert codes([run(PLAIN, tokens=[1, 2] * 20)]) == {"looping_output"}
+    looping = dataclasses.replace(decoded(39, 1000), tokens=[1, 2] * 20)
+    assert codes([timed_run(PLAIN, looping)]) == {"looping_output"}
 
 
 def test_overshoot_and_untrained_depth_are_flagged_for_their_arm() -> None:
-    lookup = Ngram(max_depth=16)
-    lookup.num_steps = 4
-    arm = Arm("eagle3", "", 6, lookup)
-    flags = run_flags([run(PLAIN), run(arm, overshoot=5)], "s", None, 2)
-    assert {(f.code, f.method) for f in flags} == {("overshoot", "eagle3"), ("beyond_trained_depth", "eagle3")}
-    assert not run_flags([run(PLAIN), run(dataclasses.replace(arm, depth=4))], "s", None, 2)
+    run = timed_run(EAGLE, decoded(13, 1000, emitted=3, overshoot=5))
+    flags = run_flags([plain(), run], "s", None, 2, {"e": 4})
+    assert {(f.code, f.method, f.draft_key) for f in flags} == {
+        ("overshoot", "eagle3", "e"),
+        ("beyond_trained_depth", "eagle3", "e"),
+    }
+    calm = dataclasses.replace(run, decoded=decoded(13, 1000, emitted=3))
+    assert not run_flags([plain(), calm], "s", None, 2, {"e": 6})
     for untrained in ("ngram", "lookahead"):
-        assert not run_flags([run(PLAIN), run(dataclasses.replace(arm, method=untrained))], "s", None, 2)
+        arm = dataclasses.replace(EAGLE, method=untrained)
+        assert not run_flags([plain(), dataclasses.replace(calm, arm=arm)], "s", None, 2, {"e": 4})

@@ -1,94 +1,172 @@
-"""Cost rows are complete, all positive, plain steps counted as such; a machine that changes fails the step."""
+"""Cost rows are complete for every drafter, against one plain baseline; and a measurement says why it ended."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from components.bench import cost_blocks
-from components.bench.clock import Stopwatch
-from components.bench.cost_blocks import Bench
-from components.bench.cost_texts import contexts, longest_context
-from components.bench.phases import time_phases
-from components.bench.step_cost import control_drift, measure_step_cost
-from components.bench.subjects import open_drafter
-from components.bench.trees import tree_shape
-from components.contract import Context, Draft, Machine, Prompts, Target, UserError
-from components.decoding.batch import decode_batch
-from components.decoding.chain import decode
-from components.decoding.session import Session
+from components.bench import measuring_process
+from components.bench.cost_blocks import MEMORY_SHARE
+from components.bench.cost_study import CostStudy
+from components.bench.step_cost import arms_of, measure_step_cost
+from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.drafts.files import save_untrained
 from components.rows import CostCell, read_rows
-from components.targets.model import AbstractTarget
+from components.speedup.costs import Setting, cost_table
+
+SMALL: dict[str, Any] = {"tokens_per_block": 16, "kv_lengths": [32], "seconds": 0.1, "num_processes": 1}
+PHASES = ["verify", "draft", "host", "prefill", "draft_prefill"]
+PLAIN_PHASES = ["target_step", "host", "prefill"]
 
 
-def test_every_phase_of_every_depth_is_timed_in_every_block(
-    target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, context: Callable[[str], Context]
+@pytest.fixture(scope="module")
+def measured(
+    target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, tmp_path_factory: pytest.TempPathFactory
+) -> Measurements:
+    """Both drafters alone and side by side, as chains and trees, at two lengths, in two real processes."""
+    folder = tmp_path_factory.mktemp("cost")
+    ctx = Context(key="c" * 64, out=folder, scratch=folder, num_threads=1)
+    sizes: dict[str, Any] = {"batch_sizes": [3, 1], "kv_lengths": [48, 32], "trees": [5], "max_depth": 3}
+    asked: dict[str, Any] = {**SMALL, **sizes, "num_processes": 2}
+    return measure_step_cost(target, drafts, prompts, **asked, ctx=ctx, machine=machine)
+
+
+@pytest.fixture(scope="module")
+def cells(measured: Measurements) -> list[CostCell]:
+    return read_rows(measured.path, CostCell)
+
+
+def test_every_phase_of_every_arm_is_timed_in_every_block_of_every_process(
+    measured: Measurements, cells: list[CostCell], drafts: list[Draft]
 ) -> None:
-    ctx = context("cost")
-    made = measure_step_cost(
-        target,
-        drafts[1],
-        prompts,
-        kv_lengths=[32, 48],
-        num_blocks=5,
-        tokens_per_block=16,
-        max_drift=50.0,
-        ctx=ctx,
-        machine=machine,
+    eagle, mtp = (draft.key for draft in drafts)
+    arms = [(eagle, k, None) for k in (1, 2, 3)] + [(mtp, k, None) for k in (1, 2)] + [(eagle, 4, 5), (mtp, 2, 5)]
+    expected = set(itertools.product([*arms], PHASES)) | set(itertools.product([("", 0, None)], PLAIN_PHASES))
+    num_processes = measured.info["num_processes"]  # two, and a third where a cost contradicts its neighbours
+    places = list(itertools.product((1, 3), (32, 48), range(1, num_processes + 1)))
+    found: dict[tuple[int, int, int], dict[int, list[Any]]] = {place: {} for place in places}
+    for c in cells:
+        blocks = found[c.batch_size, c.kv_len, c.process]
+        blocks.setdefault(c.block, []).append(((c.draft_key, c.depth_k, c.tree_budget), c.phase))
+    for place, blocks in found.items():
+        assert sorted(blocks) == list(range(1, len(blocks) + 1)) and blocks, place
+        for rows in blocks.values():
+            assert len(rows) == len(set(rows)) == len(expected) and set(rows) == expected, place
+    assert measured.info["num_blocks"] == sum(
+        len(blocks) for (size, kv_len, _), blocks in found.items() if (size, kv_len) == (1, 32)
     )
-    cells = read_rows(ctx.out, CostCell)
-    kernel = made.info["kernel"]
-    ours = [c for c in cells if c.phase != "control" and c.kernel == kernel]
-    phases = ["verify", "draft", "host", "prefill", "draft_prefill"]
-    expected = set(itertools.product(phases, [1, 2], [32, 48], range(1, 6)))
-    expected |= set(itertools.product(["target_step", "host", "prefill"], [0], [32, 48], range(1, 6)))
-    assert sorted((c.phase, c.depth_k, c.kv_len, c.block) for c in ours) == sorted(expected)
-    assert {c.block for c in cells if c.phase == "control"} == {0, 5}
+    assert num_processes in (2, 3) and measured.info["left_out"] == []
+
+
+def test_rows_say_what_was_timed_and_how(measured: Measurements, cells: list[CostCell], drafts: list[Draft]) -> None:
+    methods = {"": "none", **{draft.key: draft.info["method"] for draft in drafts}}
     for c in cells:
         assert c.median_ns > 0 and c.mad_ns >= 0 and c.reps_in_block >= 1
+        rows_of_pass = 1 + (c.tree_budget or c.depth_k)
         once = c.phase.endswith("prefill")
-        assert c.num_rows == (c.kv_len - 8 if once else c.depth_k if c.phase == "draft" else c.depth_k + 1)
-        assert c.load_average is not None and c.tree_budget is None
-        assert (c.draft_key, c.method) == ((drafts[1].key, "mtp") if c.depth_k else ("", "none"))
-        assert c.num_threads == made.info["num_threads"]
-    assert made.info["timer_overhead_ns"] < min(c.median_ns for c in cells)
+        assert c.num_rows == (c.kv_len - 8 if once else rows_of_pass - (c.phase == "draft"))
+        assert c.method == methods[c.draft_key] and c.load_average is not None
+        assert (c.kernel, c.num_threads) == (measured.info["kernel"], measured.info["num_threads"])
+    assert measured.info["timer_overhead_ns"] < min(c.median_ns for c in cells)
+    assert {"eagle3 verify k=4 tree=5 batch=3 kv=48", "target_step batch=1 kv=32"} <= set(measured.info["medians_ms"])
+    assert measured.info["draft_keys"] == [draft.key for draft in drafts]
+    assert measured.info["methods"] == ["eagle3", "mtp"]
 
 
-def test_batches_and_trees_are_cells_of_their_own(
-    target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, context: Callable[[str], Context]
-) -> None:
-    ctx = context("cost")
-    sizes: dict[str, Any] = {"batch_sizes": [3, 1], "kv_lengths": [32], "trees": [5], "num_blocks": 5}
-    asked: dict[str, Any] = {**sizes, "tokens_per_block": 16, "max_drift": 50.0}
-    made = measure_step_cost(target, drafts[1], prompts, **asked, ctx=ctx, machine=machine)
-    cells = [c for c in read_rows(ctx.out, CostCell) if c.kernel == made.info["kernel"] and c.phase != "control"]
-    found = {(c.phase, c.batch_size, c.depth_k, c.tree_budget, c.num_rows) for c in cells if "prefill" not in c.phase}
-    expected = {("target_step", 0, None, 1), ("host", 0, None, 1), *(("verify", k, None, k + 1) for k in (1, 2))}
-    expected |= {(phase, k, None, k + (phase == "host")) for phase in ("draft", "host") for k in (1, 2)}
-    expected |= {("verify", 2, 5, 6), ("draft", 2, 5, 5), ("host", 2, 5, 6)}
-    assert found == {(phase, size, *rest) for phase, *rest in expected for size in (1, 3)}
-    assert "verify k=2 tree=5 batch=3" in made.info["medians_ms"]
+def test_all_drafters_have_one_plain_baseline(cells: list[CostCell], drafts: list[Draft]) -> None:
+    tables = [cost_table(cells, Setting(draft.key, 1)) for draft in drafts]
+    assert tables[0].times.target == tables[1].times.target > 0
+    assert [table.depths for table in tables] == [[0, 1, 2, 3], [0, 1, 2]]
+    assert all(table.num_processes in (2, 3) for table in tables)
 
 
+def test_how_well_costs_are_known_is_said(measured: Measurements) -> None:
+    reached = measured.info["precision_reached"]
+    assert set(reached) == {*(f"eagle3 k={k}" for k in (1, 2, 3)), "mtp k=1", "mtp k=2", "eagle3 k=4 tree of 5",
+                            "mtp k=2 tree of 5"}  # fmt: skip
+    assert all(width > 0 for width in reached.values())
+
+
+def measure(
+    target: Target, drafts: list[Draft], prompts: Prompts, ctx: Context, machine: Machine, **changes: Any
+) -> Measurements:
+    return measure_step_cost(target, drafts, prompts, **{**SMALL, **changes}, ctx=ctx, machine=machine)
+
+
+@pytest.mark.usefixtures("here_instead")
 def test_recorded_passes_are_timed_like_others(
     target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, context: Callable[[str], Context]
 ) -> None:
     """On a CPU the static passes run without being recorded; cells are complete, and the kernel says what was timed."""
     ctx = context("cost")
-    sizes: dict[str, Any] = {"batch_sizes": [1, 2], "kv_lengths": [32], "num_blocks": 5, "max_depth": 2}
-    asked: dict[str, Any] = {**sizes, "tokens_per_block": 16, "max_drift": 50.0, "graphs": True}
-    made = measure_step_cost(target, drafts[0], prompts, **asked, ctx=ctx, machine=machine)
+    made = measure(target, drafts[:1], prompts, ctx, machine, batch_sizes=[1, 2], max_depth=2, graphs=True)
     cells = read_rows(ctx.out, CostCell)
     assert made.info["kernel"].endswith("+graphs") and made.info["left_out"] == []
     assert {c.kernel for c in cells} == {made.info["kernel"]}
-    assert {(c.phase, c.batch_size) for c in cells if c.depth_k == 2} >= {("verify", 1), ("verify", 2), ("draft", 2)}
+    assert {(c.phase, c.batch_size) for c in cells if c.depth_k == 2} == set(itertools.product(PHASES, (1, 2)))
 
 
+def test_recorded_passes_have_no_second_baseline(drafts: list[Draft]) -> None:
+    with_rival, without = (arms_of(drafts, 1, [], rival=rival) for rival in (True, False))
+    assert [arm.label for arm in with_rival] == ["plain", "plain on plain kernels", "eagle3 k=1", "mtp k=1"]
+    assert [arm.label for arm in without] == ["plain", "eagle3 k=1", "mtp k=1"]
+
+
+def test_a_chain_is_as_deep_as_it_was_trained_for_unless_asked_within_reach(drafts: list[Draft]) -> None:
+    def depths(max_depth: int) -> list[int]:
+        return [arm.depth for arm in arms_of(drafts, max_depth, [], rival=False) if arm.method == "mtp"]
+
+    assert depths(0) == [1, 2] and depths(1) == [1] and depths(64) == list(range(1, drafts[1].info["max_depth"] + 1))
+
+
+class Course(CostStudy):
+    """A study whose processes take exactly their share, and whose costs are known as it is told, process by process."""
+
+    def __init__(self, widths: list[dict[str, float]], ctx: Context) -> None:
+        nothing: Any = None
+        super().__init__(nothing, [], nothing, [], nothing, "float32", False, ctx)
+        self.known, self.shares = widths, list[float]()
+
+    def _one_process(self, share: float, spent: float, seconds: float) -> float:
+        self.num_processes += 1
+        self.shares.append(share)
+        return share
+
+    def half_widths(self) -> dict[str, float]:
+        return self.known[min(self.num_processes, len(self.known)) - 1]
+
+
+def test_a_measurement_ends_when_every_cost_is_known(context: Callable[[str], Context]) -> None:
+    course = Course([{}, {"mtp k=1": 0.01}, {"mtp k=1": 0.08, "mtp k=2": 0.01}, {"mtp k=1": 0.02}], context("cost"))
+    course.run(120.0, 3, 0.03)
+    assert course.ended == "time is spent; not known to 3.0%: mtp k=1 to 8.0%", "three processes were asked for"
+    assert course.shares == [40.0, 40.0, 40.0]
+    early = Course([{"mtp k=1": 0.02}], context("early"))
+    early.run(120.0, 3, 0.03)
+    assert early.ended == "every cost is known to 2.0%" and early.num_processes == 3, "never from fewer processes"
+    alone = Course([{}], context("alone"))
+    alone.run(120.0, 1, 0.03)
+    assert alone.ended == "time is spent; not known to 3.0%: anything, one process only"
+
+
+def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
+    context: Callable[[str], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.bench.cost_study.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
+    for width, ended in (
+        (0.01, "every cost is known to 1.0%"),
+        (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%"),
+    ):
+        course = Course([{"mtp k=1": width}], context(ended[:5]))
+        course.run(120.0, 3, 0.03)
+        assert (course.ended, course.shares) == (ended, [40.0] * 4)
+
+
+@pytest.mark.usefixtures("here_instead")
 def test_cells_that_do_not_fit_the_memory_are_left_out_and_said(
     target: Target,
     drafts: list[Draft],
@@ -98,116 +176,53 @@ def test_cells_that_do_not_fit_the_memory_are_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ctx = context("cost")
-    sizes: dict[str, Any] = {"batch_sizes": [1, 4], "kv_lengths": [32, 64], "num_blocks": 5, "max_depth": 1}
-    asked: dict[str, Any] = {**sizes, "tokens_per_block": 16, "max_drift": 50.0}
     token = 7 * 2 * 2 * 8 * 4  # layers, keys and values, heads, their size, float32
-    monkeypatch.setattr(cost_blocks, "free_memory", lambda device: round(4 * (32 + 16 + 4) * token / 0.8) + 1)
-    made = measure_step_cost(target, drafts[0], prompts, **asked, ctx=ctx, machine=machine)
+    room_for_one = round(4 * (32 + 4 + 16 + 2) * token / MEMORY_SHARE) + 1
+    monkeypatch.setattr(measuring_process, "free_memory", lambda device: room_for_one)
+    sizes: dict[str, Any] = {"batch_sizes": [1, 4], "kv_lengths": [32, 64], "max_depth": 1}
+    made = measure(target, drafts[:1], prompts, ctx, machine, **sizes)
     assert made.info["left_out"] == ["batch 4 kv 64"]
-    cells = {(c.batch_size, c.kv_len) for c in read_rows(ctx.out, CostCell) if c.phase == "verify"}
-    assert cells == {(1, 32), (1, 64), (4, 32)}
-    monkeypatch.setattr(cost_blocks, "free_memory", lambda device: 1000)
-    with pytest.raises(UserError, match="no cell fits"):
-        measure_step_cost(target, drafts[0], prompts, **asked, ctx=context("none"), machine=machine)
-
-
-@pytest.mark.parametrize("tree", [False, True])
-def test_rounds_of_a_batch_that_has_shrunk_are_left_out(
-    tree: bool, opened: AbstractTarget, drafts: list[Draft]
-) -> None:
-    """Sequences that are done leave the batch; passes without them are not passes of that batch."""
-    ticks = itertools.count()
-    asked: dict[str, Any] = {
-        "num_tokens": 20,
-        "session": Session(opened),
-        "watch": Stopwatch(lambda: next(ticks), list),
+    cells = {
+        (c.batch_size, c.kv_len, c.phase) for c in read_rows(ctx.out, CostCell) if c.phase in ("verify", "target_step")
     }
-    texts = [[5, 6, 7], [9], [30, 31, 2, 8, 40]]
-    drafter, shape = open_drafter(drafts[0], opened), tree_shape(3, 5) if tree else None
-    chain: dict[str, Any] = {"shape": shape} if tree else {"depth": 3}
-    runs = decode_batch(opened, drafter, texts, max_new_tokens=20, ignore_eos=True, **chain)
-    whole = min(len(run.rounds) for run in runs)
-    assert whole < max(len(run.rounds) for run in runs), "all were done at once: nothing was left out"
-    times = time_phases(opened, drafter, texts, depth=3, shape=shape, **asked)
-    assert (len(times.target), len(times.draft), len(times.host)) == (whole, whole - 1, whole - 1)
-    assert times.num_tokens == 60 and min(*times.target, *times.draft) >= 1 and min(times.host) >= 0
-    assert len(time_phases(opened, None, texts, depth=0, **asked).target) == 19
+    places = [(1, 32), (1, 64), (4, 32)]
+    assert cells == {(*place, phase) for place in places for phase in ("verify", "target_step")}
+    monkeypatch.setattr(measuring_process, "free_memory", lambda device: 1000)
+    with pytest.raises(UserError, match="no cell fits"):
+        measure(target, drafts[:1], prompts, context("none"), machine, **sizes)
 
 
-def test_the_phases_of_a_run_add_up_to_its_time(opened: AbstractTarget, drafts: list[Draft]) -> None:
-    """A clock that counts its own readings: nothing between two calls is lost or counted twice."""
-    ticks = itertools.count()
-    watch = Stopwatch(lambda: next(ticks), list)
-    drafter = open_drafter(drafts[0], opened)
-    rounds = len(decode(opened, drafter, [5, 6, 7], max_new_tokens=20, depth=3, ignore_eos=True).rounds)
-    asked: dict[str, Any] = {"num_tokens": 20, "session": Session(opened), "watch": watch}
-    times = time_phases(opened, drafter, [[5, 6, 7]], depth=3, **asked)
-    # Each call is two readings, hence one tick; a round has two gaps: propose to verify, verify to propose.
-    assert (times.target, times.draft, times.host) == ([1] * rounds, [1] * (rounds - 1), [2] * (rounds - 1))
-    assert (times.prefill, times.draft_prefill, times.num_tokens) == (1, 1, 20)
-    plain = time_phases(opened, None, [[5, 6, 7]], depth=0, **asked)
-    assert (plain.target, plain.draft, plain.host) == ([1] * 19, [], [1] * 18)
-    assert (plain.prefill, plain.draft_prefill) == (1, None)
-
-
-def cell(median_ns: float) -> CostCell:
-    plain: Any = ("t", "", "none", "control", 0, 1, 1, 128, 0, 63, median_ns, 1.0, "float32", "plain", 1)
-    return CostCell(*plain)
-
-
-def test_drift_is_of_the_quickest_runs_at_both_ends() -> None:
-    """A neighbour that disturbs single runs is no drift; a clock that fell is."""
-    before = [cell(ns) for ns in (100.0, 180.0, 101.0)]
-    assert control_drift(before, [cell(ns) for ns in (400.0, 103.0, 250.0)]) == pytest.approx(0.03)
-    assert control_drift(before, [cell(ns) for ns in (131.0, 130.0, 135.0)]) == pytest.approx(0.3)
-
-
-def test_a_machine_that_changes_is_measured_again_and_then_fails_the_step(
-    target: Target,
-    drafts: list[Draft],
-    prompts: Prompts,
-    machine: Machine,
-    context: Callable[[str], Context],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The control is made to say what a slowing machine would say; blocks are real."""
-    pace = itertools.count(1)
-    monkeypatch.setattr(Bench, "control", lambda self, block: [cell(1e6 * next(controls))])
-    asked: dict[str, Any] = {"num_blocks": 5, "tokens_per_block": 16, "kv_lengths": [32], "drift_retries": 1}
-    notes: list[str] = []
-    ctx = context("drifts")
-    ctx.send = lambda event: notes.append(str(event.get("message", "")))
-    controls = (2.0**n for n in pace)
-    with pytest.raises(UserError, match=r"\+100.0%, \+100.0% while measuring, in 2 attempts \(bound 10%\)"):
-        measure_step_cost(target, drafts[1], prompts, **asked, ctx=ctx, machine=machine)
-    assert not (ctx.out / "cost_cell.jsonl").exists()
-    controls = iter([1.0, 2.0, 2.1])
-    ctx = context("steadies")
-    made = measure_step_cost(target, drafts[1], prompts, **asked, ctx=ctx, machine=machine)
-    assert made.info["control_drift"] == pytest.approx([1.0, 0.05])
-    assert sorted({c.block for c in read_rows(ctx.out, CostCell) if c.phase == "verify"}) == [1, 2, 3, 4, 5]
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 9), st.integers(16, 100))
-def test_contexts_are_real_text_of_ragged_lengths_around_the_asked_one(
-    sizes: list[int], block: int, batch_size: int, kv_len: int
-) -> None:
-    texts = [[100 * number + i for i in range(size)] for number, size in enumerate(sizes)]
-    found = contexts(texts, block, batch_size, kv_len, 16)
-    assert len(found) == batch_size
-    lengths = [len(one) for one in found]
-    middle = kv_len - 8
-    assert lengths == sorted(lengths) and abs(sum(lengths) / batch_size - middle) <= 1
-    assert lengths[-1] + 16 <= longest_context([kv_len], [batch_size], 16)
-    assert batch_size == 1 or lengths[-1] - lengths[0] == 2 * round(kv_len / 8)
-    for one in found:
-        for earlier, later in itertools.pairwise(one):
-            inside = later == earlier + 1
-            assert inside or (later % 100 == 0 and earlier % 100 == sizes[earlier // 100] - 1), "texts follow whole"
+def test_other_work_on_the_machine_is_flagged(context: Callable[[str], Context]) -> None:
+    course = Course([{}], context("cost"))
+    for load, codes in ((1.0, []), (2.9, []), (3.2, ["loaded_machine"]), (None, [])):
+        course.conditions = {"load_average": load}
+        assert [flag.code for flag in course.flags(num_cores=2)] == codes
 
 
 def test_a_cache_longer_than_the_target_is_refused(
     target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, context: Callable[[str], Context]
 ) -> None:
     with pytest.raises(UserError, match="192 positions"):
-        measure_step_cost(target, drafts[0], prompts, kv_lengths=[180], ctx=context("cost"), machine=machine)
+        measure(target, drafts, prompts, context("cost"), machine, kv_lengths=[180])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_sizes": [1, 2]}, "batch_sizes: lookahead .* one sequence"),
+        ({"trees": [6]}, "trees: lookahead .* chains"),
+    ],
+)
+def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
+    settings: dict[str, list[int]],
+    said: str,
+    target: Target,
+    prompts: Prompts,
+    machine: Machine,
+    tmp_path: Path,
+    context: Callable[[str], Context],
+) -> None:
+    save_untrained(tmp_path, "lookahead", {"window": 3}, target)
+    missing = Target(key=target.key, path=tmp_path / "never opened")
+    with pytest.raises(UserError, match=said):
+        measure(missing, [Draft(key="l" * 64, path=tmp_path)], prompts, context("cost"), machine, **settings)

@@ -93,7 +93,9 @@ def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
             continue
         assert isinstance(engine_settings(asdict(policy), ()), dict), f"seed {seed}"
         assert json.loads(json.dumps(asdict(policy), allow_nan=False)) and policy_text(policy), f"seed {seed}"
-        assert policy.choices and (policy.verdict == "use") == (policy.winner is not None), f"seed {seed}"
+        # A winner is named where it is worth using, or is the one to try where nothing tells how far chance could go.
+        assert (policy.choices and policy.verdict in ("use", "undecided")) or policy.winner is None, f"seed {seed}"
+        assert policy.verdict != "use" or policy.winner is not None, f"seed {seed}"
         answers += 1
     assert answers > 120, "most rows are right; too few were understood"
 
