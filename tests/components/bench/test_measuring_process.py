@@ -1,4 +1,4 @@
-"""What a process of a measurement decodes: the target's own texts, every arm's turns, on the kernels that it is told."""
+"""What a process of a measurement decodes: the target's own texts, every arm's turns, on the kernels it is told."""
 
 from __future__ import annotations
 

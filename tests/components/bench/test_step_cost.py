@@ -156,7 +156,10 @@ def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
     context: Callable[[str], Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.speedup.costs.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
-    for width, ended in ((0.01, "every cost is known to 1.0%"), (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%")):
+    for width, ended in (
+        (0.01, "every cost is known to 1.0%"),
+        (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%"),
+    ):
         course = Course([{"mtp k=1": width}], context(ended[:5]))
         course.run(120.0, 3, 0.03)
         assert (course.ended, course.shares) == (ended, [40.0] * 4)

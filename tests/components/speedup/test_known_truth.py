@@ -1,7 +1,7 @@
 """Simulation with known truth: the depth that is taken loses little, "use" is seldom wrong, intervals hold the truth.
 
-Six populations (populations.py), with what prompts, processes and blocks do to a study. Seeds are fixed, so a failure is
-a change of the code. Each test states its number of studies, and what a worse rule or interval would show.
+Six populations (populations.py), with what prompts, processes and blocks do to a study. Seeds are fixed: a failure is a
+change of the code. Each test states its number of studies, and what a worse rule or interval would show.
 """
 
 from __future__ import annotations
