@@ -149,7 +149,16 @@ def test_a_choice_for_something_else_is_refused_in_one_line(
     other = dataclasses.replace(made, info={**made.info, **facts})
     policy = DepthPolicy(key="p" * 64, path=Path("nowhere"))
     with pytest.raises(UserError, match=said) as first:
-        measure_step_cost(target, drafts, prompts, other, num_threads=num_threads, ctx=context("cost"), machine=machine)
+        measure_step_cost(
+            target,
+            drafts,
+            prompts,
+            other,
+            kv_lengths=[32],
+            num_threads=num_threads,
+            ctx=context("cost"),
+            machine=machine,
+        )
     with pytest.raises(UserError, match=said) as second:
         compare_end_to_end(
             target, drafts, prompts, policy, other, num_threads=num_threads, ctx=context("e2e"), machine=machine
