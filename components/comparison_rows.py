@@ -16,7 +16,7 @@ class PairedComparison:
     or acceptance_length (tokens a round, both replayed at one depth, the challenger's). lo, hi: 95 % interval of the
     ratio over prompts, resampled together.
     margin: share by which the challenger may lie below. verdict: better (lo > 1), not_worse (lo >= 1 - margin), worse
-    (hi < 1 - margin), else undecided; undecided too on fewer than 4 prompts, whose interval has next to no width.
+    (hi < 1 - margin), else undecided; undecided too on prompts that are worth fewer than 4 of equal length.
     """
 
     session_id: str

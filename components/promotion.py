@@ -58,9 +58,10 @@ class Way:
 class ArmPrompt:
     """What one arm did with one prompt in one process of a measurement: a row of storage/paired_prompts.sql.
 
-    Rows that differ in nothing but counts are repetitions, and are summed. tokens: those that came within decode_ns.
-    compared, divergences: outputs held against plain decoding, and those that differ outside ties. All rows are of our
-    own loop at temperature 0.
+    All rows are of our own loop at temperature 0. requests: repetitions; tokens (those that came within decode_ns),
+    decode_ns and rounds are their sums, ns_per_token the time of a token in each of them. Rows may share an arm, prompt
+    and process, and are then repetitions too. compared, divergences: outputs held against plain decoding, and those
+    that differ outside ties.
     """
 
     artifact_key: str
@@ -78,8 +79,10 @@ class ArmPrompt:
     process: int
     prompt_id: str
     workload: str
+    requests: int
     tokens: int
     decode_ns: int
+    ns_per_token: Sequence[float]
     rounds: int
     compared: int
     divergences: int

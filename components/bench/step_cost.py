@@ -9,25 +9,19 @@ spent, and says which.
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.rows import CostCell, QualityFlag, write_rows
+from components.rows import CostCell, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from components.bench.arms import Arm
-    from components.bench.cost_blocks import Grid
-    from components.bench.measuring import Measuring
-    from components.bench.subjects import EncodedPrompt
-    from components.bench.tuning import Tuning
 
 NUM_TEXTS = 8
-WARM_UP_TOKENS = 12
 
 
 def measure_step_cost(
@@ -73,6 +67,7 @@ def measure_step_cost(
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
     """
     from components.bench.cost_blocks import Grid, Setting
+    from components.bench.cost_study import CostStudy
     from components.bench.cost_texts import longest_context
     from components.bench.end_to_end import refuse_what_a_loop_cannot
     from components.bench.subjects import fitting_prompts
@@ -90,16 +85,15 @@ def measure_step_cost(
         )
     asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms = arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs)
-    grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
+    arms = tuple(arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs))
+    grid = Grid(arms, tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
         f"until every cost is known to {precision:.1%}"
     )
     study = CostStudy(target, drafts, grid, asked, tuned, dtype, graphs, ctx)
     study.run(seconds, num_processes, precision)
-    flags = study.flags(machine.num_cores)
-    write_rows(ctx.out, [*study.cells, *flags])
+    write_rows(ctx.out, [*study.cells, *study.flags(machine.num_cores)])
     return Measurements.made(
         ctx,
         {
@@ -141,143 +135,6 @@ def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, ri
             for budget in sorted(set(trees))
         ]
     return arms
-
-
-class CostStudy:
-    """The measurement while it goes on: its rows so far, and how well they tell what is asked."""
-
-    def __init__(
-        self,
-        target: Target,
-        drafts: Sequence[Draft],
-        grid: Grid,
-        asked: Sequence[EncodedPrompt],
-        tuned: Tuning,
-        dtype: str,
-        graphs: bool,
-        ctx: Context,
-    ) -> None:
-        self.target, self.drafts, self.grid, self.asked = target, drafts, grid, asked
-        self.tuned, self.dtype, self.graphs, self.ctx = tuned, dtype, graphs, ctx
-        self.cells: list[CostCell] = []
-        self.left_out: set[str] = set()
-        self.conditions: dict[str, Any] = {}
-        self.num_processes = self.num_blocks = 0
-        self.texts: list[list[int]] = []
-        self.kernel = self.ended = ""
-
-    def run(self, seconds: float, num_processes: int, precision: float) -> None:
-        """Measure until every cost is known to `precision`, or `seconds` are spent; at least `num_processes` start.
-
-        A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known and
-        spent.
-        """
-        from components.speedup.costs import cells_to_measure_again
-
-        spent = 0.0
-        while not self.ended:
-            left = num_processes - self.num_processes
-            share = (seconds - spent) / left if left > 0 else seconds / num_processes
-            spent += self._one_process(share, spent, seconds)
-            if self.num_processes < num_processes:
-                continue
-            widths, again = self.half_widths(), cells_to_measure_again(self.cells)
-            if again and self.num_processes == num_processes:
-                self.ctx.note(f"{len(again)} cost(s) contradict their neighbours': one more process measures all again")
-            elif widths and max(widths.values()) <= precision:
-                self.ended = f"every cost is known to {max(widths.values()):.1%}"
-            elif spent + seconds / num_processes > seconds:
-                wide = {name: width for name, width in widths.items() if width > precision}
-                said = ", ".join(f"{name} to {width:.1%}" for name, width in sorted(wide.items()))
-                self.ended = f"time is spent; not known to {precision:.1%}: {said or 'anything, one process only'}"
-        self.ctx.note(self.ended)
-
-    def _one_process(self, share: float, spent: float, seconds: float) -> float:
-        """Measure in one fresh process for `share` seconds; at least one block of every setting. Gives what it took."""
-        from components.bench.measuring import Measuring, slice_length
-
-        self.num_processes += 1
-        with Measuring(
-            self.num_processes,
-            self.target,
-            self.drafts,
-            self.grid.arms,
-            self.tuned,
-            self.dtype,
-            self.ctx,
-            graphs=self.graphs,
-        ) as process:
-            self.kernel = process.facts["kernel"]
-            self._make_texts(process)
-            warm_up = process.turns(
-                [self.texts[0][: self.grid.settings[0].kv_len]],
-                self.grid.arms,
-                num_tokens=WARM_UP_TOKENS,
-                tokens_a_slice=WARM_UP_TOKENS,
-                ignore_eos=True,
-            )
-            tokens_a_slice = slice_length(warm_up[0])
-            begun, number = time.monotonic(), 0
-            while not number or time.monotonic() - begun < share:
-                number += 1
-                for setting in self.grid.settings:
-                    self._block(process, setting, number, tokens_a_slice)
-                self.ctx.progress(min(seconds, spent + time.monotonic() - begun), seconds, "seconds of measuring")
-            self.num_blocks += number
-            self.conditions = process.conditions()
-            return time.monotonic() - begun
-
-    def _block(self, process: Measuring, setting: Any, number: int, tokens_a_slice: int) -> None:
-        from components.bench import clock
-        from components.bench.cost_blocks import Taken, cells_of, run_block
-
-        runs = run_block(process, self.grid, setting, self.texts, number + process.number, tokens_a_slice)
-        if not runs:
-            name = f"batch {setting.batch_size} kv {setting.kv_len}"
-            if name not in self.left_out:
-                self.left_out.add(name)
-                self.ctx.note(f"left out, since its caches do not fit the memory: {name}")
-            if len(self.left_out) == len(self.grid.settings):
-                raise UserError("batch_sizes, kv_lengths: no cell fits into the memory: ask for smaller ones")
-            return
-        kernels = {False: process.facts["kernel"], True: process.facts["rival_kernel"]}
-        taken = Taken(
-            self.target.key,
-            self.dtype,
-            self.tuned.num_threads,
-            kernels,
-            process.number,
-            number,
-            clock.load_average(),
-            process.clock_mhz(),
-        )
-        self.cells += cells_of(runs, setting, taken)
-
-    def _make_texts(self, process: Measuring) -> None:
-        """The texts of all processes, once: prompts and the target's own greedy answers."""
-        from components.bench.cost_texts import LONGEST_ANSWER
-
-        if not self.texts:
-            length = self.grid.longest
-            starts = [prompt.ids[: max(1, length // 2)] for prompt in self.asked]
-            self.texts = process.texts(starts, min(length, LONGEST_ANSWER))
-
-    def half_widths(self) -> dict[str, float]:
-        """Arm by arm, the half-width of the 95 % interval of a round's cost over a plain step, as a share."""
-        from components.bench.settling import cost_half_widths
-
-        return cost_half_widths(self.cells)
-
-    def flags(self, num_cores: int) -> list[QualityFlag]:
-        """Was the machine ours? Were there several processes?"""
-        from components.bench.run_flags import LOAD_OF_OTHERS
-
-        session_id, load = self.ctx.key[:16], self.conditions.get("load_average")
-        flags = []
-        if load is not None and load > num_cores + LOAD_OF_OTHERS:
-            detail = f"load average on {num_cores} cores: other work ran beside this measurement"
-            flags.append(QualityFlag(session_id, "", "", "loaded_machine", "warning", load, detail))
-        return flags
 
 
 def medians(cells: Sequence[CostCell]) -> dict[str, float]:

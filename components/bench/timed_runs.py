@@ -23,12 +23,14 @@ from components.decoding.chain import Decoded
 from components.speedup.steady import steady
 
 WARM_UP_TOKENS = 24
-LEAST_GROUPS = 2
+LEAST_GROUPS = 1
 """Prompts (or batches) of each process that are decoded whatever the time budget says."""
+LEAST_IN_ALL = 4
+"""The same over all processes together: a verdict needs as many."""
 EXTENSION = 2.0
 """The time that an open decision may take, over the time that it was given."""
-SIDE_GROUPS = 8
-"""Prompts (or batches) on which arms run that are shown beside the decision and take no part in it."""
+SIDE_GROUPS = 3
+"""Prompts (or batches) of a process on which arms run that are shown beside the decision and take no part in it."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Study:
         while not self.ended:
             left = num_processes - self.num_processes
             share = (seconds - spent) / left if left > 0 else seconds / num_processes
-            spent += self._one_process(arms, share, spent, seconds)
+            spent += self._one_process(arms, share, spent, seconds, is_last=left <= 1)
             if self.num_processes < num_processes:
                 continue
             open_arms, said = self.unsettled(self.found)
@@ -114,15 +116,22 @@ class Study:
                 self.note(f"not settled yet: {said}; one more process measures {len(arms)} arms")
         self.note(self.ended)
 
-    def _one_process(self, arms: Collection[Arm], share: float, spent: float, seconds: float) -> float:
-        """Measure in one fresh process for about `share` seconds; gives what it took."""
+    def _one_process(
+        self, arms: Collection[Arm], share: float, spent: float, seconds: float, *, is_last: bool
+    ) -> float:
+        """Measure in one fresh process for about `share` seconds; gives what it took. is_last: of the least number."""
         self.num_processes += 1
         number, batch_sizes = self.num_processes, self.asked.batch_sizes
         with self.open_process(number) as process:
-            tokens_a_slice = self._warm_up(process, arms)
+            tokens_a_slice = self._warm_up(process, arms, share)
             kernels = {False: str(process.facts["kernel"]), True: str(process.facts["rival_kernel"])}
             begun, taken = time.monotonic(), 0
-            while taken < LEAST_GROUPS * len(batch_sizes) or time.monotonic() - begun < share:
+            sizes = len(batch_sizes)
+            while (
+                time.monotonic() - begun < share
+                or taken < LEAST_GROUPS * sizes
+                or (is_last and len(self.found) < LEAST_IN_ALL * sizes)
+            ):
                 group = self._next_group(batch_sizes[taken % len(batch_sizes)])
                 taken += 1
                 mine = [arm for arm in arms if taken <= SIDE_GROUPS or arm not in self.asked.side_arms]
@@ -138,7 +147,18 @@ class Study:
             self.conditions = process.conditions()
             return time.monotonic() - begun
 
-    def _warm_up(self, process: Measuring, arms: Collection[Arm]) -> int:
+    def _say_how_long(self, warm: Sequence[ArmRun], batch_size: int, share: float) -> None:
+        """Before the long part begins: what a prompt takes, and how many the time is enough for."""
+        each = sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in warm) / 1e9
+        whole = each * self.asked.max_new_tokens
+        groups = len(batches(self.asked.prompts, batch_size, fill=False))
+        what = "a prompt" if batch_size == 1 else f"a batch of {batch_size}"
+        self.note(
+            f"{what} takes about {whole:.1f} s in all arms: {share:.0f} s of each process are enough for about "
+            f"{max(1, round(share / whole))} of {groups}"
+        )
+
+    def _warm_up(self, process: Measuring, arms: Collection[Arm], share: float) -> int:
         """Decode the warm-up prompts at every batch size; gives the tokens of a slice."""
         length = 1
         for size in self.asked.batch_sizes:
@@ -151,6 +171,8 @@ class Study:
                     ignore_eos=True,
                 )
                 length = slice_length(next(run for run in warm if run.arm == PLAIN))
+                if self.num_processes == 1:
+                    self._say_how_long(warm, size, share)
         return length
 
     def _next_group(self, batch_size: int) -> list[EncodedPrompt]:

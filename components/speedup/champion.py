@@ -14,7 +14,7 @@ from components.contract import Draft, UserError
 from components.definitions import has_decoding
 from components.promotion import ArmPrompt, Margins, Way
 from components.rows import DepthChoice, PairedComparison, QualityFlag, Request
-from components.speedup.paired import Ratio, Sums
+from components.speedup.paired import Ratio
 from components.speedup.pairing import Comparison, Replay, compare_replays, compare_speeds
 from components.speedup.policy import ALL, GateCheck, Policy, PromptCounts
 from components.speedup.promotion_rule import is_kept
@@ -90,8 +90,10 @@ def arm_prompts(requests: Iterable[Request]) -> list[ArmPrompt]:
             process=r.process,
             prompt_id=r.prompt_id,
             workload=r.workload,
+            requests=1,
             tokens=r.timed_tokens,
             decode_ns=r.decode_ns,
+            ns_per_token=[r.decode_ns / r.timed_tokens],
             rounds=r.num_rounds,
             compared=int(r.identical is not None),
             divergences=int(r.identical is False and not r.tie),
@@ -105,7 +107,7 @@ def _replays(prompts: Sequence[PromptCounts], draft_key: str) -> Mapping[str, Re
     """Replayed counts of one drafter, prompt by prompt."""
     return {
         c.prompt_id: Replay(
-            c.workload, {k: Sums(float(c.tokens), float(n)) for k, n in zip(c.depths, c.rounds, strict=True)}
+            c.workload, {k: (float(c.tokens), float(n)) for k, n in zip(c.depths, c.rounds, strict=True)}
         )
         for c in prompts
         if c.draft_key == draft_key

@@ -23,7 +23,8 @@ from components.speedup.bootstrap import Floats
 from components.speedup.student import student_cdf, student_quantile
 
 LEAST_STEP = 0.005  # kernels are never taken to be smoother over depth than this share of a round
-SURE = 0.99  # how sure a cell must be to contradict its curve
+SURE = 0.99  # how sure the depths of a drafter must be, taken together, that one of them contradicts their curve
+NOTHING = 1e-9  # a noise of rounding alone
 WORTH_MEASURING = 0.02  # ... and by how much of a round's time; less moves no choice
 
 
@@ -71,18 +72,24 @@ def cost_curve(depths: Sequence[int], by_unit: Floats, whole: Floats | None = No
     own = np.full(num_depths, math.sqrt(weight * (1.0 - weight)) * noise)
     if num_depths <= 2:
         noise_free = math.inf
-    found = _off_the_line(depths, offset, line, noise, noise_free)
+    off = _off_the_line(depths, value, noise, noise_free)
     log_ratio, loading, falls = _never_falling(depths, log_ratio, loading, own, num_units)
     variance, own_variance = (loading**2).sum(axis=1), own**2
     spread = variance**2 / (num_units - 1) + own_variance**2 / max(1.0, noise_free)
     free = np.where(spread > 0.0, (variance + own_variance) ** 2 / np.where(spread > 0.0, spread, 1.0), math.inf)
-    known = {f.depth_k for f in falls}
-    return Curve(
-        log_ratio,
-        np.concatenate([loading, np.diag(own)], axis=1),
-        free,
-        sorted([*falls, *(f for f in found if f.depth_k not in known)]),
-    )
+    return Curve(log_ratio, np.concatenate([loading, np.diag(own)], axis=1), free, _told_once(depths, off, falls))
+
+
+def _told_once(
+    depths: Sequence[int], off: Sequence[Contradiction], falls: Sequence[Contradiction]
+) -> list[Contradiction]:
+    """Each depth once. A fall is told of the deeper depth, or of the one before it where that one is off the line."""
+    found = {one.depth_k: one for one in off}
+    for fall in falls:
+        before = depths[depths.index(fall.depth_k) - 1]
+        if before not in found or fall.depth_k in found:
+            found[fall.depth_k] = fall
+    return [found[depth] for depth in sorted(found)]
 
 
 def _fitted(by_unit: Floats) -> tuple[Floats, Floats]:
@@ -100,37 +107,57 @@ def _fitted(by_unit: Floats) -> tuple[Floats, Floats]:
 
 def _line_and_noise(depths: Sequence[int], value: Floats, deviation: Floats) -> tuple[Floats, float, float]:
     """The projection on straight lines, [K, K] in relative units; the standard error of one cell; its freedom."""
-    columns = np.stack([np.ones(len(depths)), np.asarray(depths, dtype=float)], axis=1) / np.exp(value)[:, None]
-    line = columns @ np.linalg.pinv(columns)
     if len(depths) <= 2:
         return np.eye(len(depths)), 0.0, math.inf
+    line = _line(depths, value)
     num_units = deviation.shape[1]
     about = deviation - line @ deviation
     free = float((len(depths) - 2) * (num_units - 1))
     return line, math.sqrt(float((about**2).sum()) / free / num_units), free
 
 
+def _line(depths: Sequence[int], value: Floats) -> Floats:
+    """The projection of relative sizes of cells on straight lines over depth; its row sums are the line over a cell."""
+    columns = np.stack([np.ones(len(depths)), np.asarray(depths, dtype=float)], axis=1) / np.exp(value)[:, None]
+    return np.asarray(columns @ np.linalg.pinv(columns))
+
+
+def line_over(depths: Sequence[int], cost: Floats) -> Floats:
+    """[K]: the straight line through costs of depths, in their unit; each weighs by its relative error."""
+    return np.asarray(cost * _line(depths, np.log(cost)).sum(axis=1))
+
+
+def line_without_each(depths: Sequence[int], cost: Floats) -> Floats:
+    """[K]: what the line through the OTHER depths says that each costs."""
+    return np.asarray(cost * (1.0 - _off(_line(depths, np.log(cost)))))
+
+
+def _off(line: Floats) -> Floats:
+    """[K]: the share of its cost by which each cell lies above the line through the others."""
+    return np.asarray((1.0 - line.sum(axis=1)) / np.maximum(1e-9, 1.0 - np.diag(line)))
+
+
 def _weight_of_cells(offset: Floats, noise: float, num_depths: int) -> float:
     """w: how much of a cell's distance from the line is kept."""
-    if num_depths <= 2 or noise == 0.0:
+    if num_depths <= 2 or noise <= NOTHING:
         return 1.0
     tau_squared = max(LEAST_STEP**2, float((offset**2).sum()) / (num_depths - 2))
     return tau_squared / (tau_squared + noise**2)
 
 
-def _off_the_line(
-    depths: Sequence[int], offset: Floats, line: Floats, noise: float, free: float
-) -> list[Contradiction]:
-    """Cells that lie off the line through the others."""
-    found = []
-    for i, depth in enumerate(depths):
-        rest = 1.0 - line[i, i]
-        if rest < 1e-9:
-            continue
-        by = -float(offset[i]) / rest
-        chance = noise / math.sqrt(rest)
-        if abs(by) >= WORTH_MEASURING and abs(by) > chance * student_quantile((1.0 + SURE) / 2.0, free):
-            found.append(Contradiction(depth, by, False))
+def _off_the_line(depths: Sequence[int], value: Floats, noise: float, free: float) -> list[Contradiction]:
+    """Cells that lie off the line through the others, the worst first: it also pulls the line away from the rest."""
+    found: list[Contradiction] = []
+    kept = list(range(len(depths)))
+    while len(kept) > 2 and noise > NOTHING:
+        line = _line([depths[i] for i in kept], value[kept])
+        by = _off(line)
+        sureness = np.abs(by) * np.sqrt(np.maximum(1e-9, 1.0 - np.diag(line))) / noise
+        worst = int(sureness.argmax())
+        limit = student_quantile(1.0 - (1.0 - SURE) / 2.0 / len(depths), free)
+        if sureness[worst] <= limit or abs(by[worst]) < WORTH_MEASURING:
+            break
+        found.append(Contradiction(depths[kept.pop(worst)], float(by[worst]), False))
     return found
 
 
@@ -143,7 +170,7 @@ def _never_falling(
         drop = float(log_ratio[i] - log_ratio[i - 1])
         spread = math.sqrt(float(((loading[i] - loading[i - 1]) ** 2).sum() + own[i] ** 2 + own[i - 1] ** 2))
         blocks.append([i])
-        if drop < 0.0 and (spread == 0.0 or student_cdf(drop / spread, num_units - 1.0) < 1.0 - SURE):
+        if drop < -NOTHING and (spread <= NOTHING or student_cdf(drop / spread, num_units - 1.0) < 1.0 - SURE):
             falls.append(Contradiction(depths[i], drop, True))
             blocks[-1] = [-1, i]  # a wall: what is shown to fall is not averaged with what it falls from
             continue

@@ -1,8 +1,8 @@
 """Every depth of one drafter on one workload: predicted speedup with intervals, and the depth to serve with.
 
 AL is replayed exactly from acceptance maps at each measured depth and pooled over prompts; what a round costs lies on
-the curve of costs.py. The two are drawn together (prompts for AL, processes for cost), and for all depths alike: a
-depth is only better if it stays better when both could have come out differently.
+the curve of costs.py. The two are drawn together (prompts for AL, processes for cost), and for all depths alike: one is
+only better than another if it stays better when both could have come out differently.
 """
 
 from __future__ import annotations

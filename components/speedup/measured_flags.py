@@ -133,6 +133,9 @@ def _choice_flags(policy: Policy, choice: DepthChoice, max_prediction_gap: float
     if arm.al is not None and arm.al_replayed is not None and abs(arm.al / arm.al_replayed - 1.0) > MAX_AL_GAP:
         detail = f"AL {arm.al:.2f} while decoding, {arm.al_replayed:.2f} replayed from the maps of the same prompts"
         flag("replay_mismatch", "warning", arm.al / arm.al_replayed - 1.0, detail)
+    if arm.num_processes == 1:
+        said = "decoded in one process: intervals leave out how fresh processes differ; decode in three or more"
+        flag("one_session", "warning", 1, said)
     if arm.num_prompts < MIN_PROMPTS:
         flag("few_prompts_measured", "warning", arm.num_prompts, f"end to end on fewer than {MIN_PROMPTS} prompts")
     return flags

@@ -14,8 +14,7 @@ Where the rest of a round (sampling, bookkeeping) was measured, it belongs to bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -78,23 +77,3 @@ def evaluate(
             )
         )
     return rows
-
-
-def pick_depth(depths: Sequence[int], lower_bounds: Sequence[float], tolerance: float) -> int:
-    """The smallest depth whose lower bound is within `tolerance` (a share) of the best lower bound.
-
-    Depth 0 (bound 1) is one of the depths. Without uncertainty the bounds are the speedups themselves.
-    """
-    limit = max(lower_bounds) * (1.0 - tolerance)
-    return min(depth for depth, bound in zip(depths, lower_bounds, strict=True) if bound >= limit)
-
-
-def cost_line(costs: Mapping[int, float]) -> Callable[[float], float]:
-    """The straight line through costs of measured depths (least squares): what a round of another depth would cost.
-
-    Good between measured depths; select on measured ones where they are known. costs: depth >= 1 -> time of a round.
-    """
-    assert len(costs) >= 2, "a line needs two depths"
-    mean_k, mean_c = fmean(costs), fmean(costs.values())
-    slope = sum((k - mean_k) * (c - mean_c) for k, c in costs.items()) / sum((k - mean_k) ** 2 for k in costs)
-    return lambda k: mean_c + slope * (k - mean_k)

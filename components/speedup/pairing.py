@@ -10,27 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 from components.promotion import ArmPrompt, Margins, Measured, Way
 from components.rows import OF_ONE_DEPTH, AcceptanceMap
-from components.speedup.paired import PromptPair, Ratio, Sums, compare_pairs
+from components.speedup.paired import Measurement, Ratio, compare_sides
 from components.speedup.replay import count
+from components.speedup.speed_ratio import Timed
+from components.speedup.steady import steady
 
 
-class Timed(NamedTuple):
+class Place(NamedTuple):
     """A measurement in which a way to serve was timed, in one dtype and batch size."""
 
     artifact_key: str
     session_id: str
+    created_at: datetime
     machine_id: str
     dtype: str
     batch_size: int
 
     @property
-    def measurement(self) -> tuple[str, str]:
-        """What two ways that ran side by side have in common."""
-        return self.artifact_key, self.session_id
+    def measurement(self) -> tuple[str, str, datetime]:
+        """What two ways that ran side by side have in common; an artifact that was made again is another."""
+        return self.artifact_key, self.session_id, self.created_at
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Comparison:
 
     ratios: list[Ratio] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    timed: tuple[Timed, Timed] | None = None
+    timed: tuple[Place, Place] | None = None
     depths: tuple[int, int] | None = None
 
     def of(self, *quantities: str) -> list[Ratio]:
@@ -71,7 +75,7 @@ class Replay:
     """Acceptance of one drafter on one prompt. at: depth -> tokens and rounds."""
 
     workload: str
-    at: Mapping[int, Sums]
+    at: Mapping[int, tuple[float, float]]
 
 
 def compare_replays(
@@ -95,11 +99,12 @@ def compare_replays(
     same = f"depth {depths[0]} for both" if depths[0] == depths[1] else f"depths {depths[0]} and {depths[1]}"
     found.notes.append(f"acceptance length {how} at {same}")
     found.depths = depths
-    pairs = [
-        PromptPair(name, replays[0][name].workload, 0, *(r[name].at[k] for r, k in zip(replays, depths, strict=True)))
-        for name in shared
-    ]
-    found.ratios += compare_pairs(pairs, "acceptance_length", margins)
+    a, b = (
+        Measurement({(name, 0): replay[name].at[k] for name in shared})
+        for replay, k in zip(replays, depths, strict=True)
+    )
+    workloads = {name: replays[0][name].workload for name in shared}
+    found.ratios += compare_sides(a, b, workloads, "acceptance_length", margins)
 
 
 def _depths(common: Sequence[set[int]], ways: tuple[Way, Way]) -> tuple[int, int] | None:
@@ -156,7 +161,7 @@ def replay_of(found: AcceptanceMap) -> Replay:
     at = {}
     for depth in [found.k_max] if of_one else range(1, found.k_max + 1):
         counted = count(found.accepted, depth, found.num_tokens)
-        at[depth] = Sums(float(counted.tokens), float(counted.rounds))
+        at[depth] = (float(counted.tokens), float(counted.rounds))
     return Replay(found.workload, at)
 
 
@@ -168,39 +173,39 @@ def compare_speeds(
     if where is None:
         return
     here, there = where
-    a, b = (_cells(_arm(arms, timed, way)) for timed, way in zip(where, ways, strict=True))
+    rows = [_arm(arms, place, way) for place, way in zip(where, ways, strict=True)]
+    workloads = {row.prompt_id: row.workload for row in (*rows[1], *rows[0])}
     if here.measurement == there.measurement:
-        pairs = [
-            PromptPair(name, a[process, name].workload, process, a[process, name].sums, b[process, name].sums)
-            for process, name in sorted(a.keys() & b.keys())
-        ]
-        quantity = "decode_speed"
+        sides, quantity = [Measurement(times_of(mine)) for mine in rows], "decode_speed"
     else:
         found.notes.append("speeds are of two sessions: each is taken over plain decoding of its own")
-        pairs = _over_plain([(a, _cells(_plain(arms, here))), (b, _cells(_plain(arms, there)))])
+        plain = [times_of(_plain(arms, place)) for place in where]
+        sides = [Measurement(times_of(mine), beside) for mine, beside in zip(rows, plain, strict=True)]
         quantity = "speedup"
-    if not pairs:
+    ratios = compare_sides(sides[0], sides[1], workloads, quantity, margins)
+    if not ratios:
         found.notes.append("speed not comparable: other prompts (none shared)")
         return
+    if any(len({process for _, process in side.own}) == 1 for side in sides):
+        found.notes.append("timed in one process: what differs between processes is not in the interval of speed")
     found.timed = where
-    found.ratios += compare_pairs(pairs, quantity, margins)
+    found.ratios += ratios
 
 
 def _where(
     found: Comparison, arms: Sequence[ArmPrompt], ways: tuple[Way, Way], same_target: bool
-) -> tuple[Timed, Timed] | None:
+) -> tuple[Place, Place] | None:
     """Where A and B are compared: one measurement of both, else one of each, the smallest batch and newest first."""
-    places = [{_timed(row): row for row in arms if _is_of(row, way)} for way in ways]
-    born = {timed: row.created_at for one in places for timed, row in one.items()}
+    places = [{_place(row): row for row in arms if _is_of(row, way)} for way in ways]
     if not all(places):
         missing = [way.name for way, timed in zip(ways, places, strict=True) if not timed]
         found.notes.append(f"speed not comparable: never timed end to end: {', '.join(missing)}")
         return None
     pairs = [(one, other) for one in sorted(places[0]) for other in sorted(places[1])]
-    alike = [(one, other) for one, other in pairs if one[2:] == other[2:]]  # machine, dtype, batch size
+    alike = [(one, other) for one, other in pairs if one[3:] == other[3:]]  # machine, dtype, batch size
     if not alike:
-        newest = [max(timed, key=lambda one: (born[one], -one.batch_size)) for timed in places]
-        names = zip(("machine", "dtype", "batch size"), newest[0][2:], newest[1][2:], strict=True)
+        newest = [max(timed, key=lambda one: (one.created_at, -one.batch_size)) for timed in places]
+        names = zip(("machine", "dtype", "batch size"), newest[0][3:], newest[1][3:], strict=True)
         differ = [f"other {name} ({x} and {y})" for name, x, y in names if x != y]
         found.notes.append(f"speed not comparable: {', '.join(differ) or 'never on one machine in one dtype'}")
         return None
@@ -214,7 +219,7 @@ def _where(
     if not of_one_target:
         found.notes.append("speed not comparable: other target")
         return None
-    plain = {_timed(row) for row in arms if row.method == "none"}
+    plain = {_place(row) for row in arms if row.method == "none"}
     together = [p for p in of_one_target if p[0].measurement == p[1].measurement]
     apart = [p for p in of_one_target if plain.issuperset(p)]
     if not together and not apart:
@@ -223,56 +228,30 @@ def _where(
     # Equal up to the keys: any order that is always the same.
     return max(
         together or apart,
-        key=lambda p: (-p[0].batch_size, *sorted((born[p[0]], born[p[1]])), p[0].dtype == "float32", p),
+        key=lambda p: (-p[0].batch_size, *sorted((p[0].created_at, p[1].created_at)), p[0].dtype == "float32", p),
     )
 
 
-class _Cell(NamedTuple):
-    workload: str
-    sums: Sums
-
-
-Cells = Mapping[tuple[int, str], _Cell]  # (process, prompt_id) -> tokens and seconds
-
-
-def _cells(rows: Iterable[ArmPrompt]) -> Cells:
-    found: dict[tuple[int, str], _Cell] = {}
+def times_of(rows: Iterable[ArmPrompt]) -> Timed:
+    """(prompt, process) -> tokens and seconds of one repetition: the mean of tokens, at the steady time of a token."""
+    by_pair: dict[tuple[str, int], list[ArmPrompt]] = {}
     for row in rows:
-        known = found.get((row.process, row.prompt_id), _Cell(row.workload, Sums(0.0, 0.0)))
-        sums = Sums(known.sums.above + row.tokens, known.sums.below + row.decode_ns / 1e9)
-        found[row.process, row.prompt_id] = _Cell(row.workload, sums)
+        by_pair.setdefault((row.prompt_id, row.process), []).append(row)
+    found = {}
+    for pair, mine in by_pair.items():
+        tokens = sum(row.tokens for row in mine) / sum(row.requests for row in mine)
+        found[pair] = (tokens, tokens * steady([ns for row in mine for ns in row.ns_per_token]) / 1e9)
     return found
-
-
-def _over_plain(sides: Sequence[tuple[Cells, Cells]]) -> list[PromptPair]:
-    """Pairs by prompt of two measurements; within each, way and plain decoding are paired by process first."""
-    summed: list[dict[str, tuple[_Cell, _Cell]]] = []
-    for cells, plain in sides:
-        both: dict[str, tuple[_Cell, _Cell]] = {}
-        for process, name in sorted(cells.keys() & plain.keys()):
-            now = (cells[process, name], plain[process, name])
-            both[name] = tuple(map(_added, both[name], now)) if name in both else now  # type: ignore[assignment]
-        summed.append(both)
-    a, b = summed
-    return [
-        PromptPair(name, a[name][0].workload, 0, a[name][0].sums, b[name][0].sums, a[name][1].sums, b[name][1].sums)
-        for name in sorted(a.keys() & b.keys())
-    ]
-
-
-def _added(one: _Cell, other: _Cell) -> _Cell:
-    return _Cell(one.workload, Sums(one.sums.above + other.sums.above, one.sums.below + other.sums.below))
 
 
 def _compare_decoded(
     found: Comparison, arms: Sequence[ArmPrompt], maps: Sequence[AcceptanceMap], ways: tuple[Way, Way], margins: Margins
 ) -> None:
     """Acceptance length over decoded rounds: where speeds are from, else in the newest measurement of each."""
-    born = {_timed(row): row.created_at for row in arms}
     sides = []
     for number, way in enumerate(ways):
-        places = {_timed(row) for row in arms if row.rounds and _is_of(row, way)}
-        newest = max(places, key=lambda one: (born[one], -one.batch_size, one), default=None)
+        places = {_place(row) for row in arms if row.rounds and _is_of(row, way)}
+        newest = max(places, key=lambda one: (one.created_at, -one.batch_size, one), default=None)
         sides.append(_decoded(arms, way, found.timed[number] if found.timed is not None else newest))
     if all(sides):
         how = f"is that of decoding, of {ways[0].name} and {ways[1].name},"
@@ -283,21 +262,23 @@ def _compare_decoded(
     found.notes.append(f"acceptance length not comparable: {why}")
 
 
-def _decoded(arms: Sequence[ArmPrompt], way: Way, timed: Timed | None) -> dict[str, Replay]:
+def _decoded(arms: Sequence[ArmPrompt], way: Way, place: Place | None) -> dict[str, Replay]:
     """Tokens and rounds of each prompt at every depth that a drafter was run at in one measurement."""
-    sums: dict[str, dict[int, Sums]] = {}
-    workloads: dict[str, str] = {}
+    rows: dict[tuple[str, int], list[ArmPrompt]] = {}
     for row in arms:
-        if _timed(row) == timed and row.rounds and (row.draft_key, row.tree_budget) == (way.draft_key, way.tree_budget):
-            at = sums.setdefault(row.prompt_id, {})
-            before = at.get(row.depth_k, Sums(0.0, 0.0))
-            at[row.depth_k] = Sums(before.above + row.tokens, before.below + row.rounds)
-            workloads[row.prompt_id] = row.workload
-    return {name: Replay(workloads[name], at) for name, at in sums.items()}
+        if _place(row) == place and row.rounds and (row.draft_key, row.tree_budget) == (way.draft_key, way.tree_budget):
+            rows.setdefault((row.prompt_id, row.depth_k), []).append(row)
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    workloads: dict[str, str] = {}
+    for (name, depth), mine in rows.items():
+        num = sum(row.requests for row in mine)  # a prompt counts once, however often it was decoded
+        found.setdefault(name, {})[depth] = (sum(r.tokens for r in mine) / num, sum(r.rounds for r in mine) / num)
+        workloads[name] = mine[0].workload
+    return {name: Replay(workloads[name], at) for name, at in found.items()}
 
 
-def _timed(row: ArmPrompt) -> Timed:
-    return Timed(row.artifact_key, row.session_id, row.machine_id, row.dtype, row.batch_size)
+def _place(row: ArmPrompt) -> Place:
+    return Place(row.artifact_key, row.session_id, row.created_at, row.machine_id, row.dtype, row.batch_size)
 
 
 def _is_of(row: ArmPrompt, way: Way) -> bool:
@@ -309,15 +290,15 @@ def _is_of(row: ArmPrompt, way: Way) -> bool:
     return mine and (way.tree_budget is not None or row.depth_k == way.depth_k)
 
 
-def _arm(arms: Sequence[ArmPrompt], timed: Timed, way: Way) -> list[ArmPrompt]:
-    return _plain(arms, timed) if way.is_plain else [row for row in arms if _timed(row) == timed and _is_of(row, way)]
+def _arm(arms: Sequence[ArmPrompt], timed: Place, way: Way) -> list[ArmPrompt]:
+    return _plain(arms, timed) if way.is_plain else [row for row in arms if _place(row) == timed and _is_of(row, way)]
 
 
-def _plain(arms: Sequence[ArmPrompt], timed: Timed) -> list[ArmPrompt]:
+def _plain(arms: Sequence[ArmPrompt], timed: Place) -> list[ArmPrompt]:
     """Plain decoding of a measurement on the kernel that decoded most tokens a second."""
     by_kernel: dict[str, list[ArmPrompt]] = {}
     for row in arms:
-        if row.method == "none" and _timed(row) == timed:
+        if row.method == "none" and _place(row) == timed:
             by_kernel.setdefault(row.kernel, []).append(row)
     kernels = sorted(by_kernel)
     return by_kernel[max(kernels, key=lambda kernel: _tokens_per_ns(by_kernel[kernel]))] if kernels else []
@@ -327,11 +308,11 @@ def _tokens_per_ns(rows: Sequence[ArmPrompt]) -> float:
     return sum(row.tokens for row in rows) / sum(row.decode_ns for row in rows)
 
 
-def identity_of(measured: Measured, way: Way, timed: Timed) -> tuple[int, int]:
+def identity_of(measured: Measured, way: Way, place: Place) -> tuple[int, int]:
     """(outputs held against plain decoding, outputs that differ outside ties) in one measurement, at any batch size."""
     rows = [
         row
         for row in measured.arms
-        if _is_of(row, way) and _timed(row).measurement == timed.measurement and row.dtype == timed.dtype
+        if _is_of(row, way) and _place(row).measurement == place.measurement and row.dtype == place.dtype
     ]
     return sum(row.compared for row in rows), sum(row.divergences for row in rows)

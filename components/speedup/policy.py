@@ -169,8 +169,8 @@ class Policy:
     ranking: list[Candidate] = field(default_factory=list)
     weights: list[WeightsCost] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
-    confidence: float = 0.95
     served: dict[str, int] = field(default_factory=dict)
+    confidence: float = 0.95
 
 
 def write_policy(directory: Path, policy: Policy) -> None:

@@ -23,6 +23,7 @@ from components.speedup.bootstrap import Floats
 
 MODEL_SHARED = 0.05
 MODEL_OWN = 0.02
+LEAST_VARIANCE = 1e-12  # of what was measured without any chance at all
 
 
 class Depth(NamedTuple):
@@ -58,8 +59,19 @@ def combine(predicted: Sequence[Depth], measured: Sequence[Found], seed: int) ->
     if not measured:
         return np.exp(lengths + prior)
     index = [next(i for i, p in enumerate(predicted) if p[:2] == m[:2]) for m in measured]
-    seen = np.stack([one.speed_of_round for one in measured], axis=1)
+    found = np.stack([one.speed_of_round for one in measured], axis=1)
     before = model + np.atleast_2d(np.cov(cost, rowvar=False))
-    chance = np.atleast_2d(np.cov(seen, rowvar=False))
+    chance = _alike(np.atleast_2d(np.cov(found, rowvar=False)))
+    seen = found.mean(axis=0) + rng.standard_normal(found.shape) @ np.linalg.cholesky(chance).T
     gain = np.linalg.solve(before[np.ix_(index, index)] + chance, before[index, :]).T
     return np.exp(lengths + prior + (seen - prior[:, index]) @ gain.T)
+
+
+def _alike(covariance: Floats) -> Floats:
+    """One variance and one covariance for all arms. Three processes know no more: the rank of what they say is two, and
+    weights that are taken from it follow its accidents."""
+    num = len(covariance)
+    variance = float(np.trace(covariance)) / num
+    shared = (float(covariance.sum()) - num * variance) / (num * (num - 1)) if num > 1 else 0.0
+    shared = min(max(shared, 0.0), 0.99 * variance)
+    return np.asarray(np.full((num, num), shared) + (max(variance - shared, LEAST_VARIANCE)) * np.eye(num))

@@ -22,10 +22,10 @@ from components.speedup.measured import Measured, best_of
 from components.speedup.policy import ALL, Policy, PromptCounts, RoundCost
 from components.speedup.posterior import MODEL_OWN, MODEL_SHARED, Depth, Found, combine
 from components.speedup.regret import losses, near_best
-from components.speedup.settled import PRECISION
 
 Arm = tuple[str, int]  # draft_key, depth
 SESSIONS_TO_SETTLE = 3  # fresh processes from which a measurement may overrule a prediction that contradicts it
+SURE_TO_SETTLE = 0.999  # ... where it contradicts it as surely as this, with how processes differ counted in
 
 
 class Posterior(NamedTuple):
@@ -146,7 +146,11 @@ def _chosen(policy: Policy, choice: DepthChoice, posterior: Posterior) -> DepthC
         for e in policy.evals
         if (e.draft_key, e.workload, e.batch_size, e.depth_k) == (choice.draft_key, ALL, choice.batch_size, depth)
     )
-    why = f"measured, depth {depth} is taken instead of {choice.depth_k}, which the prediction alone chose"
+    why = f"with what was measured, depth {depth} is taken instead of {choice.depth_k}, predicted to be the best"
+    if choice.depth_k == 0:
+        why = f"with what was measured, depth {depth} is taken, where the prediction alone would not have drafted"
+    doubt = Doubt("depth_changed", "info", depth, f"batch {choice.batch_size}: {why}")
+    policy.flags.append(doubt.about(policy.selection_id, choice.draft_key, choice.method))
     return dataclasses.replace(
         choice,
         depth_k=depth,
@@ -173,8 +177,8 @@ def _contradictions(policy: Policy, predicted: Sequence[Depth], posterior: Poste
     for group in [*groups, tops]:
         hoped = max(group, key=lambda arm: float(log_pred[arm].mean()))
         best = max(group, key=lambda arm: posterior.measured[arm].speedup.value)
-        if hoped == best:
-            continue
+        if hoped == best or posterior.measured[best].prompts != posterior.measured[hoped].prompts:
+            continue  # over other prompts (a request failed) they are no pair
         ratio = posterior.measured[best].speedup.over(posterior.measured[hoped].speedup)
         lo, hi = ratio.interval()
         gap = log_pred[best] - log_pred[hoped]
@@ -188,7 +192,8 @@ def _contradictions(policy: Policy, predicted: Sequence[Depth], posterior: Poste
             f"{_named(hoped, methods)}, predicted {math.exp(float(gap.mean())):.2f} (at most {pred_hi:.2f})"
         )
         runs = [posterior.measured[arm].arm.num_processes for arm in (best, hoped)]
-        is_settled = min(runs) >= SESSIONS_TO_SETTLE and (hi - lo) / 2.0 <= PRECISION * ratio.value
+        surely = ratio.interval(SURE_TO_SETTLE)[0] > max(1.0, pred_hi)
+        is_settled = min(runs) >= SESSIONS_TO_SETTLE and surely
         doubt = (
             Doubt("prediction_overruled", "warning", ratio.value, said)
             if is_settled

@@ -5,7 +5,7 @@ For each pair of arms the log of their speed ratio is (acceptance, paired by pro
 x_as is the log of arm a's round over plain decoding in process s, so that plain decoding cancels. Its half-width is
 Student's quantile times the root of both variances, with Welch and Satterthwaite's degrees of freedom. Three processes
 give a variance two degrees of freedom and t = 4.3; how processes scatter about what they share is alike for arms, so it
-is pooled over all of them, unless a pair differs more than the pool says. Cheap enough to ask every second: sums only.
+is pooled over all of them but those that clearly scatter more. Cheap enough to ask every second: sums only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.speedup.bootstrap import Floats, ratio_influence, sample_of
 from components.speedup.student import student_quantile
 
 PRECISION = 0.03  # half the width of a speed ratio's interval at which arms that are still not told apart are alike
-SUSPICIOUS = 6.0  # times the pooled variance: about the 99th percentile of F with 2 and 14 degrees of freedom
+SUSPICIOUS = 8.0  # times the median arm's variance over processes: so odd by chance is one arm in 50 of three processes
+FEW_ARMS, FEW_PROCESSES = 4, 3  # fewer than these do not say which arm is odd
 BAND = 0.01  # arms within this share of the best are as good
 
 
@@ -50,8 +52,8 @@ def settled(
     tokens, rounds: [arms, prompts], of the same prompts for all arms.
     """
     length = tokens.sum(axis=1) / rounds.sum(axis=1)
-    mean_cost, pooled, pooled_free = _fitted(cost)
-    speed = np.log(length) - mean_cost
+    scatter = _scatter(cost)
+    speed = np.log(length) - scatter.mean
     best = int(speed.argmax())
     influence = ratio_influence(tokens.T, rounds.T).T / length[:, None]
     contenders = []
@@ -59,12 +61,13 @@ def settled(
         if a == best:
             contenders.append(Contender(0.0, 0.0, "best"))
             continue
-        shared = ~np.isnan(cost[a] - cost[best])
-        by = float(np.log(length[best] / length[a]) - (cost[best] - cost[a])[shared].mean()) if shared.any() else 0.0
+        apart = cost[best] - cost[a]
+        shared = ~np.isnan(apart)
+        by = float(np.log(length[best] / length[a]) - apart[shared].mean()) if shared.any() else 0.0
         slope = influence[best] - influence[a]
         sample = sample_of(rounds[a] + rounds[best], slope)
         prompts = float((slope**2).sum()) * sample.inflation
-        parts = [(prompts, sample.free), _by_processes((cost[best] - cost[a])[shared], pooled, pooled_free)]
+        parts = [(prompts, sample.free), _by_processes(apart[shared], scatter, bool(scatter.is_odd[[a, best]].any()))]
         half_width = _half_width(parts, level) if tokens.shape[1] > 1 and shared.any() else math.inf
         contenders.append(Contender(by, half_width, _state(by, half_width, band, precision)))
     open_ = [a for a, c in enumerate(contenders) if c.state == "open"]
@@ -76,18 +79,27 @@ def half_widths(cost: Floats, level: float = 0.95) -> Floats:
 
     cost: as in `settled`. What processes share is plain decoding's own scatter, the rest is pooled over arms.
     """
-    _, pooled, pooled_free = _fitted(cost)
+    scatter = _scatter(cost)
+    if cost.shape[1] < 2 or not scatter.free:
+        return np.full(len(cost), math.inf)
     num = (~np.isnan(cost)).sum(axis=1)
     shared = np.nanmean(cost - np.nanmean(cost, axis=1, keepdims=True), axis=0)
-    if cost.shape[1] < 2 or not pooled_free:
-        return np.full(len(cost), math.inf)
-    common = (float(shared.var(ddof=1)), cost.shape[1] - 1.0)
-    parts = [[(common[0] / n, common[1]), (pooled / n, pooled_free)] if n > 1 else [(math.inf, 1.0)] for n in num]
+    common, free = float(shared.var(ddof=1)), cost.shape[1] - 1.0
+    parts = [[(common / n, free), (scatter.pooled / n, scatter.free)] if n > 1 else [(math.inf, 1.0)] for n in num]
     return np.array([_half_width(of_one, level) for of_one in parts])
 
 
-def _fitted(cost: Floats) -> tuple[Floats, float, float]:
-    """(mean of each arm beside what processes share, variance of an arm in a process about both, its freedom)."""
+class _Scatter(NamedTuple):
+    """How arms scatter over processes. mean: [arms], beside what processes share. pooled: variance of one arm in one
+    process about both, free: its degrees of freedom. is_odd: [arms], those that scatter far more than the others."""
+
+    mean: Floats
+    pooled: float
+    free: float
+    is_odd: NDArray[np.bool_]
+
+
+def _scatter(cost: Floats) -> _Scatter:
     known = ~np.isnan(cost)
     filled = np.where(known, cost, 0.0)
     arm, process = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
@@ -95,19 +107,22 @@ def _fitted(cost: Floats) -> tuple[Floats, float, float]:
         arm = np.where(known, filled - process, 0.0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
         process = np.where(known, filled - arm[:, None], 0.0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
     rest = np.where(known, filled - arm[:, None] - process, 0.0)
-    free = float(known.sum() - cost.shape[0] - known.any(axis=0).sum() + 1)
-    return (arm, float((rest**2).sum()) / free, free) if free >= 1.0 else (arm, math.nan, 0.0)
+    own = (rest**2).sum(axis=1)
+    can_tell = min(cost.shape[0] / FEW_ARMS, cost.shape[1] / FEW_PROCESSES) >= 1.0
+    is_odd = (own > SUSPICIOUS * np.median(own)) & can_tell
+    whole = float(known.sum() - cost.shape[0] - known.any(axis=0).sum() + 1)
+    free = whole * float((~is_odd).mean())
+    return _Scatter(arm, float(own[~is_odd].sum()) / free if free >= 1.0 else math.nan, free, is_odd)
 
 
-def _by_processes(difference: Floats, pooled: float, pooled_free: float) -> tuple[float, float]:
+def _by_processes(difference: Floats, scatter: _Scatter, is_odd: bool) -> tuple[float, float]:
     """(variance of the mean difference of two arms, degrees of freedom); infinite where one process is all."""
     num = len(difference)
-    if num < 2 or not pooled_free:
+    if num < 2 or scatter.free < 1.0:
         return math.inf, 1.0
-    own, own_free = float(difference.var(ddof=1)), num - 1.0
-    if own > SUSPICIOUS * 2.0 * pooled:
-        return own / num, own_free
-    return 2.0 * pooled / num, pooled_free
+    if is_odd:
+        return float(difference.var(ddof=1)) / num, num - 1.0
+    return 2.0 * scatter.pooled / num, scatter.free
 
 
 def _half_width(parts: list[tuple[float, float]], level: float) -> float:

@@ -77,7 +77,7 @@ def ask_all(house: House, maps: list[Any], costs: dict[str, list[Any]], requests
     end_to_end = house.measured("end", requests)
     new, old = (Draft(key, house.path, {"method": "mtp"}) for key in (NEW, OLD))
     verdict = confirm_depth(policy, end_to_end, new, old, ctx=house.ctx("verdict"))
-    (chosen,) = [c for c in read_policy(policy.path).choices if (c.draft_key, c.workload) == (NEW, "all")]
+    (chosen,) = [c for c in read_policy(verdict.path).choices if (c.draft_key, c.workload) == (NEW, "all")]
     tags = [
         {"draftsmith.draft_key": key, "draftsmith.depth_k": str(depth), "draftsmith.drafter_bytes": "1"}
         for key, depth in ((NEW, chosen.depth_k), (OLD, serves))
@@ -93,7 +93,7 @@ def ask_all(house: House, maps: list[Any], costs: dict[str, list[Any]], requests
 def random_night(seed: int) -> tuple[list[Any], dict[str, list[Any]], list[Any], int]:
     """Rows of any night: prompts, workloads, processes, repetitions and gaps by chance."""
     rng = np.random.default_rng(seed)
-    num, processes, deepest = int(rng.integers(2, 26)), int(rng.integers(1, 4)), int(rng.integers(2, 5))
+    num, processes, deepest = int(rng.integers(2, 26)), int(rng.integers(1, 5)), int(rng.integers(2, 5))
     workloads = ["code", "chat", "maths"][: int(rng.integers(1, 4))]
     where = [workloads[int(rng.integers(len(workloads)))] for _ in range(num)]
     maps: list[Any] = []
@@ -110,13 +110,13 @@ def random_night(seed: int) -> tuple[list[Any], dict[str, list[Any]], list[Any],
             for key in ("", "kernel", NEW, OLD):
                 plain = key in ("", "kernel")
                 for depth in [0] if plain else range(deepest + 1):
-                    if rng.random() < 0.05:
-                        continue
+                    if rng.random() < (0.06 if process == 1 else 0.1):
+                        continue  # a request failed, or a process did not come to it
                     seconds = float((1 + n % 5) * rng.lognormal(0.0, 0.1) / (1 + 0.2 * depth))
                     tokens = int(rng.integers(2, 60))
                     facts = {"workload": where[n], "process": process, "request_id": f"{process}-{n}-{key}-{depth}"}
                     facts |= {"kernel": key or "prepacked"} if plain else {"draft_key": key}
-                    facts |= {"is_warmup": True} if rng.random() < 0.03 else {}
+                    facts |= {"is_warmup": True} if process > 1 and rng.random() < 0.05 else {}
                     requests.append(make_request("none" if plain else "mtp", depth, n, tokens, seconds, **facts))
     return maps, costs, requests, int(rng.integers(0, deepest + 1))
 

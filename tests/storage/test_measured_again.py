@@ -59,7 +59,7 @@ def test_views_take_the_newest_session_tables_hold_all_and_either_can_be_asked_o
     for table, rows in before.items():
         assert len(ask(home, f"FROM {table}")) == (2 * rows if table != "superseded" else 4), table
     assert ask(home, "SELECT ms_p50, blocks FROM v_cost") == [(2.0, 1)]
-    speedup = "SELECT round(speedup_decode_vs_best_plain, 2) FROM v_speedup WHERE workload = 'all'"
+    speedup = "SELECT round(speedup, 2) FROM v_speedup WHERE workload = 'all'"
     assert ask(home, speedup) == [(2.51,)]
     assert ask(home, f"{speedup} ORDER BY 1", all_sessions=True) == [(2.01,), (2.51,)]
     assert len(ask(home, "FROM v_arm_prompt WHERE method <> 'none'")) == 12

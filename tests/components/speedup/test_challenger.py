@@ -253,7 +253,9 @@ def test_a_release_serves_its_winner_or_decodes_plainly(measurements: Rows, new_
 
 
 def test_verdicts() -> None:
-    assert [verdict_of(lo, hi, 0.02, 40) for lo, hi in ((1.01, 1.2), (0.98, 1.0), (0.9, 1.1), (0.9, 0.979))] == [
+    assert [
+        verdict_of(lo, hi, 0.02, decisive=True) for lo, hi in ((1.01, 1.2), (0.98, 1.0), (0.9, 1.1), (0.9, 0.979))
+    ] == [
         "better",
         "not_worse",
         "undecided",

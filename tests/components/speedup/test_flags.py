@@ -105,12 +105,12 @@ def chosen(measurements: Rows, new_ctx: NewCtx) -> DepthPolicy:
 
 
 def decoded(depth: int, speedup: float, **changes: object) -> list[object]:
-    """Plain and speculative requests on 64 prompts."""
+    """Plain and speculative requests on 64 prompts, in three processes."""
     rows: list[object] = []
     for n in range(64):
         seconds = 1.0 + 0.3 * (n % 5)
-        rows.append(make_request("none", 0, n, 65, seconds))
-        rows.append(make_request("eagle3", depth, n, 65, seconds / speedup, **changes))
+        rows.append(make_request("none", 0, n, 65, seconds, process=1 + n % 3))
+        rows.append(make_request("eagle3", depth, n, 65, seconds / speedup, process=1 + n % 3, **changes))
     return rows
 
 

@@ -15,7 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
-from components.speedup.paired import PromptPair, Ratio, Sums, compare_pairs
+from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.paired import Measurement, Ratio, compare_sides
 
 Floats = NDArray[np.float64]
 TRIALS = 400  # the standard error of a share of 4 % is 1 %
@@ -44,8 +45,9 @@ def drawn(rng: np.random.Generator, num: int, lengths: str, own: float, noise: f
     a = rounds(other) if own else b
 
     def seconds(of: Floats) -> Floats:
-        busy = (rng.random(num) < 0.05) * rng.exponential(0.1, num)
-        return np.asarray(of * np.exp(noise * rng.normal(size=num) + busy))
+        """The steady time of two repetitions."""
+        busy = (rng.random((2, num)) < 0.05) * rng.exponential(0.1, (2, num))
+        return np.asarray(of * np.exp(noise * rng.normal(size=(2, num)) + busy).min(axis=0))
 
     return Prompts(tokens, (a, b), (seconds(a), seconds(b)))
 
@@ -59,9 +61,12 @@ def of_all(lengths: str, own: float, noise: float) -> tuple[float, float]:
 
 def ratio_of(tokens: Floats, a: Floats, b: Floats, quantity: str) -> Ratio:
     """A over B by the product's own function."""
-    rows = enumerate(zip(tokens, a, b, strict=True))
-    pairs = [PromptPair(f"p{i:03d}", "code", 1, Sums(t, x), Sums(t, y)) for i, (t, x, y) in rows]
-    return compare_pairs(pairs, quantity, Margins())[0]
+    names = [f"p{i:03d}" for i in range(len(tokens))]
+    sides = [
+        Measurement({(name, 1): (float(t), float(x)) for name, t, x in zip(names, tokens, side, strict=True)})
+        for side in (a, b)
+    ]
+    return compare_sides(sides[0], sides[1], dict.fromkeys(names, "code"), quantity, Margins())[0]
 
 
 def passed(num: int, lengths: str, quantity: str, true: float, own: float, noise: float) -> float:
@@ -78,12 +83,12 @@ def passed(num: int, lengths: str, quantity: str, true: float, own: float, noise
 
 
 @pytest.mark.parametrize("lengths", ["capped", "heavy"])
-@pytest.mark.parametrize("num", [8, 24, 64])
+@pytest.mark.parametrize("num", [LEAST_PROMPTS, 8, 24, 64])
 def test_at_the_boundary_of_speed_at_most_one_in_twenty_passes(num: int, lengths: str) -> None:
     assert passed(num, lengths, "decode_speed", 1.0 - MAX_SLOWDOWN, own=0.07, noise=0.04) <= 0.05
 
 
-@pytest.mark.parametrize("num", [8, 24, 64])
+@pytest.mark.parametrize("num", [LEAST_PROMPTS, 8, 24, 64])
 def test_a_true_loss_of_acceptance_as_large_as_the_margin_does_not_pass(num: int) -> None:
     """Asked as "not shown to be lost", it passed 78 % of the time."""
     assert passed(num, "capped", "acceptance_length", 1.0 - MAX_ACCEPTANCE_LOSS, own=0.07, noise=0.0) <= 0.05
@@ -92,8 +97,8 @@ def test_a_true_loss_of_acceptance_as_large_as_the_margin_does_not_pass(num: int
 def test_an_identical_challenger_is_called_better_or_worse_by_chance_alone() -> None:
     """The same drafter, the same rounds, times with 2 % noise: better 2.5 % of the time, worse hardly ever.
 
-    It passes about 40 % of the time over 8 prompts, 60 % over 24 and 75 % over 64 (with 3 % noise 25, 45 and 65 %):
-    evidence of being not worse takes prompts or quiet, and want of it is "undecided", not "worse".
+    It passes 45 % of the time over 8 prompts, 90 % over 24 and 99 % over 64 (with 1 % noise 90, 99 and 100 %, with 3 %
+    25, 70 and 98 %): evidence of being not worse takes prompts or quiet, and want of it is "undecided", not "worse".
     """
     rng = np.random.default_rng(7)
     verdicts = []
@@ -102,10 +107,39 @@ def test_an_identical_challenger_is_called_better_or_worse_by_chance_alone() -> 
         verdicts.append(ratio_of(found.tokens, *found.seconds, "decode_speed").verdict)
     share = {verdict: verdicts.count(verdict) / TRIALS for verdict in set(verdicts)}
     assert share["better"] <= 0.05 and share.get("worse", 0.0) <= 0.01
-    assert share["better"] + share["not_worse"] >= 0.6
+    assert share["better"] + share["not_worse"] >= 0.95
 
 
 @pytest.mark.parametrize("own", [0.03, 0.07])
 def test_a_challenger_whose_acceptance_is_equal_passes_where_there_are_prompts(own: float) -> None:
-    """Equal in truth: about 25 % pass over 8 prompts, 50 % over 24, 95 % over 64. The margin is chosen for that."""
+    """Equal in truth: about 13 % pass over 8 prompts, 55 % over 24, 95 % over 64. The margin is chosen for that."""
     assert passed(64, "capped", "acceptance_length", 1.0, own=own, noise=0.0) >= 0.85
+
+
+def in_processes(num: int, true: float, spread: float) -> float:
+    """How often A is let through, of 3 processes that each do something of their own to it (relative spread)."""
+    rng = np.random.default_rng([num, 3])
+    names = [f"p{i:03d}" for i in range(num)]
+    count = 0
+    for _ in range(TRIALS):
+        of_processes = np.exp(spread * rng.normal(size=3))
+        sides: tuple[dict[tuple[str, int], tuple[float, float]], ...] = ({}, {})
+        found = drawn(rng, num, "capped", own=0.0, noise=0.01)
+        for process, effect in enumerate(of_processes, start=1):
+            times = drawn(rng, num, "capped", own=0.0, noise=0.01).seconds
+            for i, name in enumerate(names):
+                base = found.rounds[0][i] / true, found.rounds[1][i]
+                noise = times[0][i] / times[1][i]  # of the same rounds: nothing but noise
+                sides[0][name, process] = float(found.tokens[i]), float(base[0] * effect * noise)
+                sides[1][name, process] = float(found.tokens[i]), float(base[1])
+        a, b = map(Measurement, sides)
+        count += compare_sides(a, b, dict.fromkeys(names, "code"), "decode_speed", Margins())[0].not_worse
+    return count / TRIALS
+
+
+@pytest.mark.parametrize("num", [8, 24])
+def test_what_processes_do_is_in_the_interval(num: int) -> None:
+    """Layout and kernels differ by process. Three that differ by 0.2 % let an equal through 96 % of the time, by 0.5 %
+    80 to 90 %, by 1 % one time in two. With prompts alone in the interval, 16 to 29 % would pass at the boundary."""
+    assert in_processes(num, 1.0 - MAX_SLOWDOWN, 0.01) <= 0.05
+    assert in_processes(num, 1.0, 0.002) >= 0.7

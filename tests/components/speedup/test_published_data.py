@@ -12,13 +12,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 
+from components.speedup.cost_curve import line_over, line_without_each
 from components.speedup.evaluate import Rule
-from components.speedup.model import cost_line, marginal_cost, marginal_gain, pick_depth, speedup
+from components.speedup.model import marginal_cost, marginal_gain, speedup
 from components.speedup.outside import policy_from
 from components.speedup.outside_rows import OutsideRow, Placed
 from components.speedup.policy import ALL, Policy
+from components.speedup.regret import near_best
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("DRAFTSMITH_DEV_DATA", ROOT.parent / "shared" / "data")) / "results"
@@ -92,12 +95,10 @@ def test_a_cost_line_fitted_without_a_depth_finds_the_best_one(drafter: str, bes
     """The cycle of every depth predicted from the OTHER depths of vLLM issue 20780: the optimum is the measured one."""
     grid = vllm_grid()
     rows = [(r["k"], r[drafter]["al"], r[drafter]["tpot_ms"]) for r in grid["rows"]]
-    cycles = {k: al * tpot for k, al, tpot in rows}
-    speeds = []
-    for k, al, _ in rows:
-        line = cost_line({other: cycle for other, cycle in cycles.items() if other != k})
-        speeds.append(speedup(al, grid["tpot_vanilla_ms"], line(k), 0.0))
-    assert pick_depth([k for k, _, _ in rows], speeds, tolerance=0.0) == best
+    line = line_without_each([k for k, _, _ in rows], np.array([al * tpot for _, al, tpot in rows]))
+    speeds = [speedup(al, grid["tpot_vanilla_ms"], cost, 0.0) for (_, al, _), cost in zip(rows, line, strict=True)]
+    (taken,) = near_best(np.array([speeds]), 0.0, 0.95)
+    assert rows[taken][0] == best
     assert min(rows, key=lambda row: row[2])[0] == best  # by measurement
 
 
@@ -105,9 +106,10 @@ def test_a_cost_line_fitted_without_a_depth_finds_the_best_one(drafter: str, bes
 @pytest.mark.parametrize(("drafter", "best"), [("eagle1", 3), ("eagle3", 4)])
 def test_marginal_gain_falls_below_marginal_cost_at_the_optimum(drafter: str, best: int) -> None:
     rows = [(r["k"], r[drafter]["al"], r[drafter]["al"] * r[drafter]["tpot_ms"]) for r in vllm_grid()["rows"]]
-    line = cost_line({k: cycle for k, _, cycle in rows})
+    depths = [k for k, _, _ in rows]
+    line = dict(zip(depths, line_over(depths, np.array([cycle for _, _, cycle in rows])), strict=True))
     al = {k: length for k, length, _ in rows}
-    stops = next(k for k in al if marginal_gain(al[k + 1], al[k]) < marginal_cost(line(k + 1), line(k)))
+    stops = next(k for k in al if marginal_gain(al[k + 1], al[k]) < marginal_cost(line[k + 1], line[k]))
     assert stops == best
 
 

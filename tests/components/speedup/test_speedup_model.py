@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.speedup.model import acceptance_lengths, evaluate, marginal_cost, marginal_gain, pick_depth, speedup
+from components.speedup.model import acceptance_lengths, evaluate, marginal_cost, marginal_gain, speedup
 
 unit = st.floats(0.0, 1.0)
 ms = st.floats(0.1, 1000.0)
@@ -18,7 +18,7 @@ def test_worked_example_chooses_depth_two() -> None:
     rows = evaluate([0.80, 0.74, 0.67], 76.0, [90.0, 104.0, 117.0], [8.0, 14.0, 22.0])
     assert [round(r.al, 2) for r in rows[1:]] == [1.80, 2.39, 2.79]
     assert [round(r.speedup, 2) for r in rows[1:]] == [1.40, 1.54, 1.52]
-    assert pick_depth([r.depth_k for r in rows], [r.speedup for r in rows], tolerance=0.01) == 2
+    assert max(rows, key=lambda r: r.speedup).depth_k == 2
 
 
 @given(st.lists(unit, max_size=12))
@@ -55,11 +55,3 @@ def test_host_time_pulls_the_ratio_towards_one_round_per_token() -> None:
 def test_marginal_values_are_relative() -> None:
     assert marginal_gain(2.2, 2.0) == pytest.approx(0.1)
     assert marginal_cost(1.5, 1.2) == pytest.approx(0.25)
-
-
-@given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=9), st.floats(0.0, 0.2))
-def test_picked_depth_is_the_smallest_one_near_the_best_bound(bounds: list[float], tolerance: float) -> None:
-    depth = pick_depth(list(range(len(bounds))), bounds, tolerance)
-    limit = max(bounds) * (1 - tolerance)
-    assert bounds[depth] >= limit
-    assert all(b < limit for b in bounds[:depth])
