@@ -81,10 +81,10 @@ def sweep(
     batch_sizes: Sequence[int],
     kv_lengths: Sequence[int],
     depths: int,
-    blocks: int,
+    seconds: float,
+    processes: int,
     tokens: int,
     num_threads: int,
-    max_drift: float,
 ) -> list[dict[str, Any]]:
     """Both ways of launching; one record each: its facts, and the median of every cell in ms."""
     numbers = itertools.count(2)
@@ -107,21 +107,22 @@ def sweep(
         started = time.perf_counter()
         made = measure_step_cost(
             target,
-            draft,
+            [draft],
             prompts,
             max_depth=depths,
             batch_sizes=list(batch_sizes),
             kv_lengths=list(kv_lengths),
-            num_blocks=blocks,
+            seconds=seconds,
+            num_processes=processes,
             tokens_per_block=tokens,
             dtype=dtype,
             graphs=graphs,
-            max_drift=max_drift,
             ctx=context(),
             machine=machine,
         )
         clocks = [c.clock_mhz for c in read_rows(made.path, CostCell) if c.clock_mhz is not None]
-        names = ("kernel", "num_blocks", "control_drift", "timer_overhead_ns", "device_state", "left_out", "medians_ms")
+        known = ("kernel", "num_processes", "num_blocks", "ended", "precision_reached")
+        names = (*known, "timer_overhead_ns", "device_state", "left_out", "medians_ms")
         records.append(
             {
                 "graphs": graphs,
@@ -142,10 +143,10 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--kv-lengths", type=int, nargs="+", default=[1024, 4096, 16384, 32768])
     parser.add_argument("--depths", type=int, default=5, help="deepest chain to time")
-    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600.0, help="time for measuring, each way of launching")
+    parser.add_argument("--processes", type=int, default=3, help="fresh processes at least")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each sequence in a cell of a block")
     parser.add_argument("--threads", type=int, default=1, help="threads that torch may use on the host")
-    parser.add_argument("--max-drift", type=float, default=0.05)
     asked = parser.parse_args()
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("gpu_sweep: no CUDA device that torch can use; --device cpu --shape tiny tries the program")
@@ -160,10 +161,10 @@ def main() -> None:
                 batch_sizes=asked.batch_sizes,
                 kv_lengths=asked.kv_lengths,
                 depths=asked.depths,
-                blocks=asked.blocks,
+                seconds=asked.seconds,
+                processes=asked.processes,
                 tokens=asked.tokens,
                 num_threads=asked.threads,
-                max_drift=asked.max_drift,
             )
         except UserError as error:
             raise SystemExit(str(error)) from error

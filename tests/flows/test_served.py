@@ -47,7 +47,7 @@ pipelines:
         matrix: {{method: [{methods}]}}
         with: {{method: "${{matrix.method}}"}}
       seen:     {{uses: bench.measure_acceptance, in: {{target: target, draft: draft, prompts: prompts}}}}
-      cost:     {{uses: bench.measure_step_cost, in: {{target: target, draft: draft, prompts: prompts}}}}
+      cost:     {{uses: bench.measure_step_cost, in: {{target: target, drafts: draft, prompts: prompts}}}}
       depth:    {{uses: speedup.choose_depth, in: {{acceptance: seen, cost: cost}}}}
       timed:
         uses: bench.compare_end_to_end

@@ -30,7 +30,7 @@ pipelines:
         with: {{dtype: bfloat16, seconds: {seconds}}}
       cost:
         uses: bench.measure_step_cost
-        in: {{target: target, draft: draft, prompts: prompts, tuning: tuning}}
+        in: {{target: target, drafts: draft, prompts: prompts, tuning: tuning}}
         with: {{dtype: {dtype}, num_threads: {threads}}}
 """
 

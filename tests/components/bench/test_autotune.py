@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.bench import autotune, compare_end_to_end, cost_blocks, measure_step_cost, subjects
+from components.bench import autotune, compare_end_to_end, measure_step_cost, measuring_process, subjects
 from components.bench.calibration import plainly_faster
 from components.bench.tuning import Tuning, read_tuning
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
@@ -21,11 +21,29 @@ COLUMNS = "mixed[32x32:tc,32x64:cp,64x32:cc,128x32:cp]"
 """Kernels that no timing picks on its own: 2 rows at most, and then the last."""
 
 
+DRAFT_COLUMNS = "mixed[64x32:tc,128x32:cp]"
+
+
 @pytest.fixture
-def made(target: Target, machine: Machine) -> Measurements:
-    """A choice of one thread and of kernels that can be told from any other."""
+def made(target: Target, drafts: list[Draft], machine: Machine) -> Measurements:
+    """A choice of one thread and of kernels that can be told from any other, for the target and one drafter."""
     facts = {"target_key": target.key, "dtype": "float32", "device": "cpu", "machine_id": machine.machine_id}
-    return Measurements("t" * 64, Path("nowhere"), {**facts, "num_threads": 1, "kernel": COLUMNS, "rival": True})
+    chosen = {"num_threads": 1, "kernel": COLUMNS, "rival": True, "draft_kernels": {drafts[1].key: DRAFT_COLUMNS}}
+    return Measurements("t" * 64, Path("nowhere"), {**facts, **chosen})
+
+
+@pytest.fixture
+def opened_with(monkeypatch: pytest.MonkeyPatch, here_instead: None) -> list[tuple[str, str, int]]:
+    """(draft_key, kernel it was told, threads) of every drafter that a measuring process opens, in this process."""
+    found: list[tuple[str, str, int]] = []
+    really = subjects.open_drafter
+
+    def open_drafter(draft: Draft, opened: Any, kernel: str = "auto") -> Any:
+        found.append((draft.key, kernel, torch.get_num_threads()))
+        return really(draft, opened, kernel)
+
+    monkeypatch.setattr(measuring_process, "open_drafter", open_drafter)
+    return found
 
 
 def test_more_threads_are_taken_only_where_they_win_in_quiet_and_in_noise() -> None:
@@ -37,14 +55,15 @@ def test_more_threads_are_taken_only_where_they_win_in_quiet_and_in_noise() -> N
 
 
 def test_what_is_chosen_is_what_was_tried(
-    target: Target, prompts: Prompts, machine: Machine, context: Callable[[str], Context]
+    target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, context: Callable[[str], Context]
 ) -> None:
     ctx = dataclasses.replace(context("tuning"), num_threads=2)
-    info = autotune(target, prompts, seconds=0.0, ctx=ctx, machine=machine).info
+    info = autotune(target, prompts, drafts, seconds=0.0, ctx=ctx, machine=machine).info
     tried = {one["num_threads"]: one for one in info["engines_tried"][:2]}
     assert set(tried) == {1, 2} and tried[info["num_threads"]]["kernel"] == info["kernel"]
-    asked: tuple[Any, ...] = (target, "float32", 0, ctx, machine)
-    assert read_tuning(Measurements("t", ctx.out, info), *asked) == Tuning(*(info[name] for name in Tuning._fields))
+    assert set(info["draft_kernels"]) == {draft.key for draft in drafts}
+    given = read_tuning(Measurements("t", ctx.out, info), target, drafts, "float32", 0, ctx, machine)
+    assert given == Tuning(**{name: info[name] for name in Tuning._fields[:-1]}, tried=[])
 
 
 def test_measuring_steps_run_on_what_was_chosen(
@@ -55,39 +74,37 @@ def test_measuring_steps_run_on_what_was_chosen(
     machine: Machine,
     tmp_path: Path,
     context: Callable[[str], Context],
-    monkeypatch: pytest.MonkeyPatch,
+    opened_with: list[tuple[str, str, int]],
 ) -> None:
-    """Both, their drafters' linears, which are timed when they are opened, and all rows: those of a rival, which is the
-    same threads on plain kernels, where one was chosen."""
-    opened_on: list[int] = []
-
-    def open_drafter(*given: Any) -> Any:
-        opened_on.append(torch.get_num_threads())
-        return really(*given)
-
-    really = subjects.open_drafter
-    for module in (cost_blocks, subjects):
-        monkeypatch.setattr(module, "open_drafter", open_drafter)
+    """Both steps, their drafters, and all rows: those of a rival, which is the same threads on plain kernels, too."""
     cost, e2e = (dataclasses.replace(context(name), num_threads=2) for name in ("cost", "e2e"))
-    asked: dict[str, Any] = {
-        "num_blocks": 5,
-        "tokens_per_block": 16,
-        "kv_lengths": [32],
-        "max_depth": 1,
-        "max_drift": 50.0,
-    }
-    first = measure_step_cost(target, drafts[1], prompts, made, **asked, ctx=cost, machine=machine)
+    brief: dict[str, Any] = {"seconds": 0.1, "num_processes": 1}
+    asked: dict[str, Any] = {**brief, "tokens_per_block": 16, "kv_lengths": [32], "max_depth": 1}
+    first = measure_step_cost(target, drafts[1:], prompts, made, **asked, ctx=cost, machine=machine)
     (tmp_path / "policy.json").write_text(json.dumps({"choices": []}), encoding="utf-8")
     policy = DepthPolicy(key="p" * 64, path=tmp_path)
-    short: dict[str, Any] = {"num_prompts": 2, "max_new_tokens": 8, "reps": 1, "depths": [1]}
+    short: dict[str, Any] = {**brief, "num_prompts": 2, "max_new_tokens": 8, "depths": [1]}
     second = compare_end_to_end(target, drafts[1:], prompts, policy, made, **short, ctx=e2e, machine=machine)
     for info in (first.info, second.info):
         assert (info["num_threads"], info["kernel"]) == (1, COLUMNS)
     rows: list[CostCell | Request] = [*read_rows(cost.out, CostCell), *read_rows(e2e.out, Request)]
     assert {row.num_threads for row in rows} == {1}
     assert {row.kernel for row in read_rows(cost.out, CostCell)} == {COLUMNS, "plain"}
-    assert COLUMNS in {row.kernel for row in rows} <= {COLUMNS, "plain"}
-    assert opened_on == [1, 1]
+    assert {row.kernel for row in read_rows(e2e.out, Request)} == {COLUMNS, "plain"}
+    assert set(opened_with) == {(drafts[1].key, DRAFT_COLUMNS, 1)}
+
+
+def test_a_drafter_that_the_choice_does_not_know_is_noted_and_picks_its_own_kernels(
+    made: Measurements, target: Target, drafts: list[Draft], machine: Machine, context: Callable[[str], Context]
+) -> None:
+    notes: list[str] = []
+    ctx = context("cost")
+    ctx.send = lambda event: notes.append(str(event.get("message", "")))
+    given = read_tuning(made, target, drafts, "float32", 0, ctx, machine)
+    assert given is not None
+    assert [given.kernel_of(draft) for draft in drafts] == ["auto", DRAFT_COLUMNS]
+    (note,) = notes
+    assert drafts[0].key[:12] in note and "give it to autotune" in note
 
 
 def test_without_a_chosen_rival_there_is_none(
@@ -97,12 +114,13 @@ def test_without_a_chosen_rival_there_is_none(
     prompts: Prompts,
     machine: Machine,
     context: Callable[[str], Context],
+    here_instead: None,
 ) -> None:
     """Whether there is a second baseline is not for each step to find out: they would not agree."""
     alone = dataclasses.replace(made, info={**made.info, "rival": False})
     ctx = dataclasses.replace(context("cost"), num_threads=2)
-    asked: dict[str, Any] = {"num_blocks": 5, "tokens_per_block": 16, "kv_lengths": [32], "max_drift": 50.0}
-    measure_step_cost(target, drafts[1], prompts, alone, **asked, max_depth=1, ctx=ctx, machine=machine)
+    asked: dict[str, Any] = {"seconds": 0.1, "num_processes": 1, "tokens_per_block": 16, "kv_lengths": [32]}
+    measure_step_cost(target, drafts[1:], prompts, alone, **asked, max_depth=1, ctx=ctx, machine=machine)
     assert {row.kernel for row in read_rows(ctx.out, CostCell)} == {COLUMNS}
 
 
@@ -129,15 +147,21 @@ def test_a_choice_for_something_else_is_refused_in_one_line(
     context: Callable[[str], Context],
 ) -> None:
     other = dataclasses.replace(made, info={**made.info, **facts})
-    missing = Target(key=target.key, path=Path("never opened"))
     policy = DepthPolicy(key="p" * 64, path=Path("nowhere"))
     with pytest.raises(UserError, match=said) as first:
         measure_step_cost(
-            missing, drafts[0], prompts, other, num_threads=num_threads, ctx=context("cost"), machine=machine
+            target,
+            drafts,
+            prompts,
+            other,
+            kv_lengths=[32],
+            num_threads=num_threads,
+            ctx=context("cost"),
+            machine=machine,
         )
     with pytest.raises(UserError, match=said) as second:
         compare_end_to_end(
-            missing, drafts, prompts, policy, other, num_threads=num_threads, ctx=context("e2e"), machine=machine
+            target, drafts, prompts, policy, other, num_threads=num_threads, ctx=context("e2e"), machine=machine
         )
     assert str(first.value) == str(second.value) and "\n" not in str(first.value)
 
@@ -147,4 +171,4 @@ def test_measurements_that_choose_nothing_are_refused(
 ) -> None:
     cost = Measurements("s" * 64, Path("nowhere"), {"dtype": "float32", "num_threads": 1, "kernel": "plain"})
     with pytest.raises(UserError, match=r"choose no threads: give what bench\.autotune makes"):
-        read_tuning(cost, target, "float32", 0, context("cost"), machine)
+        read_tuning(cost, target, [], "float32", 0, context("cost"), machine)

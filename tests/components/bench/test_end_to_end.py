@@ -1,4 +1,4 @@
-"""An honest comparison: arms interleaved, equal work, equal text, and every difference explained."""
+"""An honest comparison: arms in turns, equal work, equal text, and every difference explained."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from components.bench.arms import chosen_depths, depths_to_run
-from components.bench.end_to_end import compare_end_to_end, only_untimed
+from components.bench.acceptance import measure_acceptance
+from components.bench.arms import Arm, chosen_depths, depths_to_run
+from components.bench.end_to_end import compare_end_to_end, only_untimed, planned_arms
 from components.bench.loaded_off import kept_off
 from components.bench.request_rows import sha256_of_tokens
 from components.bench.subjects import EncodedPrompt, open_drafter, spread
-from components.bench.timed_runs import batches
-from components.contract import Context, DepthPolicy, Draft, Machine, Prompts, Target, UserError
+from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.drafts.draft import Columns, Sampling
 from components.drafts.files import save_untrained
-from components.rows import QualityFlag, Request, Round, read_rows
+from components.rows import AcceptanceMap, CostCell, Request, Round, read_rows
+from components.speedup.costs import Setting, cost_table
+from components.speedup.replay import replay
 from components.targets.model import AbstractTarget
 
-Rows = tuple[list[Request], list[Round], list[QualityFlag]]
+Rows = tuple[list[Request], list[Round], list[CostCell]]
 
 
 @pytest.fixture(scope="module")
-def measured(
+def made(
     target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, tmp_path_factory: pytest.TempPathFactory
-) -> Rows:
-    """Three prompts, twice, around depth 2 for EAGLE-3 and 1 for MTP."""
+) -> Measurements:
+    """Three prompts around depth 2 for EAGLE-3 and 1 for MTP, in two real processes."""
     folder = tmp_path_factory.mktemp("end_to_end")
     choices = [
         {"draft_key": draft.key, "workload": workload, "depth_k": depth}
@@ -43,33 +44,81 @@ def measured(
     (folder / "policy.json").write_text(json.dumps({"choices": choices}), encoding="utf-8")
     policy = DepthPolicy(key="c" * 64, path=folder)
     ctx = Context(key="e" * 64, out=folder, scratch=folder, num_threads=1)
-    made = compare_end_to_end(
-        target, drafts, prompts, policy, num_prompts=3, max_new_tokens=24, reps=2, ctx=ctx, machine=machine
-    )
-    assert {arm["method"] for arm in made.info["arms"]} == {"none", "ngram", "eagle3", "mtp"}
-    return read_rows(ctx.out, Request), read_rows(ctx.out, Round), read_rows(ctx.out, QualityFlag)
+    asked: dict[str, Any] = {"num_prompts": 3, "max_new_tokens": 24, "seconds": 0.2, "num_processes": 2}
+    return compare_end_to_end(target, drafts, prompts, policy, **asked, ctx=ctx, machine=machine)
 
 
-def test_arms_are_interleaved_and_do_equal_work(measured: Rows) -> None:
+@pytest.fixture(scope="module")
+def measured(made: Measurements) -> Rows:
+    return read_rows(made.path, Request), read_rows(made.path, Round), read_rows(made.path, CostCell)
+
+
+def test_every_arm_does_equal_work_in_every_process(made: Measurements, measured: Rows) -> None:
     requests, _, _ = measured
+    assert {arm["method"] for arm in made.info["arms"]} == {"none", "ngram", "eagle3", "mtp"}
+    assert made.info["ended"].startswith(("settled: ", "not settled in "))
+    num_processes = made.info["num_processes"]
+    assert {r.process for r in requests} == set(range(1, num_processes + 1)) and num_processes >= 2
     arms = {(r.method, r.depth_k) for r in requests}
     chosen = {*(("mtp", k) for k in (0, 1, 2)), *(("eagle3", k) for k in (0, 1, 2, 3, 4))}
     assert arms == {("none", 0), ("ngram", 4), *chosen}
     assert sorted(r.order_index for r in requests) == list(range(len(requests)))
-    assert [r.is_warmup for r in sorted(requests, key=lambda r: r.order_index)] == [True] * 20 + [False] * 60
-    timed = [r for r in requests if not r.is_warmup]
-    assert not {r.prompt_id for r in timed} & {r.prompt_id for r in requests if r.is_warmup}
-    # Every arm once in every (repetition, prompt), these one after the other, the order of arms not always the same.
-    orders = []
-    for start in range(0, 60, 10):
-        turn = sorted(timed, key=lambda r: r.order_index)[start : start + 10]
-        assert len({(r.rep, r.prompt_id) for r in turn}) == 1
-        assert {(r.method, r.depth_k) for r in turn} == arms
-        orders.append(tuple((r.method, r.depth_k) for r in turn))
-    assert len(set(orders)) > 1
-    kept = Counter((r.prompt_id, r.tokens_kept) for r in timed)
-    assert set(kept.values()) == {20}, "each prompt keeps the same number of tokens in all 10 arms and 2 repetitions"
-    assert len({(r.dtype, r.num_threads) for r in timed}) == 1
+    assert not any(r.is_warmup for r in requests), "what warms up is no row"
+    # In the first two processes every arm decodes every prompt that the process took, once each time.
+    groups: dict[tuple[int, str, int], list[tuple[str, int]]] = {}
+    for r in requests:
+        groups.setdefault((r.process, r.prompt_id, r.rep), []).append((r.method, r.depth_k))
+    for (process, _, _), ours in groups.items():
+        assert len(set(ours)) == len(ours) and (process > 2 or set(ours) == arms)
+    # Two prompts a process at least, so that all three came.
+    assert {r.prompt_id for r in requests} == {"test-0", "test-1", "test-3"}
+    assert made.info["num_prompts_decoded"] == made.info["num_prompts"] == 3
+    for prompt_id in {r.prompt_id for r in requests}:
+        kept = {r.tokens_kept for r in requests if r.prompt_id == prompt_id}
+        assert len(kept) == 1, "each prompt keeps the same number of tokens in all arms and processes"
+    assert len({(r.dtype, r.num_threads) for r in requests}) == 1
+
+
+def test_every_request_has_the_steady_time_of_its_arm_and_what_passed(measured: Rows) -> None:
+    """Rounds at the arm's steady time in its process: requests of as many rounds differ by their first round alone."""
+    requests, _, _ = measured
+    for r in requests:
+        assert r.elapsed_ns is not None and r.elapsed_ns > 0 and r.decode_ns > 0 and r.ttft_ns > 0
+    busy = [r for r in requests if r.elapsed_ns != r.decode_ns]
+    assert len(busy) > len(requests) / 2, "steady times are of the quieter slices"
+
+
+def test_the_phases_of_every_arm_are_cost_cells_of_the_same_moments(made: Measurements, measured: Rows) -> None:
+    requests, _, cells = measured
+    drafted = {(r.draft_key, r.depth_k, r.process) for r in requests if r.depth_k}
+    for phase in ("verify", "draft", "host", "draft_prefill"):
+        assert {(c.draft_key, c.depth_k, c.process) for c in cells if c.phase == phase and c.depth_k} == drafted
+    assert {c.process for c in cells if c.phase == "target_step"} == {r.process for r in requests}
+    assert len({(c.kv_len, c.batch_size) for c in cells}) == 1 and all(c.median_ns > 0 for c in cells)
+    assert {c.kernel for c in cells} == {made.info["kernel"]}
+    for key in {r.draft_key for r in requests if r.depth_k and r.draft_key}:
+        depths = sorted({r.depth_k for r in requests if r.draft_key == key and r.depth_k})
+        assert cost_table(cells, Setting(key, 1)).depths == [0, *depths]
+
+
+def test_what_was_accepted_while_decoding_is_the_replay_of_the_map(
+    measured: Rows,
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    context: Callable[[str], Context],
+) -> None:
+    requests, rounds, _ = measured
+    for draft in drafts:
+        maps = measure_acceptance(target, draft, prompts, max_new_tokens=24, ctx=context(str(draft.info["method"])))
+        by_prompt = {row.prompt_id: row for row in read_rows(maps.path, AcceptanceMap)}
+        mine = [r for r in requests if r.draft_key == draft.key and 0 < r.depth_k <= 2 and r.identical]
+        assert len({(r.prompt_id, r.depth_k) for r in mine}) == 6, "three prompts at two depths"
+        for request in mine:
+            live = [r.accepted for r in rounds if r.request_id == request.request_id]
+            replayed = [r.accepted for r in replay(by_prompt[request.prompt_id].accepted, request.depth_k)]
+            assert live == replayed[: len(live)], "round for round"
+            assert len(live) == len(replayed) or request.status == "eos"
 
 
 def test_every_output_is_that_of_plain_decoding(measured: Rows) -> None:
@@ -88,7 +137,7 @@ def test_rounds_account_for_every_kept_token(measured: Rows) -> None:
     by_request: dict[str, list[Round]] = {}
     for r in rounds:
         by_request.setdefault(r.request_id, []).append(r)
-    drafted = [r for r in requests if r.depth_k and not r.is_warmup]
+    drafted = [r for r in requests if r.depth_k]
     assert set(by_request) == {r.request_id for r in drafted if r.tokens_kept > 1}
     for request in drafted:
         mine = by_request.get(request.request_id, [])
@@ -136,6 +185,7 @@ def test_batches_and_trees_are_arms_of_their_own(
     machine: Machine,
     tmp_path: Path,
     context: Callable[[str], Context],
+    here_instead: None,
 ) -> None:
     """Side by side, as a tree, both: same tokens as plain decoding; what fills no batch is left out."""
     choice = {"draft_key": drafts[0].key, "workload": "all", "depth_k": 2}
@@ -148,32 +198,37 @@ def test_batches_and_trees_are_arms_of_their_own(
         DepthPolicy(key="c" * 64, path=tmp_path),
         num_prompts=5,
         max_new_tokens=12,
-        reps=1,
+        seconds=0.1,
+        num_processes=3,
         depths=[2],
         batch_sizes=[2, 1],
         trees=[6],
         ctx=ctx,
         machine=machine,
     )
-    requests = [r for r in read_rows(ctx.out, Request) if not r.is_warmup]
+    requests = read_rows(ctx.out, Request)
     arms = {(r.method, r.depth_k, r.tree_budget) for r in requests}
     assert arms == {
         ("none", 0, None),
         ("ngram", 4, None),
         *(("eagle3", *way) for way in ((0, None), (2, None), (4, 6))),
     }
-    assert Counter((r.method, r.batch_size, r.tree_budget) for r in requests if r.depth_k != 2) == {
-        (method, size, tree): count
-        for size, count in ((1, 5), (2, 4))
-        for method, tree in (("none", None), ("ngram", None), ("eagle3", None), ("eagle3", 6))
-    }
+    ways = {(r.method, r.depth_k, r.tree_budget, r.batch_size) for r in requests if r.process == 1}
+    assert ways == {(*arm, size) for arm in arms for size in (1, 2)}
+    # Two batches of each size a process at least, those decoded least often first: all that fill a group have come.
+    assert len({r.prompt_id for r in requests if r.batch_size == 1}) == 5
+    assert len({r.prompt_id for r in requests if r.batch_size == 2}) == 4
     assert all(r.identical or r.tie for r in requests if r.method != "none")
     for r in requests:
         assert (r.batch_id is None) == (r.batch_size == 1)
         assert (r.decode_ns > 0 and r.tokens_kept == 12) or r.status == "eos"
-    together = Counter(r.batch_id for r in requests if r.batch_id)
+    together = Counter((r.batch_id, r.method, r.depth_k, r.tree_budget) for r in requests if r.batch_id)
     assert set(together.values()) == {2}
     assert {(arm["tree_budget"], arm["batch_size"]) for arm in made.info["arms"]} >= {(6, 1), (6, 2)}
+    cells = read_rows(ctx.out, CostCell)
+    assert {(c.batch_size, c.tree_budget) for c in cells if c.phase == "verify"} == {
+        (size, tree) for size in (1, 2) for tree in (None, 6)
+    }
 
 
 def test_a_batch_larger_than_the_prompts_is_refused(
@@ -195,18 +250,24 @@ def test_prompts_for_warming_up_are_never_timed() -> None:
         only_untimed([copy], asked)
 
 
-@given(st.lists(st.sampled_from("xyz"), max_size=20), st.integers(1, 6), st.booleans())
-def test_batches_are_whole_and_of_one_workload_where_that_goes(
-    workloads: list[str], batch_size: int, fill: bool
+def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
+    drafts: list[Draft], target: Target, tmp_path: Path
 ) -> None:
-    asked = [EncodedPrompt(str(number), workload, [number]) for number, workload in enumerate(workloads)]
-    groups = batches(asked, batch_size, fill)
-    assert all(len(group) == batch_size for group in groups)
-    used = [prompt.prompt_id for group in groups for prompt in group]
-    assert len(groups) == max(len(asked) // batch_size, int(fill and bool(asked)))
-    assert len(set(used)) == len(used) or len(asked) < batch_size
-    mixed = sum(len({prompt.workload for prompt in group}) > 1 for group in groups)
-    assert mixed <= 2, "at most where one workload ends and the next begins"
+    save_untrained(tmp_path, "lookahead", {"window": 3}, target)
+    own_loop = Draft(key="l" * 64, path=tmp_path)
+    asked: dict[str, Any] = {"chosen": {drafts[0].key: frozenset({2, 99})}, "depths": [1, 2], "trees": [6, 6]}
+    arms, side = planned_arms([drafts[0], own_loop], **asked, lookup_depths=[4], loaded_off=True, rival=True)
+    lookup, off = Arm("ngram", "", 4), Arm("eagle3", drafts[0].key, 0)
+    assert side == {lookup, off}
+    labels = ["plain", "plain on plain kernels", "ngram k=4", "eagle3 off", "eagle3 k=1", "eagle3 k=2"]
+    assert [arm.label for arm in arms][:7] == [*labels, "eagle3 k=4 tree of 6"]
+    assert [arm.label for arm in arms if arm.method == "lookahead"] == [
+        "lookahead k=1",
+        "lookahead k=2",
+        *(arm.label for arm in arms if arm.method == "lookahead" and arm.tree_budget),
+    ]
+    alone, nobody = planned_arms([drafts[0]], **asked | {"trees": []}, lookup_depths=[], loaded_off=False, rival=False)
+    assert [arm.label for arm in alone] == ["plain", "eagle3 k=1", "eagle3 k=2"] and nobody == frozenset()
 
 
 def test_depths_stay_within_reach() -> None:

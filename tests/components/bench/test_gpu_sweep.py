@@ -8,7 +8,9 @@ from benchmarks.gpu_sweep import sweep
 from components.contract import Machine
 
 
-def test_a_sweep_times_every_cell_with_and_without_recorded_passes(tmp_path: Path, machine: Machine) -> None:
+def test_a_sweep_times_every_cell_with_and_without_recorded_passes(
+    tmp_path: Path, machine: Machine, here_instead: None
+) -> None:
     records = sweep(
         tmp_path,
         machine,
@@ -18,16 +20,16 @@ def test_a_sweep_times_every_cell_with_and_without_recorded_passes(tmp_path: Pat
         batch_sizes=[1, 2],
         kv_lengths=[32],
         depths=1,
-        blocks=5,
+        seconds=0.1,
+        processes=1,
         tokens=16,
         num_threads=1,
-        max_drift=50.0,
     )
     assert [record["graphs"] for record in records] == [False, True]
     for record in records:
         assert record["kernel"].endswith("+graphs") == record["graphs"]
         assert record["left_out"] == [] and record["timer_overhead_ns"] > 0
         cells = record["medians_ms"]
-        expected = {f"{phase} k=1 batch={size}" for phase in ("verify", "draft", "host") for size in (1, 2)}
+        expected = {f"eagle3 {phase} k=1 batch={size}" for phase in ("verify", "draft", "host") for size in (1, 2)}
         assert expected | {"target_step batch=1", "target_step batch=2"} <= set(cells)
         assert all(ms > 0 for ms in cells.values())

@@ -49,7 +49,9 @@ def phases_of(
 
 def columns(run: ArmRun) -> tuple[list[int], list[int], list[int]]:
     """(round, target, draft) times of all rounds."""
-    return tuple([ns for one in run.slices for ns in one[place]] for place in (1, 2, 3))  # type: ignore[return-value]
+    parts = [(one.round_ns, one.target_ns, one.draft_ns) for one in run.slices]
+    rounds, targets, drafts = (list(itertools.chain(*column)) for column in zip(*parts, strict=True))
+    return rounds, targets, drafts
 
 
 def test_the_phases_of_a_round_are_told_apart(opened: AbstractTarget, drafts: list[Draft]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -144,21 +145,18 @@ def test_taking_turns_changes_no_token_and_no_round(
 ) -> None:
     """All ways of decoding at once, in any order of turns; and the phases of each round fit into it."""
     watch = stopwatch_for(opened.device)
-    expected, generations = {}, {}
+    expected, generations = dict[str, list[Decoded]](), dict[str, Generation[list[Decoded]]]()
     for name, (proposer, make, alone, shape) in ways(opened, drafts).items():
         target, timed_proposer, probe = timed(opened, proposer, watch, shape)
         expected[name] = alone
-        generations[name] = Generation(
-            lambda own, make=make, parts=(target, timed_proposer): make(*parts, own),  # type: ignore[misc]
-            probe,
-        )
+        generations[name] = Generation(functools.partial(make, target, timed_proposer), probe)
     with torch.inference_mode():
         take_turns(list(generations.values()), tokens_a_slice, random.Random(seed))
     for name, generation in generations.items():
         assert generation.result is not None
-        for ours, alone in zip(generation.result, expected[name], strict=True):
+        for ours, theirs in zip(generation.result, expected[name], strict=True):
             said = (ours.tokens, ours.tokens_raw, ours.rounds, ours.status)
-            assert said == (alone.tokens, alone.tokens_raw, alone.rounds, alone.status), name
+            assert said == (theirs.tokens, theirs.tokens_raw, theirs.rounds, theirs.status), name
         num_rounds = max(len(one.rounds) for one in expected[name])
         assert sum(len(one.round_ns) for one in generation.slices) == num_rounds, name
         live = [sum(len(one.rounds) > number for one in expected[name]) for number in range(num_rounds)]
@@ -172,7 +170,7 @@ def test_taking_turns_changes_no_token_and_no_round(
 
 def test_nothing_to_say_after_the_first_token_needs_no_turn(opened: AbstractTarget) -> None:
     target, _, probe = timed(opened, None, stopwatch_for(opened.device))
-    generation = Generation(lambda own: decode_rounds(target, None, PROMPT, max_new_tokens=1, clock=own), probe)
+    short = Generation(lambda own: decode_rounds(target, None, PROMPT, max_new_tokens=1, clock=own), probe)
     with torch.inference_mode():
-        take_turns([generation], 4, random.Random(0))
-    assert generation.result is not None and len(generation.result.tokens) == 1 and generation.slices == []
+        take_turns([short], 4, random.Random(0))
+    assert short.result is not None and len(short.result.tokens) == 1 and short.slices == []

@@ -11,20 +11,25 @@ from components.speedup.policy import read_policy
 
 
 def test_measured_trees_batches_and_contexts_reach_the_policy(
-    target: Target, drafts: list[Draft], prompts: Prompts, context: Callable[[str], Context], machine: Machine
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    context: Callable[[str], Context],
+    machine: Machine,
+    here_instead: None,
 ) -> None:
     draft = drafts[0]
     acceptance = measure_acceptance(target, draft, prompts, max_new_tokens=16, trees=[5], ctx=context("maps"))
     cost = measure_step_cost(
         target,
-        draft,
+        [draft],
         prompts,
         kv_lengths=[16, 32],
         batch_sizes=[1, 2],
         trees=[5],
-        num_blocks=5,
         tokens_per_block=20,
-        max_drift=50.0,
+        seconds=0.5,
+        num_processes=2,
         num_threads=1,
         ctx=context("cost"),
         machine=machine,
@@ -44,6 +49,8 @@ def test_measured_trees_batches_and_contexts_reach_the_policy(
         trees=[5],
         num_prompts=2,
         max_new_tokens=16,
+        seconds=0.5,
+        num_processes=2,
         num_threads=1,
         ctx=context("measured"),
         machine=machine,

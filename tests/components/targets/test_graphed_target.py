@@ -94,6 +94,19 @@ def test_memory_is_used_again_only_when_nobody_holds_it(folders: dict[str, Path]
     assert graphed.new_cache(2, 32).kv.data_ptr() != address
 
 
+def test_caches_of_one_size_that_live_at_once_are_all_recorded(folders: dict[str, Path]) -> None:
+    """Generations that take turns have equal caches: one must not fall back to ordinary passes, slower or quicker."""
+    _, graphed = pair(folders["llama"], "cpu")
+    caches = [graphed.new_cache(1, 16) for _ in range(3)]
+    for cache in caches:
+        graphed.forward(torch.tensor([[3, 4, 5]]), cache, logits="last")
+    for _ in range(2):
+        for cache in caches:
+            graphed.forward(torch.tensor([[6]]), cache)
+    assert {address for address, *_ in graphed._passes} == {cache.kv.data_ptr() for cache in caches}
+    assert len(graphed._passes) == 3
+
+
 def test_what_a_pass_gave_outlives_the_next_pass(folders: dict[str, Path]) -> None:
     _, graphed = pair(folders["llama"], "cpu")
     cache = graphed.new_cache(1, 16)
