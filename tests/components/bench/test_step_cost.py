@@ -156,11 +156,7 @@ def test_a_measurement_ends_when_every_cost_is_known(context: Callable[[str], Co
 def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
     context: Callable[[str], Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< HEAD
-    monkeypatch.setattr("components.speedup.costs.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
-=======
     monkeypatch.setattr("components.bench.cost_study.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
->>>>>>> main
     for width, ended in (
         (0.01, "every cost is known to 1.0%"),
         (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%"),
