@@ -41,7 +41,7 @@ ARM = MeasuredArm(
 def written_before(folder: Path) -> Path:
     """The policy as it was written under the former names."""
     policy = Policy("s", "t", "float32", "plain", "rule", 0.01, [], [], [SUMMARY], [], [], [], arms=[ARM])
-    raw = asdict(policy) | dict.fromkeys(GONE, {})
+    raw = asdict(policy) | {part: {} for part in GONE}
     for part, names in RENAMED.items():
         former = {now: before for before, now in names.items()}
         raw[part] = [{former.get(name, name): value for name, value in row.items()} for row in raw[part]]
