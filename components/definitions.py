@@ -15,7 +15,8 @@ prompt's own figure, its repetitions summed first. Warm-up and failed requests n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median, quantiles
@@ -36,6 +37,7 @@ class Definition:
 
 _LENGTH, _SHARE, _SPEED, _TIMES = "tokens a round", "share", "tokens a second", "times"
 _PLAIN, _EACH, _ENGINE, _DEPTH = "v_acceptance", "v_acceptance_request", "v_engine_acceptance", "v_depth"
+_ALL, _AT, _MAP, _TIMED = (_PLAIN, _EACH, _ENGINE), ("v_position",), ("v_map",), ("v_speed", "v_speedup")
 DEFINITIONS: Final[dict[str, Definition]] = {
     "al": Definition(
         "tokens / rounds",
@@ -45,52 +47,42 @@ DEFINITIONS: Final[dict[str, Definition]] = {
         (_PLAIN, _EACH, _DEPTH, "v_language"),
     ),
     "al_uncut": Definition("1 + accepted / rounds", _LENGTH, "Uncut rounds alone; bonus in."),
-    "al_with_overshoot": Definition(
-        "1 + accepted / rounds", _LENGTH, "Every round; bonus and overshoot in. vLLM's own.", (_PLAIN, _ENGINE)
-    ),
+    "al_with_overshoot": Definition("1 + accepted / rounds", _LENGTH, "Overshoot in. vLLM's.", (_PLAIN, _ENGINE)),
     "al_proxy": Definition(
         "1 + mean of min(proxy_accepted, depth)", _LENGTH, "Every place, teacher-forced: the training metric."
     ),
     "al_meas": Definition("al", _LENGTH, "Of timed requests.", (_DEPTH,)),
     "al_replayed": Definition("al", _LENGTH, "Of maps, of the very prompts that al_meas is of.", (_DEPTH,)),
-    "accepted_per_round": Definition(
-        "accepted / rounds", "drafts a round", "Every round; bonus out, overshoot in.", (_PLAIN, _EACH, _ENGINE)
-    ),
-    "draft_acceptance_rate": Definition(
-        "accepted / drafted", _SHARE, "Every draft of every round, overshoot in.", (_PLAIN, _EACH, _ENGINE)
-    ),
-    "accept_uncond": Definition("accepted / drafted", _SHARE, "Uncut rounds that drafted i.", ("v_position",)),
-    "accept_cond": Definition(
-        "accepted / reached", _SHARE, "Uncut rounds that drafted i and kept i - 1.", ("v_position",)
-    ),
-    "accept_joint": Definition("product of accept_cond up to i", _SHARE, "As accept_cond.", ("v_position",)),
-    "accept_of_rounds": Definition(
-        "accepted / rounds", _SHARE, "Every round; overshoot in. vLLM's own.", ("v_position", _ENGINE)
-    ),
+    "accepted_per_round": Definition("accepted / rounds", "drafts a round", "Bonus out, overshoot in.", _ALL),
+    "draft_acceptance_rate": Definition("accepted / drafted", _SHARE, "Every draft, overshoot in.", _ALL),
+    "accept_uncond": Definition("accepted / drafted", _SHARE, "Uncut rounds that drafted i.", _AT),
+    "accept_cond": Definition("accepted / reached", _SHARE, "Uncut rounds that drafted i, kept i - 1.", _AT),
+    "accept_joint": Definition("product of accept_cond up to i", _SHARE, "As accept_cond.", _AT),
+    "accept_of_rounds": Definition("accepted / rounds", _SHARE, "Overshoot in. vLLM's.", (*_AT, _ENGINE)),
     "accept_joint_everywhere": Definition(
-        "places with accepted >= i / places", _SHARE, "Every place, where no round begins too.", ("v_map",)
+        "places with accepted >= i / places", _SHARE, "Every place, where no round begins too.", _MAP
     ),
     "accept_joint_teacher_forced": Definition(
-        "places with proxy_accepted >= i / places", _SHARE, "The same, teacher-forced: the training metric.", ("v_map",)
+        "places with proxy_accepted >= i / places", _SHARE, "The same, teacher-forced: the training metric.", _MAP
     ),
     "tokens_per_s": Definition(
         "tokens / decode_ns * 1e9",
         _SPEED,
         "Tokens after the first (after an engine's first chunk), in the time since it. Prefill is out, and so are"
         " answers of one token or one chunk.",
-        ("v_speed", "v_speedup"),
+        _TIMED,
     ),
     "tokens_per_s_e2e": Definition(
-        "tokens_kept / (ttft_ns + decode_ns) * 1e9", _SPEED, "Every answer, prefill in.", ("v_speed", "v_speedup")
+        "tokens_kept / (ttft_ns + decode_ns) * 1e9", _SPEED, "Every answer, prefill in.", _TIMED
     ),
     "throughput_tokens_per_s": Definition(
         "tokens / longest decode_ns * 1e9", _SPEED, "All decoded side by side, pooled over batches.", ("v_throughput",)
     ),
     "speedup": Definition(
-        "tokens_per_s / tokens_per_s of plain decoding",
+        "tokens / steady time, over that of plain decoding",
         _TIMES,
-        "On prompts that both decoded. Plain: its fastest kernel in the same session, engine, dtype, threads, batch"
-        " size and temperature.",
+        "On prompts that one process decoded both ways. Plain: its kernel with the best tokens_per_s in the session,"
+        " engine, dtype, threads, batch size and temperature. Steady: the mean of the lower half of repetitions.",
         ("v_speedup",),
     ),
     "speedup_e2e": Definition(
@@ -100,9 +92,7 @@ DEFINITIONS: Final[dict[str, Definition]] = {
         "throughput_tokens_per_s / that of plain decoding", _TIMES, "Its best, same batch size.", ("v_throughput",)
     ),
     "ttft_ms_p50": Definition("median of ttft_ns / 1e6", "ms", "First token, each answer.", ("v_speed",)),
-    "tpot_ms_p50": Definition(
-        "median of decode_ns / tokens / 1e6", "ms", "Each answer that tokens_per_s counts.", ("v_speed",)
-    ),
+    "tpot_ms_p50": Definition("median of decode_ns / tokens / 1e6", "ms", "As tokens_per_s.", ("v_speed",)),
     "tpot_ms_p99": Definition("99th percentile of decode_ns / tokens / 1e6", "ms", "As tpot_ms_p50.", ("v_speed",)),
     "cost_ratio": Definition("(T_verify + T_draft) / T_target", _TIMES, "Of a round; the rest of it out.", (_DEPTH,)),
     "speedup_pred": Definition(
@@ -114,7 +104,7 @@ DEFINITIONS: Final[dict[str, Definition]] = {
     ),
 }
 _MACRO = dict.fromkeys(("al", "accepted_per_round", "draft_acceptance_rate"), (_PLAIN,))
-_MACRO |= dict.fromkeys(("accept_uncond", "accept_cond"), ("v_position",))
+_MACRO |= dict.fromkeys(("accept_uncond", "accept_cond"), _AT)
 for _name, _views in _MACRO.items():
     _same = DEFINITIONS[_name]
     DEFINITIONS[f"{_name}_macro"] = Definition(f"mean over prompts of {_name}", _same.unit, f"As {_name}.", _views)
@@ -291,25 +281,34 @@ def best_plain(requests: Iterable[Request]) -> list[Request]:
     return max((by_kernel[name] for name in sorted(by_kernel)), key=lambda rows: tokens_per_s(rows) or 0.0, default=[])
 
 
-def on_shared_prompts(
-    mine: Iterable[Request], plain: Iterable[Request], which: Callable[[Request], bool] = has_decoding
-) -> tuple[list[Request], list[Request]]:
-    """Both sides, on the prompts that both decoded: what a speedup is of."""
-    ours, theirs = [r for r in mine if which(r)], [r for r in plain if which(r)]
-    shared = {r.prompt_id for r in ours} & {r.prompt_id for r in theirs}
-    return [r for r in ours if r.prompt_id in shared], [r for r in theirs if r.prompt_id in shared]
+def timed_pairs(requests: Iterable[Request]) -> dict[tuple[str, int], tuple[float, float]]:
+    """(prompt, process) -> the mean tokens of its repetitions, and their seconds at the steady time of a token."""
+    from components.speedup.steady import steady  # numpy, which no step is read with
+
+    found: dict[tuple[str, int], list[Request]] = {}
+    for r in requests:
+        if has_decoding(r):
+            found.setdefault((r.prompt_id, r.process), []).append(r)
+    means = {pair: fmean(r.timed_tokens for r in rows) for pair, rows in found.items()}
+    times = {pair: steady([r.decode_ns / 1e9 / r.timed_tokens for r in rows]) for pair, rows in found.items()}
+    return {pair: (tokens, tokens * times[pair]) for pair, tokens in means.items()}
 
 
 def speedup(mine: Iterable[Request], plain: Iterable[Request]) -> float | None:
-    """How many times as fast decoding is. plain: of best_plain. None where they share no prompt."""
-    ours, theirs = map(tokens_per_s, on_shared_prompts(mine, plain))
-    return ratio(ours or 0.0, theirs or 0.0)
+    """How many times as fast decoding is. plain: of best_plain. None where no process decoded a prompt both ways."""
+    ours, theirs = timed_pairs(mine), timed_pairs(plain)
+    pairs = sorted(ours.keys() & theirs.keys())
+    times = Counter(prompt for prompt, _ in pairs)
+    sums = [[sum(side[p][part] / times[p[0]] for p in pairs) for part in (0, 1)] for side in (ours, theirs)]
+    return sums[0][0] / sums[0][1] * sums[1][1] / sums[1][0] if pairs else None
 
 
 def speedup_e2e(mine: Iterable[Request], plain: Iterable[Request]) -> float | None:
-    """The same from the request to its last token, on the prompts that both answered."""
-    ours, theirs = map(tokens_per_s_e2e, on_shared_prompts(mine, plain, counts))
-    return ratio(ours or 0.0, theirs or 0.0)
+    """The same from the request to its last token, on the prompts that both answered, as they were timed."""
+    ours, theirs = [r for r in mine if counts(r)], [r for r in plain if counts(r)]
+    shared = {r.prompt_id for r in ours} & {r.prompt_id for r in theirs}
+    fast, slow = (tokens_per_s_e2e(r for r in side if r.prompt_id in shared) for side in (ours, theirs))
+    return ratio(fast or 0.0, slow or 0.0)
 
 
 def ttft_ms_p50(requests: Iterable[Request]) -> float | None:

@@ -177,14 +177,17 @@ SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, 
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
 FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
 
--- Each arm against the best plain decoding of the same session, on the prompts that both decoded: the plain kernel with the highest
--- tokens_per_s over all workloads, same engine (none: our own loop), dtype, threads, batch and temperature. A ratio of speeds; intervals
--- over prompts stand in v_depth and v_choice.
+-- Each arm against the best plain decoding of the same session: the plain kernel with the highest tokens_per_s over all workloads, same
+-- engine (none: our own loop), dtype, threads, batch and temperature. speedup is on the prompts that one process decoded both ways,
+-- repetitions of a (prompt, process) pair as one steady time: other work makes a time longer, never shorter, so the mean of the lower
+-- half. A prompt counts once, in however many processes. Intervals over prompts and processes stand in v_depth and v_choice.
 CREATE VIEW v_speedup AS
-WITH prompt AS (
+WITH part AS (  -- of one arm, prompt and process
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
-         num_threads, engine, coalesce(engine, '') AS decoded_by, workload, prompt_id, count(tokens) AS requests, sum(tokens) AS tokens,
-         sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS decode_ns, sum(tokens_kept) AS tokens_kept, sum(ttft_ns + decode_ns) AS e2e_ns
+         num_threads, engine, coalesce(engine, '') AS decoded_by, workload, prompt_id, coalesce(process, 0) AS process, count(tokens) AS requests,
+         sum(tokens) AS tokens, sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS decode_ns, avg(tokens) AS mean_tokens,
+         avg(tokens) * list_avg(list_sort(list(decode_ns / tokens) FILTER (WHERE tokens IS NOT NULL))[:((count(tokens) + 1) // 2)]) AS steady_ns,
+         sum(tokens_kept) AS tokens_kept, sum(ttft_ns + decode_ns) AS e2e_ns
   FROM (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload),
                decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) AS tokens
         FROM newest('request') WHERE NOT is_warmup AND status <> 'error') GROUP BY ALL),
@@ -193,28 +196,40 @@ best_plain AS (
   FROM v_speed WHERE method = 'none' AND workload = 'all'
   QUALIFY row_number() OVER (PARTITION BY created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by
                              ORDER BY tokens_per_s DESC NULLS LAST, kernel) = 1),
-plain AS (
-  SELECT created_at, p.artifact_key, p.session_id, p.dtype, p.num_threads, p.batch_size, p.temperature, p.decoded_by, p.workload,
-         p.prompt_id, p.kernel AS plain_kernel, p.tokens AS plain_tokens, p.decode_ns AS plain_ns, p.tokens_kept AS plain_kept,
-         p.e2e_ns AS plain_e2e_ns
-  FROM prompt p JOIN best_plain USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, kernel)
+plain_part AS (
+  SELECT p.* FROM part p
+  JOIN best_plain USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, kernel)
   WHERE p.method = 'none'),
-pair AS (
-  SELECT s.*, plain_kernel, plain_tokens, plain_ns, plain_kept, plain_e2e_ns, s.tokens > 0 AND plain_tokens > 0 AS shared
-  FROM prompt s LEFT JOIN plain
-    USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload, prompt_id)
-  WHERE s.method <> 'none'),
+plain AS (
+  SELECT created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload, prompt_id,
+         any_value(kernel) AS plain_kernel, sum(tokens) AS plain_tokens, sum(decode_ns) AS plain_ns, sum(tokens_kept) AS plain_kept,
+         sum(e2e_ns) AS plain_e2e_ns
+  FROM plain_part GROUP BY ALL),
+prompt AS (
+  SELECT created_at, s.artifact_key, s.session_id, s.target_key, s.draft_key, s.method, s.depth_k, s.tree_budget, s.batch_size, s.temperature,
+         s.dtype, s.kernel, s.num_threads, s.engine, s.decoded_by, s.workload, s.prompt_id,
+         coalesce(bool_or(s.tokens > 0 AND p.tokens > 0), false) AS shared,
+         sum(s.requests) AS requests, sum(s.tokens) AS tokens, sum(s.decode_ns) AS decode_ns, sum(s.tokens_kept) AS tokens_kept,
+         sum(s.e2e_ns) AS e2e_ns,
+         avg(s.mean_tokens) FILTER (WHERE p.tokens > 0) AS ours, avg(s.steady_ns) FILTER (WHERE p.tokens > 0) AS our_ns,
+         avg(p.mean_tokens) FILTER (WHERE s.tokens > 0) AS theirs, avg(p.steady_ns) FILTER (WHERE s.tokens > 0) AS their_ns
+  FROM part s LEFT JOIN plain_part p
+    USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload, prompt_id, process)
+  WHERE s.method <> 'none' GROUP BY ALL),
 arm AS (
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, workload, coalesce(sum(requests) FILTER (WHERE shared), 0)::BIGINT AS requests,
          count(*) FILTER (WHERE shared) AS prompts, any_value(plain_kernel) AS plain_kernel,
          1e9 * sum(tokens) FILTER (WHERE shared) / sum(decode_ns) FILTER (WHERE shared) AS tokens_per_s,
          1e9 * sum(plain_tokens) FILTER (WHERE shared) / sum(plain_ns) FILTER (WHERE shared) AS plain_tokens_per_s,
+         sum(ours) / sum(our_ns) * sum(their_ns) / sum(theirs) AS speedup,
          1e9 * sum(tokens_kept) FILTER (WHERE plain_kernel IS NOT NULL)
            / nullif(sum(e2e_ns) FILTER (WHERE plain_kernel IS NOT NULL), 0) AS tokens_per_s_e2e,
          1e9 * sum(plain_kept) / nullif(sum(plain_e2e_ns), 0) AS plain_tokens_per_s_e2e
-  FROM pair GROUP BY ALL)
-SELECT *, tokens_per_s / plain_tokens_per_s AS speedup, tokens_per_s_e2e / nullif(plain_tokens_per_s_e2e, 0) AS speedup_e2e FROM arm;
+  FROM prompt LEFT JOIN plain
+    USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload, prompt_id)
+  GROUP BY ALL)
+SELECT *, tokens_per_s_e2e / nullif(plain_tokens_per_s_e2e, 0) AS speedup_e2e FROM arm;
 
 -- Is the output that of plain decoding? Of a tie every token is the target's own choice, up to the noise measured there; expected_ties is
 -- what rounding alone makes. first_wrong: the earliest token that is not, in any divergence.

@@ -32,9 +32,9 @@ Floats = NDArray[np.float64]
 _NORMAL = NormalDist()
 _NONE: Floats = np.zeros(0)
 LEAST_PROMPTS = 4
-"""Prompts behind a bound that a verdict rests on, and that promotion asks for. An interval resamples prompts: over one
-it has no width and passes whatever it is, over three it hardly has any. Four let a trial run decide; flags say what is
-few for a release.
+"""Prompts behind a bound that a verdict rests on, and that promotion asks for. How prompts differ is known from them
+alone: one says nothing of it, and three hardly anything. Four let a trial run decide; flags say what is few for a
+release.
 """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Candidate:
-    """One drafter in one setting at the depth chosen for it, among all of them. Best predicted lower bound first."""
+    """One drafter in one setting at the depth chosen for it, among all of them, the least regret first."""
 
     draft_key: str
     method: str

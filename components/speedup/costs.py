@@ -105,6 +105,12 @@ def cost_table(cells: Sequence[CostCell], setting: Setting, include_host: bool =
     num_blocks = max(len({c.block for c in found if c.process == p}) for found in wanted.values() for p in processes)
     owners, whole, units = _steady_times(wanted, processes)
     times, by_unit = _phases(whole[None, :], owners, depths), _phases(units.T, owners, depths)
+    rounds = by_unit.verify + by_unit.draft + by_unit.host + by_unit.target[:, None]
+    if np.isnan(whole).any() or (len(rounds) and np.isnan(rounds).all(axis=0).any()):
+        raise UserError(
+            f"cost of drafter {setting.draft_key[:12]}: no process timed a whole round of every depth and plain steps; "
+            "measure step cost again"
+        )
     table = known_table([0, *depths], StepTimes(*(part[0] for part in times)))._replace(
         num_shared=len(units.T),
         num_processes=len(processes),
@@ -242,7 +248,9 @@ def _steady_times(wanted: dict[Owner, list[CostCell]], processes: list[int]) -> 
     if len(processes) > 1:
         units = np.array([[steady(row[p]) for p in processes] for row in times])
         # Every process weighs the same, however many blocks it timed.
-        return owners, np.nanmean(units, axis=1), units
+        known = ~np.isnan(units)
+        whole = np.where(known, units, 0.0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
+        return owners, np.where(known.any(axis=1), whole, np.nan), units
     (only,) = processes
     whole = np.array([steady(row[only]) for row in times])
     num_parts = min(MOST_PARTS, *(len(row[only]) for row in times))

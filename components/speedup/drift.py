@@ -104,8 +104,6 @@ def _drift(
     seed: int,
     session_id: str,
 ) -> Drift:
-    from components.speedup.bootstrap import LEAST_PROMPTS
-
     al_then = _acceptance(then, depth, num_draws, [seed, 6])
     al_now = _acceptance(now, depth, num_draws, [seed, 7])
     lo, hi = al_now.minus(al_then).interval()
@@ -129,7 +127,7 @@ def _drift(
         change=al_now.value - al_then.value,
         lo=lo,
         hi=hi,
-        drifted=min(len(then), len(now)) >= LEAST_PROMPTS and (lo > 0.0 or hi < 0.0),
+        drifted=al_then.is_decisive and al_now.is_decisive and (lo > 0.0 or hi < 0.0),
     )
 
 
@@ -145,13 +143,13 @@ def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed:
 
 
 def _few_prompts(row: Drift) -> list[QualityFlag]:
-    """Intervals over a handful of prompts come out too narrow, and a change is then seen where there is none."""
+    """An interval over a handful of prompts is wide, and a change that matters goes unseen."""
     from components.speedup.flags import MIN_PROMPTS
 
     fewest = min(row.num_prompts_then, row.num_prompts_now)
     if fewest >= MIN_PROMPTS:
         return []
-    detail = f"drift over fewer than {MIN_PROMPTS} prompts on one side: its interval is too narrow"
+    detail = f"drift over fewer than {MIN_PROMPTS} prompts on one side: its interval is wide"
     return [QualityFlag(row.session_id, row.draft_key, row.method, "few_prompts", "warning", float(fewest), detail)]
 
 

@@ -156,8 +156,6 @@ def _row(
     depth: int,
     session_id: str,
 ) -> AcceptanceByLanguage:
-    from components.speedup.bootstrap import LEAST_PROMPTS
-
     (own, first), (language, prompts) = estimates, where
     maps = [drafter.maps[prompt] for prompt in prompts]
     known = [(m.num_guessable, m.num_tokens - 1) for m in maps if m.num_guessable is not None]
@@ -168,7 +166,7 @@ def _row(
         difference = own.minus_paired(first)
         change, (change_lo, change_hi) = difference.value, difference.interval()
         verdict = "undecided"
-        if len(prompts) >= LEAST_PROMPTS:
+        if difference.is_decisive:
             verdict = "lower" if change_hi < 0.0 else "higher" if change_lo > 0.0 else verdict
     trained = drafter.trained_on
     return AcceptanceByLanguage(
@@ -194,7 +192,7 @@ def _row(
 
 
 def _few_prompts(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
-    """Intervals over a handful of prompts come out too narrow, and a difference is then seen where there is none."""
+    """Intervals over a handful of prompts are wide, and a difference that matters goes unseen."""
     from components.speedup.flags import MIN_PROMPTS
 
     few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < MIN_PROMPTS]
@@ -206,7 +204,7 @@ def _few_prompts(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
             "few_prompts",
             "warning",
             float(row.num_prompts),
-            f"language {row.language}: fewer than {MIN_PROMPTS} prompts; its intervals are too narrow",
+            f"language {row.language}: fewer than {MIN_PROMPTS} prompts; its intervals are wide",
         )
         for row in few
     ]

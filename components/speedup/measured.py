@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from components import definitions
-from components.definitions import has_decoding
+from components.definitions import has_decoding, timed_pairs
 from components.rows import DepthChoice, DepthEval, Request
 from components.speedup.bootstrap import Estimate
 from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
-from components.speedup.speed_ratio import Compared, Timed, speed_ratio
-from components.speedup.steady import steady
+from components.speedup.speed_ratio import Compared, speed_ratio
 from components.speedup.ties import ties_of
 
 
@@ -60,22 +59,10 @@ def measured_arms(
         plain = best_plain(rows, dtype=key.dtype, batch_size=key.batch_size)
         for workload in [ALL, *sorted({r.workload for r in mine} - {ALL})]:
             ours = [r for r in mine if workload in (ALL, r.workload)]
-            found = speed_ratio(timed(ours), timed(plain), processes, num_draws, seed)
+            found = speed_ratio(timed_pairs(ours), timed_pairs(plain), processes, num_draws, seed)
             if found is not None:
                 arms.append(Measured(_arm(key, workload, (ours, plain), found, counts), found.ratio, found.prompts))
     return arms
-
-
-def timed(rows: Sequence[Request]) -> Timed:
-    """(prompt, process) -> tokens and seconds of one repetition: the mean of tokens, at the steady time of a token."""
-    found: dict[tuple[str, int], list[Request]] = {}
-    for r in rows:
-        found.setdefault((r.prompt_id, r.process), []).append(r)
-    return {
-        pair: (tokens, tokens * steady([r.decode_ns / 1e9 / r.timed_tokens for r in mine]))
-        for pair, mine in found.items()
-        for tokens in [sum(r.timed_tokens for r in mine) / len(mine)]
-    }
 
 
 def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:

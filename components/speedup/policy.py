@@ -8,7 +8,7 @@ policy.json holds
   contexts     DepthChoice rows by context length, over the answers near it; [] where one length was measured
   mixtures     Mixture, one depth for several workloads and what it loses; [] where one workload was measured
   trees        DepthEval rows of drafts that branch, over all prompts
-  ranking      Candidate, every drafter in every setting at its chosen depth, the best lower bound first
+  ranking      Candidate, every drafter in every setting at its chosen depth, the least expected loss first
   acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
   prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from components.rows import AcceptanceMap
-from components.speedup.bootstrap import LEAST_PROMPTS, draw_weights
+from components.speedup.bootstrap import Estimate, draw_weights
 from components.speedup.replay import acceptance_length
 
 
@@ -30,7 +30,7 @@ class WeightsCost:
 
     al, al_before: tokens kept a round, rounded and as trained. change: al - al_before, resampled together.
     verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided: no difference shown. On fewer prompts than
-        LEAST_PROMPTS always undecided: an interval that resamples one prompt has no width, and of three hardly any.
+        LEAST_PROMPTS, also by what they are worth, always undecided.
     """
 
     draft_key: str
@@ -97,7 +97,7 @@ def weights_costs(
                 change=change.value,
                 change_lo=lo,
                 change_hi=hi,
-                verdict=_verdict(lo, hi, len(shared)),
+                verdict=_verdict(change),
             )
         )
     return found
@@ -108,7 +108,8 @@ def rounded_of(maps: Sequence[AcceptanceMap]) -> Rounded | None:
     return Rounded(maps[0].weights, maps[0].quantised_from) if maps and maps[0].weights else None
 
 
-def _verdict(lo: float, hi: float, num_prompts: int) -> str:
-    if num_prompts < LEAST_PROMPTS:
+def _verdict(change: Estimate) -> str:
+    if not change.is_decisive:
         return "undecided"
+    lo, hi = change.interval()
     return "lower" if hi < 0.0 else "higher" if lo > 0.0 else "undecided"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_garden import PACKAGES
+from toy_garden import LIGHT, PACKAGES
 
 from components.contract import UserError
 from flows.direct import RunOptions, plan_run, run_direct
@@ -204,6 +206,39 @@ def test_a_measurement_that_fails_leaves_everything_as_it_was(market: Market) ->
         run_again(plan_again(NAME, market.options), market.options)
     assert market.made() == made and (market.home / "promotions.jsonl").read_bytes() == log
     assert query("SELECT value FROM v_flags", market.home)[1] == [(1.2,)]
+
+
+MEASURING = f"""{LIGHT}from flows.direct import RunOptions, plan_run
+options = RunOptions(file=Path(sys.argv[1]), device='cpu', packages={PACKAGES!r}, force=('timed',), to_step='release')
+while True:
+    plan, store = plan_run('market', {{}}, options)
+    flows.engine.run_plan(plan, store)
+    print(*(store.sessions(step.key)[0].name for step in plan.steps), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 3, 5])
+def test_killed_while_it_measures_again_and_again_nothing_that_was_measured_is_lost(
+    lines: int, market: Market, start: Callable[..., Any]
+) -> None:
+    market.speed.write_text("1.2")
+    process = start(MEASURING, market.file)
+    said = [process.stdout.readline().split() for _ in range(lines)]
+    time.sleep(0.03 * lines)
+    process.send_signal(signal.SIGKILL)
+    said += [line.split() for line in process.communicate()[0].splitlines()]
+    assert all(len(names) == 5 for names in said)
+    store = Store(market.home)
+    store.settle_all()
+    kept = {session for sessions in market.made().values() for session in sessions}
+    assert {name for names in said for name in names} <= kept
+    for key in store.keys():  # noqa: SIM118
+        assert store.look(key).artifact is not None
+        for session in store.sessions(key):
+            assert store.look(store.name_of_session(key, session.name)).artifact is not None
+    market.run(1.3)
+    assert kept <= {session for sessions in market.made().values() for session in sessions}
+    assert len(query("FROM quality_flag", market.home)[1]) == len(market.made()["timed"]), "each is in the history"
 
 
 def test_forcing_a_step_adds_a_session_as_well(market: Market) -> None:

@@ -99,9 +99,10 @@ def random_session(rng: random.Random) -> tuple[list[Request], list[Round]]:
     for size in (1, 2):
         for arm, kernel in arms:
             for prompt in PROMPTS:
-                for rep in range(rng.choice([0, 1, 1, 2])):
+                for rep in range(rng.choice([0, 1, 3, 5])):
                     batch_id = None if size == 1 else f"{arm}-{kernel}-{rng.randrange(3)}"
                     same = {"kernel": kernel, "batch_size": size, "batch_id": batch_id, "rep": rep}
+                    same |= {"process": rng.choice([0, 1, 1, 2])}
                     made = random_request(rng, arm, prompt, **same)
                     if arm[2] and made.tokens_kept > 1:
                         made, own = with_rounds(made, random_outcomes(rng, arm[2], made.tokens_kept - 1))
@@ -111,14 +112,20 @@ def random_session(rng: random.Random) -> tuple[list[Request], list[Round]]:
 
 
 def crossed_session(rng: random.Random) -> tuple[list[Request], list[Round]]:
-    """Own loop, as a measurement without a failure: every arm decodes every prompt twice, to at least two tokens."""
+    """Own loop, as a measurement without a failure: every arm decodes every prompt three times in two processes."""
     requests: list[Request] = []
     rounds: list[Round] = []
     for arm in (PLAIN, *DRAFTING):
         for prompt in PROMPTS:
-            for rep in range(2):
+            for rep in range(6):
                 kept = rng.randint(2, 60)
-                told = {"tokens_kept": kept, "rep": rep, "is_warmup": False, "decode_ns": rng.randrange(10**6, 10**9)}
+                told = {
+                    "tokens_kept": kept,
+                    "rep": rep,
+                    "process": rep % 2 + 1,
+                    "is_warmup": False,
+                    "decode_ns": rng.randrange(10**6, 10**9),
+                }
                 made = dataclasses.replace(random_request(rng, arm, prompt, engine="none yet"), engine=None, **told)  # type: ignore[arg-type]
                 if arm[2]:
                     made, own = with_rounds(made, random_outcomes(rng, arm[2], kept - 1))

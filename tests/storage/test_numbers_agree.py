@@ -24,7 +24,7 @@ from random_rows import (
 from components import definitions
 from components.bench.end_to_end import summary
 from components.bench.engine_rows import EngineRows
-from components.definitions import counts, has_rounds, position_counts, round_counts
+from components.definitions import counts, has_decoding, has_rounds, position_counts, round_counts
 from components.rows import Request, Round
 from components.speedup.acceptance import replay_counts, summarise_acceptance
 from components.speedup.measured import measured_arms
@@ -181,7 +181,9 @@ def test_every_speed_is_that_of_its_function(seed: int, home: Path, make: Any) -
             continue
         same = [r for r in timed if (r.batch_size, r.engine) == tuple(key[place] for place in beside)]
         plain = [r for r in definitions.best_plain(same) if key[-1] in ("all", r.workload)]
-        ours, theirs = definitions.on_shared_prompts(rows, plain)
+        pairs = definitions.timed_pairs(rows).keys() & definitions.timed_pairs(plain).keys()
+        shared = {prompt for prompt, _ in pairs}
+        ours, theirs = ([r for r in side if has_decoding(r) and r.prompt_id in shared] for side in (rows, plain))
         speedups[key] = {
             "requests": len(ours),
             "tokens_per_s": definitions.tokens_per_s(ours),
@@ -215,7 +217,8 @@ def test_what_steps_say_of_a_measurement_is_what_the_views_say(seed: int, home: 
     requests, rounds = crossed_session(random.Random(seed))
     ask(home, make, *requests, *rounds)
     by = ("method", "draft_key", "depth_k", "tree_budget", "batch_size", "kernel")
-    arms = {(*(getattr(a, name) for name in by), a.workload): a for a in measured_arms(requests, 200, 0)}
+    found = [one.arm for one in measured_arms(requests, 200, 0)]
+    arms = {(*(getattr(a, name) for name in by), a.workload): a for a in found}
     names = ("tokens_per_s", "plain_tokens_per_s", "speedup")
     told = {key: {name: getattr(arm, name) for name in names} for key, arm in arms.items()}
     expect(seen(home, "v_speedup", [*by, "workload"], *names), told)

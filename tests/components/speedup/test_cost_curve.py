@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from simulated_rows import make_cells
 
+from components.contract import UserError
 from components.rows import CostCell
 from components.speedup.bootstrap import Floats
 from components.speedup.cost_curve import cost_curve
@@ -125,3 +126,14 @@ def test_cells_that_contradict_their_curve_are_named_while_measuring() -> None:
     ((draft_key, depth),) = cells_to_measure_again(odd)
     assert (draft_key, depth) == (cells[0].draft_key, 3)
     assert cells_to_measure_again(odd)[draft_key, depth].by > 0.15
+
+
+def test_rounds_that_no_process_timed_beside_plain_steps_are_one_line() -> None:
+    cells = make_cells(10.0, [11.0, 12.0], [1.0, 2.0])
+    apart = [dataclasses.replace(c, process=9) if c.phase == "draft" and c.depth_k == 2 else c for c in cells]
+    with pytest.raises(UserError, match="no process timed a whole round") as error:
+        cost_table(apart, Setting(cells[0].draft_key, 1))
+    assert "\n" not in str(error.value)
+    # A process that was given to some depths alone still counts for them.
+    some = [c for c in cells if not (c.process == 3 and c.depth_k == 2)]
+    assert cost_table(some, Setting(cells[0].draft_key, 1)).num_processes == 3

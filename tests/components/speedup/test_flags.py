@@ -12,7 +12,14 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request
 from components.contract import Context, DepthPolicy, Measurements
 from components.rows import AcceptanceMap, CostCell, QualityFlag
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.flags import baseline_doubts, depth_doubts, looping_doubts, sample_doubts, thread_flags
+from components.speedup.flags import (
+    baseline_doubts,
+    baseline_flags,
+    depth_doubts,
+    looping_doubts,
+    sample_doubts,
+    thread_flags,
+)
 from components.speedup.policy import read_policy
 
 Rows = Callable[[list[object]], Measurements]
@@ -61,6 +68,35 @@ def test_bounds_of_counts_depth_and_loops() -> None:
     assert depth_doubts(7, 7) == []
     assert [(d.code, d.value) for d in looping_doubts(0.51)] == [("looping_output", 0.51)]
     assert looping_doubts(0.5) == []
+
+
+def test_costs_that_cannot_be_or_that_one_process_timed_are_flagged(
+    flags: Callable[..., dict[str, QualityFlag]], measurements: Rows, new_ctx: NewCtx
+) -> None:
+    below = make_cells(10.0, [11.0, 9.9, 12.0], [0.5, 1.0, 1.5])
+    assert flags(maps(), below)["verify_below_plain"].value == pytest.approx(0.99)
+    falling = make_cells(10.0, [11.0, 14.0, 11.6], [0.5, 1.0, 1.5], noise=0.002)
+    found = flags(maps(), falling)["cost_cell_contradicts"]
+    assert found.value == 3 and "measure it again" in found.detail
+    alone = make_cells(10.0, [11.0, 11.5, 12.0], [0.5, 1.0, 1.5], num_processes=1)
+    (flag,) = flags(maps(), alone).values()
+    assert flag.code == "one_session" and "leave out how fresh processes differ" in flag.detail
+
+
+def test_a_few_prompts_that_hold_most_rounds_are_flagged(flags: Callable[..., dict[str, QualityFlag]]) -> None:
+    rows = maps()
+    long = make_maps(P, num_prompts=1, num_tokens=4000, seed=3)[0]
+    found = flags([*rows[1:], dataclasses.replace(long, prompt_id=rows[0].prompt_id)], cells())
+    assert set(found) == {"few_prompts_weigh"} and found["few_prompts_weigh"].value < 10
+
+
+def test_drafters_timed_beside_another_plain_step_are_flagged() -> None:
+    def codes(*timed: tuple[int, float]) -> list[tuple[str, str]]:
+        plain = {(name, "mtp"): one for name, one in zip("abc", timed, strict=False)}
+        return [(f.draft_key, f.code) for f in baseline_flags("s", plain)]
+
+    assert codes((0, 4.24), (1, 5.33)) == [("b", "other_baseline")]
+    assert codes((0, 4.24), (1, 4.3)) == codes((0, 4.24), (0, 5.33)) == codes() == []
 
 
 def test_depth_beyond_the_trained_one_and_loops_come_from_the_maps(

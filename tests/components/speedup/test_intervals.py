@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from components.speedup.bootstrap import Estimate, Floats, draw_weights, pooled_ratio, ratio_draws
-from components.speedup.cost_curve import cost_curve
-from components.speedup.costs import CostTable, StepTimes, known_table
-from components.speedup.evaluate import Rule, predict
 
 DEPTH = 3
 KEPT = np.arange(DEPTH + 1)  # drafts that a round may keep
-COST, NUM_PROCESSES, SPREAD = (10.0, 12.0, 2.0), 3, 0.02  # ms of a plain step, a verification, the drafts
-RULE = Rule(tolerance=0.01, confidence=0.95, num_draws=1000, include_host=True)
+NUM_DRAWS = 1000
+NOTHING: Floats = np.zeros(0)
 
 
 class Study(NamedTuple):
@@ -44,62 +41,89 @@ def true_length() -> float:
     return 1.0 + float(moments.sum())
 
 
-def timed(rng: np.random.Generator) -> CostTable:
-    """Three processes, each with its own plain step and its own round."""
-    logs = np.log([COST[0], COST[1] + COST[2]])[:, None] + SPREAD * rng.standard_normal((2, NUM_PROCESSES))
-    curve = cost_curve([DEPTH], (logs[1] - logs[0])[None, :])
-    plain, round_ = 1.0, float(np.exp(curve.log_ratio[0]))
-    table = known_table([0, DEPTH], StepTimes(np.array(plain), np.array([plain, round_]), np.zeros(2), np.zeros(2)))
-    nothing = np.zeros((1, curve.process.shape[1]))
-    return table._replace(
-        process=np.concatenate([nothing, curve.process]),
-        process_free=np.array([np.inf, curve.free[0]]),
-        num_shared=NUM_PROCESSES,
-        num_processes=NUM_PROCESSES,
-    )
-
-
 def test_intervals_over_prompts_cover_95_percent_and_over_rounds_do_not() -> None:
-    """1,000 studies of 200 prompts in 3 processes: acceptance length and predicted speedup, drawn with both.
-
-    A true coverage of 95 % lies in 93 to 97 % but for once in 250 sets of seeds; the fixed ones give COVERED,
-    and 25.9 % where rounds are resampled.
-    """
+    """600 studies of 200 prompts. A true coverage of 95 % lies in 93 to 97 % but for once in 40 sets of seeds; over
+    rounds it is 26 %. (Speedups, with processes: test_known_truth.py.)"""
     truth = true_length()
-    speedup = truth * COST[0] / (COST[1] + COST[2])
-    covered = {"al": 0, "speedup": 0, "over rounds": 0}
-    for number in range(1000):
+    covered = {"prompts": 0, "rounds": 0}
+    for number in range(600):
         rng = np.random.default_rng([7, number])
         study = simulate(200, rng)
-        plain = np.stack([study.tokens, study.tokens], axis=1)
-        speeds = predict(plain, np.stack([study.tokens, study.rounds], axis=1), timed(rng), "all", RULE, number)
-        for name, estimate, true in (("al", speeds.al[1], truth), ("speedup", speeds.speedup[1], speedup)):
-            low, high = estimate.interval()
-            covered[name] += low <= true <= high
         pooled = study.outcomes.sum(axis=0)
-        rounds = rng.multinomial(int(pooled.sum()), pooled / pooled.sum(), size=RULE.num_draws)
-        length = Estimate(
-            float(pooled @ (KEPT + 1.0) / pooled.sum()), rounds @ (KEPT + 1.0) / pooled.sum(), np.zeros(0)
-        )
-        low, high = length.interval()
-        covered["over rounds"] += low <= truth <= high
-    assert 930 <= covered["al"] <= 970, covered
-    assert 930 <= covered["speedup"] <= 970, covered
-    assert covered["over rounds"] < 500, covered  # rounds of one prompt are alike: the same check fails by far
+        rounds = rng.multinomial(int(pooled.sum()), pooled / pooled.sum(), size=NUM_DRAWS)
+        over_prompts = pooled_ratio(draw_weights(200, NUM_DRAWS, rng), study.tokens, study.rounds)
+        of_rounds = rounds @ (KEPT + 1.0) / pooled.sum()
+        for name, found in (("prompts", over_prompts), ("rounds", Estimate(over_prompts.value, of_rounds, NOTHING))):
+            low, high = found.interval()
+            covered[name] += low <= truth <= high
+    assert 558 <= covered["prompts"] <= 582, covered
+    assert covered["rounds"] < 300, covered  # rounds of one prompt are alike: the same check fails by far
 
 
 def test_few_prompts_get_wider_intervals_not_wrong_ones() -> None:
-    """500 studies of 8 prompts: plain percentiles cover 86 %, the bias-corrected and widened interval 92 %."""
+    """500 studies of 8 prompts: plain percentiles cover 86 %, the bias-corrected and widened interval 95 %."""
     truth, mine, percentile = true_length(), 0, 0
     for number in range(500):
         rng = np.random.default_rng([8, number])
         study = simulate(8, rng)
-        estimate = pooled_ratio(draw_weights(8, 1000, rng), study.tokens, study.rounds)
+        estimate = pooled_ratio(draw_weights(8, NUM_DRAWS, rng), study.tokens, study.rounds)
         low, high = estimate.interval()
         mine += low <= truth <= high
         low, high = np.quantile(estimate.draws, [0.025, 0.975])
         percentile += low <= truth <= high
-    assert mine >= 455 and percentile <= 445, (mine, percentile)
+    assert 465 <= mine <= 487 and percentile <= 445, (mine, percentile)
+
+
+def some_estimate(num_prompts: int, processes: Floats = NOTHING) -> Estimate:
+    rng = np.random.default_rng(11)
+    study = simulate(num_prompts, rng)
+    found = pooled_ratio(draw_weights(num_prompts, 4000, rng), study.tokens, study.rounds)
+    drawn = np.exp(rng.standard_normal((4000, len(processes))) @ processes)
+    free = max(1.0, len(processes) - 1.0)
+    return found._replace(draws=found.draws * drawn, process=processes * found.value, process_free=free)
+
+
+@pytest.mark.parametrize("num_prompts", [4, 8, 64])
+def test_a_probability_is_read_from_the_widened_interval(num_prompts: int) -> None:
+    """P(value > the lower end of the central 90 % interval) is 95 %, and so on: one statement, said in two ways."""
+    found = some_estimate(num_prompts)
+    for level in (0.5, 0.9, 0.99):
+        low, high = found.interval(level)
+        assert found.p_above(low) == pytest.approx((1 + level) / 2, abs=0.005)
+        assert found.p_above(high) == pytest.approx((1 - level) / 2, abs=0.005)
+    lower = found.interval()[0]
+    if num_prompts < 64:
+        assert float((found.draws > lower).mean()) > 0.98, "raw draws are surer than they may be"
+
+
+def test_few_prompts_are_never_certain() -> None:
+    two = pooled_ratio(draw_weights(2, 500, np.random.default_rng(0)), np.array([15.0, 16.0]), np.array([10.0, 10.0]))
+    assert (two.draws > 1.0).all() and (two.p_above(1.0) or 1.0) < 0.99 and not two.is_decisive
+    one = pooled_ratio(draw_weights(1, 500, np.random.default_rng(0)), np.array([15.0]), np.array([10.0]))
+    assert one.p_above(1.0) is None and not one.is_decisive
+    alike = pooled_ratio(draw_weights(3, 500, np.random.default_rng(0)), np.full(3, 15.0), np.full(3, 10.0))
+    assert alike.p_above(1.0) is None, "three that agree to the last digit still say nothing of a fourth"
+
+
+def test_prompts_are_counted_by_what_they_weigh() -> None:
+    """Eight prompts, one of which holds nine tenths of the rounds, are worth one, and decide nothing."""
+    rounds = np.array([630.0, *[10.0] * 7])
+    found = pooled_ratio(draw_weights(8, 500, np.random.default_rng(0)), rounds * 1.5 + np.arange(8), rounds)
+    assert found.prompts.effective == pytest.approx(1.0 / (0.9**2 + 7 * (1 / 70) ** 2)) and not found.is_decisive
+    equal = pooled_ratio(draw_weights(8, 500, np.random.default_rng(0)), np.arange(8.0) + 9, np.full(8, 10.0))
+    assert equal.prompts == pytest.approx((8.0, 7.0, 8 / 7)) and equal.is_decisive
+
+
+def test_processes_widen_an_interval_and_few_of_them_more() -> None:
+    """Loadings of one variance, from three processes and from nine: the same spread of draws, less of it known."""
+    alone = some_estimate(200)
+    widths = []
+    for num in (3, 9):
+        loadings = np.full(num, 0.03 / np.sqrt(num)) * (-1.0) ** np.arange(num)
+        low, high = some_estimate(200, loadings).interval()
+        widths.append(high - low)
+    low, high = alone.interval()
+    assert widths[0] > 1.2 * widths[1] > 1.2 * (high - low)
 
 
 def test_skew_moves_both_ends_of_an_interval() -> None:

@@ -86,13 +86,13 @@ def _verdict(population: Population, num_prompts: int, number: int) -> str:
     return pick(speeds.depths, speeds.speedup, RULE).verdict
 
 
-@pytest.mark.parametrize(("num_prompts", "num_studies"), [(8, 200), (24, 400), (200, 200)])
-def test_intervals_hold_the_truth(num_prompts: int, num_studies: int) -> None:
+@pytest.mark.parametrize(("num_prompts", "num_studies", "most"), [(8, 200, 0.98), (24, 300, 0.97), (200, 150, 0.97)])
+def test_intervals_hold_the_truth(num_prompts: int, num_studies: int, most: float) -> None:
     """Coverage of AL and of S at depth 3 from prompts and 3 processes, nominally 95 %, over studies of each population.
 
-    Lengths of one order: 93 to 97 % on average over the four populations (at 24 prompts 1,600 studies, standard error
-    0.6 %: a coverage of 91 % passes once in 1,000). Where a few prompts hold most rounds, at least 93 %, rather too
-    wide an interval than one that is too short, and from 24 prompts on a flag.
+    Lengths of one order: 93 to 97 % on average over the four populations (at 24 prompts 1,200 studies, standard error
+    0.6 %: a coverage of 91 % passes once in 700); over eight prompts rather too wide, up to 98 %. Where a few prompts
+    hold most rounds, at least 93 %, rather too wide an interval than too short a one, and from 24 prompts on a flag.
     """
     even: list[tuple[bool, bool]] = []
     for name, population in POPULATIONS.items():
@@ -110,4 +110,4 @@ def test_intervals_hold_the_truth(num_prompts: int, num_studies: int) -> None:
             assert flagged == 0
             even += held
     al, speedup = np.mean(even, axis=0)
-    assert 0.93 <= al <= 0.97 and 0.93 <= speedup <= 0.97, (al, speedup)
+    assert 0.93 <= al <= most and 0.93 <= speedup <= most, (al, speedup)
