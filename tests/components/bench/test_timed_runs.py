@@ -21,6 +21,7 @@ from components.bench.arms import PLAIN, RIVAL, Arm
 from components.bench.measuring import ArmRun
 from components.bench.timed_runs import (
     LEAST_GROUPS,
+    LEAST_IN_ALL,
     SIDE_GROUPS,
     Asked,
     GroupRun,
@@ -115,7 +116,7 @@ def test_an_open_question_is_measured_on_by_the_arms_that_it_waits_for(monkeypat
     assert course.study.num_processes == 5 and course.study.ended.startswith("settled")
     arms = [{run.arm for group in course.groups(number) for run in group.runs} for number in (3, 4, 5)]
     assert arms == [set(ARMS), {PLAIN, RIVAL, GOOD}, {PLAIN, RIVAL, GOOD, DEEP}], "plain decoding is always there"
-    assert "one more process measures 3 arms" in course.notes[0]
+    assert "one more process measures 3 arms" in course.notes[1]
 
 
 def test_a_question_that_stays_open_ends_after_as_long_again_and_says_what_is_open(
@@ -129,9 +130,11 @@ def test_a_question_that_stays_open_ends_after_as_long_again_and_says_what_is_op
 
 def test_every_process_decodes_some_prompts_however_short_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, batch_sizes=[1, 3])
-    course.study.run(0.001, 2)
-    for number in (1, 2):
-        assert [len(group.group) for group in course.groups(number)] == [1, 3] * LEAST_GROUPS
+    course.study.run(0.001, 3)
+    sizes = [[len(group.group) for group in course.groups(number)] for number in (1, 2, 3)]
+    assert sizes[:2] == [[1, 3] * LEAST_GROUPS] * 2
+    assert sizes[2] == [1, 3] * (LEAST_IN_ALL - 2 * LEAST_GROUPS), "a verdict needs so many at each size"
+    assert course.study.num_processes == 3 and len(course.study.found) == 2 * LEAST_IN_ALL
 
 
 def test_prompts_that_were_decoded_least_often_come_first_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +154,7 @@ def test_arms_that_are_shown_beside_the_decision_stop_early(monkeypatch: pytest.
     course.study.run(24.0, 2)
     for number in (1, 2):
         with_lookup = [LOOKUP in {run.arm for run in group.runs} for group in course.groups(number)]
-        assert with_lookup == [True] * SIDE_GROUPS + [False] * 4
+        assert with_lookup == [True] * SIDE_GROUPS + [False] * (12 - SIDE_GROUPS)
 
 
 def test_prompts_for_warming_up_are_decoded_before_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +167,18 @@ def test_prompts_for_warming_up_are_decoded_before_and_never_kept(monkeypatch: p
     assert not any(asked["ignore_eos"] for _, _, asked in process.asked[2:])
     assert {asked["num_tokens"] for _, _, asked in process.asked[2:]} == {32}
     assert {p.prompt_id for group in course.study.found for p in group.group} <= {f"p{n}" for n in range(6)}
+
+
+def test_what_a_prompt_takes_is_said_before_the_long_part_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made-up arms take 8 rounds of a microsecond for 9 tokens; a prompt is 32 tokens in each of five arms."""
+    course = Course(monkeypatch, batch_sizes=[1, 3])
+    course.study.run(4.0, 2)
+    assert course.notes[0].startswith(
+        "a prompt takes about 0.0 s in all arms: 2 s of each process are enough for about"
+    )
+    assert course.notes[1].startswith("a batch of 3 takes about") and len(course.notes) == 3, "once, not every process"
+    (times,) = [int(word) for word in course.notes[0].split() if word.isdigit() and int(word) > 1000]
+    assert times == round(2.0 / (5 * 8 / 9 * 1e-6 * 32))
 
 
 rounds_of_a_slice = st.lists(st.integers(1000, 2000), min_size=1, max_size=6)
