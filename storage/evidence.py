@@ -4,7 +4,7 @@ A version's evidence stands in its tags, and `promote` decides by them. When the
 newer session of the same release key) and still serves the same drafter at the same depth, the version gets the new
 numbers, and the promotion log an entry with those before and those after. A release that now serves something else is a
 version of its own, since what a version serves never changes; the one before is told so, and is no longer promoted on
-numbers that a newer measurement has overtaken.
+numbers that a newer measurement has overtaken. An invalid measurement takes the place of no valid one: it is logged.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _EVIDENCE_TAGS = (
     *(f"draftsmith.{name}" for name in ("al", "meas_", "pred_", "speedup_")),
 )
 _EVIDENCE_TAGS += ("draftsmith.depth_", "draftsmith.verdict", "draftsmith.machine", SESSION_TAG)
+_VERDICT, _INVALID = "draftsmith.verdict", "invalid"
 _TOLD = ("speedup_meas", "speedup_pred", "depth_k", "verdict")
 
 
@@ -49,11 +50,11 @@ def is_newer(facts: ReleaseFacts, tags: Mapping[str, str]) -> bool:
 
 
 def log_evidence(
-    home: Path, client: MlflowClient, facts: ReleaseFacts, name: str, version: int, who: str, instead: str = ""
+    home: Path, client: MlflowClient, facts: ReleaseFacts, name: str, version: int, who: str, outcome: str = ""
 ) -> PromotionRow:
     """Say in the promotion log, once, that a version was measured again: its numbers before and those now.
 
-    instead: the version that the release is now, where it serves something else.
+    outcome: why they are not its evidence, where they are not.
     """
     mark = mark_of(home, client)
     promotion_id = f"{EVIDENCE}-{facts.session}-{name}-{version}-{mark[:8]}"
@@ -63,7 +64,7 @@ def log_evidence(
     before = {tag: value for tag, value in tags_of(client, name, version).items() if tag.startswith(_EVIDENCE_TAGS)}
     changes = [f"{what} {old} -> {new}" for what, old, new in _changes(before, facts.tags)]
     why = f"measured again in session {facts.session}: {', '.join(changes) or 'the same numbers'}"
-    why += f"; what it serves now is {instead}" if instead else ""
+    why += f"; {outcome}" if outcome else ""
     numbers = {**facts.tags, MARK: mark, "before": json.dumps(before, sort_keys=True)}
     row = new_promotion(name, "", EVIDENCE, version, version, who, why, numbers)
     row = dataclasses.replace(row, promotion_id=promotion_id)
@@ -87,18 +88,27 @@ def settle_session(client: MlflowClient, facts: ReleaseFacts, version: int) -> N
     client.set_model_version_tag(facts.name, str(version), SESSION_TAG, facts.session)
 
 
-def older_versions(client: MlflowClient, facts: ReleaseFacts, but: int) -> list[tuple[str, int]]:
-    """(model, version) of the same release in earlier sessions: what it was before it served something else."""
+def older_versions(client: MlflowClient, facts: ReleaseFacts, *, valid: bool = False) -> list[tuple[str, int]]:
+    """(model, version) of the same release with evidence of earlier sessions. valid: those alone whose evidence is."""
     found = client.search_model_versions(f"tags.`{KEY_TAG}` = '{facts.release_key}'")
-    named = [(one.name, int(one.version), dict(one.tags)) for one in found]
-    return sorted((n, v) for n, v, tags in named if (n, v) != (facts.name, but) and is_newer(facts, tags))
+    older = [one for one in found if is_newer(facts, one.tags) and not (valid and one.tags.get(_VERDICT) == _INVALID)]
+    return sorted((one.name, int(one.version)) for one in older)
+
+
+def counts_for_nothing(home: Path, client: MlflowClient, facts: ReleaseFacts, who: str) -> tuple[str, int] | None:
+    """Log an invalid measurement of a release that has valid ones; the version it was of, or None when it counts."""
+    valid = older_versions(client, facts, valid=True) if facts.tags.get(_VERDICT) == _INVALID else []
+    for name, version in valid:
+        log_evidence(home, client, facts, name, version, who, "it is invalid and does not count")
+    return valid[-1] if valid else None
 
 
 def overtaken(client: MlflowClient, tags: Mapping[str, str]) -> list[Check]:
     """A failed check when the release of a version was measured again and now serves something else; else nothing."""
     key = tags.get(KEY_TAG)
     found = client.search_model_versions(f"tags.`{KEY_TAG}` = '{key}'") if key else []
-    newer = [one for one in found if one.tags.get(SESSION_TAG, "") > tags.get(SESSION_TAG, "")]
+    valid = [one for one in found if one.tags.get(_VERDICT) != _INVALID]
+    newer = [one for one in valid if one.tags.get(SESSION_TAG, "") > tags.get(SESSION_TAG, "")]
     if not newer:
         return []
     newest = max(newer, key=lambda one: one.tags[SESSION_TAG])

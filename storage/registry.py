@@ -74,20 +74,27 @@ def register(
     facts = facts_of(home, release)
     may_promote = may_promote and facts.may_promote
     with _registry(home) as client:
+        invalid = evidence.counts_for_nothing(home, client, facts, _who())
+        if invalid is not None:
+            name, number = invalid
+            at = tuple(alias for alias, there in aliases_of(client, name).items() if there == number)
+            said = f"{name} version {number} was measured again, but that is invalid and does not count"
+            return Registered(name, number, False, at, said)
         known = versions_of_release(client, facts.name, facts.release_key)
         found = next((n for n in reversed(known) if _is_of(client, n, facts)), None)
         is_new = found is None
         if found is None:
             found = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
         tags = tags_of(client, facts.name, found)
-        renewed = PUBLISHED in tags and evidence.is_newer(facts, tags)
+        renewed = evidence.is_newer(facts, tags)
         if renewed:
             decision = _renew(home, client, facts, found, judge, may_promote)
         else:
             _add_tags(client, facts, found, tags)
             decision = None if PUBLISHED in tags else _publish(home, client, facts, found, judge, may_promote)
-        for name, version in evidence.older_versions(client, facts, but=found):
-            evidence.log_evidence(home, client, facts, name, version, _who(), f"{facts.name} version {found}")
+        for name, version in evidence.older_versions(client, facts):
+            now = f"what it serves now is {facts.name} version {found}"
+            evidence.log_evidence(home, client, facts, name, version, _who(), now)
             if _ANSWERS[1] in tags_of(client, name, version):
                 _decide(home, client, name, version, judge)  # its page says what the gate says of it now
         aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == found)

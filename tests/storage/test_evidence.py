@@ -154,6 +154,26 @@ def store(home: Path) -> Store:
     return Store(home)
 
 
+def test_an_invalid_measurement_is_logged_and_takes_the_place_of_no_valid_one(home: Path, make: Any) -> None:
+    measured(home, make)
+    before = tags(home)
+    for changes in ({}, {"depth_k": 0}, {"method": "mtp", "draft": "d2"}):
+        again = measured(home, make, verdict="invalid", **SLOW, **changes)  # type: ignore[arg-type]
+        assert (again.version, again.is_new, again.renewed) == (1, False, False) and "does not count" in again.note
+        assert tags(home) == before and len(versions_of(home, NAME)) == 1
+    assert [row.why.endswith("it is invalid and does not count") for row in entries(home)] == [True] * 3
+    resync(home, judge)
+    assert len(entries(home)) == 3 and tags(home) == before
+    assert measured(home, make, speedup_meas=1.9).renewed and tags(home)["draftsmith.speedup_meas"] == "1.9"
+
+
+def test_a_valid_measurement_takes_the_place_of_an_invalid_one(home: Path, make: Any) -> None:
+    measured(home, make, verdict="invalid", **SLOW)
+    assert aliases(home) == {"candidate": 1}
+    assert measured(home, make, verdict="invalid", **SLOW).renewed, "there is no other evidence"
+    assert measured(home, make).renewed and aliases(home)["champion"] == 1
+
+
 def test_another_winner_is_a_version_of_its_own_model_and_the_old_one_is_overtaken(home: Path, make: Any) -> None:
     measured(home, make, **SLOW)
     again = measured(home, make, draft="d2", method="mtp")

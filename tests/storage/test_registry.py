@@ -71,7 +71,7 @@ def test_a_publication_that_died_before_its_log_is_completed(home, make, monkeyp
         dying.setattr(journal, "log_promotion", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
         with pytest.raises(OSError, match="disk is full"):
             add(home, make, "k1")
-    again = add(home, make, "k1")
+    again = register(home, Store(home).path_of("k1"), judge)
     assert again.version == 1 and set(again.aliases) == {"candidate", "challenger", "champion"}
     assert sorted(row.alias for row in journal.promotions(home)) == ["candidate", "challenger", "champion"]
 
