@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+MEASURED_TOGETHER = {"tuning", "step_cost"}
+"""Drafters are measured side by side, so that another one measures all of them anew."""
+DECIDED = {"depth", "end_to_end", "verdict", "release", "report"}
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +61,24 @@ def test_a_comment_reruns_nothing(copy: Path) -> None:
 def test_the_loss_of_eagle3_reruns_its_drafter_and_what_follows(copy: Path) -> None:
     edit = "teacher = judged_teacher(self.target, batch, self.draft_ids)"
     steps = changed(copy, "components/drafts/eagle3.py", edit, edit + "\n        assert teacher is not None")
-    follows = {"depth", "end_to_end", "verdict", "release", "report"}
-    assert steps == {"draft[eagle3]", "acceptance[eagle3]", "step_cost[eagle3]", *follows}
+    assert steps == {"draft[eagle3]", "acceptance[eagle3]", *MEASURED_TOGETHER, *DECIDED}
 
 
 def test_the_speedup_model_reruns_the_choice_and_no_training(copy: Path) -> None:
     steps = changed(copy, "components/speedup/choose.py", "    policy = ", "    assert cost\n    policy = ")
-    assert steps == {"depth", "end_to_end", "verdict", "release", "report"}
+    assert steps == DECIDED
+
+
+def test_what_runs_in_fresh_processes_is_code_of_the_steps_that_measure(copy: Path) -> None:
+    edit = "        take_turns(generations, tokens_a_slice, self.order)\n"
+    steps = changed(copy, "components/bench/measuring_process.py", edit, edit + "        assert generations\n")
+    assert steps == {"step_cost", *DECIDED}
 
 
 def test_a_new_setting_of_one_method_reruns_its_drafter_alone(copy: Path) -> None:
     edit = "    mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3\n"
     steps = changed(copy, "components/drafts/settings.py", edit, edit + "    new: int = 0\n")
-    follows = {"depth", "end_to_end", "verdict", "release", "report"}
-    assert steps == {"draft[mtp]", "acceptance[mtp]", "step_cost[mtp]", *follows}
+    assert steps == {"draft[mtp]", "acceptance[mtp]", *MEASURED_TOGETHER, *DECIDED}
 
 
 def test_a_method_that_no_step_names_reruns_nothing(copy: Path) -> None:

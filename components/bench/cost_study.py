@@ -152,6 +152,20 @@ class CostStudy:
         """Arm by arm, the half-width of the 95 % interval of a round's cost over a plain step, as a share."""
         return cost_half_widths(self.cells)
 
+    def facts(self) -> dict[str, Any]:
+        """How it was measured, and how well."""
+        return {
+            "dtype": self.dtype,
+            "kernel": self.kernel,
+            "num_threads": self.tuned.num_threads,
+            "num_processes": self.num_processes,
+            "num_blocks": self.num_blocks,
+            "precision_reached": self.half_widths(),
+            "ended": self.ended,
+            "left_out": sorted(self.left_out),
+            **self.conditions,
+        }
+
     def flags(self, num_cores: int) -> list[QualityFlag]:
         """Was the machine ours? Were there several processes?"""
         session_id, load = self.ctx.key[:16], self.conditions.get("load_average")

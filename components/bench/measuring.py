@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from components.bench.arms import Arm
 from components.bench.fresh_process import FreshProcess
+from components.bench.measuring_process import MeasuringProcess
 from components.bench.slices import Slice
 from components.bench.tuning import Tuning
 from components.contract import Context, Draft, Target
@@ -97,7 +98,7 @@ class Measuring:
             "graphs": graphs,
             "seed": f"{ctx.seed}:{number}",
         }
-        self._process = FreshProcess("components.bench.measuring_process:MeasuringProcess", order)
+        self._process = FreshProcess(f"{MeasuringProcess.__module__}:{MeasuringProcess.__name__}", order)
         self.facts: Mapping[str, Any] = self._process.reply_at_start
 
     def turns(

@@ -9,7 +9,7 @@ spent, and says which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -85,8 +85,8 @@ def measure_step_cost(
         )
     asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms = tuple(arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs))
-    grid = Grid(arms, tuple(settings), tokens_per_block)
+    arms = arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs)
+    grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
         f"until every cost is known to {precision:.1%}"
@@ -94,25 +94,13 @@ def measure_step_cost(
     study = CostStudy(target, drafts, grid, asked, tuned, dtype, graphs, ctx)
     study.run(seconds, num_processes, precision)
     write_rows(ctx.out, [*study.cells, *study.flags(machine.num_cores)])
-    return Measurements.made(
-        ctx,
-        {
-            "methods": sorted({cell.method for cell in study.cells} - {"none"}),
-            "draft_keys": [draft.key for draft in drafts],
-            "dtype": dtype,
-            "kernel": study.kernel,
-            "num_threads": tuned.num_threads,
-            "machine_id": machine.machine_id,
-            "num_processes": study.num_processes,
-            "num_blocks": study.num_blocks,
-            "precision_asked": precision,
-            "precision_reached": study.half_widths(),
-            "ended": study.ended,
-            "left_out": sorted(study.left_out),
-            **study.conditions,
-            "medians_ms": medians(study.cells),
-        },
-    )
+    facts = {"draft_keys": [draft.key for draft in drafts], "machine_id": machine.machine_id}
+    return Measurements.made(ctx, {**facts, "precision_asked": precision, **study.facts(), **_said_of(study.cells)})
+
+
+def _said_of(cells: Sequence[CostCell]) -> dict[str, Any]:
+    """What people look for first: the methods, and their times."""
+    return {"methods": sorted({cell.method for cell in cells} - {"none"}), "medians_ms": medians(cells)}
 
 
 def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:

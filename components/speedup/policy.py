@@ -37,6 +37,7 @@ from typing import Any
 from components.contract import UserError
 from components.rows import DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
 from components.speedup.candidate import Candidate, Mixture
+from components.speedup.older_policies import in_names_of_today
 from components.speedup.weights import WeightsCost
 
 ALL = "all"  # the workload that pools every prompt
@@ -190,7 +191,7 @@ def read_policy(directory: Path) -> Policy:
     if not file.is_file():
         raise UserError(f"{file}: no such file; a DepthPolicy is made by speedup.choose_depth")
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = in_names_of_today(json.loads(file.read_text(encoding="utf-8")))
         lists: dict[str, type[Any]] = {
             "choices": DepthChoice,
             "evals": DepthEval,
