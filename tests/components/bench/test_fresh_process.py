@@ -65,12 +65,14 @@ def test_one_that_ends_in_the_middle_is_an_error_that_says_so(how: str, code: in
         process.ask({"do": how})
 
 
-def test_one_that_was_gone_before_it_was_asked_is_the_same_error() -> None:
+@pytest.mark.parametrize("length", [1, 300_000], ids=["a word", "more than a pipe holds"])
+def test_one_that_was_gone_before_it_was_asked_is_the_same_error(length: int) -> None:
     """The request is never read; that it could not be sent must not hide why."""
     process = FreshProcess(TOY, {})
     os.kill(process.reply_at_start["pid"], signal.SIGKILL)
+    wait_until(lambda: is_gone(process.reply_at_start["pid"]))
     with pytest.raises(RuntimeError, match="ended with exit code -9"), process:
-        process.ask({"much": "x" * 300_000})
+        process.ask({"much": "x" * length})
 
 
 @pytest.mark.parametrize(
