@@ -45,6 +45,7 @@ TEXTS = (
     "def main():\n    parser = argparse.ArgumentParser(",
 )
 
+Dtype = Literal["float32", "bfloat16"]
 Verify = Callable[[Tensor, Tensor], Verdict]
 
 
@@ -67,14 +68,14 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Dtype], Subject]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("builtin")
     target = load_target(model="builtin", ctx=Context(key="t" * 64, out=folder, scratch=folder, num_threads=1))
     tokenizer, made = open_tokenizer(target), dict[str, Subject]()
     prompts = [EncodedPrompt(str(i), "code", tokenizer(text)["input_ids"]) for i, text in enumerate(TEXTS)]
 
-    def subject(dtype: Literal["float32", "bfloat16"]) -> Subject:
+    def subject(dtype: Dtype) -> Subject:
         if dtype not in made:
             opened = open_target(target, dtype=dtype, kernel="plain")
             plain = [decode(opened, None, prompt.ids, max_new_tokens=LENGTH) for prompt in prompts]
@@ -85,7 +86,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
-def subject(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
+def subject(request: pytest.FixtureRequest, subjects: Callable[[Dtype], Subject]) -> Subject:
     return subjects(request.param)
 
 
@@ -172,7 +173,7 @@ def test_one_wrong_token_in_five_hundred_is_found(subject: Subject, monkeypatch:
     assert [row.prompt_id for row in rows if row.identical is False and not row.tie] == ["4"]
 
 
-def test_a_wrong_token_after_a_tie_is_found_where_it_stands(subjects: Callable[[str], Subject]) -> None:
+def test_a_wrong_token_after_a_tie_is_found_where_it_stands(subjects: Callable[[Dtype], Subject]) -> None:
     subject = subjects("bfloat16")
     judge, found = Judge(subject.target), 0
     for prompt, plain in zip(subject.prompts[:5], subject.plain, strict=False):
@@ -189,7 +190,7 @@ def test_a_wrong_token_after_a_tie_is_found_where_it_stands(subjects: Callable[[
 
 
 def test_a_verifier_that_is_lenient_within_the_noise_makes_too_many_ties(
-    subjects: Callable[[str], Subject], monkeypatch: pytest.MonkeyPatch
+    subjects: Callable[[Dtype], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of its tokens could be rounding (0.12 logits are below ten noises of bfloat16), all of them could not."""
     dice = torch.Generator().manual_seed(1)
