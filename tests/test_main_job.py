@@ -5,6 +5,7 @@ One pipeline, three architectures made from `transformers` configs. Speed is not
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tiny_pipeline import (
     write_pipeline,
 )
 from tiny_targets import Family
+
+from storage.artifacts import Store
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,30 @@ def test_a_second_run_makes_nothing_anew(finished: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert f"{NUM_STEPS} reused, 0 to run" in done.stdout
     assert before == finished_at(home)
+
+
+def test_a_release_is_measured_again_in_every_session_and_nothing_is_trained(finished: Any) -> None:
+    home, file = finished("llama")
+    store, made = Store(home), artifacts(home)
+    key = next(key for key, content in made.items() if content["kind"] == "Release")
+    before = {key: len(store.sessions(key)) for key in made}
+    counts = "SELECT count(DISTINCT created_at), count(DISTINCT artifact_key) FROM {}"
+    done = draftsmith(home, "remeasure", key[:12], "--file", str(file))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    again = {made[one]["record"]["step"] for one in made if len(store.sessions(one)) == before[one] + 1}
+    assert again == {"tuning", "step_cost", "depth", "end_to_end", "verdict", "release", "report"}
+    assert artifacts(home).keys() == made.keys() and store.keys()[-1] in made
+    for table in ("request", "cost_cell", "depth_eval"):
+        times, keys = rows(home, counts.format(table))[0]
+        assert times == 2 * keys, f"{table} has lost a session"
+    for view in ("v_speed", "v_cost"):
+        times, keys = rows(home, counts.format(view))[0]
+        assert times == keys, f"{view} shows more than the newest session"
+    sessions = [session.name for session in store.sessions(key)]
+    told = [json.loads(line) for line in (home / "promotions.jsonl").read_text().splitlines()]
+    assert [row["promotion_id"].split("-model-")[0] for row in told if row["action"] == "evidence"] == [
+        f"evidence-{sessions[0]}"
+    ], "the log says of which version, and what it was before"
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
