@@ -49,7 +49,7 @@ def test_the_main_job_runs_on_any_target(finished: Any, family: Family) -> None:
     home, _ = finished(family)
     kinds = sorted(record["kind"] for record in artifacts(home).values())
     expected = ["Conversations", "Draft", "Draft", "Features", "Page", "Prompts", "Release", "Target"]
-    assert kinds == sorted([*expected, *["DepthPolicy"] * 2, *["Measurements"] * 6])
+    assert kinds == sorted([*expected, *["DepthPolicy"] * 2, *["Measurements"] * 5])
     decoded = rows(home, "SELECT method, identical, tie FROM request WHERE method <> 'none' AND NOT is_warmup")
     assert {method for method, _, _ in decoded} == {"eagle3", "mtp", "ngram"}
     assert all(identical or tie for _, identical, tie in decoded)

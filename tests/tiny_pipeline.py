@@ -13,7 +13,7 @@ from typing import Any
 from tiny_targets import Family, make_tiny_target
 
 DRAFTSMITH = str(Path(sys.executable).with_name("draftsmith"))
-NUM_STEPS = 16
+NUM_STEPS = 15
 KILLED = -signal.SIGKILL
 
 PIPELINE = """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from simulated_rows import DRAFT, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Measurements
+from components.publish.engine_settings import engine_settings
 from components.rows import AcceptanceMap, CostCell
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.policy import Policy, read_policy
@@ -102,7 +104,8 @@ def test_the_depth_follows_a_measurement_that_is_surer_than_the_prediction(
     assert (choice.depth_k, choice.speedup_pred, choice.speedup_meas) == (2, row.speedup_pred, row.speedup_meas)
     (flag,) = [f for f in policy.flags if f.code == "depth_changed"]
     assert flag.value == 2 and "instead of 3" in flag.detail
-    assert policy.engines["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
+    told = engine_settings(asdict(policy), ())
+    assert told["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
     assert choice.p_beats_no_spec is not None and choice.p_beats_no_spec > 0.99
 
 
