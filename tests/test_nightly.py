@@ -39,7 +39,7 @@ def info(outcome: RunOutcome, step: str) -> dict[str, Any]:
 def test_nights_go_on_from_the_champion_and_from_where_the_last_one_stopped(nights: tuple[Path, Run]) -> None:
     file, run = nights
     traffic = file.parent / "traffic"
-    first = run("first")
+    first = run("first", to_step="draft")
     champion = {name: first.artifacts[step].key for name, step in
                 {"target": "target", "prompts": "prompts", "champion": "draft"}.items()}  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_a_whole_night_decides_and_reports(nights: tuple[Path, Run]) -> None:
     file, run = nights
     first = run("first")
     champion = {name: first.artifacts[step].key for name, step in
-                {"target": "target", "prompts": "prompts", "champion": "draft"}.items()}  # fmt: skip
+                {"target": "target", "prompts": "prompts", "champion": "draft", "served": "depth"}.items()}  # fmt: skip
     write_chats(file.parent / "traffic" / "monday.jsonl", 60, seed=1)
     add_night(file, "monday", champion, decide=True)
     night = run("monday")

@@ -26,6 +26,15 @@ pipelines:
         uses: drafts.train_draft
         in: {{target: target, features: features}}
         with: {{method: mtp, num_steps: 30, draft_vocab_size: 128, settings: {{mtp: {{mtp_modules: 2}}}}}}
+      acceptance:
+        uses: bench.measure_acceptance
+        in: {{target: target, draft: draft, prompts: prompts}}
+        with: {{max_new_tokens: 16}}
+      cost:
+        uses: bench.measure_step_cost
+        in: {{target: target, drafts: draft, prompts: prompts}}
+        with: {{tokens_per_block: 16, num_threads: 1, seconds: 1, num_processes: 1}}
+      depth: {{uses: speedup.choose_depth, in: {{acceptance: acceptance, cost: cost}}}}
 """
 STEPS = """
   {name}:
@@ -85,7 +94,7 @@ DECISION = """
         with: {{tokens_per_block: 16, num_threads: 1, seconds: 1, num_processes: 1}}
       depth:
         uses: speedup.choose_depth
-        in: {{acceptance: [acceptance, champion_acceptance], cost: cost, champion: "{champion}"}}
+        in: {{acceptance: [acceptance, champion_acceptance], cost: cost, champion: "{served}"}}
       end_to_end:
         uses: bench.compare_end_to_end
         in: {{target: "{target}", drafts: [draft, "{champion}"], prompts: mix, policy: depth}}

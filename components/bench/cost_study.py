@@ -10,7 +10,7 @@ from typing import Any
 from components.bench import clock
 from components.bench.cost_blocks import Grid, Setting, Taken, cells_of, run_block
 from components.bench.cost_texts import LONGEST_ANSWER
-from components.bench.measuring import ArmRun, Measuring, slice_length
+from components.bench.measuring import ArmRun, Measuring, seconds_a_token, slice_length
 from components.bench.run_flags import LOAD_OF_OTHERS
 from components.bench.settling import cost_half_widths
 from components.bench.subjects import EncodedPrompt
@@ -108,8 +108,7 @@ class CostStudy:
 
         The first process also says what its time will be enough for.
         """
-        each = sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in warm_up) / 1e9
-        whole = each * len(self.grid.settings)  # a first look: larger settings take longer
+        whole = seconds_a_token(warm_up) * len(self.grid.settings)  # a first look: larger settings take longer
         tokens = max(LEAST_TOKENS, min(self.grid.tokens, int(share / 2.0 / whole)))
         if self.num_processes == 1:
             self.ctx.note(
@@ -128,12 +127,11 @@ class CostStudy:
             if len(self.left_out) == len(self.grid.settings):
                 raise UserError("batch_sizes, kv_lengths: no cell fits into the memory: ask for smaller ones")
             return
-        kernels = {False: process.facts["kernel"], True: process.facts["rival_kernel"]}
         taken = Taken(
             self.target.key,
             self.dtype,
             self.tuned.num_threads,
-            kernels,
+            process.kernels,
             process.number,
             number,
             clock.load_average(),

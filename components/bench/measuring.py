@@ -100,6 +100,8 @@ class Measuring:
         }
         self._process = FreshProcess(f"{MeasuringProcess.__module__}:{MeasuringProcess.__name__}", order)
         self.facts: Mapping[str, Any] = self._process.reply_at_start
+        self.kernels: dict[bool, str] = {False: str(self.facts["kernel"]), True: str(self.facts["rival_kernel"])}
+        """What the target's passes run on, by whether the arm is `on_rival`."""
 
     def turns(
         self,
@@ -159,6 +161,11 @@ def slice_length(plain: ArmRun) -> int:
     """Tokens of a slice, from what a plain round takes: see SLICE_NS."""
     rounds = [ns for one in plain.whole_slices() for ns in one.round_ns]
     return max(1, min(LONGEST_SLICE, round(SLICE_NS / steady(rounds)))) if rounds else 1
+
+
+def seconds_a_token(runs: Sequence[ArmRun]) -> float:
+    """What a token takes in all of these arms together, as the clock went: to say beforehand how long it takes."""
+    return sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in runs) / 1e9
 
 
 def _decoded(said: Mapping[str, Any]) -> Decoded:

@@ -11,7 +11,7 @@ from components.bench.arms import Arm
 from components.bench.timed_runs import GroupRun, steady_round_ns
 from components.rows import CostCell
 from components.speedup.bootstrap import Floats
-from components.speedup.settled import half_widths, settled
+from components.speedup.settled import Contender, half_widths, settled
 from components.speedup.steady import steady
 
 
@@ -58,10 +58,8 @@ def _timed_at_all(arms: Sequence[Arm], cost: Floats) -> tuple[list[Arm], Floats]
     return [arm for arm, is_known in zip(arms, known, strict=True) if is_known], cost[known]
 
 
-def _named(arms: Sequence[Arm], contenders: Sequence[object]) -> str:
-    return ", ".join(
-        arm.label for arm, one in zip(arms, contenders, strict=True) if getattr(one, "state", "") == "equivalent"
-    )
+def _named(arms: Sequence[Arm], contenders: Sequence[Contender]) -> str:
+    return ", ".join(arm.label for arm, one in zip(arms, contenders, strict=True) if one.state == "equivalent")
 
 
 def _arms_of(found: Sequence[GroupRun]) -> list[Arm]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from components.bench.arms import PLAIN, Arm
-from components.bench.measuring import ArmRun, Measuring, slice_length
+from components.bench.measuring import ArmRun, Measuring, seconds_a_token, slice_length
 from components.bench.subjects import EncodedPrompt
 from components.decoding.chain import Decoded
 from components.speedup.steady import steady
@@ -124,7 +124,6 @@ class Study:
         number, batch_sizes = self.num_processes, self.asked.batch_sizes
         with self.open_process(number) as process:
             tokens_a_slice = self._warm_up(process, arms, share)
-            kernels = {False: str(process.facts["kernel"]), True: str(process.facts["rival_kernel"])}
             begun, taken = time.monotonic(), 0
             sizes = len(batch_sizes)
             while (
@@ -142,15 +141,14 @@ class Study:
                     tokens_a_slice=tokens_a_slice,
                     ignore_eos=False,
                 )
-                self.found.append(GroupRun(number, taken, group, runs, kernels))
+                self.found.append(GroupRun(number, taken, group, runs, process.kernels))
                 self.progress(min(seconds, spent + time.monotonic() - begun), seconds)
             self.conditions = process.conditions()
             return time.monotonic() - begun
 
     def _say_how_long(self, warm: Sequence[ArmRun], batch_size: int, share: float) -> None:
         """Before the long part begins: what a prompt takes, and how many the time is enough for."""
-        each = sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in warm) / 1e9
-        whole = each * self.asked.max_new_tokens
+        whole = seconds_a_token(warm) * self.asked.max_new_tokens
         groups = len(batches(self.asked.prompts, batch_size, fill=False))
         what = "a prompt" if batch_size == 1 else f"a batch of {batch_size}"
         self.note(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, run_to_end
+from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, to_its_end
 from components.decoding.running import Running, columns_of
 from components.decoding.sampling import draw, is_greedy
 from components.decoding.session import check_positions
@@ -55,37 +55,6 @@ def decode_tree(
         eos_ids=eos_ids,
         ignore_eos=ignore_eos,
     )[0]
-
-
-def decode_batch(
-    target: AbstractTarget,
-    proposer: Proposer | None,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    depth: int = 0,
-    shape: TreeShape | None = None,
-    sampling: Sampling = GREEDY,
-    rngs: Sequence[torch.Generator] | None = None,
-    eos_ids: Collection[int] | None = None,
-    ignore_eos: bool = False,
-) -> list[Decoded]:
-    """Continue every prompt by at most `max_new_tokens` tokens; see `batch_rounds` for arguments and errors."""
-    with torch.inference_mode():
-        return run_to_end(
-            batch_rounds(
-                target,
-                proposer,
-                prompts,
-                max_new_tokens=max_new_tokens,
-                depth=depth,
-                shape=shape,
-                sampling=sampling,
-                rngs=rngs,
-                eos_ids=eos_ids,
-                ignore_eos=ignore_eos,
-            )
-        )
 
 
 def batch_rounds(
@@ -135,6 +104,10 @@ def batch_rounds(
     ]
     run = _BatchRun(target, proposer, cache, depth, shape, sampling, clock)
     return (yield from run.decode(sequences, max_new_tokens, ends))
+
+
+decode_batch = to_its_end(batch_rounds)
+"""Continue every prompt, without a stop; arguments and errors are those of `batch_rounds`."""
 
 
 def _check(

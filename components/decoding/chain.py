@@ -14,11 +14,12 @@ Every loop is a generator that stops after each round, so that several generatio
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ LOOPS: dict[str, str] = {
 }
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 Rounds = Generator[int, None, Result]
 """A generation that goes on from one yield to the next: first the prefill, then round by round; returns its result.
 
@@ -77,49 +79,6 @@ class Decoded:
     def overshoot(self) -> int:
         """Tokens computed past the end and thrown away."""
         return len(self.tokens_raw) - len(self.tokens)
-
-
-def decode(
-    target: AbstractTarget,
-    proposer: Proposer | None,
-    prompt_ids: Sequence[int],
-    *,
-    max_new_tokens: int,
-    depth: int = 0,
-    sampling: Sampling = GREEDY,
-    rng: torch.Generator | None = None,
-    eos_ids: Collection[int] | None = None,
-    ignore_eos: bool = False,
-    session: Session | None = None,
-    rule: BlockRule = EXACT,
-) -> Decoded:
-    """Continue `prompt_ids` by at most `max_new_tokens` tokens; see `decode_rounds` for arguments and errors."""
-    with torch.inference_mode():
-        return run_to_end(
-            decode_rounds(
-                target,
-                proposer,
-                prompt_ids,
-                max_new_tokens=max_new_tokens,
-                depth=depth,
-                sampling=sampling,
-                rng=rng,
-                eos_ids=eos_ids,
-                ignore_eos=ignore_eos,
-                session=session,
-                rule=rule,
-            )
-        )
-
-
-def run_to_end(rounds: Rounds[Result]) -> Result:
-    """What a generation returns when nobody else takes turns with it."""
-    while True:
-        try:
-            next(rounds)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 def decode_rounds(
@@ -172,6 +131,27 @@ def decode_rounds(
     state = proposer.new_state(needed)
     run = _ChainRun(target, proposer, cache, state, depth, sampling, rng, rule)
     return (yield from run.decode(ids, max_new_tokens, ends, clock))
+
+
+def to_its_end(begin: Callable[Arguments, Rounds[Result]]) -> Callable[Arguments, Result]:
+    """The function that runs a generation to its end, for when nobody else takes turns with it."""
+
+    @functools.wraps(begin)
+    def whole(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with torch.inference_mode():
+            rounds = begin(*args, **kwargs)
+            while True:
+                try:
+                    next(rounds)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+
+    return whole
+
+
+decode = to_its_end(decode_rounds)
+"""Continue a prompt, without a stop; arguments and errors are those of `decode_rounds`."""
 
 
 def _check(
