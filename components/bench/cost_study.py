@@ -10,7 +10,7 @@ from typing import Any
 from components.bench import clock
 from components.bench.cost_blocks import Grid, Setting, Taken, cells_of, run_block
 from components.bench.cost_texts import LONGEST_ANSWER
-from components.bench.measuring import ArmRun, Measuring, seconds_a_token, slice_length
+from components.bench.measuring import FIRST_SHARE, ArmRun, Measuring, seconds_a_token, slice_length
 from components.bench.run_flags import LOAD_OF_OTHERS
 from components.bench.settling import cost_half_widths
 from components.bench.subjects import EncodedPrompt
@@ -52,10 +52,8 @@ class CostStudy:
         A cost that contradicts the curve through its neighbours is measured in one process more, whatever is known and
         spent.
         """
-        spent = 0.0
+        spent, share = 0.0, FIRST_SHARE * seconds / num_processes
         while not self.ended:
-            left = num_processes - self.num_processes
-            share = (seconds - spent) / left if left > 0 else seconds / num_processes
             spent += self._one_process(share, spent, seconds)
             if self.num_processes < num_processes:
                 continue
@@ -64,7 +62,7 @@ class CostStudy:
                 self.ctx.note(f"{len(again)} cost(s) contradict their neighbours': one more process measures all again")
             elif widths and max(widths.values()) <= precision:
                 self.ended = f"every cost is known to {max(widths.values()):.1%}"
-            elif spent + seconds / num_processes > seconds:
+            elif spent + share > seconds:
                 wide = {name: width for name, width in widths.items() if width > precision}
                 said = ", ".join(f"{name} to {width:.1%}" for name, width in sorted(wide.items()))
                 self.ended = f"time is spent; not known to {precision:.1%}: {said or 'anything, one process only'}"

@@ -66,7 +66,8 @@ def compare_end_to_end(
             apart well enough (0.03 = 3 %).
         seconds: time for measuring; opening the processes comes on top. A decision that is open by then is measured for
             as long again, once; what is not settled after that is said.
-        num_processes: fresh processes at least; more follow while time is left and the decision is open.
+        num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
+            the decision is open.
         depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
             settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
         lookup_depths: draft depths of prompt lookup; an empty list leaves it out.

@@ -51,7 +51,6 @@ class FreshProcess:
         try:
             self.reply_at_start = self.ask(dict(order))
         except BaseException:
-            self._process.kill()
             self.close()
             raise
 
@@ -81,7 +80,8 @@ class FreshProcess:
         return reply["reply"]
 
     def close(self) -> None:
-        """End the process and wait until it is gone."""
+        """End the process and wait until it is gone. It keeps nothing, and to take itself down would take a second."""
+        self._process.kill()
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and a request was never read
             self._requests.close()
         self._replies.close()
@@ -91,8 +91,6 @@ class FreshProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None:
-            self._process.kill()
         self.close()
 
 

@@ -21,6 +21,8 @@ SLICE_NS: Final = 40e6
 for which other work comes and goes."""
 LONGEST_SLICE: Final = 16
 """Tokens of a slice at most."""
+FIRST_SHARE: Final = 0.6
+"""The share of a time budget that the least number of processes takes: a quiet machine needs no more."""
 
 
 class WholeSlice(NamedTuple):

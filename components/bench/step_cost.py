@@ -61,7 +61,8 @@ def measure_step_cost(
         precision: half-width of the 95 % interval of a round's cost over a plain step, as a share, at which an arm is
             known well enough (0.03 = 3 %).
         seconds: time budget for measuring; opening the processes comes on top. What was not reached by then is said.
-        num_processes: fresh processes at least; more follow while time is left and precision is not reached.
+        num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
+            precision is not reached.
         tokens_per_block: tokens decoded for each sequence of one block.
         dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from components.bench.arms import PLAIN, Arm
-from components.bench.measuring import ArmRun, Measuring, seconds_a_token, slice_length
+from components.bench.measuring import FIRST_SHARE, ArmRun, Measuring, seconds_a_token, slice_length
 from components.bench.subjects import EncodedPrompt
 from components.decoding.chain import Decoded
 from components.speedup.steady import steady
@@ -96,20 +96,24 @@ class Study:
     def run(self, seconds: float, num_processes: int) -> None:
         """Measure in at least `num_processes` processes; then go on while the decision is open and time is left.
 
-        A decision that is open when the time is spent gets as much again, once: nobody is served by half an answer.
+        While there is time, every prompt is decoded once, whatever is settled: it speaks of all of them. A decision
+        that is open when the time is spent gets as much again, once: nobody is served by half an answer.
         """
         arms: Collection[Arm] = self.asked.arms
-        spent, limit = 0.0, EXTENSION * seconds
+        spent, share = 0.0, FIRST_SHARE * seconds / num_processes
         while not self.ended:
-            left = num_processes - self.num_processes
-            share = (seconds - spent) / left if left > 0 else seconds / num_processes
-            spent += self._one_process(arms, share, spent, seconds, is_last=left <= 1)
+            is_last = self.num_processes + 1 >= num_processes
+            spent += self._one_process(arms, share, spent, seconds, is_last=is_last)
             if self.num_processes < num_processes:
                 continue
             open_arms, said = self.unsettled(self.found)
-            if not open_arms:
+            left, after = self._num_left(), spent + share
+            if not open_arms and left and after <= seconds:
+                arms = self.asked.arms
+                self.note(f"settled: {said}; one more process decodes the {left} that are left")
+            elif not open_arms:
                 self.ended = f"settled: {said}"
-            elif spent + seconds / num_processes > limit:
+            elif after > EXTENSION * seconds:
                 self.ended = f"not settled in {spent:.0f} s: {said}"
             else:
                 arms = [arm for arm in self.asked.arms if arm.is_plain or arm in open_arms]
@@ -172,6 +176,11 @@ class Study:
                 if self.num_processes == 1:
                     self._say_how_long(warm, size, share)
         return length
+
+    def _num_left(self) -> int:
+        """Prompts (or batches) that no process has decoded yet."""
+        num = sum(len(batches(self.asked.prompts, size, fill=False)) for size in self.asked.batch_sizes)
+        return num - len({_name(group_run.group) for group_run in self.found})
 
     def _next_group(self, batch_size: int) -> list[EncodedPrompt]:
         """The group of this batch size that was decoded least often so far, in whichever process."""

@@ -163,10 +163,10 @@ class Course(CostStudy):
 
 
 def test_a_measurement_ends_when_every_cost_is_known(context: Callable[[str], Context]) -> None:
-    course = Course([{}, {"mtp k=1": 0.01}, {"mtp k=1": 0.08, "mtp k=2": 0.01}, {"mtp k=1": 0.02}], context("cost"))
+    course = Course([{}, {"mtp k=1": 0.01}, {"mtp k=1": 0.08, "mtp k=2": 0.01}], context("cost"))
     course.run(120.0, 3, 0.03)
-    assert course.ended == "time is spent; not known to 3.0%: mtp k=1 to 8.0%", "three processes were asked for"
-    assert course.shares == [40.0, 40.0, 40.0]
+    assert course.ended == "time is spent; not known to 3.0%: mtp k=1 to 8.0%", "five in the time that was given"
+    assert course.shares == [24.0] * 5
     early = Course([{"mtp k=1": 0.02}], context("early"))
     early.run(120.0, 3, 0.03)
     assert early.ended == "every cost is known to 2.0%" and early.num_processes == 3, "never from fewer processes"
@@ -179,13 +179,13 @@ def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
     context: Callable[[str], Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.bench.cost_study.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
-    for width, ended in (
-        (0.01, "every cost is known to 1.0%"),
-        (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%"),
+    for width, ended, num_processes in (
+        (0.01, "every cost is known to 1.0%", 4),
+        (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%", 5),
     ):
         course = Course([{"mtp k=1": width}], context(ended[:5]))
         course.run(120.0, 3, 0.03)
-        assert (course.ended, course.shares) == (ended, [40.0] * 4)
+        assert (course.ended, course.shares) == (ended, [24.0] * num_processes)
 
 
 @pytest.mark.usefixtures("here_instead")

@@ -43,7 +43,7 @@ class MadeUpProcess:
     def __init__(self, number: int, clock: list[float]) -> None:
         self.number, self.clock, self.is_open = number, clock, False
         self.asked: list[tuple[list[list[int]], list[Arm], dict[str, Any]]] = []
-        self.facts = {"kernel": f"kernel {number}", "rival_kernel": "plain"}
+        self.kernels = {False: f"kernel {number}", True: "plain"}
 
     def __enter__(self) -> Self:
         self.is_open = True
@@ -103,11 +103,22 @@ def test_a_settled_study_stops_with_the_processes_that_were_asked_for(monkeypatc
     course = Course(monkeypatch)
     course.study.run(30.0, 3)
     assert course.study.ended == "settled: mtp k=2 is the fastest" == course.notes[-1]
-    assert course.study.num_processes == 3 and [len(course.groups(n)) for n in (1, 2, 3)] == [10, 10, 10]
+    assert course.study.num_processes == 3 and [len(course.groups(n)) for n in (1, 2, 3)] == [6, 6, 6]
     assert not any(process.is_open for process in course.processes)
-    assert course.study.conditions == {"load_average": 3.0} and course.told[-1] == (30.0, 30.0)
+    assert course.study.conditions == {"load_average": 3.0} and course.told[-1] == (18.0, 30.0)
     assert all(done <= total == 30.0 for done, total in course.told)
     assert {group.kernels[False] for group in course.groups(2)} == {"kernel 2"}
+
+
+@pytest.mark.parametrize(("num_prompts", "decoded"), [(20, 20), (30, 30), (100, 30)])
+def test_what_is_settled_still_decodes_every_prompt_once_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, num_prompts: int, decoded: int
+) -> None:
+    course = Course(monkeypatch, num_prompts=num_prompts)
+    course.study.run(30.0, 3)
+    assert len({group.group[0].prompt_id for group in course.study.found}) == decoded
+    assert course.study.num_processes == (4 if num_prompts == 20 else 5) and course.study.ended.startswith("settled")
+    assert f"one more process decodes the {num_prompts - 18} that are left" in course.notes[1]
 
 
 def test_an_open_question_is_measured_on_by_the_arms_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +135,7 @@ def test_a_question_that_stays_open_ends_after_as_long_again_and_says_what_is_op
 ) -> None:
     course = Course(monkeypatch, answers=[[GOOD]] * 100)
     course.study.run(30.0, 3)
-    assert course.study.num_processes == 6, "three for the time that was given, three for as much again"
+    assert course.study.num_processes == 10, "five in the time that was given, five in as much again"
     assert course.study.ended == "not settled in 60 s: mtp k=2 +1 % +- 5 %"
 
 
@@ -151,10 +162,10 @@ def test_prompts_that_were_decoded_least_often_come_first_over_all_processes(mon
 
 def test_arms_that_are_shown_beside_the_decision_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch)
-    course.study.run(24.0, 2)
+    course.study.run(20.0, 2)
     for number in (1, 2):
         with_lookup = [LOOKUP in {run.arm for run in group.runs} for group in course.groups(number)]
-        assert with_lookup == [True] * SIDE_GROUPS + [False] * (12 - SIDE_GROUPS)
+        assert with_lookup == [True] * SIDE_GROUPS + [False] * (6 - SIDE_GROUPS)
 
 
 def test_prompts_for_warming_up_are_decoded_before_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +185,11 @@ def test_what_a_prompt_takes_is_said_before_the_long_part_begins(monkeypatch: py
     course = Course(monkeypatch, batch_sizes=[1, 3])
     course.study.run(4.0, 2)
     assert course.notes[0].startswith(
-        "a prompt takes about 0.0 s in all arms: 2 s of each process are enough for about"
+        "a prompt takes about 0.0 s in all arms: 1 s of each process are enough for about"
     )
     assert course.notes[1].startswith("a batch of 3 takes about") and len(course.notes) == 3, "once, not every process"
     (times,) = [int(word) for word in course.notes[0].split() if word.isdigit() and int(word) > 1000]
-    assert times == round(2.0 / (5 * 8 / 9 * 1e-6 * 32))
+    assert times == round(1.2 / (5 * 8 / 9 * 1e-6 * 32))
 
 
 rounds_of_a_slice = st.lists(st.integers(1000, 2000), min_size=1, max_size=6)
