@@ -2,7 +2,8 @@
 
     python -m benchmarks.one_measurement HOME SETTINGS FOLDER
 
-SETTINGS is JSON: {"cost": settings of measure_step_cost, "measure": settings of compare_end_to_end, "dtype", "seed"}.
+SETTINGS is JSON: {"cost": settings of measure_step_cost, "measure": settings of compare_end_to_end, "dtype": of the
+others, "seed"}.
 Everything is written below FOLDER; the last line on stdout is one JSON object with the decision and every arm.
 """
 
@@ -65,9 +66,7 @@ def measure(subject: Subject, settings: dict[str, Any], folder: Path) -> dict[st
     done("acceptance")
     tuning = autotune(target, prompts, drafts, dtype=dtype, ctx=context("tuning"), machine=machine)
     done("tuning")
-    cost = measure_step_cost(
-        target, drafts, prompts, tuning, dtype=dtype, **settings["cost"], ctx=context("cost"), machine=machine
-    )
+    cost = measure_step_cost(target, drafts, prompts, tuning, **settings["cost"], ctx=context("cost"), machine=machine)
     done("cost")
     policy = choose_depth(acceptance, [cost], ctx=context("depth"))
     done("depth")
@@ -77,7 +76,6 @@ def measure(subject: Subject, settings: dict[str, Any], folder: Path) -> dict[st
         prompts,
         policy,
         tuning,
-        dtype=dtype,
         **settings["measure"],
         ctx=context("end_to_end"),
         machine=machine,

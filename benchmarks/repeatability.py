@@ -6,8 +6,8 @@ process of its own; every second one beside a load that comes and goes on one co
 The truth that each is held against is that of all of them pooled: per way of drafting the geometric mean of its
 measured speedups. Asked of nine in ten: the chosen drafter and depth lose at most 2 % to the best; every measured
 speedup lies within 5 % of its pooled mean; the predicted one of the choice within 10 % of the measured; the interval
-that is printed holds the pooled value. Ends with exit code 1 where less is reached. A table says where the variance
-comes from.
+that is printed holds the pooled value; the gate lets the drafter through, so that it becomes the champion. Ends with
+exit code 1 where less is reached. A table says where the variance comes from.
 
     python -m benchmarks.repeatability [--home DIR] [--runs 10] [--dtype float32] [--cost-seconds S]
                                        [--measure-seconds S]
@@ -95,6 +95,7 @@ def judged(run: dict[str, Any], truth: dict[Arm, float]) -> dict[str, Any]:
         "gap": gap,
         "predicted": gap is None or abs(gap) <= PREDICTED,
         "holds": own is None or own["lo"] <= pooled <= own["hi"],
+        "champion": run["gate"] is not None and run["gate"]["passed"],
     }
 
 
@@ -128,11 +129,15 @@ def variance_table(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def settings_of(asked: argparse.Namespace) -> dict[str, Any]:
-    """The time budgets of `quickstart`, unless others are asked for."""
-    params = load_spec(ROOT / "pipelines.yaml").pipelines["quickstart"].params
-    cost = asked.cost_seconds or params["cost_seconds"].default
-    spent = asked.measure_seconds or params["measure_seconds"].default
-    return {"cost": {"seconds": cost}, "measure": {"seconds": spent}, "dtype": asked.dtype}
+    """The settings of `quickstart`'s measuring steps, with other time budgets where they are asked for."""
+    quickstart = load_spec(ROOT / "pipelines.yaml").pipelines["quickstart"]
+    values = {f"${{params.{name}}}": param.default for name, param in quickstart.params.items()}
+
+    def own(step: str, seconds: float | None) -> dict[str, Any]:
+        told = {name: values.get(str(value), value) for name, value in quickstart.steps[step].settings.items()}
+        return {**told, "seconds": seconds or told["seconds"], "dtype": asked.dtype}
+
+    return {"cost": own("step_cost", asked.cost_seconds), "measure": own("end_to_end", asked.measure_seconds)}
 
 
 def main() -> None:
@@ -150,7 +155,7 @@ def main() -> None:
         seed = number if number % 2 else None
         began = time.monotonic()
         with load(seed):
-            found = measure(asked.home, {**settings, "seed": number}, log)
+            found = measure(asked.home, {**settings, "dtype": asked.dtype, "seed": number}, log)
         runs.append({**found, "busy": seed is not None, "total_seconds": round(time.monotonic() - began, 1)})
         said = "busy " if seed is not None else "quiet"
         print(
@@ -159,7 +164,9 @@ def main() -> None:
         )
     truth = pooled_speedups(runs)
     judgements = [judged(run, truth) for run in runs]
-    reached = {name: sum(one[name] for one in judgements) for name in ("choice", "measured", "predicted", "holds")}
+    reached = {
+        name: sum(one[name] for one in judgements) for name in ("choice", "measured", "predicted", "holds", "champion")
+    }
     table = variance_table(runs)
     for arm, speed in sorted(truth.items(), key=lambda pair: -pair[1]):
         print(f"  {arm[0]:<8} k={arm[1]}  pooled {speed:.3f}x")
