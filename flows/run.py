@@ -51,12 +51,16 @@ def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptio
         return _run_flow(plan, store, options, somebody_may_answer=True)
     assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
     with temporary_server(Path(os.environ["PREFECT_HOME"])) as server:
-        os.environ["PREFECT_API_URL"] = server.url
+        before = {name: os.environ.pop(name, None) for name in server.client_environment}
+        os.environ.update(server.client_environment)
         try:
             return _run_flow(plan, store, options, ready=server.wait)
         finally:
             _send_the_rest()
-            del os.environ["PREFECT_API_URL"]
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def _run_flow(
