@@ -4,9 +4,9 @@
     DRAFTSMITH_MLFLOW_DATABASE=postgresql://user:password@host/mlflow
 
 The URLs hold passwords: they travel in the environment of the one server that needs them, never on a command line, and
-whatever is said of them goes through storage/redaction.py. A server is started through this file (`python -m flows.service_databases
-NAME PROGRAM ...`), which brings the schema up to date first, holding a lock in the database itself: however many
-machines start their servers at once, one of them migrates and the others wait.
+storage/redaction.py hides them in whatever is said. A server is started through this file
+(`python -m flows.service_databases NAME PROGRAM ...`), which brings the schema up to date first, holding a lock in the
+database itself: however many machines start their servers at once, one of them migrates and the others wait.
 """
 
 from __future__ import annotations
