@@ -225,7 +225,7 @@ def timed_runs(found: Sequence[GroupRun]) -> list[TimedRun]:
 
 
 def steady_round_ns(found: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], float]:
-    """(process, arm, batch size) -> nanoseconds of a round of the whole batch in the quieter half of its slices."""
+    """(process, arm, batch size) -> nanoseconds of a round of the whole batch in the quietest of its slices."""
     slices: dict[tuple[int, Arm, int], list[float]] = {}
     for group_run in found:
         for run in group_run.runs:
