@@ -1,10 +1,10 @@
 """One time from repeated timings of the same work. Other work on a machine makes a time longer, never shorter.
 
 So the longest timings say how busy the machine was, and the shortest how long the work takes. On a machine that nobody
-else asked anything of, slices of plain decoding still scattered by a third, for neighbours share its memory; beside a
+else asked anything of, slices of plain decoding still scattered by a third, for neighbours share its memory. Beside a
 load that came and went on one core, the cost of a round over a plain step differed between processes by 4.4 % by the
-mean of the lower half, by 3.4 % by that of the lowest quarter and by 1.8 % by that of the lowest tenth, of 55 slices. The
-minimum alone is as steady there, and falls on as timings are added.
+mean of the lower half of 55 slices, by 3.4 % by that of the lowest quarter and by 1.8 % by that of the lowest tenth.
+The minimum alone is as steady there, and falls on as timings are added.
 """
 
 from __future__ import annotations
