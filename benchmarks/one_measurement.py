@@ -131,9 +131,9 @@ def decision_of(verdict: Any, policy: Any, cost: Measurements, end_to_end: Measu
 
 
 def scatter_of(requests: list[Request], draft_key: str, method: str, depth: int) -> dict[str, Any]:
-    """by_process: log speedup in each process over its own plain decoding; sd_prompts: what prompts do to the mean.
+    """by_process: log of a plain round over the arm's in each process; sd_prompts: what prompts do to the mean.
 
-    A process is held against plain decoding on its own prompts, a token's time for a token's time; what prompts do is
+    Processes decode different prompts, so that a round is held against a round, whatever it keeps; what prompts do is
     the standard error of the log acceptance length over them, each prompt counted once.
     """
     by_process, lengths = [], {}
@@ -143,8 +143,9 @@ def scatter_of(requests: list[Request], draft_key: str, method: str, depth: int)
         prompts = {row.prompt_id for row in arm}
         plain = [row for row in mine if row.method == "none" and row.prompt_id in prompts]
         if arm:
-            speeds = [sum(r.timed_tokens for r in rows) / sum(r.decode_ns for r in rows) for rows in (arm, plain)]
-            by_process.append(math.log(speeds[0] / speeds[1]))
+            a_round = sum(row.decode_ns for row in arm) / sum(row.num_rounds for row in arm)
+            a_plain_step = sum(row.decode_ns for row in plain) / sum(row.timed_tokens for row in plain)
+            by_process.append(math.log(a_plain_step / a_round))
         lengths |= {row.prompt_id: (row.timed_tokens, row.num_rounds) for row in arm if row.num_rounds}
     tokens, rounds = sum(t for t, _ in lengths.values()), sum(r for _, r in lengths.values())
     pulls = [t / tokens - r / rounds for t, r in lengths.values()] if rounds else []

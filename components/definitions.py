@@ -82,7 +82,8 @@ DEFINITIONS: Final[dict[str, Definition]] = {
         "tokens / steady time, over that of plain decoding",
         _TIMES,
         "On prompts that one process decoded both ways. Plain: its kernel with the best tokens_per_s in the session,"
-        " engine, dtype, threads, batch size and temperature. Steady: the mean of the lower half of repetitions.",
+        " engine, dtype, threads, batch size and temperature. Steady: the mean of the shortest tenth"
+        " of repetitions, of at least three or, of few, the lower half.",
         ("v_speedup",),
     ),
     "speedup_e2e": Definition(

@@ -1,4 +1,5 @@
-"""PREFECT: its server behind a check of where requests come from (`uvicorn --factory flows.prefect_app:create_app`).
+"""PREFECT: its server behind a check of where requests come from (`uvicorn --factory flows.prefect_app:create_app`, and
+`create_temporary_app` for the time of a run).
 
 Prefect answers any Host, so a page that points its own name at 127.0.0.1 could read the API; and it never looks at the
 Origin of a request that changes something or opens a web socket. Both are refused here, before Prefect sees them.
@@ -23,6 +24,13 @@ def create_app() -> ASGIApp:
     from prefect.server.api.server import create_app as prefect_app
 
     return KnownPlacesOnly(prefect_app(final=True), allowed_hosts())
+
+
+def create_temporary_app() -> ASGIApp:
+    """Prefect's API alone, for the time of one run (flows/temporary_server.py)."""
+    from prefect.server.api.server import create_app as prefect_app
+
+    return KnownPlacesOnly(prefect_app(), frozenset(LOOPBACK))
 
 
 def allowed_hosts() -> frozenset[str]:

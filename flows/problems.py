@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from components.contract import UserError
-
-_PASSWORD = re.compile(r"://[^/@\s]*@")
+from storage.redaction import without_secrets
 
 
 @dataclass
@@ -54,7 +52,7 @@ def show(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, str):
-        return f"'{one_line(_PASSWORD.sub('://***@', value), 60)}'"
+        return f"'{one_line(without_secrets(value), 60)}'"
     if isinstance(value, dict):
         return "a mapping"
     return one_line(value, 60)

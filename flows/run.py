@@ -27,6 +27,7 @@ from flows.spec import load_spec, pipeline_of
 from flows.temporary_server import answers, temporary_server
 from flows.wide import connect
 from storage.artifacts import Store
+from storage.redaction import without_secrets
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -51,12 +52,16 @@ def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptio
         return _run_flow(plan, store, options, somebody_may_answer=True)
     assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
     with temporary_server(Path(os.environ["PREFECT_HOME"])) as server:
-        os.environ["PREFECT_API_URL"] = server.url
+        before = {name: os.environ.pop(name, None) for name in server.client_environment}
+        os.environ.update(server.client_environment)
         try:
             return _run_flow(plan, store, options, ready=server.wait)
         finally:
             _send_the_rest()
-            del os.environ["PREFECT_API_URL"]
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def _run_flow(
@@ -112,7 +117,7 @@ def prepare(home: Path) -> str:
     found = services is not None and answers(services.prefect_api_url)
     if asked:
         instead = "the one of `draftsmith up`" if found else "a temporary one"
-        sys.stderr.write(f"no Prefect server answers at {asked}: this run uses {instead}\n")
+        sys.stderr.write(f"no Prefect server answers at {without_secrets(asked)}: this run uses {instead}\n")
     if services is None or not found:
         return ""
     assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"

@@ -4,9 +4,9 @@
     DRAFTSMITH_MLFLOW_DATABASE=postgresql://user:password@host/mlflow
 
 The URLs hold passwords: they travel in the environment of the one server that needs them, never on a command line, and
-whatever is said of them is said by `shown`. A server is started through this file (`python -m flows.service_databases
-NAME PROGRAM ...`), which brings the schema up to date first, holding a lock in the database itself: however many
-machines start their servers at once, one of them migrates and the others wait.
+storage/redaction.py hides them in whatever is said. A server is started through this file
+(`python -m flows.service_databases NAME PROGRAM ...`), which brings the schema up to date first, holding a lock in the
+database itself: however many machines start their servers at once, one of them migrates and the others wait.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from components.contract import UserError
+from storage.redaction import without_secrets
 
 MIGRATION_TIMEOUT_S = 600.0
 _LOCK = 0x6472616674  # "draft": the number of the lock is ours to choose
@@ -82,19 +83,8 @@ def database_url(name: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in server.drivers or not parts.hostname or not parts.path.strip("/"):
         form = f"{server.drivers[0]}://user:password@host/database"
-        raise UserError(f"{server.variable} is '{shown(url)}'; it must read {form}")
+        raise UserError(f"{server.variable} is '{without_secrets(url)}'; it must read {form}")
     return url
-
-
-def shown(url: str) -> str:
-    """A URL as it may be shown: without its password."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    hidden = [(key, "***" if "password" in key.lower() else value) for key, value in parse_qsl(parts.query)]
-    netloc = f"{name}{':***' if colon else ''}{at}{host}"
-    query = f"?{urlencode(hidden, safe='*')}" if hidden else ""
-    return f"{parts.scheme}://{netloc}{parts.path}{query}"
 
 
 def migrate(name: str) -> None:
@@ -115,7 +105,7 @@ async def _locked(name: str, url: str) -> None:
     try:
         connection = await asyncpg.connect(_plain(url), timeout=30.0)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-        raise UserError(f"{name}: {shown(url)} cannot be used: {type(error).__name__}: {error}") from error
+        raise UserError(f"{name}: {without_secrets(url)} cannot be used: {type(error).__name__}: {error}") from error
     try:
         await connection.execute("SELECT pg_advisory_lock($1)", _LOCK, timeout=MIGRATION_TIMEOUT_S)
         command = [sys.executable, *SERVERS[name].upgrade]

@@ -2,7 +2,8 @@
 
 Prefect can start one by itself, but that one outlives a killed run: an orphan of 250 MB for each kill. This is the same
 server (its app under uvicorn, without UI and scheduler) as a child that Linux ends when its parent dies. It answers on
-loopback only, on a port that was free.
+loopback only, on a port that was free, to whoever knows a password that is made for it alone: what it is told stands in
+the database from which `draftsmith up` runs deployments, so that nobody else may tell it anything.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import fcntl
 import os
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
@@ -40,7 +42,13 @@ class TemporaryServer:
         )  # until it answers: two first starts must not migrate one database at once
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/api"
-        self.process = _start(port, self.log)
+        self._password = f"draftsmith:{secrets.token_urlsafe(24)}"
+        self.process = _start(port, self._password, self.log)
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What a process must find in its environment to talk to it."""
+        return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self._password}
 
     def wait(self) -> None:
         """Return when it answers.
@@ -94,9 +102,11 @@ def answers(url: str) -> bool:
     return False
 
 
-def _start(port: int, log: Path) -> subprocess.Popen[bytes]:
+def _start(port: int, password: str, log: Path) -> subprocess.Popen[bytes]:
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    env |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
+    env["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = f"http://127.0.0.1:{port}"
     env.setdefault("PREFECT_SERVER_DATABASE_TIMEOUT", "60")  # a busy machine holds SQLite's lock for more than ten s
     command = [sys.executable, "-P", __file__, str(os.getpid()), str(port)]
     # a group of its own: Ctrl-C must reach the run first, which then tells the server how it ended
@@ -111,7 +121,7 @@ def _serve(parent: int, port: int) -> None:
     if os.getppid() != parent:  # it died before the line above
         return
     options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
-    sys.argv = ["uvicorn", "--factory", "prefect.server.api.server:create_app", *options]
+    sys.argv = ["uvicorn", "--factory", "flows.prefect_app:create_temporary_app", *options]
     runpy.run_module("uvicorn", run_name="__main__")
 
 

@@ -13,6 +13,7 @@ itself: the same by whatever address MLflow is asked, and a new one in a databas
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,15 +52,21 @@ def move(home: Path, client: MlflowClient, row: PromotionRow) -> None:
     """Move an alias, see that it moved, log it. `previous` follows `champion`."""
     assert row.to_version is not None, "an alias is moved to a version"
     home.mkdir(parents=True, exist_ok=True)
-    replace_file(_unfinished(home), journal.as_line(row))
+    replace_file(_unfinished(home), journal.as_line(row), durable=True)
     _make(home, client, row)
 
 
 def finish_interrupted(home: Path, client: MlflowClient) -> None:
-    """Finish the move that a kill cut short, unless somebody has moved the alias or deleted the version since."""
+    """Finish the move that a kill cut short, unless somebody has moved the alias or deleted the version since.
+
+    A note of it that cannot be read is set aside: if the alias was moved, `outside_moves` says so next.
+    """
     try:
         row = journal.from_line(_unfinished(home).read_text(encoding="utf-8"))
     except FileNotFoundError:
+        return
+    except (ValueError, TypeError, KeyError, AttributeError):
+        _unfinished(home).rename(_unfinished(home).with_suffix(f".broken-{time.time_ns()}"))
         return
     there = aliases_of(client, row.name).get(row.alias)
     if there in (row.from_version, row.to_version) and row.to_version in version_numbers(client, row.name):

@@ -131,21 +131,52 @@ def log_promotion(home: Path, row: PromotionRow) -> None:
 def add_promotions(home: Path, rows: Iterable[PromotionRow]) -> None:
     """Append the moves that the promotion log does not have yet."""
     home.mkdir(parents=True, exist_ok=True)
-    with (home / "promotions.jsonl").open("a", encoding="utf-8") as file:
+    with promotions_file(home).open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         known = {row.promotion_id for row in promotions(home)}
-        for row in rows:
-            if row.promotion_id not in known:
-                _append(file, json.loads(as_line(row)))
+        new = [row for row in rows if row.promotion_id not in known]
+        if new and not _ends_whole(promotions_file(home)):
+            file.write("\n")  # its last line was cut short: the next one does not go on in it
+        for row in new:
+            _append(file, json.loads(as_line(row)))
+
+
+def promotions_file(home: Path) -> Path:
+    """The promotion log."""
+    return home / "promotions.jsonl"
 
 
 def promotions(home: Path) -> list[PromotionRow]:
-    """The promotion log, oldest first."""
-    path = home / "promotions.jsonl"
-    if not path.is_file():
-        return []
-    rows = [from_line(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return sorted(rows, key=lambda row: row.promoted_at)  # moves made elsewhere arrive late
+    """The promotion log, oldest first, without the lines that cannot be read (`damaged_promotions`)."""
+    return _promotions(home)[0]
+
+
+def damaged_promotions(home: Path) -> list[int]:
+    """The numbers of the promotion log's lines, from 1, that a crash or somebody's hand has left unreadable."""
+    return _promotions(home)[1]
+
+
+def _promotions(home: Path) -> tuple[list[PromotionRow], list[int]]:
+    rows, damaged = list[PromotionRow](), list[int]()
+    try:
+        lines = promotions_file(home).read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        lines = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(from_line(line))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                damaged.append(number)
+    return sorted(rows, key=lambda row: row.promoted_at), damaged  # moves made elsewhere arrive late
+
+
+def _ends_whole(path: Path) -> bool:
+    """The last line has its end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) in (b"", b"\n")
 
 
 def as_line(row: PromotionRow) -> str:

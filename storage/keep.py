@@ -21,6 +21,7 @@ from components.promotion import Judge
 from storage import journal
 from storage.artifacts import Store
 from storage.journal import Journal
+from storage.redaction import without_secrets
 from storage.remote_store import take_problems
 from storage.sessions import session_of
 from storage.sharing import catch_up, send
@@ -243,6 +244,7 @@ def _attempt(run: Run, what: str, action: Callable[[], object]) -> bool:
         said = " ".join(str(error).split())[:200]
         where = f" at {tracking_uri(run.home)}" if what in ("mlflow", "registry") else ""
         line = f"{what}{where}: {type(error).__name__}: {said} (nothing is lost; `draftsmith resync` makes up for it)"
+        line = without_secrets(line)
         if line not in run.problems:
             run.problems.append(line)
         return False

@@ -13,13 +13,16 @@ import logging
 import math
 import os
 import re
+import sqlite3
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage import journal
 from storage.artifacts import Store
+from storage.whole_files import flush
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -58,12 +61,33 @@ def ensure_database(home: Path) -> str:
         return uri
     from mlflow.version import VERSION
 
+    place = home / "mlflow" / "mlflow.db"
     ready = home / "mlflow" / f"ready-{VERSION}"
     with mlflow_lock(home, "create"):
-        if not (ready.is_file() and (home / "mlflow" / "mlflow.db").is_file()):
-            upgrade_database(uri)
+        if not (ready.is_file() and place.is_file()):
+            _make_database(place, whole=any(place.parent.glob("ready-*")))
             ready.touch()
     return uri
+
+
+def _make_database(place: Path, *, whole: bool) -> None:
+    """Make an MLflow database, or upgrade the one that is there, beside its place: a kill in between ruins nothing.
+
+    whole: the one that is there was finished once. One that was not is what a kill has left of a first start, and is
+    moved aside.
+    """
+    beside = place.with_name("building.db")
+    for left in place.parent.glob("building.db*"):  # by a process that died
+        left.unlink()
+    if place.is_file() and not whole:
+        place.rename(place.with_name(f"mlflow.db.broken-{time.time_ns()}"))
+    if place.is_file():
+        with closing(sqlite3.connect(place)) as there, closing(sqlite3.connect(beside)) as copy:
+            there.backup(copy)
+    upgrade_database(f"sqlite:///{beside.absolute()}")
+    flush(beside)
+    os.replace(beside, place)
+    flush(place.parent)
 
 
 def upgrade_database(uri: str) -> None:

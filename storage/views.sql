@@ -179,14 +179,14 @@ FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tok
 
 -- Each arm against the best plain decoding of the same session: the plain kernel with the highest tokens_per_s over all workloads, same
 -- engine (none: our own loop), dtype, threads, batch and temperature. speedup is on the prompts that one process decoded both ways,
--- repetitions of a (prompt, process) pair as one steady time: other work makes a time longer, never shorter, so the mean of the lower
--- half. A prompt counts once, in however many processes. Intervals over prompts and processes stand in v_depth and v_choice.
+-- repetitions of a (prompt, process) pair as one steady time: other work makes a time longer, never shorter, so the mean of the
+-- shortest tenth, of at least three or, of few, the lower half. A prompt counts once, in however many processes. Intervals over prompts and processes stand in v_depth and v_choice.
 CREATE VIEW v_speedup AS
 WITH part AS (  -- of one arm, prompt and process
   SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, coalesce(engine, '') AS decoded_by, workload, prompt_id, coalesce(process, 0) AS process, count(tokens) AS requests,
          sum(tokens) AS tokens, sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS decode_ns, avg(tokens) AS mean_tokens,
-         avg(tokens) * list_avg(list_sort(list(decode_ns / tokens) FILTER (WHERE tokens IS NOT NULL))[:((count(tokens) + 1) // 2)]) AS steady_ns,
+         avg(tokens) * list_avg(list_sort(list(decode_ns / tokens) FILTER (WHERE tokens IS NOT NULL))[:greatest((count(tokens) + 9) // 10, least(3, (count(tokens) + 1) // 2))]) AS steady_ns,
          sum(tokens_kept) AS tokens_kept, sum(ttft_ns + decode_ns) AS e2e_ns
   FROM (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload),
                decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) AS tokens

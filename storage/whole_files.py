@@ -59,10 +59,16 @@ def sha256_of(file: Path) -> str:
     return digest.hexdigest()
 
 
-def replace_file(file: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old or the new one, never half of it."""
+def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
+    """Write a small file so that a reader sees the old or the new one, never half of it.
+
+    durable: not after a power cut either.
+    """
     beside = file.with_name(f".{file.name}.{os.getpid()}.{time.time_ns()}")
-    beside.write_text(text, encoding="utf-8")
+    if durable:
+        write_flushed(beside, text)
+    else:
+        beside.write_text(text, encoding="utf-8")
     os.replace(beside, file)
 
 

@@ -4,7 +4,7 @@ Totals are read off the wall, after the device has finished. Phases inside a gen
 CPU the same clock, on a GPU CUDA events, which the device stamps as it gets there, so that looking does not make host
 and device wait for each other.
 
-A number is the median round of a slice, some tens of milliseconds long, and a block's that of its quieter slices: other
+A number is the median round of a slice, some tens of milliseconds long, and a block's that of its quietest: other
 work makes times longer, never shorter. Blocks are taken at different moments and in several processes.
 """
 
@@ -35,7 +35,7 @@ class BlockStat(NamedTuple):
 def slices_stat(slices: Sequence[Sequence[float]]) -> BlockStat:
     """The median of each slice's samples, steady over the slices; and their median absolute deviation (not scaled).
 
-    A slice's median ignores single preemptions; that the quieter slices count ignores what lasts longer than a slice.
+    A slice's median ignores single preemptions; that the quietest slices count ignores what lasts longer than a slice.
     """
     medians = [statistics.median(one) for one in slices]
     middle = steady(medians)

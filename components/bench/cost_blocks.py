@@ -87,7 +87,7 @@ class Taken(NamedTuple):
 
 
 def cells_of(runs: Sequence[ArmRun], setting: Setting, taken: Taken) -> list[CostCell]:
-    """The rows of one block: each phase of each arm, the median round of its quieter slices.
+    """The rows of one block: each phase of each arm, the median round of its quietest slices.
 
     A drafter that is loaded but off has none: what it costs is its speed against plain decoding, and it is no depth.
     """

@@ -30,7 +30,7 @@ LEAST_IN_ALL = 4
 EXTENSION = 2.0
 """The time that an open decision may take, over the time that it was given."""
 SIDE_GROUPS = 3
-"""Prompts (or batches) of a process on which arms run that are shown beside the decision and take no part in it."""
+"""Prompts (or batches) of each of the least number of processes on which arms run that take no part in the decision."""
 
 
 @dataclass(frozen=True)
@@ -96,34 +96,31 @@ class Study:
     def run(self, seconds: float, num_processes: int) -> None:
         """Measure in at least `num_processes` processes; then go on while the decision is open and time is left.
 
-        While there is time, every prompt is decoded once, whatever is settled: it speaks of all of them. A decision
-        that is open when the time is spent gets as much again, once: nobody is served by half an answer.
+        First every prompt is decoded by every arm, as far as there is time: speeds on other prompts are other speeds.
+        A decision that is open when the time is spent gets as much again, once: nobody is served by half an answer.
         """
         arms: Collection[Arm] = self.asked.arms
         spent, share = 0.0, FIRST_SHARE * seconds / num_processes
         while not self.ended:
-            is_last = self.num_processes + 1 >= num_processes
-            spent += self._one_process(arms, share, spent, seconds, is_last=is_last)
+            spent += self._one_process(arms, share, spent, seconds, num_processes)
             if self.num_processes < num_processes:
                 continue
+            left = self._num_left()
+            if left and spent < seconds:
+                self.note(f"{left} prompts (or batches) are left: one more process")
+                continue
             open_arms, said = self.unsettled(self.found)
-            left, after = self._num_left(), spent + share
-            if not open_arms and left and after <= seconds:
-                arms = self.asked.arms
-                self.note(f"settled: {said}; one more process decodes the {left} that are left")
-            elif not open_arms:
+            if not open_arms:
                 self.ended = f"settled: {said}"
-            elif after > EXTENSION * seconds:
+            elif spent + share > EXTENSION * seconds:
                 self.ended = f"not settled in {spent:.0f} s: {said}"
             else:
                 arms = [arm for arm in self.asked.arms if arm.is_plain or arm in open_arms]
                 self.note(f"not settled yet: {said}; one more process measures {len(arms)} arms")
         self.note(self.ended)
 
-    def _one_process(
-        self, arms: Collection[Arm], share: float, spent: float, seconds: float, *, is_last: bool
-    ) -> float:
-        """Measure in one fresh process for about `share` seconds; gives what it took. is_last: of the least number."""
+    def _one_process(self, arms: Collection[Arm], share: float, spent: float, seconds: float, least: int) -> float:
+        """Measure in one fresh process for about `share` seconds; gives what it took. least: processes at least."""
         self.num_processes += 1
         number, batch_sizes = self.num_processes, self.asked.batch_sizes
         with self.open_process(number) as process:
@@ -133,11 +130,12 @@ class Study:
             while (
                 time.monotonic() - begun < share
                 or taken < LEAST_GROUPS * sizes
-                or (is_last and len(self.found) < LEAST_IN_ALL * sizes)
+                or (number >= least and len(self.found) < LEAST_IN_ALL * sizes)
             ):
-                group = self._next_group(batch_sizes[taken % len(batch_sizes)])
+                with_side = number <= least and taken < SIDE_GROUPS
+                group = self._next_group(batch_sizes[taken % sizes], from_start=with_side)
                 taken += 1
-                mine = [arm for arm in arms if taken <= SIDE_GROUPS or arm not in self.asked.side_arms]
+                mine = [arm for arm in arms if with_side or arm not in self.asked.side_arms]
                 runs = process.turns(
                     [prompt.ids for prompt in group],
                     mine,
@@ -182,11 +180,15 @@ class Study:
         num = sum(len(batches(self.asked.prompts, size, fill=False)) for size in self.asked.batch_sizes)
         return num - len({_name(group_run.group) for group_run in self.found})
 
-    def _next_group(self, batch_size: int) -> list[EncodedPrompt]:
-        """The group of this batch size that was decoded least often so far, in whichever process."""
+    def _next_group(self, batch_size: int, *, from_start: bool) -> list[EncodedPrompt]:
+        """The group of this batch size that was decoded least often so far, in whichever process.
+
+        from_start: the first of them, else the last, so that arms shown beside the decision decode the same prompts
+        in every measurement, however many a process gets through.
+        """
         groups = batches(self.asked.prompts, batch_size, fill=False)
         times = Counter(_name(group_run.group) for group_run in self.found)
-        return min(groups, key=lambda group: times[_name(group)])
+        return min(groups if from_start else groups[::-1], key=lambda group: times[_name(group)])
 
 
 def _name(group: Sequence[EncodedPrompt]) -> tuple[str, ...]:
@@ -223,7 +225,7 @@ def timed_runs(found: Sequence[GroupRun]) -> list[TimedRun]:
 
 
 def steady_round_ns(found: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], float]:
-    """(process, arm, batch size) -> nanoseconds of a round of the whole batch in the quieter half of its slices."""
+    """(process, arm, batch size) -> nanoseconds of a round of the whole batch in the quietest of its slices."""
     slices: dict[tuple[int, Arm, int], list[float]] = {}
     for group_run in found:
         for run in group_run.runs:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from flows.signature import PACKAGES
+from storage.redaction import printable, without_secrets
 
 out = Console(highlight=False, emoji=False)
 
@@ -32,9 +33,9 @@ class Invocation:
 
 def say(text: str) -> None:
     """A line of the answer, as it is. Not by rich: a line that Ctrl-C interrupts it would say again with the next."""
-    typer.echo(text)
+    typer.echo(printable(without_secrets(text)))
 
 
 def complain(text: str) -> None:
     """A line about what is wrong, to stderr."""
-    typer.secho(text, err=True, fg="red")
+    typer.secho(printable(without_secrets(text)), err=True, fg="red")

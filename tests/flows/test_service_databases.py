@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from components.contract import UserError
-from flows.service_databases import SERVERS, VARIABLES, database_url, on_database, shown
+from flows.service_databases import SERVERS, VARIABLES, database_url, on_database
 
 PREFECT, MLFLOW = (server.variable for server in SERVERS.values())
 COMMAND = ("/usr/bin/python", "-m", "server")
@@ -47,20 +47,6 @@ def test_a_wrong_url_is_refused_without_its_password(name: str, url: str, monkey
     with pytest.raises(UserError, match=SERVERS[name].variable) as caught:
         database_url(name)
     assert "hidden" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("postgresql://ada:p%40ss@db:5432/x?ssl=require", "postgresql://ada:***@db:5432/x?ssl=require"),
-        ("postgresql://ada@db/x", "postgresql://ada@db/x"),
-        ("postgresql://ada:a@b:c@db/x", "postgresql://ada:***@db/x"),
-        ("postgresql://db/x?user=ada&password=hidden", "postgresql://db/x?user=ada&password=***"),
-        ("sqlite:///home/mlflow.db", "sqlite:///home/mlflow.db"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, said: str) -> None:
-    assert shown(url) == said
 
 
 def test_a_database_that_is_down_ends_in_one_line_before_the_server_starts() -> None:

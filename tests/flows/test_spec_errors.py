@@ -209,7 +209,7 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line(
 def test_a_refused_address_is_shown_without_its_password() -> None:
     from flows.problems import show
 
-    assert show("https://ann:s3cret@host/v1") == "'https://***@host/v1'"
+    assert show("https://ann:s3cret@host/v1") == "'https://ann:***@host/v1'"
 
 
 def test_words_that_yaml_bends_stay_words(pipelines: Callable[[str], Path]) -> None:

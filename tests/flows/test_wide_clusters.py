@@ -79,7 +79,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryServer
 
 @pytest.fixture(autouse=True)
 def its_server(server: TemporaryServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", server.url)
+    for name, value in server.client_environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("PREFECT_HOME")  # each command has its own
 
 

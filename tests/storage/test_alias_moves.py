@@ -286,3 +286,20 @@ def test_an_alias_moved_in_the_page_of_mlflow_is_told_by_draftsmith(
     told = capsys.readouterr().out
     assert "external" in told, "the log says that nobody asked the gate"
     assert champion_moves(home)[-1] == ("external", 1, 2)
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b"null", b"\x00" * 40])
+def test_a_torn_note_of_a_move_blocks_nothing(home: Path, make: Any, left: bytes) -> None:
+    note = home / "mlflow" / "moving.json"
+    note.write_bytes(left)
+    promote(home, NAME, 2, "the note of an older move was lost", force=True, judge=judge)
+    assert aliases(home)["champion"] == 2 and not note.exists()
+    (kept,) = (home / "mlflow").glob("moving.broken-*")
+    assert kept.read_bytes() == left, "set aside, for a person to look at"
+
+
+def test_an_alias_that_moved_while_its_note_was_lost_is_in_the_log(home: Path, make: Any) -> None:
+    open_client(home).set_registered_model_alias(NAME, "champion", "2")
+    (home / "mlflow" / "moving.json").write_bytes(b"")
+    notice_moves(home)
+    assert champion_moves(home)[-1] == ("external", 1, 2)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import sqlite3
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+import pytest
 from paired_runs import timed
 
+from storage import tracking
 from storage.results import query, remember_artifact
 from storage.tracking import open_client
 
@@ -73,3 +78,51 @@ def test_six_processes_write_and_ask_one_fresh_history(home: Path, make: Any) ->
     all_at_once(write_and_ask, home, paths)
     assert query("SELECT count(*), count(DISTINCT artifact_key) FROM request", home)[1] == [(144, NUM_PROCESSES)]
     assert not list(home.rglob("*.tmp"))
+
+
+def killed_while_making(home: Path, at: str) -> None:
+    """A process that dies at this moment of the database's making."""
+    child = SERVER.Process(target=dies, args=(home, at))
+    child.start()
+    child.join(timeout=500)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def dies(home: Path, at: str) -> None:
+    upgrade = tracking.upgrade_database
+
+    def die(uri: str) -> None:
+        if at == "after upgrade":
+            upgrade(uri)
+        else:
+            place = uri.removeprefix("sqlite:///")
+            with sqlite3.connect(place) as half:
+                half.execute("CREATE TABLE experiments (experiment_id INTEGER)")  # what the first migration begins with
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    tracking.upgrade_database = die
+    tracking.ensure_database(home)
+
+
+@pytest.mark.parametrize("at", ["in upgrade", "after upgrade"])
+def test_a_kill_while_the_database_is_made_ruins_nothing(home: Path, at: str) -> None:
+    killed_while_making(home, at)
+    assert not (home / "mlflow" / "mlflow.db").exists(), "it is there whole or not at all"
+    assert open_client(home).get_experiment("0").name == "Default"
+
+
+def test_an_upgrade_that_is_killed_leaves_the_database_as_it_was(home: Path) -> None:
+    open_client(home).create_registered_model("kept")
+    for ready in (home / "mlflow").glob("ready-*"):
+        ready.rename(ready.with_name("ready-0.0.1"))  # as if an older MLflow had made it
+    killed_while_making(home, "after upgrade")
+    assert [model.name for model in open_client(home).search_registered_models()] == ["kept"]
+
+
+def test_what_an_older_draftsmith_left_half_made_is_moved_aside(home: Path) -> None:
+    place = home / "mlflow" / "mlflow.db"
+    place.parent.mkdir(parents=True)
+    with sqlite3.connect(place) as half:
+        half.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+    assert open_client(home).get_experiment("0").name == "Default"
+    assert len(list(place.parent.glob("mlflow.db.broken-*"))) == 1

@@ -83,7 +83,7 @@ def test_a_block_decodes_every_arm_on_the_same_text_in_as_many_groups_as_memory_
     assert run_block(none, grid, setting, texts, 1, 4) == [] and none.turns_asked == []
 
 
-def test_cells_are_the_quieter_slices_without_the_first_round() -> None:
+def test_cells_are_the_quietest_slices_without_the_first_round() -> None:
     run = arm_run(DRAFTED[2], [[4000, 1000, 1200], [800, 800], [8000, 8000], [900, 900]])
     found = {cell.phase: cell for cell in cells_of([run], Setting(1, 48), TAKEN)}
     assert set(found) == {"verify", "draft", "draft_prefill", "host", "prefill"}

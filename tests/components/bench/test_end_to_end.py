@@ -85,7 +85,7 @@ def test_every_request_has_the_steady_time_of_its_arm_and_what_passed(measured: 
     for r in requests:
         assert r.elapsed_ns is not None and r.elapsed_ns > 0 and r.decode_ns > 0 and r.ttft_ns > 0
     busy = [r for r in requests if r.elapsed_ns != r.decode_ns]
-    assert len(busy) > len(requests) / 2, "steady times are of the quieter slices"
+    assert len(busy) > len(requests) / 2, "steady times are of the quietest slices"
 
 
 def test_the_phases_of_every_arm_are_cost_cells_of_the_same_moments(made: Measurements, measured: Rows) -> None:

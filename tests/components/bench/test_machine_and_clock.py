@@ -46,9 +46,9 @@ def test_neither_a_preemption_nor_a_busy_second_moves_a_block() -> None:
 
 
 @given(st.lists(st.lists(st.floats(1, 1e9), min_size=1, max_size=5), min_size=1, max_size=9))
-def test_a_block_takes_as_long_as_its_quieter_slices(slices: list[list[float]]) -> None:
+def test_a_block_takes_as_long_as_its_quietest_slices(slices: list[list[float]]) -> None:
     medians = sorted(slices_stat([one]).median for one in slices)
-    lower = medians[: (len(medians) + 1) // 2]
+    lower = medians[: min(3, (len(medians) + 1) // 2)]
     tolerance = 1e-9 * medians[-1]
     assert medians[0] - tolerance <= slices_stat(slices).median <= lower[-1] + tolerance
 

@@ -111,14 +111,36 @@ def test_a_settled_study_stops_with_the_processes_that_were_asked_for(monkeypatc
 
 
 @pytest.mark.parametrize(("num_prompts", "decoded"), [(20, 20), (30, 30), (100, 30)])
-def test_what_is_settled_still_decodes_every_prompt_once_while_there_is_time(
+def test_every_prompt_is_decoded_by_every_arm_while_there_is_time(
     monkeypatch: pytest.MonkeyPatch, num_prompts: int, decoded: int
 ) -> None:
     course = Course(monkeypatch, num_prompts=num_prompts)
     course.study.run(30.0, 3)
     assert len({group.group[0].prompt_id for group in course.study.found}) == decoded
     assert course.study.num_processes == (4 if num_prompts == 20 else 5) and course.study.ended.startswith("settled")
-    assert f"one more process decodes the {num_prompts - 18} that are left" in course.notes[1]
+    assert course.notes[1].startswith(f"{num_prompts - 18} prompts")
+    assert all({run.arm for run in one.runs} >= set(ARMS) - {LOOKUP} for one in course.study.found)
+
+
+def test_what_is_still_open_is_narrowed_down_only_after_every_prompt_was_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    course = Course(monkeypatch, num_prompts=20, answers=[[GOOD]])
+    course.study.run(30.0, 3)
+    arms = [{run.arm for group in course.groups(number) for run in group.runs} for number in (4, 5)]
+    assert arms == [set(ARMS) - {LOOKUP}, {PLAIN, RIVAL, GOOD}]
+
+
+def test_arms_beside_the_decision_decode_the_same_prompts_however_fast_the_machine_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prompts_of_lookup(seconds: float) -> list[str]:
+        course = Course(monkeypatch, num_prompts=24)
+        course.study.run(seconds, 3)
+        return [one.group[0].prompt_id for one in course.study.found if LOOKUP in {run.arm for run in one.runs}]
+
+    first = [f"p{number}" for number in range(3 * SIDE_GROUPS)]
+    assert all(prompts_of_lookup(seconds) == first for seconds in (16.0, 20.0, 25.0))
 
 
 def test_an_open_question_is_measured_on_by_the_arms_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ import pytest
 from components.speedup.steady import steady
 
 
-def test_it_is_the_mean_of_the_lower_half() -> None:
+def test_it_is_the_mean_of_the_shortest_tenth_of_three_at_least_or_of_the_lower_half() -> None:
     assert steady([5.0]) == 5.0
     assert steady([9.0, 4.0]) == 4.0
     assert steady([1.0, 2.0, 30.0]) == 1.5
     assert steady([1.0, 2.0, 30.0, math.nan, 40.0]) == 1.5
+    assert steady(range(1, 31)) == steady(range(1, 7)) == 2.0
+    assert steady(range(1, 32)) == 2.5 and steady(range(1, 101)) == 5.5
     assert math.isnan(steady([])) and math.isnan(steady([math.nan]))
 
 

@@ -1,0 +1,56 @@
+"""What is shown or kept as words: without passwords, and without characters that a terminal would obey.
+
+Secrets are known by their place (the user part of an address, a query parameter that is called a password or a token)
+and by their value (that of an environment variable whose name says what it is).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from typing import Final
+
+HIDDEN: Final = "***"
+_USER = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:(?P<user>[^\s/@:'\"]*):)?[^\s/'\"]*@", re.I)
+_NAMED = re.compile(
+    r"(?P<name>[?&;][\w.-]*(?:password|passwd|token|secret|api_?key|signature)[\w.-]*=)[^\s&;'\"]+", re.I
+)
+_IS_SECRET = re.compile(r"(^|_)(PASSWORD|PASSWD|TOKEN|SECRET|API_KEY|AUTH_STRING|ACCESS_KEY)(_|$)", re.I)
+LEAST_LENGTH: Final = 6  # of a value that is looked for: a shorter one would blot out common words
+
+
+def without_secrets(text: str) -> str:
+    """The text with every secret that can be told as one replaced by ***."""
+    for value in _secret_values():
+        text = text.replace(value, HIDDEN)
+    text = _USER.sub(lambda found: f"{found['scheme']}{_name(found['user'])}{HIDDEN}@", text)
+    return _NAMED.sub(lambda found: f"{found['name']}{HIDDEN}", text)
+
+
+def printable(text: str) -> str:
+    """The text with control and direction characters spelled out (\\x1b, \\u202e); line ends and tabs stay."""
+    return "".join(one if one in "\n\t" or not _is_control(one) else _spelled(one) for one in text)
+
+
+def _name(user: str | None) -> str:
+    """The user's name; without a colon after it, it may be a token."""
+    return "" if user is None else f"{user}:"
+
+
+def _secret_values() -> list[str]:
+    """Values of the environment that are secrets, the longest first: one may be a part of another."""
+    found = {value for name, value in os.environ.items() if _IS_SECRET.search(name) and len(value) >= LEAST_LENGTH}
+    found |= {
+        value.partition(":")[2] for value in found if len(value.partition(":")[2]) >= LEAST_LENGTH
+    }  # name:password
+    return sorted(found, key=len, reverse=True)
+
+
+def _is_control(one: str) -> bool:
+    return unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _spelled(one: str) -> str:
+    number = ord(one)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
