@@ -67,10 +67,10 @@ def test_policies_say_the_same_names() -> None:
     assert said <= MeasuredArm.__dataclass_fields__.keys() and said <= DEFINITIONS.keys()
 
 
-def test_former_names_are_gone() -> None:
+def test_former_names_are_gone_but_where_old_champions_are_read() -> None:
     sources = [p for room in ("components", "flows", "storage") for p in (ROOT / room).rglob("*") if p.is_file()]
     for path in sources:
-        if path.suffix in (".py", ".sql", ".jinja"):
+        if path.suffix in (".py", ".sql", ".jinja") and path.name != "older_policies.py":
             text = path.read_text(encoding="utf-8")
             assert not [name for name in FORMER if re.search(rf"\b{name}\b", text)], path
 
