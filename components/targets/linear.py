@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -25,9 +25,13 @@ Kernels = tuple[Kernel, ...]
 
 PLAIN: Final[Kernels] = ("plain",)
 PROBED_ROWS: Final = 8
-THOROUGH_TURNS: Final = 3
+PASSES: Final = 6
+"""Passes that each kernel has for each number of rows and placement, taking turns."""
+THOROUGH_PLACEMENTS: Final = 3
+"""Copies of the weights that are timed: where one lies in memory makes a kernel a few per cent faster or slower."""
 WORTH_A_LAYOUT: Final = 0.97
-"""Another kernel is taken where it needs less than this share of the plain one's time."""
+"""Another kernel is taken where it needs less than this share of the plain one's time, or of the time of the one that
+serves a row less: kernels that are as good as each other would else flip from run to run."""
 _LETTERS: Final[dict[str, Kernel]] = {"p": "plain", "t": "transposed", "c": "columns", "o": "prepacked"}
 TOO_SMALL: Final = 1 << 14
 """Elements below which the kernel does not matter and nothing is timed."""
@@ -129,12 +133,14 @@ def pack(weight: Tensor) -> Any | None:
     return packed
 
 
-def calibrate(layers: Sequence[Linear], *, repetitions: int = 5, turns: int = 1) -> None:
+def calibrate(layers: Sequence[Linear], *, placements: int = 1) -> None:
     """Time every kernel on these plain layers for 1 to PROBED_ROWS rows and give each shape the quickest of each.
 
     The layers are run in their order, as a decoding pass runs them, so that weights come from where they come from:
-    a kernel that wins on a weight in the nearest cache can lose on one that is streamed. A turn takes half a second for
-    30 MB; of several turns the quickest speaks for a kernel, so that a noisy moment takes none out.
+    a kernel that wins on a weight in the nearest cache can lose on one that is streamed. Kernels take turns pass by
+    pass, so that other work meets them all alike, and their quickest calls speak for them, since other work makes
+    calls longer and never shorter. placements: times that the weights are laid out anew, so that the answer is not of
+    this process alone.
     """
     chosen: dict[tuple[int, int], list[Kernel]] = {}
     sample: list[tuple[Tensor, Tensor | None]] = []
@@ -153,15 +159,25 @@ def calibrate(layers: Sequence[Linear], *, repetitions: int = 5, turns: int = 1)
     dtype = sample[0][0].dtype
     evicted = torch.zeros(CACHE_BYTES // 4) if taken < CACHE_BYTES else None
     with torch.inference_mode():
-        trials = {name: [Linear(weight, bias, kernels=(name,)) for weight, bias in sample] for name in names}
+        seconds: dict[tuple[Kernel, int, tuple[int, int]], float] = {}
+        for _ in range(placements):
+            trials = {
+                name: [Linear(weight.clone(), bias, kernels=(name,)) for weight, bias in sample] for name in names
+            }
+            for rows in range(1, PROBED_ROWS + 1):
+                for name, of_shape in _quick_seconds(trials, rows, dtype, evicted).items():
+                    for shape, spent in of_shape.items():
+                        seconds[name, rows, shape] = seconds.get((name, rows, shape), 0.0) + spent
         for rows in range(1, PROBED_ROWS + 1):
-            seconds: dict[Kernel, dict[tuple[int, int], float]] = {name: {} for name in names}
-            for name in names * turns:
-                for shape, spent in _quick_seconds(trials[name], rows, dtype, repetitions, evicted).items():
-                    seconds[name][shape] = min(spent, seconds[name].get(shape, spent))
             for shape, kernels in chosen.items():
-                quickest, spent = min(((name, seconds[name][shape]) for name in names), key=lambda pair: pair[1])
-                kernels.append(quickest if spent < WORTH_A_LAYOUT * seconds["plain"][shape] else "plain")
+                quickest, spent = min(((name, seconds[name, rows, shape]) for name in names), key=lambda pair: pair[1])
+                others: list[Kernel] = ["plain", *kernels[-1:]]  # where both are as good, the one of a row less
+                kernels.append(
+                    next(
+                        (name for name in others[::-1] if spent >= WORTH_A_LAYOUT * seconds[name, rows, shape]),
+                        quickest,
+                    )
+                )
     for layer in layers:
         layer.use(tuple(chosen.get(layer.shape, PLAIN)))
 
@@ -169,11 +185,11 @@ def calibrate(layers: Sequence[Linear], *, repetitions: int = 5, turns: int = 1)
 def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
     """Give plain layers their kernels and say which; what is said lays the same layers out alike in another process.
 
-    kernel: "auto" times them, "thorough" several times over, "plain" leaves them; else what an earlier call said.
+    kernel: "auto" times them, "thorough" more often, "plain" leaves them; else what an earlier call said.
     """
     if kernel in ("auto", "thorough"):
         if any(layer.weight is not None and layer.weight.device.type == "cpu" for layer in layers):
-            calibrate(layers, turns=THOROUGH_TURNS if kernel == "thorough" else 1)
+            calibrate(layers, placements=THOROUGH_PLACEMENTS if kernel == "thorough" else 1)
     elif kernel != "plain":
         kernels_of = described(kernel)
         for layer in layers:
@@ -226,19 +242,26 @@ def _operators() -> tuple[Any, Any]:
 
 
 def _quick_seconds(
-    layers: Sequence[Linear], rows: int, dtype: torch.dtype, repetitions: int, evicted: Tensor | None
-) -> dict[tuple[int, int], float]:
-    """Shape -> seconds of one call. The quick ones decide: a neighbour's load makes times longer, never shorter."""
-    inputs = {layer.in_features: torch.ones(rows, layer.in_features, dtype=dtype) for layer in layers}
-    times: dict[tuple[int, int], list[float]] = {}
-    for repetition in range(repetitions + 1):
-        if evicted is not None:
-            evicted.sum()
-        for layer in layers:
-            x = inputs[layer.in_features]
-            begun = time.perf_counter()
-            layer(x)
-            spent = time.perf_counter() - begun
-            if repetition:
-                times.setdefault(layer.shape, []).append(spent)
-    return {shape: sorted(spent)[len(spent) // 4] for shape, spent in times.items()}
+    trials: Mapping[Kernel, Sequence[Linear]], rows: int, dtype: torch.dtype, evicted: Tensor | None
+) -> dict[Kernel, dict[tuple[int, int], float]]:
+    """Kernel -> shape -> seconds of one call: the mean of its quickest tenth, of all layers and passes."""
+    inputs = {layer.in_features: torch.ones(rows, layer.in_features, dtype=dtype) for layer in trials["plain"]}
+    times: dict[Kernel, dict[tuple[int, int], list[float]]] = {name: {} for name in trials}
+    for number in range(PASSES + 1):
+        for name, layers in trials.items():
+            if evicted is not None:
+                evicted.sum()
+            for layer in layers:
+                x = inputs[layer.in_features]
+                begun = time.perf_counter()
+                layer(x)
+                spent = time.perf_counter() - begun
+                if number:
+                    times[name].setdefault(layer.shape, []).append(spent)
+    return {name: {shape: _quick(of) for shape, of in by_shape.items()} for name, by_shape in times.items()}
+
+
+def _quick(seconds: Sequence[float]) -> float:
+    """The mean of the quickest tenth, of at least two."""
+    quick = sorted(seconds)[: max(2, len(seconds) // 10)]
+    return sum(quick) / len(quick)
