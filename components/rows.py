@@ -99,9 +99,9 @@ class CostCell:
 class Request:
     """One timed generation. decode_ns: from the first token to the last kept token; prefill ends at ttft_ns.
 
-    Where rounds were timed one by one, in turns with others, each counts in decode_ns as the steady time of its arm in
-    this process (bench/timed_runs.py steady_share): other work makes a round longer, never shorter. elapsed_ns is then
-    what passed.
+    Where rounds were timed one by one, in turns with others, each counts in decode_ns as the steady time of its kind
+    (tokens drafted) in its arm and process (bench/timed_runs.py steady_share): other work makes a round longer, never
+    shorter. elapsed_ns is then what passed.
 
     A drafter's method and key with depth_k 0: it is loaded and drafts nothing, as an engine does with a request that
     asks for no speculation, but keeps what it needs to go on: the EAGLE family and a draft model take every token in,

@@ -26,16 +26,20 @@ FIRST_SHARE: Final = 0.6
 
 
 class WholeSlice(NamedTuple):
-    """Rounds of one slice, nanoseconds of each: the round, its pass of the target, its proposal."""
+    """Rounds of one slice, nanoseconds of each: the round, its pass of the target, its proposal.
+
+    drafted: tokens that were drafted in each round, over the whole batch.
+    """
 
     round_ns: list[int]
     target_ns: list[int]
     draft_ns: list[int]
+    drafted: list[int]
 
     @property
     def host_ns(self) -> list[int]:
         """The rest of each round: the loop itself."""
-        return [a - b - c for a, b, c in zip(*self, strict=True)]
+        return [a - b - c for a, b, c in zip(*self[:3], strict=True)]
 
 
 class ArmRun(NamedTuple):
@@ -51,13 +55,17 @@ class ArmRun(NamedTuple):
 
         The first round's proposal takes the whole prompt in; a sequence that is done leaves the batch.
         """
-        found = []
-        for number, one in enumerate(self.slices):
-            rounds = list(zip(*one[1:], strict=True))[0 if number else 1 :]
-            whole = [(ns, target, draft) for ns, target, draft, size in rounds if size == len(self.decoded)]
+        found, begun = [], 0
+        for one in self.slices:
+            rounds = list(enumerate(zip(*one[1:], strict=True), start=begun))
+            begun += len(rounds)
+            whole = [
+                (ns, target, draft, sum(of.rounds[number].drafted for of in self.decoded))
+                for number, (ns, target, draft, size) in rounds
+                if number and size == len(self.decoded)
+            ]
             if whole:
-                round_ns, target_ns, draft_ns = (list(column) for column in zip(*whole, strict=True))
-                found.append(WholeSlice(round_ns, target_ns, draft_ns))
+                found.append(WholeSlice(*(list(column) for column in zip(*whole, strict=True))))
         return found
 
     @property

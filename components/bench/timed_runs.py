@@ -12,12 +12,12 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from components.bench.arms import PLAIN, Arm
-from components.bench.measuring import FIRST_SHARE, ArmRun, Measuring, seconds_a_token, slice_length
+from components.bench.measuring import FIRST_SHARE, ArmRun, Measuring, WholeSlice, seconds_a_token, slice_length
 from components.bench.subjects import EncodedPrompt
 from components.decoding.chain import Decoded
 from components.speedup.steady import steady
@@ -197,7 +197,7 @@ def _name(group: Sequence[EncodedPrompt]) -> tuple[str, ...]:
 
 def timed_runs(found: Sequence[GroupRun]) -> list[TimedRun]:
     """Every generation of a study as a run of its own, with its steady time."""
-    steady_rounds = steady_round_ns(found)
+    steady_rounds = steady_kinds(found)
     seen: dict[tuple[Arm, str, int, int], int] = {}
     runs: list[TimedRun] = []
     for batch_id, group_run in enumerate(found):
@@ -224,26 +224,54 @@ def timed_runs(found: Sequence[GroupRun]) -> list[TimedRun]:
     return runs
 
 
-def steady_round_ns(found: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], float]:
-    """(process, arm, batch size) -> nanoseconds of a round of the whole batch in the quietest of its slices."""
-    slices: dict[tuple[int, Arm, int], list[float]] = {}
+Kinds = Mapping[int, float]
+"""Tokens drafted in a round -> nanoseconds of such a round. Prompt lookup drafts what it finds, from nothing to its
+depth, and a round of nothing takes a plain step: the quietest rounds of all kinds together would be those alone."""
+
+
+def steady_kinds(found: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], Kinds]:
+    """(process, arm, batch size) -> the time of each kind of round of the whole batch in the quietest of its slices."""
+    slices: dict[tuple[int, Arm, int], dict[int, list[float]]] = {}
     for group_run in found:
         for run in group_run.runs:
-            key = (group_run.process, run.arm, len(group_run.group))
-            slices.setdefault(key, []).extend(statistics.median(one.round_ns) for one in run.whole_slices())
-    return {key: steady(medians) for key, medians in slices.items()}
+            of_kind = slices.setdefault((group_run.process, run.arm, len(group_run.group)), {})
+            for one in run.whole_slices():
+                for drafted, round_ns in _by_kind(one).items():
+                    of_kind.setdefault(drafted, []).append(statistics.median(round_ns))
+    return {key: {drafted: steady(of) for drafted, of in of_kind.items()} for key, of_kind in slices.items()}
 
 
-def steady_share(run: ArmRun, steady_ns: float) -> float:
-    """The time of a generation over what it took, if every round of the whole batch had taken `steady_ns`.
+def steady_round_ns(found: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], float]:
+    """(process, arm, batch size) -> the steady time of its rounds of the whole batch on the average; nan of none."""
+    kinds = steady_kinds(found)
+    counts: dict[tuple[int, Arm, int], Counter[int]] = {key: Counter() for key in kinds}
+    for group_run in found:
+        for run in group_run.runs:
+            for one in run.whole_slices():
+                counts[group_run.process, run.arm, len(group_run.group)].update(one.drafted)
+    return {
+        key: sum(count * kinds[key][drafted] for drafted, count in of.items()) / of.total() if of else math.nan
+        for key, of in counts.items()
+    }
+
+
+def steady_share(run: ArmRun, kinds: Kinds) -> float:
+    """The time of a generation over what it took, if every round of the whole batch had taken the time of its kind.
 
     The first round, which takes the prompt in, and those of an emptying batch count as they were.
     """
     total = sum(sum(one.round_ns) for one in run.slices)
-    whole = [ns for one in run.whole_slices() for ns in one.round_ns]
-    if not whole or math.isnan(steady_ns):
-        return 1.0
-    return (total - sum(whole) + len(whole) * steady_ns) / total
+    rounds = [pair for one in run.whole_slices() for pair in zip(one.round_ns, one.drafted, strict=True)]
+    saved = sum(ns - kinds[drafted] for ns, drafted in rounds)
+    return (total - saved) / total if rounds else 1.0
+
+
+def _by_kind(one: WholeSlice) -> dict[int, list[int]]:
+    """Tokens drafted in a round -> nanoseconds of each such round of a slice."""
+    found: dict[int, list[int]] = {}
+    for ns, drafted in zip(one.round_ns, one.drafted, strict=True):
+        found.setdefault(drafted, []).append(ns)
+    return found
 
 
 def batches(prompts: list[EncodedPrompt], batch_size: int, fill: bool) -> list[list[EncodedPrompt]]:

@@ -25,16 +25,28 @@ def decoded(num_rounds: int, decode_ns: int, *, emitted: int = 1, overshoot: int
     return Decoded(tokens, [*tokens, *[0] * overshoot], rounds, "ok", 3, 10, decode_ns)
 
 
-def arm_run(arm: Arm, slices: Sequence[Sequence[int]], *, emitted: int = 1, size: int = 1, left: int = 0) -> ArmRun:
+def arm_run(
+    arm: Arm,
+    slices: Sequence[Sequence[int]],
+    *,
+    emitted: int = 1,
+    size: int = 1,
+    left: int = 0,
+    drafted: Sequence[int] = (),
+) -> ArmRun:
     """slices: ns of every round; half of it is the target's, a quarter the drafter's. left: last rounds of each slice
-    in which one of the `size` sequences was gone."""
+    in which one of the `size` sequences was gone. drafted: tokens drafted in each round, two where nothing is said.
+    """
     taken = []
     for number, rounds in enumerate(slices, start=1):
         sizes = [size] * (len(rounds) - left) + [size - 1] * left
         drafts = [ns // 4 if arm.depth else 0 for ns in rounds]
         taken.append(Slice(number, list(rounds), [ns // 2 for ns in rounds], drafts, sizes))
     num_rounds, total = sum(map(len, slices)), sum(map(sum, slices))
-    return ArmRun(arm, [decoded(num_rounds, total, emitted=emitted) for _ in range(size)], taken, 7)
+    made = [decoded(num_rounds, total, emitted=emitted) for _ in range(size)]
+    for one in made:
+        one.rounds[:] = [facts._replace(drafted=count) for facts, count in zip(one.rounds, drafted or [2] * num_rounds, strict=True)]
+    return ArmRun(arm, made, taken, 7)
 
 
 def group_run(process: int, number: int, names: Sequence[str], runs: Sequence[ArmRun]) -> GroupRun:

@@ -27,6 +27,7 @@ from components.bench.timed_runs import (
     GroupRun,
     Study,
     batches,
+    steady_kinds,
     steady_round_ns,
     steady_share,
     timed_runs,
@@ -224,16 +225,32 @@ def test_the_steady_time_of_a_generation_is_its_rounds_times_the_steady_round(
     run = arm_run(GOOD, slices)
     first, rest = slices[0][0], sum(map(len, slices)) - 1
     expected = first + rest * steady_ns
-    assert run.decoded[0].decode_ns * steady_share(run, steady_ns) == pytest.approx(expected)
+    assert run.decoded[0].decode_ns * steady_share(run, {2: steady_ns}) == pytest.approx(expected)
 
 
 def test_rounds_of_an_emptying_batch_and_the_first_one_count_as_they_were() -> None:
     run = arm_run(GOOD, [[500, 100, 100, 70], [100, 100, 60]], size=3, left=1)
     assert [one.round_ns for one in run.whole_slices()] == [[100, 100], [100, 100]]
-    assert run.decoded[0].decode_ns * steady_share(run, 50.0) == pytest.approx(500 + 70 + 60 + 4 * 50)
-    assert steady_share(arm_run(GOOD, [[500]]), 50.0) == 1.0, "nothing but a first round"
-    assert steady_share(arm_run(GOOD, [[500, 100]]), float("nan")) == 1.0
-    assert steady_share(arm_run(GOOD, []), 50.0) == 1.0, "all said by the prefill"
+    assert run.decoded[0].decode_ns * steady_share(run, {6: 50.0}) == pytest.approx(500 + 70 + 60 + 4 * 50)
+    assert steady_share(arm_run(GOOD, [[500]]), {2: 50.0}) == 1.0, "nothing but a first round"
+    assert steady_share(arm_run(GOOD, []), {2: 50.0}) == 1.0, "all said by the prefill"
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_rounds_that_draft_more_take_longer_and_are_steady_by_themselves(seed: int, factor: int) -> None:
+    """Prompt lookup: a round of nothing takes 100 ns, one of four tokens 180; other work hits a few slices."""
+    dice = random.Random(seed)
+    drafted = [dice.choice((0, 0, 4)) for _ in range(160)]
+    times = [180 if count else 100 for count in drafted]
+    slices = [times[first : first + 8] for first in range(0, 160, 8)]
+    busy = {0, 7, 13}
+    loaded = [[ns * (factor if number in busy else 1) for ns in one] for number, one in enumerate(slices)]
+    loaded[0][0] = times[0]  # the first round counts as it was
+    found = [group_run(1, 1, ["p"], [arm_run(GOOD, loaded, drafted=drafted)])]
+    assert steady_kinds(found)[1, GOOD, 1] == {count: 180.0 if count else 100.0 for count in sorted(set(drafted[1:]))}
+    assert steady_round_ns(found)[1, GOOD, 1] == pytest.approx(sum(times[1:]) / 159)
+    (run,) = timed_runs(found)
+    assert run.steady_ns == pytest.approx(sum(times))
 
 
 @given(st.integers(0, 10**6), st.floats(0.0, 0.49), st.integers(2, 50))
