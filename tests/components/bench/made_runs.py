@@ -44,8 +44,9 @@ def arm_run(
         taken.append(Slice(number, list(rounds), [ns // 2 for ns in rounds], drafts, sizes))
     num_rounds, total = sum(map(len, slices)), sum(map(sum, slices))
     made = [decoded(num_rounds, total, emitted=emitted) for _ in range(size)]
+    counts = drafted or [2] * num_rounds
     for one in made:
-        one.rounds[:] = [facts._replace(drafted=count) for facts, count in zip(one.rounds, drafted or [2] * num_rounds, strict=True)]
+        one.rounds[:] = [facts._replace(drafted=count) for facts, count in zip(one.rounds, counts, strict=True)]
     return ArmRun(arm, made, taken, 7)
 
 
