@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ TOO_SMALL: Final = 1 << 14
 """Elements below which the kernel does not matter and nothing is timed."""
 SAMPLED_BYTES: Final = 64 << 20
 """Weights timed at most; they are more than caches hold."""
+SAMPLED_BYTES_OF_ONE: Final = 32 << 20
+"""Bytes timed of one weight, its first rows: oneDNN keeps workspace as large as the weight for every kernel and number
+of rows that was ever run, which for the head of a large vocabulary comes to gigabytes."""
 CACHE_BYTES: Final = 32 << 20
 """What is read between two passes over weights that caches would hold: in decoding other weights come in between."""
 
@@ -76,11 +79,13 @@ class Linear:
         self._pointwise = _operators()[1] if self.packed is not None else None
         self.weight = weight if {"plain", "columns"} & set(kernels) else None
         self.weight_t = weight.t().contiguous() if "transposed" in kernels else None
-        of: dict[Kernel, Callable[[Tensor], Tensor]] = {
-            "plain": self._plain,
-            "transposed": self._transposed,
-            "columns": self._columns,
-            "prepacked": self._prepacked,
+        # Functions of the class: bound methods would tie a layer to itself, and its weights would outlive it until
+        # Python's collector comes by, which a few large tensors do not call.
+        of: dict[Kernel, Callable[[Linear, Tensor], Tensor]] = {
+            "plain": Linear._plain,
+            "transposed": Linear._transposed,
+            "columns": Linear._columns,
+            "prepacked": Linear._prepacked,
         }
         self._by_rows = tuple(of[kernel] for kernel in (kernels[0], *kernels))  # [0]: no rows at all
 
@@ -90,7 +95,7 @@ class Linear:
         return self.out_features, self.in_features
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._by_rows[min(x.shape[0], len(self._by_rows) - 1)](x)
+        return self._by_rows[min(x.shape[0], len(self._by_rows) - 1)](self, x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + self(x), in one kernel where that is quicker."""
@@ -143,29 +148,30 @@ def calibrate(layers: Sequence[Linear], *, placements: int = 1) -> None:
     this process alone.
     """
     chosen: dict[tuple[int, int], list[Kernel]] = {}
-    sample: list[tuple[Tensor, Tensor | None]] = []
+    sample: list[_Piece] = []
     taken = 0
     for layer in layers:
         assert layer.weight is not None
         if layer.weight.numel() >= TOO_SMALL and (layer.shape not in chosen or taken < SAMPLED_BYTES):
-            sample.append((layer.weight, layer.bias))
-            taken += layer.weight.numel() * layer.weight.element_size()
+            piece = _piece_of(layer)
+            sample.append(piece)
+            taken += piece.weight.nbytes
             chosen.setdefault(layer.shape, [])
     if not sample:
         return
     names: list[Kernel] = ["plain", "transposed", "columns"]
-    if pack(sample[0][0]) is not None:
+    if pack(sample[0].weight) is not None:
         names.append("prepacked")
-    dtype = sample[0][0].dtype
     evicted = torch.zeros(CACHE_BYTES // 4) if taken < CACHE_BYTES else None
     with torch.inference_mode():
         seconds: dict[tuple[Kernel, int, tuple[int, int]], float] = {}
         for _ in range(placements):
             trials = {
-                name: [Linear(weight.clone(), bias, kernels=(name,)) for weight, bias in sample] for name in names
+                name: [(piece.shape, Linear(piece.weight.clone(), piece.bias, kernels=(name,))) for piece in sample]
+                for name in names
             }
             for rows in range(1, PROBED_ROWS + 1):
-                for name, of_shape in _quick_seconds(trials, rows, dtype, evicted).items():
+                for name, of_shape in _quick_seconds(trials, rows, sample[0].weight.dtype, evicted).items():
                     for shape, spent in of_shape.items():
                         seconds[name, rows, shape] = seconds.get((name, rows, shape), 0.0) + spent
         for rows in range(1, PROBED_ROWS + 1):
@@ -241,23 +247,41 @@ def _operators() -> tuple[Any, Any]:
     return (reorder, pointwise) if torch.backends.mkldnn.is_available() else (None, None)
 
 
+class _Piece(NamedTuple):
+    """What is timed of a layer. shape: (out_features, in_features) of the whole layer."""
+
+    shape: tuple[int, int]
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _piece_of(layer: Linear) -> _Piece:
+    """The whole layer, or the first rows of a large weight."""
+    assert layer.weight is not None
+    num_rows = max(1, SAMPLED_BYTES_OF_ONE * layer.out_features // layer.weight.nbytes)
+    return _Piece(layer.shape, layer.weight[:num_rows], None if layer.bias is None else layer.bias[:num_rows])
+
+
 def _quick_seconds(
-    trials: Mapping[Kernel, Sequence[Linear]], rows: int, dtype: torch.dtype, evicted: Tensor | None
+    trials: Mapping[Kernel, Sequence[tuple[tuple[int, int], Linear]]],
+    rows: int,
+    dtype: torch.dtype,
+    evicted: Tensor | None,
 ) -> dict[Kernel, dict[tuple[int, int], float]]:
     """Kernel -> shape -> seconds of one call: the mean of its quickest tenth, of all layers and passes."""
-    inputs = {layer.in_features: torch.ones(rows, layer.in_features, dtype=dtype) for layer in trials["plain"]}
+    inputs = {layer.in_features: torch.ones(rows, layer.in_features, dtype=dtype) for _, layer in trials["plain"]}
     times: dict[Kernel, dict[tuple[int, int], list[float]]] = {name: {} for name in trials}
     for number in range(PASSES + 1):
         for name, layers in trials.items():
             if evicted is not None:
                 evicted.sum()
-            for layer in layers:
+            for shape, layer in layers:
                 x = inputs[layer.in_features]
                 begun = time.perf_counter()
                 layer(x)
                 spent = time.perf_counter() - begun
                 if number:
-                    times[name].setdefault(layer.shape, []).append(spent)
+                    times[name].setdefault(shape, []).append(spent)
     return {name: {shape: _quick(of) for shape, of in by_shape.items()} for name, by_shape in times.items()}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -109,3 +111,32 @@ def test_calibration_on_the_clock_leaves_the_product_as_it_is() -> None:
     for rows in (1, 4, 9):
         x = torch.randn(rows, 256, generator=generator)
         assert torch.allclose(layer(x), F.linear(x, weight), rtol=1e-5, atol=1e-4)
+
+
+def test_a_layer_that_nobody_holds_gives_its_weights_back_at_once() -> None:
+    """Python's collector comes by too seldom for tensors: gigabytes of trial layouts once waited for it."""
+    gc.disable()
+    try:
+        weights = [torch.ones(256, 128) for _ in get_args(Kernel)]
+        layers = [Linear(weight, kernels=(kernel,)) for weight, kernel in zip(weights, get_args(Kernel), strict=True)]
+        calibrate(layers[:1])
+        held = [weakref.ref(weight) for weight in weights]
+        del weights, layers
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
+
+
+def test_of_a_large_weight_its_first_rows_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "SAMPLED_BYTES_OF_ONE", 64 * 128 * 4)
+    timed: list[tuple[int, ...]] = []
+
+    def noted(weight: torch.Tensor) -> Any:
+        timed.append(tuple(weight.shape))
+        return pack(weight)
+
+    monkeypatch.setattr(linear, "pack", noted)
+    head, small = Linear(torch.ones(1000, 128)), Linear(torch.ones(128, 128))
+    calibrate([small, head])
+    assert (64, 128) in timed and len(head.kernels) == len(small.kernels) == linear.PROBED_ROWS
+    assert torch.equal(head(torch.ones(2, 128)), torch.full((2, 1000), 128.0))
