@@ -91,10 +91,12 @@ ORDER BY c.created_at DESC, c.method LIMIT $limit;
 -- query: gaps
 -- about: Predictions that a measurement contradicts by more than a share.
 -- param: more_than float = 0.1  the share
+-- param: newest int = 500  measurements to look at
 -- param: limit int = 30  rows at most
+-- first: since = SELECT min(created_at) FROM (SELECT DISTINCT created_at FROM newest('depth_eval') ORDER BY 1 DESC LIMIT $newest)
 SELECT created_at, method, workload, batch_size, depth_k, tree_budget, speedup_pred, speedup_meas, meas_lo, meas_hi, pred_error,
        machine_id, left(draft_key, 12) AS draft_key
-FROM v_depth  -- of several measurements the newest, so one that was settled since does not show
+FROM depths_since($since)  -- of several measurements the newest, so one that was settled since does not show
 WHERE abs(pred_error) > $more_than
 ORDER BY created_at DESC, abs(pred_error) DESC LIMIT $limit;
 
@@ -116,7 +118,7 @@ ORDER BY created_at DESC, method, depth_k, workload;
 -- param: artifact text  the beginning of the key of an end-to-end measurement
 -- param: method text  one method
 -- param: workload text = all  one workload
--- first: at = SELECT max(created_at) FROM round WHERE ($artifact IS NULL OR starts_with(artifact_key, $artifact)) AND ($method IS NULL OR artifact_key IN (SELECT artifact_key FROM newest('request') WHERE method = $method AND num_rounds > 0))
+-- first: at = SELECT max(created_at) FROM newest('request') WHERE num_rounds > 0 AND ($artifact IS NULL OR starts_with(artifact_key, $artifact)) AND ($method IS NULL OR method = $method)
 SELECT method, depth_k, tree_budget, workload, batch_size, position, rounds, accepted_in_all, drafted, reached, accepted, accept_uncond, accept_cond,
        accept_joint, accept_of_rounds, accept_uncond_macro, accept_cond_macro
 FROM v_position
