@@ -29,6 +29,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
+from components.remote_code import allow_code
+from flows.step_environment import forget_secrets
+from storage.redaction import without_secrets
 
 GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
 PR_SET_PDEATHSIG = 1
@@ -106,6 +109,8 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
             os._exit(code)
         _redirect_output(Path(order["log"]))
         _set_threads(int(order["num_threads"]))
+        forget_secrets(order["address"], order["settings"])
+        allow_code(order["remote_code"])
         send = _sender(connection)
         with _only_worker_of(Path(order["lock"])):
             code = _run(order, send)
@@ -141,7 +146,8 @@ def _run(order: Mapping[str, Any], send: Any) -> int:
         if order.get("cluster"):
             from flows.wide import cluster_mapper
 
-            context.mapper = cluster_mapper(order["cluster"], order["cluster"]["step"], context.scratch)
+            cluster = {**order["cluster"], "remote_code": order["remote_code"]}
+            context.mapper = cluster_mapper(cluster, cluster["step"], context.scratch)
         if step.wants_ctx:
             arguments["ctx"] = context
         if step.measures:
@@ -159,7 +165,7 @@ def _run(order: Mapping[str, Any], send: Any) -> int:
         send({"end": "user_error", "message": str(error)})
         return 2
     except Exception as error:
-        text = traceback.format_exc()
+        text = without_secrets(traceback.format_exc())
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
         send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
         return 1

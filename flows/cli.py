@@ -22,6 +22,7 @@ from flows.commands import ask, choose, make, measured, operate, registry, valid
 from flows.commands.terminal import Invocation, complain, say
 from flows.signature import named_packages
 from storage.artifacts import default_home
+from storage.redaction import without_secrets
 from storage.remote_store import take_problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     """Entry point of `draftsmith`; `packages` are where step addresses are looked up, by default `named_packages()`."""
     from typer.exceptions import Abort, Exit, TyperException
 
+    os.umask(0o077)  # chats, answers and databases of this home are for nobody else's eyes; children inherit it
     Invocation.packages, Invocation.debug = packages or named_packages(), False
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminated) if in_main_thread else None
@@ -104,16 +106,22 @@ def _failed(error: Exception) -> int:
     """A failure that is not the user's: one line and where to look; the traceback with --debug."""
     from flows.engine import StepFailed
 
+    told = without_secrets(traceback.format_exc())  # libraries put the address that did not answer into it
     if Invocation.debug:
-        traceback.print_exc()
+        complain(told)
     if isinstance(error, StepFailed):
         complain(f"{error}\nits log: {error.log}")
         return 1
+    said = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     folder = default_home() / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"failure-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    log.write_text(traceback.format_exc(), encoding="utf-8")
-    complain(f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}\nits traceback: {log}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log.write_text(told, encoding="utf-8")
+    except OSError as unwritten:
+        complain(f"{said}\nits traceback cannot be kept in {folder} ({unwritten.strerror}): see it with --debug")
+        return 1
+    complain(f"{said}\nits traceback: {log}")
     return 1
 
 

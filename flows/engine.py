@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from flows.device import cpu_features, library_versions
 from flows.history import StepHistory
 from flows.plan import Plan, PlannedStep
 from flows.runs_on import HERE
+from flows.runtime_folder import runtime_folder
 from flows.supervise import PRELOAD, ChildEnd, run_child
 from storage.artifacts import Store
 from storage.remote_store import take_problems
@@ -169,6 +169,7 @@ class Engine:
             "log": str(log),
             "lock": str(self.store.home / "locks" / f"{step.key}.worker"),
             "cluster": self._cluster(step),
+            "remote_code": list(self.plan.remote_code),
         }
         return run_child(
             order,
@@ -229,7 +230,7 @@ class Engine:
 
     @contextmanager
     def _machine(self, step: PlannedStep) -> Iterator[None]:
-        """A measuring step has the machine to itself; other steps share it. Held across all stores of this machine."""
+        """A measuring step has the machine to itself; other steps share it. Held across all homes of this user."""
         mode = fcntl.LOCK_EX if step.measures else fcntl.LOCK_SH
         with open(_machine_lock(), closefd=True) as file:
             try:
@@ -254,12 +255,8 @@ def run_plan(
 
 
 def _machine_lock() -> int:
-    """A descriptor of the one lock file of this machine; every user may share it."""
-    path = os.path.join(tempfile.gettempdir(), "draftsmith-machine.lock")
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    """A descriptor of the one lock file of this user on this machine."""
+    return os.open(runtime_folder() / "machine.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _handle(artifact: Artifact) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def generate(
         "device": device,
         "num_threads": num_usable_cores(),
     }
-    command = [sys.executable, "-m", "components.decoding.side_by_side", json.dumps(request)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "components.decoding.side_by_side"]
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(request), capture_output=True, text=True, check=False)
     if done.returncode == 2:
         raise UserError(done.stderr.strip().splitlines()[-1])
     if done.returncode != 0:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from components.contract import UserError
 from flows.problems import did_you_mean, show
+from flows.yaml_lines import CONTROL, LARGEST
 
 ParamType = Literal["int", "float", "bool", "str", "enum", "list"]
 _WORDS = {
@@ -42,6 +43,9 @@ def declaration_error(param: ParamSpec) -> str:
         return "an enum needs 'choices'"
     if (param.min is not None or param.max is not None) and param.type not in ("int", "float", "list"):
         return f"'min' and 'max' mean nothing for type {param.type}"
+    for name, bound in (("min", param.min), ("max", param.max)):
+        if param.type in ("int", "list") and bound is not None and math.isfinite(bound) and bound != int(bound):
+            return f"'{name}' {show(bound)} is no whole number, and a value of type {param.type} has whole ones"
     if param.min is not None and param.max is not None and param.min > param.max:
         return f"'min' {show(param.min)} is larger than 'max' {show(param.max)}"
     why = value_error(param, param.default)
@@ -52,6 +56,9 @@ def value_error(param: ParamSpec, value: Any) -> str:
     """What is wrong with a value, or ''."""
     if not _has_type(param.type, value):
         return f"must be {_WORDS[param.type]}, not {show(value)}"
+    for text in value if param.type == "list" else [value]:
+        if isinstance(text, str) and (found := CONTROL.search(text)):
+            return f"holds the control character U+{ord(found[0]):04X}"
     if param.choices is not None:
         for item in value if param.type == "list" else [value]:
             if not any(item == choice and type(item) is type(choice) for choice in param.choices):
@@ -120,7 +127,7 @@ def parse_param(pipeline: str, declared: Mapping[str, ParamSpec], text: str) -> 
         return name, word
     try:
         value = json.loads(word)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = word
         if param.type == "list":
             value = [_word(item.strip()) for item in word.split(",") if item.strip()]
@@ -135,11 +142,13 @@ def parse_param(pipeline: str, declared: Mapping[str, ParamSpec], text: str) -> 
 def _word(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
 def _has_type(kind: ParamType, value: Any) -> bool:
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return False
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "float":

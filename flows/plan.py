@@ -71,6 +71,7 @@ class Plan:
 
     sources: outside references used as inputs, already found. skipped: (step, why) that `if:` or --from/--to left out.
     approval_minutes: how long a person has to say yes before `champion` moves; None: the promotion gate decides alone.
+    remote_code: models whose own Python code may run in its steps.
     """
 
     pipeline: str
@@ -84,6 +85,7 @@ class Plan:
     file: str = "pipelines.yaml"
     packages: tuple[str, ...] = PACKAGES
     approval_minutes: float | None = None
+    remote_code: tuple[str, ...] = ()
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""
@@ -153,7 +155,14 @@ def make_plan(
         file=spec.name,
         packages=packages,
         approval_minutes=declared.approval.within_minutes if declared.approval is not None else None,
+        remote_code=(*declared.trust_remote_code, *_loaded_with_code(wiring)),
     )
+
+
+def _loaded_with_code(wiring: Wiring) -> list[str]:
+    """The models that the pipeline loads with their own code."""
+    loads = (step.settings for step in wiring.steps if step.function.address == "targets.load_target")
+    return sorted({str(settings["model"]) for settings in loads if settings["trust_remote_code"]})
 
 
 def _taken(wiring: Wiring, store: Store, past: Mapping[str, str]) -> dict[str, dict[str, Any]]:

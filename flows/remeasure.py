@@ -93,17 +93,18 @@ def run_again(again: Again, options: RunOptions) -> RunOutcome:
 
 def _find(store: Store, said: str) -> str:
     """The key of the release that was named."""
+    from components.speedup.promotion_rule import judge
     from flows.show_model import is_model
     from storage.registry import find_release, versions_of
 
     version = _VERSION.fullmatch(said)
     if version is not None:
-        return find_release(store.home, version["name"], version["which"])[0]
+        return find_release(store.home, version["name"], version["which"], judge)[0]
     if not is_model(store.home, said):
         return store.resolve(said)
     versions = versions_of(store.home, said)
     wanted = next((number for number, aliases, _ in versions if "challenger" in aliases), versions[-1][0])
-    return find_release(store.home, said, str(wanted))[0]
+    return find_release(store.home, said, str(wanted), judge)[0]
 
 
 def _steps_again(plan: Plan, release: PlannedStep) -> set[str]:

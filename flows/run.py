@@ -117,7 +117,7 @@ def prepare(home: Path) -> str:
     found = services is not None and answers(services.prefect_api_url)
     if asked:
         instead = "the one of `draftsmith up`" if found else "a temporary one"
-        sys.stderr.write(f"no Prefect server answers at {without_secrets(asked)}: this run uses {instead}\n")
+        sys.stderr.write(f"no Prefect server answers at {without_secrets(asked)}: taking {instead}\n")
     if services is None or not found:
         return ""
     assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"

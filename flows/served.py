@@ -7,12 +7,12 @@ here where its config.json lies on this machine, and by the dry run elsewhere.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
 from components.drafts.storage import Storage
+from components.outside_json import read_object
 from components.publish.profiles import UNKNOWN, TargetFacts, refusals, unpackable
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _target_config(step: WiredStep, steps: Mapping[str, WiredStep]) -> Any:
         folder = local_folder(str(loaded.settings.get("model", "")))
         if folder is None or not (folder / "config.json").is_file():
             return None
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return read_object(folder / "config.json")
     except (ValueError, UserError):
         return None  # loading the target says what is wrong with it
 

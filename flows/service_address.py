@@ -7,6 +7,7 @@ its owner may read. Neither Prefect nor MLflow is imported here: every command m
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import fcntl
 import json
@@ -35,10 +36,11 @@ class Services:
     prefect_api_url: str
     prefect_ui_url: str
     mlflow_url: str
-    auth_string: str  # "name:password" for Prefect's server; "" for none
+    auth_string: str  # "name:password" of both servers; "" for none
     work_pool: str
     pid: int  # of the supervisor
     tracking_uri: str = ""  # what runs must log to when MLflow does not stand on the home's own database
+    mlflow_is_ours: bool = True  # else somebody else runs it, and our password is not for him
 
 
 def running(home: Path) -> Services | None:
@@ -63,7 +65,16 @@ def client_environment(services: Services) -> dict[str, str]:
         found["PREFECT_API_AUTH_STRING"] = services.auth_string
     if services.tracking_uri:
         found["MLFLOW_TRACKING_URI"] = services.tracking_uri
+        name, _, password = services.auth_string.partition(":")
+        found |= {"MLFLOW_TRACKING_USERNAME": name, "MLFLOW_TRACKING_PASSWORD": password}
     return found
+
+
+def mlflow_headers(services: Services) -> dict[str, str]:
+    """What a request to MLflow's server must say to be answered."""
+    if not services.auth_string or not services.mlflow_is_ours:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(services.auth_string.encode()).decode("ascii")}
 
 
 def write_address(home: Path, services: Services) -> None:
@@ -83,12 +94,12 @@ def pid_file(home: Path) -> Path:
 
 
 def auth_file(home: Path) -> Path:
-    """The password of Prefect's server, "name:password"; mode 0600, kept from one `up` to the next."""
+    """The password of both servers, "name:password"; mode 0600, kept from one `up` to the next."""
     return home / "prefect" / "auth"
 
 
 def read_auth_string(home: Path) -> str:
-    """The password of this home's Prefect server; "" when there is none."""
+    """The password of this home's servers; "" when there is none."""
     try:
         return auth_file(home).read_text(encoding="utf-8").strip()
     except FileNotFoundError:

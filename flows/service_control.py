@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from components.contract import UserError
-from flows.service_address import Services, client_environment, is_held, pid_file, running
+from flows.service_address import Services, client_environment, is_held, mlflow_headers, pid_file, running
 from flows.service_api import ApiError, fetch
 from flows.service_parts import Settings
 from flows.services import end_leftovers, marked, open_log, state_file
@@ -136,7 +136,7 @@ def links(services: Services, home: Path) -> list[tuple[str, str]]:
     """(what, where): each opens on the page that one wants, not on a welcome."""
     found = [
         ("pipelines, runs", f"{services.prefect_ui_url}/v2/deployments"),
-        ("models, numbers", f"{services.mlflow_url}/#/experiments/{_experiment(services.mlflow_url)}/runs"),
+        ("models, numbers", f"{services.mlflow_url}/#/experiments/{_experiment(services)}/runs"),
     ]
     return [*found, ("newest report", newest_report(home))]
 
@@ -147,11 +147,13 @@ def newest_report(home: Path) -> str:
     return pages[-1].as_uri() if pages else "none yet: draftsmith run quickstart"
 
 
-def _experiment(mlflow_url: str) -> str:
+def _experiment(services: Services) -> str:
     """The experiment that was used last; MLflow's own first one while there is no other."""
     query = "max_results=1&order_by=last_update_time%20DESC"
     try:
-        answer = fetch(f"{mlflow_url}/api/2.0/mlflow/experiments/search?{query}")
+        answer = fetch(
+            f"{services.mlflow_url}/api/2.0/mlflow/experiments/search?{query}", headers=mlflow_headers(services)
+        )
     except ApiError:
         return "0"
     found = (answer or {}).get("experiments") or [{"experiment_id": "0"}]

@@ -1,7 +1,8 @@
 """`draftsmith doctor`: what breaks the servers without a word, looked for before it costs a night.
 
 Versions that Prefect allows and cannot run with, a disk that fills, databases from another version, ports and processes
-of a killed supervisor; and with a running server, that every schedule has really got its next run. Nothing is changed.
+of a killed supervisor, files that are damaged; and with a running server, that every schedule has really got its next
+run. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from components.contract import UserError
-from flows.service_address import Services, auth_file, pid_file, running
+from flows.service_address import Services, auth_file, mlflow_headers, pid_file, running
 from flows.service_api import ApiError, PrefectApi, fetch, worker_is_online
 from flows.service_parts import Settings, check_ports
 from flows.services import marked
@@ -59,6 +60,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield _torch()
     yield _disk(home)
     yield from _databases(home)
+    yield from _damages(home)
     yield _password(home)
     services = running(home)
     yield from _leftovers(home, services)
@@ -155,6 +157,19 @@ def _revisions(package: str) -> tuple[set[str], set[str]]:
     return known, known - before
 
 
+def _damages(home: Path) -> Iterator[Finding]:
+    """Every file of the home is read: a disk that rots changes neither time nor size."""
+    from storage.artifacts import Store
+    from storage.repair import damages
+
+    store, is_whole = Store(home), True
+    for one in damages(home, store):
+        is_whole = False
+        yield Finding("bad", f"{one.where}: {one.name[:40]} {one.why}", "draftsmith doctor --repair")
+    if is_whole:
+        yield Finding("ok", f"{len(store.keys())} artifacts, the history and the promotion log are whole")
+
+
 def _password(home: Path) -> Finding:
     file = auth_file(home)
     if not file.exists():
@@ -199,17 +214,23 @@ def _servers(services: Services) -> Iterator[Finding]:
     except ApiError as error:
         yield Finding("bad", f"Prefect's server does not do its work: {error}", "see logs/services/prefect.log")
     try:
-        yield Finding("ok", f"MLflow's server answers: version {fetch(services.mlflow_url + '/version')}")
+        version = fetch(services.mlflow_url + "/version", headers=mlflow_headers(services))
+        yield Finding("ok", f"MLflow's server answers: version {version}")
     except ApiError as error:
         yield Finding("bad", f"MLflow's server does not answer: {error}", "see logs/services/mlflow.log")
 
 
 def _refuses_strangers(services: Services) -> Finding:
-    url = services.prefect_api_url
-    stranger, nameless = _status(f"{url}/health", {"Host": "stranger.example"}), _status(f"{url}/admin/version", {})
-    if stranger in (400, 403) and nameless == 401:
-        return Finding("ok", "Prefect's server refuses foreign hosts, and visitors without the password")
-    return Finding("bad", f"Prefect's server lets strangers in (foreign host: {stranger}, no password: {nameless})")
+    pages = {"Prefect's": (f"{services.prefect_api_url}/health", f"{services.prefect_api_url}/admin/version")}
+    if services.mlflow_is_ours:
+        pages["MLflow's"] = (f"{services.mlflow_url}/health", f"{services.mlflow_url}/version")
+    for whose, (anybodys, ours) in pages.items():
+        stranger, nameless = _status(anybodys, {"Host": "stranger.example"}), _status(ours, {})
+        if stranger not in (400, 403) or nameless != 401:
+            return Finding(
+                "bad", f"{whose} server lets strangers in (foreign host: {stranger}, no password: {nameless})"
+            )
+    return Finding("ok", "the servers refuse foreign hosts, and visitors without the password")
 
 
 def _status(url: str, headers: dict[str, str]) -> int:

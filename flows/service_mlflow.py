@@ -10,8 +10,21 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from flows.server_guard import BehindPassword, KnownPlacesOnly, OwnArtifactsOnly, allowed_hosts
 from flows.service_address import LOOPBACK
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+PASSWORD_VARIABLE = "DRAFTSMITH_MLFLOW_AUTH_STRING"
+
+
+def guarded(app: ASGIApp, auth_string: str) -> ASGIApp:
+    """MLflow's app for known hosts and origins, behind the password; its health alone is anybody's."""
+    inner = BehindPassword(OwnArtifactsOnly(app), auth_string, open_paths=("/health",))
+    return KnownPlacesOnly(inner, allowed_hosts())
 
 
 def main() -> None:
@@ -37,8 +50,10 @@ def main() -> None:
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
     initialize_backend_stores(database, database, "mlflow-artifacts:/")
+    from mlflow.server.fastapi_app import app
+
     uvicorn.run(
-        "mlflow.server.fastapi_app:app",
+        guarded(app, os.environ.pop(PASSWORD_VARIABLE)),
         host=LOOPBACK,
         port=port,
         log_level="warning",

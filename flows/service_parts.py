@@ -1,7 +1,7 @@
 """What `draftsmith up` runs: command, environment, health address and order of each part.
 
-Every part gets its own few secrets and no others: the server its password and database, the worker (and with it every
-run) the password to talk to the server, MLflow neither. Nothing secret stands on a command line, which all can read.
+Every part gets its own few secrets and no others: each server its password and database, the worker (and with it every
+run) the password to talk to the servers. Nothing secret stands on a command line, which all can read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from flows.service_address import (
     write_privately,
 )
 from flows.service_databases import VARIABLES, database_url, on_database
+from flows.service_mlflow import PASSWORD_VARIABLE
 
 MARK = "DRAFTSMITH_SERVICES"
 """In the environment of every process below a supervisor, its home: nothing that it started can hide."""
@@ -80,6 +81,7 @@ def services_of(settings: Settings, pid: int) -> Services:
         work_pool=WORK_POOL,
         pid=pid,
         tracking_uri=mlflow if elsewhere and not os.environ.get("MLFLOW_TRACKING_URI") else "",
+        mlflow_is_ours=not external_mlflow(),
     )
 
 
@@ -90,7 +92,7 @@ def external_mlflow() -> str:
 
 
 def ensure_auth_string(home: Path) -> str:
-    """The password of the Prefect server: $PREFECT_SERVER_API_AUTH_STRING, or one that is made once and kept."""
+    """The password of the servers: $PREFECT_SERVER_API_AUTH_STRING, or one that is made once and kept."""
     wanted = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
     if wanted and ":" not in wanted:
         raise UserError("$PREFECT_SERVER_API_AUTH_STRING must read name:password, with a colon")
@@ -111,7 +113,7 @@ def parts_of(settings: Settings) -> list[Part]:
     worker = ("-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", worker_name)
     parts = [_prefect(settings, services)]
     if not external_mlflow():
-        parts.append(_mlflow(settings))
+        parts.append(_mlflow(settings, services))
     command = (sys.executable, *worker)
     parts.append(Part("worker", command, client, worker_name=worker_name, after=("prefect",), stop_s=20.0))
     parts.append(Part("watch", (sys.executable, "-m", "flows.watch"), client, after=("prefect",)))
@@ -140,14 +142,15 @@ def _prefect(settings: Settings, services: Services) -> Part:
     return Part("prefect", command, environment, f"{services.prefect_api_url}/ready", stop_s=12.0)
 
 
-def _mlflow(settings: Settings) -> Part:
+def _mlflow(settings: Settings, services: Services) -> Part:
     folder = settings.home / "mlflow"
     uri = os.environ.get("MLFLOW_BACKEND_STORE_URI") or os.environ.get("MLFLOW_TRACKING_URI")
     environment = _common_environment(settings) | {
         "MLFLOW_BACKEND_STORE_URI": uri or f"sqlite:///{(folder / 'mlflow.db').absolute()}",
         "MLFLOW_ARTIFACTS_DESTINATION": os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or str(folder / "artifacts"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes and 700 MB that nothing here uses
-        "MLFLOW_SERVER_ALLOWED_HOSTS": f"{LOOPBACK}:{settings.mlflow_port},localhost:{settings.mlflow_port}",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # the guard before it knows which (flows/server_guard.py)
+        PASSWORD_VARIABLE: services.auth_string,
     }
     program = (sys.executable, "-m", "flows.service_mlflow", str(settings.home), str(settings.mlflow_port))
     command, environment = on_database("mlflow", program, environment)

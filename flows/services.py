@@ -34,7 +34,9 @@ from flows.service_reconcile import Reconciler
 TICK_S = 0.25
 PROBE_EVERY_S = 5.0
 PROBE_WHILE_STARTING_S = 0.5
-HANGS_AFTER_S = 90.0  # of no answer from a part that did answer
+UNWELL_AFTER_S = 15.0  # of no answer from a part that did answer: a busy machine may miss one
+HANGS_AFTER_S = 90.0  # the same, after which it is started again
+HEARD_WITHIN_S = 120.0  # a worker says every 30 s that it lives
 STARTS_WITHIN_S = 240.0
 MAX_BACKOFF_S = 30.0
 SETTLED_AFTER_S = 60.0  # a part that lived so long starts its back-off anew
@@ -52,6 +54,7 @@ class Running:
     started: float = 0.0  # monotonic, s
     start_at: float = 0.0  # not before this moment
     is_healthy: bool = False
+    has_been_healthy: bool = False  # since it was started last
     probed: float = 0.0
     answered: float = 0.0
     restarts: int = 0
@@ -139,7 +142,7 @@ class Supervisor:
                 process_group=0,
             )
         one.started = one.answered = time.monotonic()
-        one.probed, one.is_healthy = 0.0, False
+        one.probed, one.is_healthy, one.has_been_healthy = 0.0, False, False
         say(f"{one.part.name}: started as process {one.process.pid}")
 
     def _died(self, one: Running, how: str) -> None:
@@ -162,28 +165,33 @@ class Supervisor:
         one.probed = now
         before = one.is_healthy
         if self._is_well(one):
-            one.is_healthy, one.answered = True, now
-            if not before:
+            if not one.has_been_healthy:
                 if one.part.name == "prefect":
                     self._has_migrated()
                 say(f"{one.part.name}: healthy after {now - one.started:.0f} s")
-        elif now - one.answered > (HANGS_AFTER_S if before else STARTS_WITHIN_S):
+            one.is_healthy, one.has_been_healthy, one.answered = True, True, now
+        elif now - one.answered > (HANGS_AFTER_S if one.has_been_healthy else STARTS_WITHIN_S):
             self._died(one, f"did not answer for {now - one.answered:.0f} s")
+        elif before and now - one.answered > UNWELL_AFTER_S:
+            one.is_healthy = False
+            say(f"{one.part.name}: does not answer")
         return one.is_healthy != before
 
     def _is_well(self, one: Running) -> bool:
-        """A server answers; a worker has been heard once (its pulse is slow); any other part lives."""
+        """A server answers; a worker was heard since it started, and lately; no part is stopped (SIGSTOP)."""
+        if one.process is not None and _is_stopped(one.process.pid):
+            return False
         if one.part.health_url:
             return healthy(one.part.health_url)
-        if not one.part.worker_name or one.is_healthy:
+        if not one.part.worker_name:
             return True
         services = services_of(self.settings, os.getpid())
         api = PrefectApi(services.prefect_api_url, services.auth_string)
-        since = time.time() - (time.monotonic() - one.started)
+        lived = time.monotonic() - one.started
         try:
-            return worker_is_online(api, WORK_POOL, one.part.worker_name, since)
+            return worker_is_online(api, WORK_POOL, one.part.worker_name, time.time() - min(lived, HEARD_WITHIN_S))
         except ApiError:
-            return False
+            return one.is_healthy  # the server does not answer, which says nothing new about the worker
 
     def _wait_for_temporary_server(self) -> None:
         """Two first starts must not migrate one database at once: `draftsmith run` without us starts its own server."""
@@ -310,6 +318,13 @@ def say(line: str) -> None:
     """A line of the supervisor's own log, which is its standard output."""
     sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
     sys.stdout.flush()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return str(psutil.Process(pid).status()) == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal_group(process: subprocess.Popen[bytes] | None, number: int) -> None:

@@ -11,7 +11,6 @@ only: it asks no service, and a pipeline may name a champion that is still to be
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
 from flows.problems import did_you_mean
-from storage.artifacts import RECORD_FILE, Store
+from storage.artifact_records import RECORD_FILE, BadRecord, read_checked
+from storage.artifacts import Store
 from storage.whole_files import sha256_of
 
 SCHEMES = ("registry", "store", "path")
@@ -97,16 +97,16 @@ class Sources:
         return type(self.found[name]).__name__
 
     def _of_version(self, named: re.Match[str]) -> Artifact:
+        from components.speedup.promotion_rule import judge
         from storage.registry import find_release
 
         said = f"registry:{named['name']}@{named['which']}"
         if said not in self._releases:
             try:
-                key, session = find_release(self.store.home, named["name"], named["which"])
+                key, session = find_release(self.store.home, named["name"], named["which"], judge)
                 self._releases[said] = self.store.name_of_session(key, session)
             except UserError as error:
-                hint = "run the pipeline that releases it first, such as `draftsmith run quickstart`"
-                raise UserError(f"{said}: {error}; {hint}") from error
+                raise UserError(f"{said}: {error}") from error
         release = self._releases[said]
         key = _in_lineage(self.store, release, named["kind"], said)
         found = self.store.bring(key)
@@ -185,15 +185,14 @@ def _how_to_remake(store: Store, release: str) -> str:
 
 
 def _from_directory(path: Path) -> Artifact:
+    if not (path / RECORD_FILE).exists():
+        raise UserError(f"'path:{path}' has no {RECORD_FILE}: it is not the directory of an artifact")
     try:
-        content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
-        kind, key, files = KINDS[content["kind"]], str(content["key"]), dict(content["files"])
-    except FileNotFoundError as error:
-        raise UserError(f"'path:{path}' has no {RECORD_FILE}: it is not the directory of an artifact") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'path:{path}': {RECORD_FILE} cannot be read ({type(error).__name__})") from error
-    for name, facts in files.items():
+        content = read_checked(path)
+    except BadRecord as error:
+        raise UserError(f"'path:{path}': {error}") from error
+    for name, facts in content["files"].items():
         file = path / name
         if not file.is_file() or sha256_of(file) != facts["sha256"]:
             raise UserError(f"'path:{path}' is broken: {name} is missing or has changed")
-    return kind(key=key, path=path.absolute(), info=content.get("info", {}))
+    return KINDS[content["kind"]](key=content["key"], path=path.absolute(), info=content["info"])

@@ -28,6 +28,9 @@ from flows.spec_checks import (
 )
 from flows.yaml_lines import Lines, Place, read_yaml
 
+LONGEST_NAME = 60
+"""Of a pipeline, step or parameter: names of files, of Prefect's flows and of MLflow's runs are made of them."""
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
@@ -82,6 +85,7 @@ class PipelineSpec(_Strict):
     overlap:  what a second run does while one goes on: wait, or skip (end as cancelled); None: they run side by side.
     approval: `true`, or {within_minutes: N}; None: the promotion gate decides alone.
     runs_on:  the Prefect work pool that takes its runs; None: the one of `draftsmith up`.
+    trust_remote_code: models whose own Python code may run when they come from elsewhere (registry:, store:, path:).
     """
 
     about: str = ""
@@ -91,6 +95,7 @@ class PipelineSpec(_Strict):
     overlap: Literal["wait", "skip"] | None = None
     approval: ApprovalSpec | None = None
     runs_on: Any = None
+    trust_remote_code: list[str] = []
     steps: dict[str, StepSpec] = Field(min_length=1)
 
     @field_validator("approval", mode="before")
@@ -221,6 +226,8 @@ def _check_name(name: str, pattern: str, what: str, line: int, problems: Problem
     if not re.fullmatch(pattern, name):
         extra = " or -" if "_-" in pattern else ""
         problems.add(line, f"{what} name '{name}': use a-z, 0-9, _{extra}, and begin with a letter")
+    elif len(name) > LONGEST_NAME:
+        problems.add(line, f"{what} name '{name[:20]}...' has {len(name)} letters: use at most {LONGEST_NAME}")
 
 
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from components.contract import Mapper, Tell, UserError
+from components.remote_code import allow_code
 from flows.problems import one_line
 from flows.supervise import place_for_sockets
 
@@ -77,7 +78,7 @@ def _connection() -> dict[str, Any]:
 def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper:
     """What stands behind `ctx.map` in the child process of a wide step.
 
-    order: cluster, workers, address (see RunsOn), and what `_connection` says. step: its name, for people.
+    order: cluster, workers, address (see RunsOn), remote_code, and what `_connection` says. step: its name, for people.
     """
 
     def mapper(function: Callable[[Any, Tell], Any], shards: Sequence[Any]) -> Iterator[Any]:
@@ -102,7 +103,7 @@ def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper
                 for number in range(1, len(shards) + 1)
             ]
             futures = [
-                runner.submit(one, {"function": function, "shard": shard})
+                runner.submit(one, {"function": function, "shard": shard, "remote_code": order["remote_code"]})
                 for one, shard in zip(carried, shards, strict=True)
             ]
             for number, future in enumerate(futures, start=1):
@@ -117,11 +118,15 @@ def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper
     return mapper
 
 
-def run_shard(function: Callable[[Any, Tell], Any], shard: Any) -> Any:
-    """The body of a shard's task, in a worker. A wrong input ends as Failed with its one line, not as a traceback."""
+def run_shard(function: Callable[[Any, Tell], Any], shard: Any, remote_code: Sequence[str]) -> Any:
+    """The body of a shard's task, in a worker. A wrong input ends as Failed with its one line, not as a traceback.
+
+    remote_code: models whose own code may run; the worker may be one that others have started.
+    """
     from prefect.states import Failed
 
     with _one_at_a_time:
+        allow_code(remote_code)
         try:
             return function(shard, lambda share: None)
         except UserError as error:

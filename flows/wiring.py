@@ -8,6 +8,7 @@ them all. A step that `if:` switches off takes along the steps that cannot do wi
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from flows.spec import PipelineSpec, Spec, StepSpec, pipeline_of
 from flows.tuned import at_odds_with_tuning
 
 Outside = Callable[[str], str]  # the name of an outside input (flows/sources.py) -> its kind
+MOST_COMBINATIONS = 1_000  # of one step; a sweep of every method, depth and data type has under a hundred
 Axis = tuple[str, str]  # (step that has the matrix, name of the axis)
 Coords = dict[Axis, Any]
 
@@ -150,6 +152,8 @@ class _Wirer:
         if lost is not None:
             self.skipped[base] = f"it needs '{lost}', which is left out"
             return
+        if self._fans_out_too_far(base, step, function, inputs or {}):
+            return
         expanded = list(
             self._expand(base, step, function, inputs or {})
         )  # finds wrong settings even when inputs are wrong
@@ -226,6 +230,18 @@ class _Wirer:
             slot = function.slots[parameter]
             if gone and not slot.optional and (not slot.many or len(gone) == len(references)):
                 yield gone[0]
+
+    def _fans_out_too_far(
+        self, base: str, step: StepSpec, function: StepFunction, inputs: Mapping[str, list[str]]
+    ) -> bool:
+        """Note a step that would become more steps than anybody means."""
+        single = [names[0] for parameter, names in inputs.items() if not function.slots[parameter].many]
+        sizes = [len(values) for values in step.matrix.values()] + [len(self._options(name)) or 1 for name in single]
+        if (number := math.prod(sizes)) <= MOST_COMBINATIONS:
+            return False
+        what = f"its matrix and inputs have {number:,} combinations, and at most {MOST_COMBINATIONS:,} are worked on"
+        self._note(base, what, "matrix")
+        return True
 
     def _expand(
         self, base: str, step: StepSpec, function: StepFunction, inputs: Mapping[str, list[str]]

@@ -7,6 +7,7 @@ counted in the event stream, before anything is expanded.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,11 @@ MAX_ALIASES = 8
 MAX_DEPTH = 30
 
 Place = tuple[str | int, ...]
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no text may hold: it becomes a part of paths, names and what a terminal shows."""
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+LARGEST = 2**63 - 1  # of a whole number: databases and numpy hold no larger ones
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -85,6 +91,7 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
         raise UserError(f"{file}: {why}") from error
     if len(content) > MAX_BYTES:
         raise UserError(f"{file}: is larger than {MAX_BYTES} bytes")
+    _refuse_control_characters(text, problems)
     _refuse_bombs(text, problems)
     try:
         node = _PlainLoader(text).get_single_node()
@@ -100,6 +107,14 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
         problems.add(node.start_mark.line + 1, "the file must be a mapping that starts with 'pipelines:'")
     problems.stop()
     return value, lines
+
+
+def _refuse_control_characters(text: str, problems: Problems) -> None:
+    """Characters that YAML does not take, each line with one once."""
+    for number, line in enumerate(re.split(r"\r\n|[\n\r]", text), start=1):
+        if found := _UNPRINTABLE.search(line):
+            problems.add(number, f"the character U+{ord(found[0]):04X} at column {found.start() + 1}: take it out")
+    problems.stop()
 
 
 def _refuse_bombs(text: str, problems: Problems) -> None:
@@ -186,6 +201,8 @@ def _scalar(node: yaml.ScalarNode, line: int, problems: Problems) -> Any:
     kind = node.tag.rpartition(":")[2]
     text = str(node.value)
     if kind == "str":
+        if found := CONTROL.search(text):
+            problems.add(line, f"a text holds the control character U+{ord(found[0]):04X}")
         return text
     if kind == "null":
         return None
@@ -193,11 +210,15 @@ def _scalar(node: yaml.ScalarNode, line: int, problems: Problems) -> Any:
         return text.lower() == "true"
     try:
         if kind == "int":
-            return int(text.replace("_", ""))
+            if abs(whole := int(text.replace("_", ""))) <= LARGEST:
+                return whole
+            raise ValueError("too large")
         if kind == "float":
-            return float(text.replace("_", ""))
+            if math.isfinite(number := float(text.replace("_", ""))):
+                return number
+            raise ValueError("too large")
     except ValueError:
-        problems.add(line, f"'{one_line(text, 60)}' is not a number")
+        problems.add(line, f"'{one_line(text, 60)}' is no number that can be worked with")
         return None
     problems.add(line, f"the tag !!{kind} means nothing here")
     return None

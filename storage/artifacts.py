@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from typing import Any
 
 from components.contract import KINDS, OF_SAFETENSORS, Artifact, UserError
 from storage import sessions
+from storage.artifact_records import BadRecord, read_checked, with_digest
 from storage.remote_store import shared_store
 from storage.sessions import RECORD_FILE as RECORD_FILE
 from storage.sessions import Session
@@ -45,10 +47,30 @@ from storage.whole_files import (
     write_flushed,
 )
 
+LONGEST_BELOW = 600
+"""Bytes that a path below a home may have: keys, names of steps and MLflow's folders."""
+
 
 def default_home() -> Path:
     """Where everything lives: $DRAFTSMITH_HOME, else `.draftsmith` in the current directory."""
     return Path(os.environ.get("DRAFTSMITH_HOME") or ".draftsmith").absolute()
+
+
+def require_writable(home: Path) -> None:
+    """Said before anything starts: raises UserError where nothing can be written below the home."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+        longest = os.pathconf(home, "PC_PATH_MAX") - LONGEST_BELOW
+    except OSError as error:
+        raise UserError(
+            f"{home}: cannot be written to ({error.strerror}); set DRAFTSMITH_HOME to a folder that can"
+        ) from error
+    if len(os.fsencode(home)) > longest:
+        raise UserError(
+            f"{str(home)[:80]}...: the path has more than {longest} bytes; set DRAFTSMITH_HOME to a shorter"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,24 +89,32 @@ class Store:
         self.remote = shared_store()
 
     def path_of(self, key: str) -> Path:
-        """The directory that a finished artifact has or would have; that of an earlier session, given KEY.SESSION."""
-        bare, _, session = key.partition(".")
-        return sessions.earlier_dir(self.home, bare) / session if session else self.home / "store" / key
+        """The directory that a finished artifact has or would have; that of an earlier session, given KEY.SESSION.
 
-    def look(self, key: str) -> Finding:
-        """Verify an artifact and change nothing."""
+        Raises:
+            UserError: it is no key, and might lead out of the store.
+        """
+        bare, _, session = key.partition(".")
+        sessions.part_of_path(bare)
+        if session:
+            return sessions.earlier_dir(self.home, bare) / sessions.part_of_path(session)
+        return self.home / "store" / bare
+
+    def look(self, key: str, *, anew: bool = False) -> Finding:
+        """Verify an artifact and change nothing. anew: read every file, whenever it was verified last."""
         path = self.path_of(key)
         if not path.is_dir():
             return Finding(None, "absent")
         try:
-            record = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
-            kind, info, files = KINDS[record["kind"]], record["info"], dict(record["files"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return Finding(None, f"{RECORD_FILE} cannot be read ({type(error).__name__})")
-        why = broken_file(self.home, key, path, files)
+            record = read_checked(path)
+        except BadRecord as error:
+            return Finding(None, str(error))
+        if record["key"] != key.partition(".")[0]:
+            return Finding(None, f"its record is that of {record['key'][:12]}")
+        why = broken_file(self.home, key, path, record["files"], anew=anew)
         if why:
             return Finding(None, why)
-        return Finding(kind(key=key, path=path, info=info), "")
+        return Finding(KINDS[record["kind"]](key=key, path=path, info=record["info"]), "")
 
     def foresee(self, key: str) -> Finding:
         """What `find` would find, and change nothing. Of the shared store its word is taken: files come when needed."""
@@ -175,7 +205,7 @@ class Store:
             stamps[name] = stamp_of(file)
         at = time.time()
         content: dict[str, Any] = {"key": key, "kind": kind, "session": sessions.new_session(at), "info": dict(info)}
-        content |= {"record": dict(record), "files": files, "finished_at": at}
+        content = with_digest(content | {"record": dict(record), "files": files, "finished_at": at})
         if self.remote is not None:  # said before it is there, so that a kill in between leaves nothing unshared
             (self.home / "to_share").mkdir(exist_ok=True)
             (self.home / "to_share" / key).touch()

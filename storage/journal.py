@@ -21,10 +21,12 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from storage.records import PromotionRow, as_time, draftsmith_version, git_commit
+from storage.whole_files import replace_file
 
 
 class Journal:
@@ -131,14 +133,35 @@ def log_promotion(home: Path, row: PromotionRow) -> None:
 def add_promotions(home: Path, rows: Iterable[PromotionRow]) -> None:
     """Append the moves that the promotion log does not have yet."""
     home.mkdir(parents=True, exist_ok=True)
-    with promotions_file(home).open("a+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _locked_promotions(home) as file:
         known = {row.promotion_id for row in promotions(home)}
         new = [row for row in rows if row.promotion_id not in known]
         if new and not _ends_whole(promotions_file(home)):
             file.write("\n")  # its last line was cut short: the next one does not go on in it
         for row in new:
             _append(file, json.loads(as_line(row)))
+
+
+def set_damaged_aside(home: Path, aside: Path) -> int:
+    """Move the unreadable lines of the promotion log to a file of their own; how many they were."""
+    with _locked_promotions(home):
+        damaged = set(damaged_promotions(home))
+        lines = list(enumerate(_lines(home), start=1))
+        aside.write_text("".join(f"{line}\n" for number, line in lines if number in damaged), encoding="utf-8")
+        kept = "".join(f"{line}\n" for number, line in lines if number not in damaged and line.strip())
+        replace_file(promotions_file(home), kept, durable=True)
+    return len(damaged)
+
+
+@contextmanager
+def _locked_promotions(home: Path) -> Iterator[IO[str]]:
+    """The promotion log, open for appending, while nobody else writes it."""
+    while True:
+        with promotions_file(home).open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_ino == promotions_file(home).stat().st_ino:  # else it was replaced meanwhile
+                yield file
+                return
 
 
 def promotions_file(home: Path) -> Path:
@@ -158,17 +181,20 @@ def damaged_promotions(home: Path) -> list[int]:
 
 def _promotions(home: Path) -> tuple[list[PromotionRow], list[int]]:
     rows, damaged = list[PromotionRow](), list[int]()
-    try:
-        lines = promotions_file(home).read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        lines = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(home), start=1):
         if line.strip():
             try:
                 rows.append(from_line(line))
             except (ValueError, TypeError, KeyError, AttributeError):
                 damaged.append(number)
     return sorted(rows, key=lambda row: row.promoted_at), damaged  # moves made elsewhere arrive late
+
+
+def _lines(home: Path) -> list[str]:
+    try:
+        return promotions_file(home).read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
 
 
 def _ends_whole(path: Path) -> bool:

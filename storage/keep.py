@@ -25,7 +25,9 @@ from storage.redaction import without_secrets
 from storage.remote_store import take_problems
 from storage.sessions import session_of
 from storage.sharing import catch_up, send
-from storage.tracking import Tracker, tracking_uri
+from storage.tracking import ServerDown, Tracker, tracking_uri
+
+MADE_UP_FOR = "nothing is lost; `draftsmith resync` makes up for it"
 
 
 class Step(Protocol):
@@ -238,17 +240,22 @@ def _attempt(run: Run, what: str, action: Callable[[], object]) -> bool:
     """Do it, or note in one line that it could not be done: store and journal hold the results whatever happens."""
     try:
         action()
-    except UserError:
-        raise
+    except UserError as error:
+        if not isinstance(error, ServerDown):
+            raise
+        _note(run, f"{error} ({MADE_UP_FOR})")
+        return False
     except Exception as error:  # the services' own errors are many and of many classes
         said = " ".join(str(error).split())[:200]
         where = f" at {tracking_uri(run.home)}" if what in ("mlflow", "registry") else ""
-        line = f"{what}{where}: {type(error).__name__}: {said} (nothing is lost; `draftsmith resync` makes up for it)"
-        line = without_secrets(line)
-        if line not in run.problems:
-            run.problems.append(line)
+        _note(run, without_secrets(f"{what}{where}: {type(error).__name__}: {said} ({MADE_UP_FOR})"))
         return False
     return True
+
+
+def _note(run: Run, line: str) -> None:
+    if line not in run.problems:
+        run.problems.append(line)
 
 
 def _named_inputs(step: Step, record: Mapping[str, Any]) -> dict[str, list[list[str]]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MODEL_CODE = ROOT / "components" / "publish" / "mlflow_model.py"
 # What whoever loads a version may set (MLflow ignores keys that were not logged); explained in the model's code.
 SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
+RELEASE_FIRST = "run the pipeline that releases it first, such as `draftsmith run quickstart`"
 REQUIREMENTS = ("torch", "transformers", "safetensors", "tokenizers", "mlflow")
 _ABOUT = "A drafter for speculative decoding. Aliases: champion serves, previous is where `draftsmith rollback` goes."
 # (fact of a version, what people call it)
@@ -98,7 +99,7 @@ def require_model(client: MlflowClient, name: str) -> None:
         if error.error_code not in (GONE, "INVALID_PARAMETER_VALUE"):
             raise
         known = ", ".join(model.name for model in client.search_registered_models()) or "none yet"
-        raise UserError(f"there is no registered model '{name}' (known: {known})") from error
+        raise UserError(f"there is no registered model '{name}' (known: {known}); {RELEASE_FIRST}") from error
 
 
 def describe(client: MlflowClient, name: str, version: int, decision: Decision | None) -> None:

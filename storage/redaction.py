@@ -28,6 +28,16 @@ def without_secrets(text: str) -> str:
     return _NAMED.sub(lambda found: f"{found['name']}{HIDDEN}", text)
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    return _IS_SECRET.search(name) is not None
+
+
+def holds_password(value: str) -> bool:
+    """Whether an address in this text holds a user and a password."""
+    return _USER.search(value) is not None
+
+
 def printable(text: str) -> str:
     """The text with control and direction characters spelled out (\\x1b, \\u202e); line ends and tabs stay."""
     return "".join(one if one in "\n\t" or not _is_control(one) else _spelled(one) for one in text)
@@ -40,7 +50,7 @@ def _name(user: str | None) -> str:
 
 def _secret_values() -> list[str]:
     """Values of the environment that are secrets, the longest first: one may be a part of another."""
-    found = {value for name, value in os.environ.items() if _IS_SECRET.search(name) and len(value) >= LEAST_LENGTH}
+    found = {value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= LEAST_LENGTH}
     found |= {
         value.partition(":")[2] for value in found if len(value.partition(":")[2]) >= LEAST_LENGTH
     }  # name:password

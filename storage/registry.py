@@ -21,10 +21,11 @@ from components.contract import UserError
 from components.promotion import Judge
 from storage import alias_moves, evidence, journal, model_versions
 from storage.alias_moves import MARK, aliases_of, made_in, mark_of
-from storage.model_versions import require_model, resolve, tags_of, versions_of_release
+from storage.model_versions import RELEASE_FIRST, require_model, resolve, tags_of, versions_of_release
 from storage.promotion_gate import Decision, decide
 from storage.records import PromotionRow, as_time, new_promotion
 from storage.release_facts import SESSION_TAG, ReleaseFacts, facts_of
+from storage.sealed import release_of, sealed_tags
 from storage.sharing import catch_up_promotions
 from storage.tracking import KEY_TAG, has_database, mlflow_lock, open_client
 
@@ -128,16 +129,18 @@ def promote(
         raise UserError(f"promote {name} --force: say why (--why), the promotion log keeps it")
     with _registry(home) as client:
         number = resolve(client, name, version)
-        if aliases_of(client, name).get("champion") == number:
+        before = _moved_by_others(home, client, name, number)
+        if aliases_of(client, name).get("champion") == number and before is None:
             return Registered(name, number, False, ("champion",), f"{name} version {number} is the champion already")
-        decision = _decide(home, client, name, number, judge)
+        decision = _decide(home, client, name, number, judge, before)
         if not decision.passed and not force:
             raise UserError(
                 f"promote {name} version {number}: the gate refuses: {decision.why_not()}; --force --why overrides it"
             )
         forced = f"{why}; the gate refused: {decision.why_not()}" if not decision.passed else ""
         reason = forced or "; ".join(part for part in (why.strip(), decision.why()) if part)
-        _move(home, client, name, "champion", number, "force" if forced else "promote", reason, decision)
+        action = "force" if forced else "promote"
+        _move(home, client, name, "champion", number, action, reason, decision, before)
     return Registered(name, number, False, ("champion",), f"{name} version {number} is now champion", decision=decision)
 
 
@@ -166,20 +169,37 @@ def notice_moves(home: Path) -> list[PromotionRow]:
         return _catch_up(home, open_client(home))
 
 
-def find_release(home: Path, name: str, which: str) -> tuple[str, str]:
+def _moved_by_others(home: Path, client: MlflowClient, name: str, version: int) -> int | None:
+    """The champion before this version, where somebody else than Draftsmith made this one champion; else None."""
+    moves = [row for row in made_in(mark_of(home, client), journal.promotions(home)) if row.name == name]
+    last = next((row for row in reversed(moves) if row.alias == "champion"), None)
+    return last.from_version if last is not None and (last.action, last.to_version) == ("external", version) else None
+
+
+def find_release(home: Path, name: str, which: str, judge: Judge) -> tuple[str, str]:
     """The key and session of the Release behind a version. which: its number, or an alias such as "champion".
 
+    An alias champion that was moved in MLflow by somebody else is obeyed when the gate would have moved it.
+
     Raises:
-        UserError: there is no such model, version or alias, or the version was not made by Draftsmith.
+        UserError: there is no such model, version or alias, the version was not made by Draftsmith, or the gate
+            refuses what somebody else has made champion.
     """
     if not has_database(home):
-        raise UserError(f"there is no registered model '{name}' (known: none yet)")
-    client = open_client(home)
-    number = resolve(client, name, which)
-    tags = tags_of(client, name, number)
-    if KEY_TAG not in tags:
-        raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
-    return tags[KEY_TAG], tags.get(SESSION_TAG, "")
+        raise UserError(f"there is no registered model '{name}' (known: none yet); {RELEASE_FIRST}")
+    with _registry(home) as client:
+        number = resolve(client, name, which)
+        if KEY_TAG not in tags_of(client, name, number):
+            raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
+        log = _log_of(home, client, name, number)
+        found = release_of(tags_of(client, name, number), log, f"{name} version {number}")
+        before = _moved_by_others(home, client, name, number) if which == "champion" else None
+        if before is not None and not (decision := _decide(home, client, name, number, judge, before)).passed:
+            raise UserError(
+                f"somebody has made version {number} champion of {name} in MLflow, and the gate refuses it: "
+                f"{decision.why_not()}; draftsmith rollback {name}, or promote {name} {number} --force --why"
+            )
+    return found
 
 
 def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:
@@ -234,18 +254,14 @@ def _publish(
 ) -> Decision | None:
     """Give a version its aliases. What a killed publication has done is in the log and not done again.
 
-    Moves from before the version was made were of another that had its number: numbers start again in a database
-    that is made anew, and in a model that was deleted. since: when it got newer evidence, by which the gate decides
-    anew whether it becomes champion.
+    since: when it got newer evidence, by which the gate decides anew whether it becomes champion.
     """
-    born = as_time(client.get_model_version(facts.name, str(version)).creation_timestamp / 1000)
-    log = made_in(mark_of(home, client), journal.promotions(home))
-    moves = [row for row in log if row.name == facts.name and row.to_version == version and row.promoted_at >= born]
+    moves = _log_of(home, client, facts.name, version)
     done = {row.alias for row in moves if row.alias != "champion" or since is None or row.promoted_at >= since}
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
         if alias not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
-    decision = _decide(home, client, facts.name, version, judge) if facts.worth_using else None
+    decision = _decide(home, client, facts.name, version, judge, facts=facts.tags) if facts.worth_using else None
     is_champion = aliases_of(client, facts.name).get("champion") == version
     if decision is None:
         model_versions.describe(client, facts.name, version, None)
@@ -255,12 +271,40 @@ def _publish(
     return decision
 
 
-def _decide(home: Path, client: MlflowClient, name: str, version: int, judge: Judge) -> Decision:
-    """Ask the gate about a version, and write its answer on the version."""
-    champion = aliases_of(client, name).get("champion")
+def _log_of(home: Path, client: MlflowClient, name: str, version: int) -> list[PromotionRow]:
+    """The moves of a version in this registry, oldest first.
+
+    Moves from before the version was made were of another that had its number: numbers start again in a database that
+    is made anew, and in a model that was deleted.
+    """
+    born = as_time(client.get_model_version(name, str(version)).creation_timestamp / 1000)
+    log = made_in(mark_of(home, client), journal.promotions(home))
+    return [row for row in log if row.name == name and row.to_version == version and row.promoted_at >= born]
+
+
+def _sealed(home: Path, client: MlflowClient, name: str, version: int) -> dict[str, str]:
+    """The facts of a version that decisions are made by."""
+    log = _log_of(home, client, name, version)
+    return sealed_tags(home, tags_of(client, name, version), log, f"{name} version {version}")
+
+
+def _decide(
+    home: Path,
+    client: MlflowClient,
+    name: str,
+    version: int,
+    judge: Judge,
+    before: int | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> Decision:
+    """Ask the gate about a version, and write its answer on the version.
+
+    before: the champion, if not the one now. facts: those of the release that the version is just being given.
+    """
+    champion = before if before is not None else aliases_of(client, name).get("champion")
     against = champion if champion != version else None
-    other = tags_of(client, name, against) if against is not None else None
-    tags = tags_of(client, name, version)
+    other = _sealed(home, client, name, against) if against is not None else None
+    tags = facts if facts is not None else _sealed(home, client, name, version)
     decision = decide(home, tags, other, against, judge)
     decision = Decision((*decision.checks, *evidence.overtaken(client, tags)), decision.against)
     said = "passed" if decision.passed else decision.why_not()
@@ -287,13 +331,17 @@ def _move(
     action: str,
     why: str,
     decision: Decision | None = None,
+    before: int | None = None,
 ) -> None:
-    """Move an alias and log it with the version's facts and what the gate said of this move, if it was asked."""
+    """Move an alias and log it with the version's facts and what the gate said of this move, if it was asked.
+
+    before: where the alias was, if somebody else has moved it since.
+    """
     numbers = {tag: value for tag, value in tags_of(client, name, version).items() if tag not in _ANSWERS}
     numbers[MARK] = mark_of(home, client)
     if decision is not None:
         numbers["gate.comparison"] = decision.as_json()
-    before = aliases_of(client, name).get(alias)
+    before = before if before is not None else aliases_of(client, name).get(alias)
     alias_moves.move(home, client, new_promotion(name, alias, action, before, version, _who(), why, numbers))
 
 

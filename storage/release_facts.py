@@ -115,9 +115,10 @@ def _from_lineage(store: Store, content: Mapping[str, Any]) -> dict[str, Any]:
     if data:
         tags["draftsmith.data"] = ", ".join(sorted(one["key"] for one in data))
         tags["draftsmith.data_digest"] = f"sha256:{_digest({one['key']: {'sha256': _tensors(one)} for one in data})}"
-    end_to_end = str(inputs.get("end_to_end", ""))
-    session = content["record"].get("input_sessions", {}).get(end_to_end, "")
-    measured = read_record(store.path_of_session(end_to_end, session)) or _record(store, end_to_end)
+    measured = None
+    if end_to_end := str(inputs.get("end_to_end") or ""):
+        session = content["record"].get("input_sessions", {}).get(end_to_end, "")
+        measured = read_record(store.path_of_session(end_to_end, session)) or _record(store, end_to_end)
     machine = measured["record"].get("machine") if measured else None
     if machine:
         tags["draftsmith.machine"] = machine.get("machine_id")

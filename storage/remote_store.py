@@ -8,6 +8,8 @@ from the environment, as the URL's own library reads them, and are refused insid
     URL/earlier/KEY.SESSION.json   the same of what the key was before it was made again
     URL/runs/RUN_ID.jsonl      journals of ended runs
     URL/promotions/ID.json     the promotion log, one move of an alias each
+    URL/runs/RUN_ID.jsonl.seal and the like, where the machines share $DRAFTSMITH_STORE_SECRET: what has no seal of it
+                               is left out, so that to write the store is not enough to tell others anything
 
 A file's name is its content, so two machines that finish the same key at once cannot mix their files: the newer
 session stands in artifacts/, and the other one, which may be somebody's measurement, in earlier/. Nothing that comes
@@ -18,6 +20,7 @@ line in `problems`, and nobody waits for it again for a minute.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -25,11 +28,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from components.contract import KINDS, UserError
+from components.contract import UserError
+from storage.artifact_records import (
+    SECRET_VARIABLE,
+    BadRecord,
+    has_secret,
+    is_ours,
+    is_seal,
+    parse_checked,
+    seal_of,
+    with_seal,
+)
 from storage.sessions import place_name
 from storage.whole_files import sha256_of
 
@@ -37,7 +50,7 @@ VARIABLE = "DRAFTSMITH_STORE"
 SECONDS_LEFT_ALONE = 60.0  # after a fault; a long run tries again later
 NUM_TRANSFERS = 8  # files in flight at once
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SEAL = ".seal"
 _RENAMING = ("file", "local")  # elsewhere an upload is one request, which happens whole or not at all
 # Seconds to wait for S3 to answer; the listing cache would hide what other machines write.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -91,6 +104,7 @@ class RemoteStore:
         self.problems: list[str] = []
         self._protocol = {"s3a": "s3", "local": "file"}.get(parts.scheme, parts.scheme)
         self._silent_until = 0.0
+        self._told: set[str] = set()
 
     @functools.cached_property
     def files(self) -> Any:
@@ -126,13 +140,16 @@ class RemoteStore:
             with ThreadPoolExecutor(NUM_TRANSFERS) as pool:  # list() passes on what a thread raised
                 list(pool.map(lambda item: self._put_object(directory / item[0], item[1]), here))
             key = content["key"]
-            there = self._record(key)
-            is_newest = there is None or float(there["finished_at"]) <= float(content["finished_at"])
+            there = self._any_record(key)
+            is_newest = (
+                there is None or not is_ours(there) or float(there["finished_at"]) <= float(content["finished_at"])
+            )
             older = there if is_newest else content
             if there is not None and older is not None and place_name(there) != place_name(content):
-                self._write(f"earlier/{key}.{place_name(older)}.json", json.dumps(older, indent=1))
+                kept = older if older is there else with_seal(older)
+                self._write(f"earlier/{key}.{place_name(older)}.json", json.dumps(kept, indent=1))
             if is_newest:
-                self._write(f"artifacts/{key}.json", json.dumps(content, indent=1))
+                self._write(f"artifacts/{key}.json", json.dumps(with_seal(content), indent=1))
             return True
 
         return bool(self.attempt(send))
@@ -161,17 +178,37 @@ class RemoteStore:
         return self.attempt(fetch)
 
     def names(self, folder: str) -> set[str] | None:
-        """The names in runs/, promotions/ or earlier/. None: the store does not answer."""
-        return self.attempt(lambda: set(self._listing(folder)))
+        """The names in runs/, promotions/ or earlier/. None: the store does not answer.
+
+        Where machines share a secret, texts without a seal are left out, and how many they are is a problem.
+        """
+        names = self.attempt(lambda: set(self._listing(folder)))
+        if names is None or folder == "earlier":  # a record holds its seal
+            return names
+        texts = {name for name in names if not name.endswith(_SEAL)}
+        unsealed = {name for name in texts if f"{name}{_SEAL}" not in names} if has_secret() else set()
+        if unsealed:
+            self._tell_once(f"{len(unsealed)} of {len(texts)} {folder} in {self.url} have no seal; they are left out")
+        return texts - unsealed
 
     def read_text(self, name: str) -> str | None:
-        """A small file, by its path under the URL."""
-        return self.attempt(lambda: bytes(self.files.cat_file(f"{self.url}/{name}")).decode("utf-8"))
+        """A small file, by its path under the URL; None where it has not the seal that it must have."""
+        data = self.attempt(lambda: bytes(self.files.cat_file(f"{self.url}/{name}")))
+        if data is None:
+            return None
+        if has_secret():
+            seal = self.attempt(lambda: bytes(self.files.cat_file(f"{self.url}/{name}{_SEAL}")))
+            if seal is None or not is_seal(seal.decode("ascii", "replace"), name, hashlib.sha256(data).hexdigest()):
+                self._tell_once(f"{name} in {self.url} is not sealed with ${SECRET_VARIABLE}; it is left out")
+                return None
+        return data.decode("utf-8", "replace")
 
     def write_text(self, name: str, text: str) -> bool:
-        """Write a small file whole; True when it is there."""
+        """Write a small file whole, its seal before it; True when it is there."""
 
         def write() -> bool:
+            if has_secret():
+                self._write(f"{name}{_SEAL}", seal_of(name, hashlib.sha256(text.encode("utf-8")).hexdigest()))
             self._write(name, text)
             return True
 
@@ -207,19 +244,34 @@ class RemoteStore:
         self._silent_until = 0.0
 
     def _record(self, name: str) -> dict[str, Any] | None:
+        """The record of KEY or KEY.SESSION, its form, digest and seal checked."""
+        content = self._any_record(name)
+        if content is None or is_ours(content):
+            return content
+        self._tell_once(
+            f"{name[:12]} in the shared store {self.url} is not sealed with ${SECRET_VARIABLE}: it is not used"
+        )
+        return None
+
+    def _any_record(self, name: str) -> dict[str, Any] | None:
+        """The record, whoever has written it."""
         try:
             text = self.files.cat_file(f"{self.url}/{_place(name)}", start=0)  # from 0: one request, not three
         except FileNotFoundError:
             return None
         try:
-            content = json.loads(text)
-            why = _malformed(name.partition(".")[0], content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = f"its record cannot be read ({type(error).__name__})"
-        if why:
-            self._refuse(name, why)
+            content = parse_checked(text)
+            if content["key"] != name.partition(".")[0]:
+                raise BadRecord("its record is that of something else")
+        except BadRecord as error:
+            self._refuse(name, str(error))
             return None
-        return dict(content)
+        return content
+
+    def _tell_once(self, problem: str) -> None:
+        if problem not in self._told:
+            self._told.add(problem)
+            self.problems.append(problem)
 
     def _refuse(self, name: str, why: str) -> None:
         self.problems.append(f"the shared store {self.url} has a broken artifact {name[:12]}: {why}; it is made again")
@@ -287,18 +339,3 @@ def _object(facts: Mapping[str, Any]) -> str:
 def _mark(facts: Mapping[str, Any]) -> str:
     """What a listing says of a file that changes when it is written again."""
     return str(facts.get("ETag") or facts.get("mtime") or facts.get("created") or facts.get("size"))
-
-
-def _malformed(key: str, content: dict[str, Any]) -> str:
-    """What is wrong with the form of an artifact.json from outside, or ''."""
-    if content["key"] != key or content["kind"] not in KINDS or not isinstance(content["finished_at"], float | int):
-        return "its record is that of something else"
-    if not isinstance(content["info"], dict) or not isinstance(content["record"], dict):
-        return "its record is not one of an artifact"
-    for name, facts in content["files"].items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
-            return f"it has a file named {name!r}"
-        if not _SHA256.fullmatch(facts["sha256"]) or not isinstance(facts["size"], int):
-            return f"{name} has no sha256"
-    return ""

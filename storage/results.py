@@ -14,13 +14,17 @@ ones. The tables hold every session; the views take of each key the newest that 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
-from pyarrow.dataset import dataset, field
+import pyarrow as pa
+from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions, dataset, field
 
 from components.contract import UserError
 from storage import journal
@@ -45,7 +49,7 @@ from storage.records import (
     draftsmith_version,
 )
 from storage.schema import all_tables, reading_schema
-from storage.segments import empty, reading
+from storage.segments import HOW_TO_MEND, empty, reading
 from storage.sessions import file_key, session_of
 from storage.sharing import catch_up
 
@@ -64,6 +68,10 @@ __all__ = [
 UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
 """What reading an artifact raises whose artifact.json was cut short, or whose rows another version has written."""
 
+CHECKED_PARQUET = ParquetFileFormat(
+    default_fragment_scan_options=ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+"""Parquet whose pages are held against their checksums as they are read."""
 _VIEWS = Path(__file__).with_name("views.sql")
 # What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
 _NEWEST = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded;
@@ -77,24 +85,43 @@ Answer = tuple[list[str], list[tuple[Any, ...]]]
 Ask = Callable[[str, Mapping[str, Any]], Answer]
 
 
-def query(sql: str, home: Path, parameters: Mapping[str, Any] | None = None, *, all_sessions: bool = False) -> Answer:
+@dataclass(frozen=True)
+class Limits:
+    """What one question may take: seconds, rows of its answer, and GiB of memory while DuckDB works on it."""
+
+    seconds: float = 120.0
+    rows: int = 500_000
+    memory_gib: int = 4
+
+
+def query(
+    sql: str,
+    home: Path,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    all_sessions: bool = False,
+    limits: Limits = Limits(),
+) -> Answer:
     """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
 
     parameters: values of the $names in it; nothing is ever pasted into SQL. all_sessions: views show every session of
     what was measured again, not the newest valid one alone.
 
     Raises:
-        UserError: the SQL is wrong, is not one SELECT, or reaches outside the history; the error names the views.
+        UserError: the SQL is wrong, is not one SELECT, reaches outside the history, or takes more than its limits.
     """
-    with open_history(home, all_sessions=all_sessions) as ask:
+    with open_history(home, all_sessions=all_sessions, limits=limits) as ask:
         return ask(sql, parameters or {})
 
 
 @contextmanager
-def open_history(home: Path, *, all_sessions: bool = False) -> Iterator[Ask]:
+def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Limits()) -> Iterator[Ask]:
     """Several questions over one state of the history: ask(sql, parameters) answers as `query` does."""
     catch_up(home)
-    with reading(history_dir(home)), _connect(home, _EVERY if all_sessions else _NEWEST) as connection:
+    with (
+        reading(history_dir(home)),
+        _connect(home, _EVERY if all_sessions else _NEWEST, limits.memory_gib) as connection,
+    ):
 
         def ask(sql: str, parameters: Mapping[str, Any]) -> Answer:
             try:
@@ -104,13 +131,57 @@ def open_history(home: Path, *, all_sessions: bool = False) -> Iterator[Ask]:
                     raise UserError(
                         f"query: one SELECT, please: it reads and never writes. Views: {_names(connection)}"
                     )
-                cursor = connection.execute(statements[0], dict(parameters) or None)
-                columns = [str(column[0]) for column in cursor.description or []]
-                return columns, cursor.fetchall()  # all: a result that is still streaming blocks the next question
-            except duckdb.Error as error:
+                columns, rows = _in_time(connection, statements[0], parameters, limits)
+            except duckdb.OutOfMemoryException as error:
+                raise UserError(f"query: it takes more than {limits.memory_gib} GiB of memory: ask for less") from error
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                damaged = next(damaged_files(home), None)
+                if damaged is not None:
+                    raise UserError(f"{damaged}: is damaged; {HOW_TO_MEND}") from error
                 raise UserError(f"query: {_one_line(error)}. Views: {_names(connection)}") from error
+            if len(rows) > limits.rows:
+                most = f"{limits.rows:,} rows"
+                raise UserError(f"query: it has more than {most}: add a LIMIT, or allow more (--max-rows)")
+            return columns, rows
 
         yield ask
+
+
+def _in_time(
+    connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Mapping[str, Any], limits: Limits
+) -> Answer:
+    """The columns and rows of one statement; one row more than allowed tells that there are more.
+
+    DuckDB works in a thread of its own: while it works in this one, Python hears neither a clock nor Ctrl-C.
+
+    Raises:
+        UserError: it takes longer than allowed.
+    """
+    answer: Future[Answer] = Future()
+
+    def work() -> None:
+        try:
+            cursor = connection.execute(statement, dict(parameters) or None)
+            columns = [str(column[0]) for column in cursor.description or []]
+            answer.set_result((columns, cursor.fetchmany(limits.rows + 1)))
+        except BaseException as error:  # handed to whoever asks
+            answer.set_exception(error)
+
+    worker = threading.Thread(target=work, name="query", daemon=True)
+    worker.start()
+    try:
+        return answer.result(limits.seconds)
+    except (TimeoutError, KeyboardInterrupt) as error:
+        while worker.is_alive():
+            connection.interrupt()  # a statement that has not begun yet does not hear it
+            worker.join(0.1)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(
+            f"query: no answer within {limits.seconds:g} s: ask for less, or allow more (--timeout)"
+        ) from error
+    finally:
+        worker.join()
 
 
 def view_names(home: Path) -> list[str]:
@@ -178,7 +249,7 @@ def _mark_superseded(home: Path, key: str) -> None:
     """
     columns = ["session", "created_at", "info"]
     with reading(history_dir(home)):
-        table = dataset(files_of(home, "artifact"), schema=reading_schema("artifact"), format="parquet")
+        table = dataset(files_of(home, "artifact"), schema=reading_schema("artifact"), format=CHECKED_PARQUET)
         rows = table.to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
     newest = max(rows, key=lambda row: (json.loads(row["info"]).get("verdict") != "invalid", row["created_at"]))
     for row in rows:
@@ -265,6 +336,16 @@ def remember_promotion(home: Path, row: PromotionRow) -> None:
     write_record(home, "promotion", row.promotion_id, [row])
 
 
+def damaged_files(home: Path) -> Iterator[Path]:
+    """The files of the history that count and cannot be read to their end, or whose pages have changed."""
+    for table in all_tables():
+        for name in files_of(home, table) if (history_dir(home) / table).is_dir() else []:
+            try:
+                dataset([name], schema=reading_schema(table), format=CHECKED_PARQUET).to_table()
+            except (pa.ArrowException, OSError, ValueError):
+                yield Path(name)
+
+
 def rebuild(home: Path, store: Store) -> dict[str, int]:
     """Make the whole history anew from the store, the run journals and the promotion log; counts what was read.
 
@@ -283,7 +364,7 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
     return counts
 
 
-def _connect(home: Path, which: str) -> duckdb.DuckDBPyConnection:
+def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duckdb.DuckDBPyConnection:
     """An in-memory database with every view, locked. which: _NEWEST or _EVERY session."""
     seed(home)
     config = {
@@ -291,10 +372,12 @@ def _connect(home: Path, which: str) -> duckdb.DuckDBPyConnection:
         "autoload_known_extensions": False,
         "python_enable_replacements": False,  # a table is never one of our variables
         "temp_directory": "",
+        "memory_limit": f"{memory_gib}GiB",
     }
     connection = duckdb.connect(":memory:", config=config)
     for table in all_tables():
-        connection.register(table, dataset(files_of(home, table), schema=reading_schema(table), format="parquet"))
+        rows = dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
+        connection.register(table, rows)
     connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
     # A progress bar would stand in front of answers that other programs read.
     for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):

@@ -31,6 +31,7 @@ from components.contract import UserError
 from storage.schema import schema_of
 
 SCHEMA_FILE = "_schema.parquet"
+HOW_TO_MEND = "`draftsmith doctor --repair` makes the history anew from the artifacts, journals and promotions"
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,26 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        damaged = _was_compacted(directory)
+        if path.exists():  # a first compaction has ended meanwhile
+            return read_manifest(directory)
+        if damaged:
+            raise UserError(f"{path}: is missing, and with it merged rows; {HOW_TO_MEND}") from None
         return Manifest()
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}); {HOW_TO_MEND}") from error
     try:
         segments = tuple(Segment(**segment) for segment in content["segments"])
         return Manifest(segments, content["keys"], tuple(content["retired"]))
     except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: another version of Draftsmith has written this; delete the folder {directory.parent}, and "
-            "`draftsmith resync` makes it anew"
-        ) from error
+        raise UserError(f"{path}: another version of Draftsmith has written this; {HOW_TO_MEND}") from error
+
+
+def _was_compacted(directory: Path) -> bool:
+    """Keys were merged into segments and have no file of their own any more; a compaction killed before its end has
+    left them theirs."""
+    merged = {key for file in directory.glob("_keys-*.txt") for key in file.read_text(encoding="utf-8").split()}
+    return any(not (directory / f"{key}.parquet").is_file() for key in merged)
 
 
 def swap_manifest(directory: Path, manifest: Manifest) -> None:
@@ -143,7 +155,7 @@ def new_name(kind: str, ending: str) -> str:
 def write_parquet(path: Path, rows: pa.Table) -> None:
     """A whole file or none."""
     part = part_of(path)
-    pq.write_table(rows, part, compression="zstd")
+    pq.write_table(rows, part, compression="zstd", write_page_checksum=True)
     os.replace(part, path)
 
 

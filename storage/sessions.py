@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RECORD_FILE = "artifact.json"
+from components.contract import UserError
+from storage.artifact_records import RECORD_FILE as RECORD_FILE
+
 EVIDENCE = ("Measurements", "DepthPolicy", "Release", "Page")
 """Kinds that say what was measured and decided: of these nothing is thrown away when they are made again."""
 
@@ -31,6 +34,20 @@ class Session:
     path: Path
     finished_at: float
     is_newest: bool
+
+
+_NAME = re.compile(r"\w[\w-]{0,127}")
+
+
+def part_of_path(name: str) -> str:
+    """The name of a key or of a session, which becomes a part of a path and may have been read from anywhere.
+
+    Raises:
+        UserError: it holds anything but letters, digits, _ and -, and might lead elsewhere.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name[:80]!r} is no key of an artifact: letters, digits, - and _ alone")
+    return name
 
 
 def file_key(key: str, session: str) -> str:

@@ -20,8 +20,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.contract import UserError
 from storage import journal
 from storage.artifacts import Store
+from storage.redaction import without_secrets
 from storage.whole_files import flush
 
 if TYPE_CHECKING:
@@ -33,6 +35,14 @@ _STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt", ".svg", ".csv")
 _PICTURES = ("charts", "tables")  # folders of a Page whose files are shown beside it
 _SMALL_BYTES = 4 << 20
+
+
+class ServerDown(UserError):
+    """MLflow's server, which $MLFLOW_TRACKING_URI names, does not answer, or answers that it will not."""
+
+    def __init__(self, uri: str, error: Exception) -> None:
+        said = " ".join(str(error).split())
+        super().__init__(without_secrets(f"mlflow at {uri} does not answer: {said[:300]}"))
 
 
 def tracking_uri(home: Path) -> str:
@@ -109,12 +119,23 @@ def _is_own(home: Path) -> bool:
 
 
 def open_client(home: Path) -> MlflowClient:
-    """A client for tracking and registry. Raises whatever MLflow raises when it is down."""
+    """A client for tracking and registry.
+
+    Raises:
+        ServerDown: a server was named and cannot be asked.
+    """
     uri = ensure_database(home)
+    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    if uri.startswith("http"):
+        try:
+            client.search_experiments(max_results=1)
+        except MlflowException as error:
+            raise ServerDown(uri, error) from error
+    return client
 
 
 def experiment_of(home: Path, client: MlflowClient, name: str) -> str:

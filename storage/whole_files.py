@@ -1,7 +1,8 @@
 """Are the files of an artifact whole? Their sha256, what is remembered of it, and writes that are on disk at their end.
 
 Reading gigabytes again at every look would be slow, so `home/verified/KEY.json` keeps the inode, time and size that
-each file had when its sha256 was right; a file that still has them is not read again.
+each file had when its sha256 was right; a file that still has them is not read again for a week. (A disk that rots
+changes neither time nor size.)
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 _READ_BYTES = 1 << 20
+BELIEVED_S: Final = 7 * 24 * 3600.0  # how long a file counts as whole without being read again
 Stamps = dict[str, list[int]]
 """File name -> [inode, time of its last change in ns, size in bytes]."""
 
 
-def broken_file(home: Path, key: str, path: Path, files: Mapping[str, Any]) -> str:
+def broken_file(home: Path, key: str, path: Path, files: Mapping[str, Any], *, anew: bool = False) -> str:
     """What is wrong with the listed files of an artifact, or ''. Files unchanged since they were hashed are not read.
 
-    files: name -> {"size", "sha256"}.
+    files: name -> {"size", "sha256"}. anew: read them all.
     """
-    known, fresh = _known_stamps(home, key), Stamps()
+    known, fresh = Stamps() if anew else _known_stamps(home, key), Stamps()
     for name, facts in files.items():
         file = path / name
         if not file.is_file():
@@ -96,8 +98,11 @@ def write_flushed(file: Path, text: str) -> None:
 
 
 def _known_stamps(home: Path, key: str) -> Stamps:
+    file = home / "verified" / f"{key}.json"
     try:
-        content = json.loads((home / "verified" / f"{key}.json").read_text(encoding="utf-8"))
+        if time.time() - file.stat().st_mtime > BELIEVED_S:
+            return {}
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # only a cache: without it, files are hashed again
     return dict(content) if isinstance(content, dict) else {}

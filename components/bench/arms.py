@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from components.contract import DepthPolicy, UserError
+from components.outside_json import read_object
 
 Depths = Literal["around", "all"] | list[int]
 
@@ -81,7 +81,7 @@ def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
         raise UserError(
             f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
         )
-    written = json.loads(file.read_text(encoding="utf-8"))
+    written = read_object(file)
     found: dict[str, set[int]] = {key: {depth} for key, depth in written.get("served", {}).items() if depth > 0}
     for choice in written["choices"]:
         if choice["workload"] == "all" and choice["depth_k"] > 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from components.contract import Context, Draft, Prompts, Target, UserError
+from components.data.control_marks import HoldsControlMark
 from components.data.prompts import encode_prompt, read_prompts
 from components.drafts.draft import Drafter
 from components.drafts.files import open_draft
@@ -34,7 +35,7 @@ def encoded_prompts(
 def fitting_prompts(
     target: Target, num_positions: int, prompts: Prompts, split: str, new_tokens: int, ctx: Context
 ) -> list[EncodedPrompt]:
-    """The prompts of a split that leave room for `new_tokens` more; the others are set aside and counted.
+    """The prompts of a split that leave room for `new_tokens` more and hold no control mark; the others are set aside.
 
     Raises UserError when none is left.
     """
@@ -42,7 +43,11 @@ def fitting_prompts(
     room = num_positions - new_tokens
     found = []
     for number, prompt in enumerate(read_prompts(prompts, split), start=1):
-        ids = encode_prompt(tokenizer, prompt)
+        try:
+            ids = encode_prompt(tokenizer, prompt)
+        except HoldsControlMark as error:
+            ctx.set_aside(f"prompts ({split})", number, str(error), prompt.prompt_id)
+            continue
         if len(ids) <= room:
             found.append(EncodedPrompt(prompt.prompt_id, prompt.workload, ids, prompt.language))
         else:

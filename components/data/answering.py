@@ -17,6 +17,7 @@ from pydantic import Field
 
 from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
 from components.data.answer_summary import ANSWERED_SPLITS, summarise, write_manifest
+from components.data.control_marks import HoldsControlMark
 from components.data.prompts import encode_prompt, read_prompts
 from components.shards import sweep, unfinished
 
@@ -59,13 +60,15 @@ def write_answers(
         raise UserError(
             f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in this target's positions; lower it"
         )
-    jobs, num_too_long = jobs_of(prompts, tokenizer, limit, sampled_share, ctx.seed)
-    if not jobs and not num_too_long:
+    jobs, left_out = jobs_of(prompts, tokenizer, limit, sampled_share, ctx)
+    if not jobs and not left_out.too_long:
         raise UserError("prompts: none is for train or validation; collect some with num_train and num_validation")
     if not jobs:
         raise UserError(f"max_prompt_tokens: no prompt has at most {limit} tokens; raise it or collect shorter prompts")
-    if num_too_long:
-        ctx.note(f"{num_too_long} prompts of more than {limit} tokens left out; {len(jobs)} are answered")
+    if left_out.too_long:
+        ctx.note(f"{left_out.too_long} prompts of more than {limit} tokens left out; {len(jobs)} are answered")
+    if left_out.marked:
+        ctx.note(f"{left_out.marked} prompts that hold a control mark set aside, see set_aside.jsonl")
     shards = [
         AnswerShard(
             file=ctx.out / shard_name(number),
@@ -91,7 +94,7 @@ def write_answers(
     write_manifest(ctx, target.key, names, shard_size)
     info = summarise(ctx, names)
     ctx.note(f"{info['num_answer_tokens']} answer tokens in {time.monotonic() - begun:.0f} s")
-    return Conversations.made(ctx, {"target_key": target.key, "num_prompts_too_long": num_too_long, **info})
+    return Conversations.made(ctx, {"target_key": target.key, **left_out.facts(), **info})
 
 
 @dataclass(frozen=True)
@@ -123,24 +126,43 @@ class AnswerShard:
     num_threads: int
 
 
-def jobs_of(prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, seed: int) -> tuple[list[Job], int]:
-    """Every prompt to answer, by split and then by length, so that a batch pads little; and how many are too long."""
+@dataclass
+class NotAnswered:
+    """How many prompts are not answered. too_long: for the limit of tokens. marked: they hold a control mark."""
+
+    too_long: int = 0
+    marked: int = 0
+
+    def facts(self) -> dict[str, int]:
+        """As the artifact's info says it."""
+        return {"num_prompts_too_long": self.too_long, "num_prompts_set_aside": self.marked}
+
+
+def jobs_of(
+    prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, ctx: Context
+) -> tuple[list[Job], NotAnswered]:
+    """Every prompt to answer, by split and then by length, so that a batch pads little; and how many are left out."""
     import hashlib
 
-    jobs, num_too_long = [], 0
+    jobs, left_out, seed = [], NotAnswered(), ctx.seed
     for split in ANSWERED_SPLITS:
         of_split = []
-        for prompt in read_prompts(prompts, split):
-            ids = encode_prompt(tokenizer, prompt)
+        for number, prompt in enumerate(read_prompts(prompts, split), start=1):
+            try:
+                ids = encode_prompt(tokenizer, prompt)
+            except HoldsControlMark as error:
+                left_out.marked += 1
+                ctx.set_aside(f"prompts ({split})", number, str(error), prompt.prompt_id)
+                continue
             if len(ids) > limit:
-                num_too_long += 1
+                left_out.too_long += 1
                 continue
             digest = hashlib.sha256(f"sampled:{seed}:{prompt.prompt_id}".encode()).digest()
             sampled = split == "train" and int.from_bytes(digest[:8], "big") / 2**64 < sampled_share
             known = (prompt.language, prompt.domain, prompt.place)
             of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *known))
         jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
-    return jobs, num_too_long
+    return jobs, left_out
 
 
 def answer_shard(shard: AnswerShard, tell: Tell) -> int:

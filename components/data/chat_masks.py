@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from components.contract import UserError
 from components.data.chat_masks_methods import METHODS, Disagreement, NotPossible, Slot, Span, find_slots
 from components.data.chat_masks_turns import ChatRow
+from components.data.control_marks import HoldsControlMark, refuse_marked_chat
 
 MIN_METHODS = 2
 
@@ -44,7 +45,7 @@ def mask_chat(row: ChatRow) -> MaskedChat:
     """The ids and the mask of a row.
 
     Raises:
-        LeftOut: the methods disagree, fewer than two are possible, or a content holds a control token.
+        LeftOut: the methods disagree, fewer than two are possible, or a text of the chat holds a control mark.
         UserError: the template refuses the chat; or it has answers, and the agreed mask is all zero.
     """
     _refuse_unsafe_text(row)
@@ -96,14 +97,12 @@ def _mask_of(spans: list[Span], offsets: list[tuple[int, int]]) -> list[bool]:
 
 
 def _refuse_unsafe_text(row: ChatRow) -> None:
-    """A stranger's text that holds a control token would end a turn or begin one."""
-    tokens = row.rendering.tokenizer.all_special_tokens
+    """Raises LeftOut where a stranger's text is no valid text, or would end a turn or begin one."""
     try:
         row.text.encode()
     except UnicodeEncodeError as error:
         raise LeftOut("a message is no valid text", "it holds half of a surrogate pair") from error
-    for message in row.messages:
-        for said in (message.get("content"), message.get("reasoning_content"), str(message.get("tool_calls") or "")):
-            held = next((token for token in tokens if isinstance(said, str) and token in said), None)
-            if held is not None:
-                raise LeftOut("a message holds a control token", held)
+    try:
+        refuse_marked_chat(row.rendering.tokenizer, row.messages, row.rendering.tools, row.rendering.text)
+    except HoldsControlMark as error:
+        raise LeftOut("a text holds a control mark", str(error)) from error

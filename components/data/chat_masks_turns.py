@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from components.data.chat_masks_methods import Rendering
+from components.data.control_marks import INLINE_THINKING
 from components.data.prompts import accepted_turns, same_day_template
 
 Thinking = Literal["keep", "drop", "last"]
 Turns = Literal["all", "last"]
 ThinkingStyle = Literal["field", "inline", "none"]
 
-_INLINE = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _PROBE = "Qz0think0zQ"
 
 
@@ -101,7 +101,7 @@ def _parted(message: Mapping[str, Any]) -> dict[str, Any]:
     parted = {name: value for name, value in message.items() if value is not None}
     parted.setdefault("content", "")
     content = parted["content"]
-    if parted["role"] == "assistant" and isinstance(content, str) and (found := _INLINE.match(content)):
+    if parted["role"] == "assistant" and isinstance(content, str) and (found := INLINE_THINKING.match(content)):
         parted["content"] = content[found.end() :]
         if not parted.get("reasoning_content") and found[1].strip():
             parted["reasoning_content"] = found[1].strip("\n")

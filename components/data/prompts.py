@@ -7,14 +7,21 @@ chat into text at answer time, so one Prompts artifact serves any target.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from components.contract import Prompts, UserError
+from components.data.control_marks import refuse_marked_chat, refuse_marked_text
 
 SPLITS: Final = ("train", "validation", "test", "warm_up")
+RENDER_WITHIN_S: Final = 30.0
+"""What a chat template may take for one chat; a thousand turns take a tenth of a second."""
 _FIXED_DAY: Final = datetime.date(2024, 7, 26)
 """What chat templates that ask are told to be today: the day that Llama's own templates fall back to."""
 
@@ -111,15 +118,21 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
 
     A chat is rendered with the tokenizer's chat template and its generation prompt; without a template its turns are
     joined as "role: content" paragraphs. Never empty: a prompt that encodes to nothing is the bos token, or 0.
+
+    Raises HoldsControlMark where a text of the prompt would become a control token.
     """
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
-        text = render_chat(tokenizer, accepted_turns(tokenizer, prompt.messages, prompt.tools), tools=prompt.tools)
+        turns = accepted_turns(tokenizer, prompt.messages, prompt.tools)
+        render = functools.partial(render_chat, tokenizer, tools=prompt.tools)
+        refuse_marked_chat(tokenizer, turns, prompt.tools, render)
+        text = render(turns)
         ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # the template writes its own
     else:
         text = join_turns(prompt.messages) if prompt.messages is not None else str(prompt.text)
+        refuse_marked_text(tokenizer, text)
         ids = list(tokenizer(text, verbose=False)["input_ids"])
         end = tokenizer.eos_token_id
-        if ids and ids[-1] == end and not text.endswith(tokenizer.eos_token):
+        if ids and ids[-1] == end:
             ids.pop()  # some tokenizers close every text, and nothing continues a closed text
     return ids or [tokenizer.bos_token_id or 0]
 
@@ -139,21 +152,47 @@ def render_chat(
     import jinja2
 
     try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages),
-            tools=None if tools is None else list(tools),
-            chat_template=same_day_template(tokenizer, tools),
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            **(options or {}),
-        )
+        with _within(RENDER_WITHIN_S):
+            text: str = tokenizer.apply_chat_template(
+                list(messages),
+                tools=None if tools is None else list(tools),
+                chat_template=same_day_template(tokenizer, tools),
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **(options or {}),
+            )
         return text
+    except TimeoutError as error:
+        raise UserError(f"the target's chat template has not written a chat within {RENDER_WITHIN_S:g} s") from error
     # ValueError: several templates, none the default. TypeError: a content that is no text, added to one
     except (jinja2.TemplateError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"the target's chat template refuses a chat ({reason}); use another source or target"
         ) from error
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """TimeoutError where what is inside takes longer: loops in a template are a stranger's.
+
+    A clock needs the main thread, where steps run, and no other clock; elsewhere there is no limit.
+    """
+    in_use = signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN)
+    if in_use or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def accepted_turns(

@@ -36,17 +36,18 @@ TABLE_SUFFIXES: Final = (*SUFFIXES, *(f"{kind}{compression}" for kind in _CSV fo
 
 def find_files(source: str) -> list[Path]:
     """The files that a path or a glob pattern names, sorted; raises UserError when there is none or one is unusable."""
-    known = ", ".join(SUFFIXES)
+    known, root = ", ".join(SUFFIXES), None
     try:
         path = Path(source).expanduser()
         if path.is_dir():
+            root = path
             files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
             if not files:
                 raise UserError(f"source: {source}: no {known} file in this folder; name the folder that holds them")
         elif path.is_file():
             files = [path]
         else:
-            files = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+            files, root = sorted(files_of_pattern(str(path))), folder_of_pattern(source)
         sizes = [file.stat().st_size for file in files]
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
         raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
@@ -55,6 +56,8 @@ def find_files(source: str) -> list[Path]:
             f"source: {source}: no such file; give 'python-stdlib', a path or pattern of {known}, or hf:NAME:SPLIT"
         )
     for file, size in zip(files, sizes, strict=True):
+        if root is not None and leads_out(file, root):
+            raise UserError(f"source: {file}: is a link that leads out of {root}; name the file that it leads to")
         if not file.name.endswith(SUFFIXES):
             raise UserError(f"source: {file}: unknown kind of file; expected one of {known}")
         if size == 0:
@@ -62,6 +65,22 @@ def find_files(source: str) -> list[Path]:
         if not os.access(file, os.R_OK):
             raise UserError(f"source: {file}: not readable by this user; change its permissions")
     return files
+
+
+def files_of_pattern(pattern: str) -> list[Path]:
+    """The files that a pattern names."""
+    return [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+
+
+def folder_of_pattern(source: str) -> Path:
+    """The folder that a pattern looks in: what stands before its first wild card."""
+    wild = min((source.find(sign) for sign in "*?[" if sign in source), default=len(source))
+    return Path(os.path.dirname(source[:wild]) or ".").expanduser()
+
+
+def leads_out(file: Path, root: Path) -> bool:
+    """Whether a file below a folder really lies somewhere else: whoever may write there could have any file read."""
+    return not file.resolve().is_relative_to(root.resolve())
 
 
 def stem_of(file: Path) -> str:

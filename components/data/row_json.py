@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 from components.contract import UserError
 from components.data.row_streams import Place, opened
 
-MAX_ROW_BYTES: Final = 64 << 20
+MAX_ROW_BYTES: Final = 16 << 20
 """A larger row is no row; it is set aside without being read into memory as a whole."""
 _MAX_OBJECT_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -111,9 +111,10 @@ def _elements(window: _Window, set_aside: SetAside) -> Iterator[tuple[int, Any]]
         if window.char() == ",":
             window.move(window.at + 1)
             window.skip()
-        elif window.char() != "]":
+        elif window.char() not in ("]", "{"):  # before an object a comma is missing, and nothing with it
             set_aside(file, window.line, "the list breaks off here", window.text[window.at : window.at + 80])
-            return
+            if not _next_object(window, window.column):
+                return
     window.move(window.at + 1)
     window.skip()
     if window.char():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final, Literal
 
@@ -69,6 +70,7 @@ def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
 
 def _batch_rows(batch: Any, before: int, file: str, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     try:
+        batch.validate(full=True)  # offsets that lead out of a buffer would end this process
         rows = batch.to_pylist()
     except (ValueError, OverflowError):  # one of them holds text that is not UTF-8, or a date beyond Python's
         rows = None
@@ -77,7 +79,9 @@ def _batch_rows(batch: Any, before: int, file: str, set_aside: SetAside) -> Iter
         return
     for place in range(batch.num_rows):
         try:
-            row = batch.slice(place, 1).to_pylist()[0]
+            one = batch.slice(place, 1)
+            one.validate(full=True)
+            row = one.to_pylist()[0]
         except (ValueError, OverflowError) as error:
             set_aside(file, before + place + 1, _first_line(error), "")
             continue
@@ -94,19 +98,55 @@ def csv_rows(where: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[tup
     separator = "\t" if ".tsv" in where[-9:].lower() else ","
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        yield from _cells(where, csv.reader(text, strict=True, delimiter=separator), set_aside)
+        yield from _cells(where, _Records(text, separator), set_aside)
     finally:
         text.detach()  # whoever opened the stream closes it
 
 
-def _cells(where: str, reader: Any, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+class _Records:
+    """CSV records one by one. A quote that nothing closes takes every line after it into its record, so a record that
+    is wrong costs its first line alone: `again` reads on at the second."""
+
+    def __init__(self, text: IO[str], separator: str) -> None:
+        self._text, self._separator = iter(text), separator
+        self._waiting: deque[str] = deque()
+        self.lines: list[str] = []  # of the record
+        self.line = 0  # the last one of the record, from 1
+        self._reader = self._fresh()
+
+    def next(self) -> list[str] | None:
+        """The cells of the next record; None at the end. Raises csv.Error for what is none."""
+        self.lines = []
+        return next(self._reader, None)
+
+    def again(self) -> None:
+        """Read on at the second line of the record that was read last."""
+        rest = self.lines[1:]
+        self._waiting.extendleft(reversed(rest))
+        self.line -= len(rest)
+        self._reader = self._fresh()
+
+    def _fresh(self) -> Iterator[list[str]]:
+        return csv.reader(self._take(), strict=True, delimiter=self._separator)
+
+    def _take(self) -> Iterator[str]:
+        while True:
+            line = self._waiting.popleft() if self._waiting else next(self._text, None)
+            if line is None:
+                return
+            self.lines.append(line)
+            self.line += 1
+            yield line
+
+
+def _cells(where: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
     columns: list[str] | None = None
     while True:
         try:
-            cells = next(reader, None)
+            cells = records.next()
         except csv.Error as error:
-            set_aside(where, reader.line_num, f"not CSV: {error}", "")
-            continue  # it goes on at the next line
+            _broken(where, records, f"not CSV: {error}", set_aside)
+            continue
         if cells is None:
             return
         if not cells:
@@ -116,9 +156,16 @@ def _cells(where: str, reader: Any, set_aside: SetAside) -> Iterator[tuple[int, 
                 raise UserError(f"source: {where}: UTF-16 text; save it as UTF-8")
             columns = cells
         elif len(cells) != len(columns):
-            set_aside(where, reader.line_num, f"{len(cells)} cells under {len(columns)} columns", ",".join(cells)[:400])
+            _broken(where, records, f"{len(cells)} cells under {len(columns)} columns", set_aside)
         else:
-            yield reader.line_num, dict(zip(columns, cells, strict=True))
+            yield records.line, dict(zip(columns, cells, strict=True))
+
+
+def _broken(where: str, records: _Records, why: str, set_aside: SetAside) -> None:
+    """Set the first line of the last record aside and read on behind it."""
+    first = records.lines[0] if records.lines else ""
+    records.again()
+    set_aside(where, records.line, why, first.rstrip("\r\n")[:400])
 
 
 def text_rows(file: Place, documents: Documents, set_aside: SetAside) -> Iterator[tuple[int, Any]]:

@@ -2,8 +2,9 @@
 
 The same prompts, shares and seeds as in process (answering.py), and the same shards. The server is asked with exact
 token ids where it takes them, and its own ids are kept where it shows them; else its text is tokenised again, and how
-many that were is told. Every prompt ends as answered, failed (set aside with the reason) or skipped (too long): these
-add up to what was asked. An answer is in the journal as soon as it has come, so a prompt is never answered twice.
+many that were is told. Every prompt ends as answered, failed (set aside with the reason) or skipped (too long, or with
+a control mark): these add up to what was asked. An answer is in the journal as soon as it has come, so that no prompt
+is answered twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from components.shards import sweep
 if TYPE_CHECKING:
     import httpx
 
-    from components.data.answering import Job
+    from components.data.answering import Job, NotAnswered
     from components.data.server_answers_client import Asking
     from components.data.server_answers_journal import Journal
 
@@ -83,7 +84,7 @@ def write_answers_by_server(
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
     limit = min(max_prompt_tokens, int(facts["shape"]["max_position_embeddings"]) - max_new_tokens)
-    jobs, skipped = jobs_of(prompts, tokenizer, limit, 1.0 - greedy_share, ctx.seed)
+    jobs, skipped = jobs_of(prompts, tokenizer, limit, 1.0 - greedy_share, ctx)
     if not jobs:
         raise UserError(f"prompts: none for train or validation has at most {limit} tokens; raise max_prompt_tokens")
     server = ServerAddress(base_url=base_url, engine=engine, model=model, api_key_variable=api_key_variable)
@@ -190,7 +191,7 @@ class _Work:
 
 
 def _finished(
-    work: _Work, target: Target, tokenizer: Any, names: list[str], shard_size: int, skipped: int, label: str
+    work: _Work, target: Target, tokenizer: Any, names: list[str], shard_size: int, skipped: NotAnswered, label: str
 ) -> Conversations:
     """The artifact of these shards, with the accounts of every prompt."""
     from components.data.answer_sample import sample_of_shards
@@ -206,14 +207,14 @@ def _finished(
     if retokenised:
         ctx.note(f"{work.said}: shows no token ids, so the text of {retokenised} answers was tokenised again")
     accounts = {
-        "num_asked": len(work.jobs) + skipped,
+        "num_asked": len(work.jobs) + skipped.too_long + skipped.marked,
         "num_answered": answered,
         "num_failed": len(work.failed),
-        "num_skipped": skipped,
+        "num_skipped": skipped.too_long + skipped.marked,
         "num_tokenised_again": retokenised,
     }
     ctx.note(", ".join(f"{name.removeprefix('num_')} {number}" for name, number in list(accounts.items())[:4]))
-    told = {"target_key": target.key, "num_prompts_too_long": skipped, "server": work.said, "label": label}
+    told = {"target_key": target.key, **skipped.facts(), "server": work.said, "label": label}
     return Conversations.made(ctx, {**told, **accounts, **summarise(ctx, names)})
 
 

@@ -7,9 +7,7 @@ with too little new ends the run as NothingNew; what there was waits for the nex
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +20,15 @@ from components.data.chat_shapes import open_row
 from components.data.choosing import choose, deal_rows, hash_number, question_of
 from components.data.collecting import digests_of, prompt_of, questions_of_source
 from components.data.prompts import Prompt
-from components.data.row_files import SUFFIXES, find_files, printable, read_rows
+from components.data.row_files import (
+    SUFFIXES,
+    files_of_pattern,
+    find_files,
+    folder_of_pattern,
+    leads_out,
+    printable,
+    read_rows,
+)
 from components.data.row_shapes import Ask, BadRow, read_label, read_shape
 from components.data.seen import EVALUATION, digest_of, questions_in, read_seen, write_seen
 
@@ -113,22 +119,23 @@ def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def traffic_files(source: str) -> tuple[list[Path], int]:
-    """The files of a source that hold something, sorted, and how many are of another kind.
+    """The files of a source that hold something, sorted, and how many are left alone: of another kind, or links out.
 
     A folder or pattern without files is a quiet night; a folder that is not there is a UserError.
     """
     try:
         path = Path(source).expanduser()
-        wild = min((source.find(sign) for sign in "*?[" if sign in source), default=-1)
-        folder = path if wild < 0 else Path(os.path.dirname(source[:wild]) or ".").expanduser()
+        is_pattern = any(sign in source for sign in "*?[")
+        folder = folder_of_pattern(source) if is_pattern else path
         if folder.is_dir():
-            found = list(path.iterdir()) if wild < 0 else [Path(name) for name in glob.glob(str(path), recursive=True)]
-        elif wild < 0 and path.name.endswith(SUFFIXES):
+            found = files_of_pattern(str(path)) if is_pattern else list(path.iterdir())
+        elif not is_pattern and path.name.endswith(SUFFIXES):
             found = find_files(source) if not path.is_file() or path.stat().st_size else []
         else:
             raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
         files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
-        usable = [file for file in files if file.name.endswith(SUFFIXES)]
+        inside = [file for file in files if not folder.is_dir() or not leads_out(file, folder)]
+        usable = [file for file in inside if file.name.endswith(SUFFIXES)]
         return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
         raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
@@ -143,7 +150,8 @@ def _usable(source: str, workload: str, field: str, counts: Counter[str], ctx: C
 
     files, of_other_kinds = traffic_files(source)
     if of_other_kinds:
-        ctx.note(f"{source}: {of_other_kinds} files left alone, which are none of {', '.join(SUFFIXES)}")
+        why = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
+        ctx.note(f"{source}: {of_other_kinds} files left alone: {why}")
     for number, file in enumerate(files):
         for line, row in read_rows(file, set_aside):
             counts["rows"] += 1

@@ -238,6 +238,7 @@ def _without_repeats(prompts: Sequence[Prompt], counts: Counter[str]) -> list[Pr
 
 def _later_turns(target: Target, several: Sequence[Candidate], max_answer_tokens: int, ctx: Context) -> list[Prompt]:
     """Every later turn as a chat of its own that holds the target's greedy answers so far."""
+    from components.data.control_marks import HoldsControlMark
     from components.data.prompts import encode_prompt
     from components.targets.generate import continue_batch
     from components.targets.load import open_target, open_tokenizer
@@ -249,12 +250,17 @@ def _later_turns(target: Target, several: Sequence[Candidate], max_answer_tokens
     while open_turns:
         asked: list[Candidate] = []
         for first in range(0, len(open_turns), _BATCH):
-            batch = [(one, encode_prompt(tokenizer, one.prompt)) for one in open_turns[first : first + _BATCH]]
-            for number, (one, ids) in enumerate(batch, start=first + 1):
-                if len(ids) > room:
+            fitting = []
+            for number, one in enumerate(open_turns[first : first + _BATCH], start=first + 1):
+                try:
+                    ids = encode_prompt(tokenizer, one.prompt)
                     why = f"{len(ids)} tokens, and only {room} fit before an answer of {max_answer_tokens}"
+                except HoldsControlMark as error:
+                    ids, why = [], str(error)
+                if ids and len(ids) <= room:
+                    fitting.append((one, ids))
+                else:
                     ctx.set_aside(f"{one.prompt.source}: later turn", number, why, one.prompt.prompt_id)
-            fitting = [(one, ids) for one, ids in batch if len(ids) <= room]
             answers = (
                 continue_batch(opened, [ids for _, ids in fitting], max_new_tokens=max_answer_tokens) if fitting else []
             )

@@ -1,7 +1,7 @@
 """One prompt continued twice, plain and speculative, for a person to look at: `draftsmith generate`.
 
-A program of its own (`python -m components.decoding.side_by_side REQUEST`), because the command line does not load
-torch. REQUEST is JSON: {"target", "draft": directories of artifacts, "prompt", "depth_k", "max_new_tokens", "device",
+A program of its own (`python -m components.decoding.side_by_side`), because the command line does not load torch. The
+request on stdin is JSON: {"target", "draft": directories of artifacts, "prompt", "depth_k", "max_new_tokens", "device",
 "num_threads"}; the answer on stdout is one JSON object. Times are of one run each: a look, not a benchmark.
 """
 
@@ -53,7 +53,7 @@ def side_by_side(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Read the request, write the answer; a UserError is one line on stderr and exit code 2."""
     try:
-        sys.stdout.write(json.dumps(side_by_side(json.loads(sys.argv[1]))) + "\n")
+        sys.stdout.write(json.dumps(side_by_side(json.load(sys.stdin))) + "\n")
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2

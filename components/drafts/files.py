@@ -28,7 +28,9 @@ from components.drafts.draft import AbstractDraft, Drafter
 from components.drafts.quantised import dequantised
 from components.drafts.storage import Storage
 from components.drafts.vocabulary import ids_of, membership_of, offsets_of
+from components.outside_json import read_object
 from components.targets.model import AbstractTarget
+from components.tensor_headers import read_header
 
 FORMAT = 1
 VOCABULARY_TENSORS = ("d2t", "t2d")
@@ -112,7 +114,7 @@ def read_record(directory: Path) -> dict[str, Any]:
             raise UserError(f"{directory}: no {name}: not a drafter; make one with drafts.train_draft")
         return directory / name
 
-    record: dict[str, Any] = json.loads(there("draft.json").read_text(encoding="utf-8"))
+    record = read_object(there("draft.json"))
     if record.get("format") != FORMAT:
         raise UserError(f"{directory}/draft.json: format {record.get('format')} where {FORMAT} is read; train it again")
     if record.get("trained", True):
@@ -131,8 +133,15 @@ def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def read_stored(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """draft.json and the tensors of a drafter as they are stored; raises UserError when it is not one."""
-    record = read_record(directory)
-    return record, load_file(directory / "model.safetensors") if record.get("trained", True) else {}
+    record, file = read_record(directory), directory / "model.safetensors"
+    if not record.get("trained", True):
+        return record, {}
+    read_header(file, str(file))  # before any byte of a tensor is looked at
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise UserError(f"{file}: {name} holds NaN or infinity; such a drafter guesses nothing: train it again")
+    return record, tensors
 
 
 def open_draft(

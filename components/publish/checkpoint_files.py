@@ -8,7 +8,6 @@ it wrote and compares it bit for bit.
 from __future__ import annotations
 
 import json
-import math
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,19 +19,11 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.publish.exact_check import LaidOut, require_equal
+from components.tensor_headers import once, read_header
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle")
-MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
-ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64} | {
-    "F16": 16,
-    "BF16": 16,
-    "F32": 32,
-    "F64": 64,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-}
 
 
 def write_checkpoint(folder: Path, laid_out: LaidOut, weights_file: str = WEIGHTS) -> LaidOut:
@@ -89,8 +80,8 @@ def read_json(file: Path, where: str) -> dict[str, Any]:
     at = f"{where}/{file.name}"
     require_plain(file, at)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refused, object_pairs_hook=_once)
-    except ValueError as error:
+        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refused, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{at}: not sound JSON ({' '.join(str(error).split())[:200]}); write it again") from error
     if not isinstance(found, dict):
         raise UserError(f"{at}: holds no JSON object; write it again")
@@ -140,65 +131,18 @@ def _check_index(index: Path, files: list[Path], where: str) -> None:
 
 
 def checked_header(file: Path, at: str) -> dict[str, Any]:
-    """The tensor table of a safetensors file, after it has accounted for every byte; raises UserError, one line."""
+    """The tensor table of a plain safetensors file; raises UserError, one line."""
     require_plain(file, at)
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or not 2 <= length <= min(size - 8, MAX_HEADER):
-            if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-                raise UserError(f"{at}: a pickle under a safetensors name, which runs code when opened; do not open it")
-            raise UserError(f"{at}: no safetensors file, or cut short; copy or download it again")
-        try:
-            header = json.loads(stream.read(length), object_pairs_hook=_once)
-        except ValueError as error:
-            raise UserError(f"{at}: its header is damaged ({str(error)[:100]}); copy or download it again") from error
-    if not isinstance(header, dict):
-        raise UserError(f"{at}: its header is no table of tensors; copy or download it again")
-    header.pop("__metadata__", None)
-    spans = sorted(_span(name, entry, at) for name, entry in header.items())
-    end = 0
-    for first, last, name in spans:
-        if first != end:
-            raise UserError(f"{at}: {name} begins at byte {first}, where {end} is next: the header lies")
-        end = last
-    if 8 + length + end != size:
-        short = "cut short" if 8 + length + end > size else "followed by bytes that no tensor owns"
-        raise UserError(f"{at}: {short} ({size} bytes, its header asks for {8 + length + end}); copy it again")
-    return header
-
-
-def _span(name: str, entry: Any, at: str) -> tuple[int, int, str]:
-    """(first byte, byte after the last, name) of one entry of a header."""
-    try:
-        dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        whole = all(type(extent) is int and extent >= 0 for extent in (*shape, first, last))
-        bits = math.prod(shape) * ITEM_BITS[dtype]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{at}: the header's entry for {name} cannot be understood ({error!r:.80})") from error
-    if not whole or (last - first) * 8 != bits:
-        raise UserError(f"{at}: {name} is said to be {dtype} {shape} in {last - first} bytes: the header lies")
-    return first, last, name
+    return read_header(file, at)
 
 
 def _refused(word: str) -> Any:
     raise ValueError(f"{word} is no number")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' stands twice")
-    return found
-
-
 def tensors_in(folder: Path) -> Mapping[str, Path]:
     """Tensor name -> the file of a model's folder that holds it, from the headers alone."""
-    from components.targets.inspect_files import read_header
-
     found: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):  # which may be links: hub caches are made of them
-        found |= dict.fromkeys(read_header(file, folder.name), file)
+        found |= dict.fromkeys(read_header(file, f"{folder.name}/{file.name}"), file)
     return found

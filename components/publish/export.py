@@ -21,13 +21,13 @@ What leaves this machine leaves without them (public_copy.py).
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
 from components.drafts.storage import Storage
+from components.outside_json import read_object
 from components.publish.profiles import GGUF_BASES, Engine, Format, formats_for, remark_on
 from components.publish.public_names import public_name, public_settings, public_value
 
@@ -152,8 +152,7 @@ def _read_policy(policy: DepthPolicy) -> dict[str, Any]:
     file = policy.path / "policy.json"
     if not file.is_file():
         raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return read_object(file)
 
 
 def _winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:

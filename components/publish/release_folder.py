@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contract import DepthPolicy, Draft, Target
+from components.outside_json import read_object
 
 if TYPE_CHECKING:
     from components.publish.card import Evidence
@@ -73,7 +74,7 @@ def _point_at_target(target: Target, file: Path) -> None:
 
 def _target_files(folder: Path) -> dict[str, str]:
     """file of the target -> sha256, as target.json says."""
-    found = json.loads((folder / "target.json").read_text(encoding="utf-8"))["files"]
+    found = read_object(folder / "target.json")["files"]
     return {str(name): str(facts["sha256"]) for name, facts in found.items()}
 
 

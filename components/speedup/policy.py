@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
+from components.outside_json import read_object
 from components.rows import DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
 from components.speedup.candidate import Candidate, Mixture
 from components.speedup.older_policies import in_names_of_today
@@ -191,7 +192,7 @@ def read_policy(directory: Path) -> Policy:
     if not file.is_file():
         raise UserError(f"{file}: no such file; a DepthPolicy is made by speedup.choose_depth")
     try:
-        raw = in_names_of_today(json.loads(file.read_text(encoding="utf-8")))
+        raw = in_names_of_today(read_object(file))
         lists: dict[str, type[Any]] = {
             "choices": DepthChoice,
             "evals": DepthEval,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
+from components.outside_json import read_object
 from components.targets.shape import kv_bytes_per_token, shape_of
+from components.tensor_headers import read_header
+
+MOST_BYTES_OF_CONFIG = 16 << 20
 
 
 def facts_of(folder: Path, *, where: str, trust_remote_code: bool, dtype: str, device: str) -> dict[str, Any]:
@@ -18,12 +21,14 @@ def facts_of(folder: Path, *, where: str, trust_remote_code: bool, dtype: str, d
     stored: dict[str, int] = {}
     num_params = 0
     for file in sorted(folder.glob("*.safetensors")):
-        for entry in read_header(file, where).values():
+        for entry in read_header(file, f"{where}/{file.name}").values():
             size = 1
             for extent in entry["shape"]:
                 size *= extent
             num_params += size
             stored[entry["dtype"]] = stored.get(entry["dtype"], 0) + size
+    if not num_params:
+        raise UserError(f"{where}: its weight files hold no numbers; download it again")
     stored_dtype = max(stored, key=lambda name: stored[name])
     chosen = resolve_dtype(dtype, stored_dtype, device)
     return {
@@ -38,13 +43,13 @@ def facts_of(folder: Path, *, where: str, trust_remote_code: bool, dtype: str, d
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool) -> Any:
     """The transformers configuration in `folder`; raises UserError in one line."""
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    read_object(folder / "config.json", MOST_BYTES_OF_CONFIG)  # before a library is given it
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+    except Exception as error:  # a stranger's values break each configuration class in its own way
         raise UserError(f"{where}: config.json cannot be used ({one_line(error)})") from error
     remote = trust_remote_code and bool(getattr(config, "auto_map", None))
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
@@ -55,23 +60,6 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool) -> Any:
 def one_line(error: Exception) -> str:
     """What a library says went wrong, without its line breaks, at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def read_header(file: Path, where: str) -> dict[str, Any]:
-    """The tensor table of a safetensors file: name -> {dtype, shape, data_offsets}."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 0 < length <= file.stat().st_size - 8:
-            raise UserError(f"{where}: {file.name} is not a safetensors file, or was cut short; download it again")
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise UserError(f"{where}: {file.name} has a damaged safetensors header; download it again") from error
-    header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if 8 + length + end != file.stat().st_size:
-        raise UserError(f"{where}: {file.name} was cut short; download it again")
-    return dict(header)
 
 
 def resolve_dtype(dtype: str, stored_dtype: str, device: str) -> str:

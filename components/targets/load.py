@@ -12,11 +12,12 @@ from torch import Tensor
 from components.contract import Target, UserError
 from components.targets.fast import FastTarget
 from components.targets.fast_families import is_supported
-from components.targets.inspect_files import facts_of, one_line, read_config, read_header, resolve_dtype
+from components.targets.inspect_files import facts_of, one_line, read_config, resolve_dtype
 from components.targets.model import AbstractTarget
 from components.targets.shape import shape_of
 from components.targets.source import open_record
 from components.targets.transformers_model import TransformersTarget
+from components.tensor_headers import read_header
 
 
 def open_target(
@@ -65,7 +66,7 @@ def open_target(
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch_dtype, trust_remote_code=trust, use_safetensors=True, local_files_only=True
         )
-    except (ValueError, OSError, RuntimeError, KeyError) as error:
+    except Exception as error:  # a stranger's files break each architecture in its own way
         raise UserError(f"{where}: transformers cannot load it ({one_line(error)})") from error
     opened = TransformersTarget(model.to(device).eval().requires_grad_(False), shape, where=where)
     opened.folder = folder
@@ -91,7 +92,7 @@ def open_tokenizer(target: Target | Path) -> Any:
         return AutoTokenizer.from_pretrained(
             folder, trust_remote_code=bool(record["trust_remote_code"]), local_files_only=True
         )
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except Exception as error:  # a stranger's files break each kind of tokenizer in its own way
         raise UserError(f"{record['model']}: its tokenizer cannot be loaded ({one_line(error)})") from error
 
 
@@ -99,7 +100,7 @@ def _tensor_files(folder: Path, where: str) -> dict[str, Any]:
     by_name: dict[str, Path] = {}
     dtypes: list[str] = []
     for file in sorted(folder.glob("*.safetensors")):
-        for name, entry in read_header(file, where).items():
+        for name, entry in read_header(file, f"{where}/{file.name}").items():
             by_name[name] = file
             dtypes.append(entry["dtype"])
     return {"by_name": by_name, "dtype": max(set(dtypes), key=dtypes.count)}

@@ -8,6 +8,11 @@ from components.contract import UserError
 from components.targets.model import TargetShape
 from components.targets.rope_scaling import rope_scaling_of
 
+_POSITIVE = (
+    *("num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings"),
+)
+_LARGEST = 1 << 31
 MIN_LAYERS = 7
 """Below, the taps 2, n//2 and n-3 are not three different layers with the last one left out."""
 
@@ -17,7 +22,21 @@ def shape_of(config: Any, where: str, *, tapped: bool = True) -> TargetShape:
 
     tapped: whether its feature taps are needed, which takes enough layers.
     """
-    config = config.get_text_config(decoder=True)
+    try:
+        shape = _shape_of(config.get_text_config(decoder=True), where, tapped)
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        said = " ".join(str(error).split())[:160]
+        raise UserError(f"{where}: config.json does not describe a causal LM of a known kind ({said})") from error
+    for name in _POSITIVE:
+        if not 0 < (value := getattr(shape, name)) <= _LARGEST:
+            raise UserError(f"{where}: config.json says {name} {value}, which no model has")
+    if shape.num_attention_heads % shape.num_key_value_heads:
+        heads = f"{shape.num_attention_heads} attention heads, {shape.num_key_value_heads} of keys and values"
+        raise UserError(f"{where}: config.json says {heads}, which do not go together")
+    return shape
+
+
+def _shape_of(config: Any, where: str, tapped: bool) -> TargetShape:
     architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{where}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")

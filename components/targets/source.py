@@ -2,7 +2,8 @@
 
 A target may weigh many gigabytes, so `load_target` copies nothing: it writes `target.json` with the folder and the size
 and sha256 of every file, and whoever opens the target checks that the files are still those. Three sources: `builtin`
-(in this package), a folder in Hugging Face format, a hub id. Weights are safetensors only.
+(in this package), a folder in Hugging Face format, a hub id. Weights are safetensors only. Whether code that comes with
+a model may run is never said by target.json alone: components/remote_code.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from components.contract import Context, Target, UserError
+from components.outside_json import read_object
+from components.remote_code import REMOTE_CODE, may_run_code
 from components.targets.file_digests import sha256_of
 
 BUILTIN: Final = "builtin"
@@ -104,6 +107,10 @@ def list_files(folder: Path, where: str, trust_remote_code: bool = False) -> lis
     """The files of a target, sorted by name; raises UserError when one that is needed is missing."""
     patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    strange = next((file for file in sorted(folder.iterdir()) if not file.is_file() and not file.is_dir()), None)
+    if strange is not None:
+        what = "a broken link" if strange.is_symlink() else "a pipe, a socket or a device"
+        raise UserError(f"{where}: {strange.name} is {what}; a model's folder holds files")
     if not (folder / "config.json").is_file():
         raise UserError(f"{where}: no config.json in {folder}: not a model in Hugging Face format")
     if not any(file.suffix == ".safetensors" for file in files):
@@ -114,7 +121,10 @@ def list_files(folder: Path, where: str, trust_remote_code: bool = False) -> lis
         raise UserError(f"{where}: no tokenizer in {folder}: expected one of {', '.join(_TOKENIZERS)}")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        named = read_object(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
+            raise UserError(f"{index}: no weight_map of tensor names to files; download it again")
+        wanted = set(named.values())
         missing = sorted(name for name in wanted if not (folder / name).is_file())
         if missing:
             raise UserError(
@@ -132,11 +142,21 @@ def open_record(path: Path) -> tuple[Path, dict[str, Any]]:
     if not file.is_file():
         list_files(path, str(path))
         return path, {"model": str(path), "trust_remote_code": False, "dtype": None}
-    record = json.loads(file.read_text(encoding="utf-8"))
-    if record["folder"]:
+    record = read_object(file)
+    if not {"model", "trust_remote_code", "folder", "files"} <= record.keys() or not isinstance(record["files"], dict):
+        raise UserError(f"{file}: is not the record of a target; load the target again")
+    model = str(record["model"])
+    if record["trust_remote_code"]:
+        if not may_run_code(model):
+            raise UserError(
+                f"{model}: brings Python code of its own, which nobody has allowed to run here: if you have read it, "
+                f"write trust_remote_code: ['{model}'] into the pipeline, or set ${REMOTE_CODE} for a command"
+            )
+        folder = find_folder(model, True)  # what was allowed is this name, not whatever folder the record names
+    elif record["folder"]:
         folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else Path(record["folder"])
     else:  # of a release that has left the machine where it was made: what it names is a hub id, if anything
-        folder = find_folder(str(record["model"]), bool(record["trust_remote_code"]))
+        folder = find_folder(model)
     for name, facts in record["files"].items():
         now = folder / name
         if not now.is_file():
@@ -155,5 +175,8 @@ def local_folder(model: str) -> Path | None:
                 "model: builtin: its files are missing from this installation; run pipeline build-builtin-target"
             )
         return _BUILTIN_FOLDER
-    folder = Path(model).expanduser()
-    return folder.resolve() if folder.is_dir() else None
+    try:
+        folder = Path(model).expanduser()
+        return folder.resolve() if folder.is_dir() else None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user
+        raise UserError(f"model: {model[:80]}...: not a usable path ({type(error).__name__})") from error

@@ -42,6 +42,8 @@ def query(
     all_sessions: Annotated[
         bool, typer.Option("--all-sessions", help="Views show every session of what was measured again.")
     ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a SELECT may take.")] = 120.0,
+    max_rows: Annotated[int, typer.Option(min=1, help="Rows that the answer to a SELECT may have.")] = 500_000,
 ) -> None:
     """Every number ever measured: by the name of a question, or in SQL."""
     from flows.answer import print_in
@@ -50,6 +52,7 @@ def query(
     if list_ or not question:
         print_in(format_, out, *named_queries.list_rows())
         return
+    from storage.results import Limits
     from storage.results import query as ask
 
     given = named_values(param)
@@ -58,7 +61,8 @@ def query(
     elif given:
         raise UserError("query: -p is for named queries; a SELECT says its values itself")
     else:
-        columns, rows = ask(question, default_home(), all_sessions=all_sessions)
+        limits = Limits(seconds=timeout, rows=max_rows)
+        columns, rows = ask(question, default_home(), all_sessions=all_sessions, limits=limits)
     print_in(format_, out, columns, rows)
     if format_ is Format.table:
         say(f"{len(rows)} rows")

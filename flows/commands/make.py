@@ -23,7 +23,7 @@ from flows.commands.terminal import (
     out,
     say,
 )
-from storage.artifacts import Store
+from storage.artifacts import Store, default_home, require_writable
 
 if TYPE_CHECKING:
     from flows.direct import RunOptions
@@ -92,6 +92,7 @@ def run(
     params = _typed_params(file, pipeline, param)
     first_plan, _ = plan_run(pipeline, params, options)  # wrong input ends here, before anything is started
     width = max(len(step.name) for step in first_plan.steps)
+    require_writable(options.home or default_home())
     left = len(first_plan.steps) - first_plan.num_reused
     say(f"{pipeline}: {len(first_plan.steps)} steps, {first_plan.num_reused} reused, {left} to run")
     with Display(out, width) as display:

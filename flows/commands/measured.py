@@ -12,7 +12,7 @@ from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from flows.answer import Format
 from flows.commands.ask import named_values
 from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, out, say
-from storage.artifacts import Store, default_home
+from storage.artifacts import Store, default_home, require_writable
 
 
 class Over(StrEnum):
@@ -37,6 +37,7 @@ def remeasure(
 
     options = RunOptions(file=file, packages=Invocation.packages)
     again = plan_again(release, options)
+    require_writable(options.home or default_home())
     left = len(again.plan.steps) - again.plan.num_reused
     say(f"{again.plan.pipeline}: {left} steps to measure and decide again, {again.plan.num_reused} inputs as they were")
     for note in again.notes:

@@ -10,7 +10,7 @@ import typer
 
 from components.contract import UserError
 from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, say
-from storage.artifacts import default_home
+from storage.artifacts import default_home, require_writable
 
 if TYPE_CHECKING:
     from flows.service_parts import Settings
@@ -34,6 +34,7 @@ def up(
 
     home = default_home()
     require_file(file)
+    require_writable(home)
     if (services := running(home)) is not None:
         say(f"already up, as process {services.pid}; draftsmith deploy tells it of changes, draftsmith down ends it")
         _show_links()
@@ -112,9 +113,20 @@ def status() -> None:
     raise typer.Exit(0 if well and online else 1)
 
 
-def doctor() -> None:
-    """Look for what breaks the servers: versions, ports, disk, databases, what a killed one left. Exit code 1 if so."""
+def doctor(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set aside what is damaged, and make the history anew from what is whole.")
+    ] = False,
+) -> None:
+    """Look for what breaks runs and servers: versions, ports, disk, damaged files and databases. Exit code 1 if so."""
     from flows.service_doctor import examine
+
+    if repair:
+        from storage.artifacts import Store
+        from storage.repair import repair as mend
+
+        for line in mend(default_home(), Store()) or ["nothing to repair"]:
+            say(f"  {line}")
 
     worst = 0
     for finding in examine(default_home()):
@@ -166,4 +178,4 @@ def _show_links() -> None:
     for what, where in links(services, home):
         say(f"  {what:<16} {where}")
     if services.auth_string:
-        say(f"  {'password':<16} Prefect's page asks for it once: cat {auth_file(home)}")
+        say(f"  {'password':<16} both pages ask for it once: cat {auth_file(home)}")

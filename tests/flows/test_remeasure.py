@@ -15,11 +15,13 @@ import pytest
 from toy_garden import LIGHT, PACKAGES
 
 from components.contract import UserError
+from components.speedup.promotion_rule import judge
 from flows.direct import RunOptions, plan_run, run_direct
 from flows.remeasure import plan_again, run_again
 from storage import journal, model_versions
 from storage.alias_moves import aliases_of
 from storage.artifacts import Store
+from storage.registry import promote
 from storage.results import query
 from storage.tracking import open_client
 
@@ -153,7 +155,7 @@ def test_an_alias_that_has_moved_since_names_what_it_named_then(market: Market) 
     key = market.run(1.3)
     market.write(MARKET)
     other = Store(market.home).record_of(market.run(2.0, steps=9))["info"]["draft_key"]
-    open_client(market.home).set_registered_model_alias(NAME, "champion", "3")
+    promote(market.home, NAME, 3, "it was measured elsewhere", force=True, judge=judge)
     market.write(champion)
     plan, _ = plan_run("market", {}, market.options)
     assert plan.step("timed").parts["inputs"]["draft"] == other != drafted

@@ -13,6 +13,7 @@ import pytest
 
 from components.contract import UserError
 from flows.service_address import Services, auth_file, client_environment, pid_file, running, write_address
+from flows.service_mlflow import PASSWORD_VARIABLE
 from flows.service_parts import Part, Settings, check_ports, ensure_auth_string, parts_of, services_of
 
 DATABASE = "postgresql+asyncpg://user:hunter2@127.0.0.1/prefect"
@@ -32,8 +33,10 @@ def parts(settings: Settings) -> dict[str, Part]:
 def test_only_those_who_need_the_password_get_it_and_it_stands_on_no_command_line(settings: Settings) -> None:
     auth = ensure_auth_string(settings.home)
     for name, part in parts(settings).items():
-        holds = [variable for variable, value in part.environment.items() if auth in value]
-        assert bool(holds) == (name != "mlflow"), name
+        holds = {variable for variable, value in part.environment.items() if auth in value}
+        own = {"prefect": "PREFECT_SERVER_API_AUTH_STRING", "mlflow": PASSWORD_VARIABLE}
+        assert own.get(name, "PREFECT_API_AUTH_STRING") in holds, name
+        assert not holds & (set(own.values()) - {own.get(name)}), f"{name} has another's"
         assert not any(auth in word for word in part.command), name
 
 

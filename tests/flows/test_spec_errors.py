@@ -36,6 +36,22 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "no pipelines": ("pipeline: {}\n", ["1: 'pipelines' is missing", "1: unknown key 'pipeline' (did you mean 'pipelines'?)"]),
     "no steps": ("pipelines:\n  p: {about: x}\n", ["2: pipeline 'p': 'steps' is missing"]),
     "empty steps": ("pipelines:\n  p:\n    steps: {}\n", ["3: pipeline 'p': 'steps' is empty"]),
+    # characters and numbers that nothing can work with
+    "a control character": (HEAD + STEP + "# a \x07 bell\n", ["5: the character U+0007 at column 5: take it out"]),
+    "a control character in quotes": (HEAD + '      only: {uses: "toys.pl\\0ant"}\n', [
+        "4: a text holds the control character U+0000"]),
+    "a control character in a list": (HEAD + '      only: {uses: toys.plant, matrix: {a: [x, "\\e[31m"]}}\n', [
+        "4: a text holds the control character U+001B"]),
+    "a whole number without end": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: " + "9" * 309 + "}\n    steps:\n" + STEP, [
+        "4: '" + "9" * 57 + "...' is no number that can be worked with"]),
+    "a number without end": ("pipelines:\n  p:\n    params:\n      n: {type: float, default: 1e999}\n    steps:\n" + STEP, [
+        "4: '1e999' is no number that can be worked with"]),
+    "half a bound on whole numbers": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: 1, min: .5}\n    steps:\n" + STEP, [
+        "4: parameter 'n': 'min' 0.5 is no whole number, and a value of type int has whole ones"]),
+    "a long name": (HEAD + "      " + "a" * 61 + ": {uses: toys.plant}\n", [
+        "4: step name 'aaaaaaaaaaaaaaaaaaaa...' has 61 letters: use at most 60"]),
+    "a matrix that explodes": (HEAD + "      only: {uses: toys.plant, matrix: {a: &v [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], b: *v, c: *v, d: *v}}\n", [
+        "4: step 'only': its matrix and inputs have 10,000 combinations, and at most 1,000 are worked on"]),
     # keys
     "a key twice": (HEAD + STEP + STEP, ["5: 'only' is given twice (first on line 4)"]),
     "unknown pipeline key": ("pipelines:\n  p:\n    abuot: x\n    steps:\n" + STEP, [
@@ -182,6 +198,9 @@ def test_plan_and_run_refuse_what_check_refuses(
         (["-p", "steps=many"], "-p steps: must be a whole number, not 'many'"),
         (["-p", "stesp=3"], "-p stesp: pipeline 'garden' has no such parameter (did you mean 'steps'?)"),
         (["-p", "steps"], "-p steps: write it as name=value"),
+        (["-p", "steps=" + "9" * 400], "-p steps: must be a whole number, not 9999"),
+        (["-p", "pause=" + "9" * 400], "-p pause: must be a number, not 9999"),
+        (["-p", "pause=" + "[" * 5000], "-p pause: must be a number, not '[[["),
         (["-p", "sunny=1"], "-p sunny: must be true or false, not 1"),
         (["--force", "drfat"], "--force drfat: there is no such step (did you mean 'draft'?)"),
         (["--to", "nowhere"], "--to nowhere: there is no such step"),

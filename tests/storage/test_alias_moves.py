@@ -20,6 +20,7 @@ from paired_runs import NAME, add, light_versions, release, timed
 from components.contract import UserError
 from components.speedup.promotion_rule import judge
 from flows.cli import main
+from flows.service_mlflow import PASSWORD_VARIABLE
 from storage import alias_moves, journal
 from storage.artifacts import Store
 from storage.keep import begin_run, resync
@@ -227,21 +228,22 @@ def test_after_a_kill_a_move_by_somebody_else_is_respected(home: Path) -> None:
 
 
 def test_a_release_is_found_by_alias_and_version(home: Path) -> None:
-    assert [find_release(home, NAME, which)[0] for which in ("champion", "2")] == ["k1", "k2"]
+    assert [find_release(home, NAME, which, judge)[0] for which in ("champion", "2")] == ["k1", "k2"]
     for which, says in [("nosuch", "no version has the alias 'nosuch' \\(candidate: 2, challenger: 2, champion: 1\\)")]:
         with pytest.raises(UserError, match=says):
-            find_release(home, NAME, which)
+            find_release(home, NAME, which, judge)
     open_client(home).create_model_version(NAME, "somewhere")
     with pytest.raises(UserError, match="it was not registered by Draftsmith"):
-        find_release(home, NAME, "3")
+        find_release(home, NAME, "3", judge)
 
 
+AUTH_STRING = "draftsmith:of-this-test"
 PENCIL = 'button[data-component-id*="modelversiontablealiasescell"]'
 
 
 @contextlib.contextmanager
 def mlflow_page(home: Path) -> Iterator[str]:
-    """MLflow's own server on the home's database, as `draftsmith up` starts it; its address."""
+    """MLflow's own server on the home's database, as `draftsmith up` starts it; its address without the password."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -252,11 +254,12 @@ def mlflow_page(home: Path) -> Iterator[str]:
         "MLFLOW_ARTIFACTS_DESTINATION": str(home / "mlflow/artifacts"),
     }
     env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    env[PASSWORD_VARIABLE] = AUTH_STRING
     command = [sys.executable, "-m", "flows.service_child", str(os.getpid())]
     command += [sys.executable, "-m", "flows.service_mlflow", str(home), str(port)]
     process = subprocess.Popen(command, env=env)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -270,8 +273,9 @@ def test_an_alias_moved_in_the_page_of_mlflow_is_told_by_draftsmith(
     from browser import Browser
 
     monkeypatch.setenv("DRAFTSMITH_HOME", str(home))
-    with mlflow_page(home) as url, Browser(tmp_path / "browser", height=1200) as page:
-        page.open_when_up(f"{url}/#/models/{NAME}")
+    with mlflow_page(home) as address, Browser(tmp_path / "browser", height=1200) as page:
+        page.open_when_up(f"http://{AUTH_STRING}@{address}/")  # as a person who is asked for it once
+        page.open(f"http://{address}/#/models/{NAME}")
         page.wait_for(f"document.querySelectorAll('{PENCIL}').length == 2")
         page.click(PENCIL)  # of version 2: the newest stands first
         page.wait_for_text("Add/Edit alias for model version 2")

@@ -75,9 +75,9 @@ def test_what_safetensors_was_writing_when_it_was_killed_is_no_part_of_an_artifa
         ("truncate", "deep/model.safetensors has 3 bytes instead of 7"),
         ("flip", "deep/model.safetensors has changed since it was made"),
         ("remove", "deep/model.safetensors is missing"),
-        ("record", "artifact.json cannot be read (JSONDecodeError)"),
-        ("no record", "artifact.json cannot be read (FileNotFoundError)"),
-        ("unknown kind", "artifact.json cannot be read (KeyError)"),
+        ("record", "artifact.json cannot be read (is not JSON"),
+        ("no record", "artifact.json cannot be read (there is no such file)"),
+        ("unknown kind", "its record is not one of an artifact"),
     ],
 )
 def test_a_broken_artifact_is_set_aside_never_used(tmp_path: Path, damage: str, why: str) -> None:
@@ -96,7 +96,7 @@ def test_a_broken_artifact_is_set_aside_never_used(tmp_path: Path, damage: str, 
         record.unlink()
     else:
         record.write_text(json.dumps({**json.loads(record.read_text()), "kind": "Cake"}))
-    assert store.look(KEY).why == why
+    assert store.look(KEY).why.startswith(why)
     assert path.exists(), "looking changes nothing"
     assert store.find(KEY) is None
     assert not path.exists()

@@ -228,7 +228,7 @@ def test_a_manifest_of_another_version_costs_one_line_that_names_the_mend(home: 
     add(home, "k", 1.0)
     manifest = history_dir(home) / "quality_flag" / "_manifest.json"
     manifest.write_text('{"segments": [{"file": "_segment-1.parquet", "before": 1.5, "covers": ["k"]}]}')
-    with pytest.raises(UserError, match=r"delete the folder .*history, and `draftsmith resync`") as refused:
+    with pytest.raises(UserError, match=r"another version .*`draftsmith doctor --repair`") as refused:
         values(home)
     assert "\n" not in str(refused.value)
     rebuild(home, Store(home))

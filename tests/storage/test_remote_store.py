@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from components.contract import Draft, UserError
 from storage import remote_store
+from storage.artifact_records import with_digest
 from storage.artifacts import Store
 from storage.remote_store import VARIABLE, RemoteStore, take_problems
 
@@ -124,6 +125,12 @@ def cut_record(remote: RemoteStore) -> None:
 
 def of_another_key(remote: RemoteStore) -> None:
     place = f"{remote.url}/artifacts/{KEY}.json"
+    content = json.loads(remote.files.cat_file(place)) | {"key": "cd" * 32}
+    remote.files.pipe_file(place, json.dumps(with_digest(content)).encode())
+
+
+def changed(remote: RemoteStore) -> None:
+    place = f"{remote.url}/artifacts/{KEY}.json"
     remote.files.pipe_file(place, remote.files.cat_file(place).replace(b"ab" * 32, b"cd" * 32))
 
 
@@ -139,6 +146,7 @@ def with_a_file_outside(remote: RemoteStore) -> None:
         (lose_object, "is missing"),
         (cut_record, "its record cannot be read"),
         (of_another_key, "that of something else"),
+        (changed, "has changed since it was made"),
         (with_a_file_outside, "it has a file named '../../draft.json'"),
     ],
 )

@@ -106,10 +106,25 @@ def test_strangers_are_refused(place: ServedHome) -> None:
     assert answer(listing, "POST", {}, **token) == 200
     assert answer(listing, "POST", {}, Origin="http://stranger.example", **token) == 403
     assert answer(listing, "POST", {}, Origin=place.services.prefect_ui_url, **token) == 200
-    assert answer(f"{place.services.mlflow_url}/", Host="stranger.example") == 403
-    search = f"{place.services.mlflow_url}/api/2.0/mlflow/experiments/search"
-    assert answer(search, "POST", {"max_results": 1}, Origin="http://stranger.example") == 403
-    assert answer(search, "POST", {"max_results": 1}) == 200
+
+
+def test_mlflow_refuses_strangers_too(place: ServedHome) -> None:
+    url = place.services.mlflow_url
+    basic = "Basic " + base64.b64encode(place.services.auth_string.encode()).decode()
+    assert answer(f"{url}/", Host="stranger.example", Authorization=basic) == 400
+    search, most = f"{url}/api/2.0/mlflow/experiments/search", {"max_results": 1}
+    assert answer(search, "POST", most) == 401
+    assert answer(search, "POST", most, Authorization="Basic " + base64.b64encode(b"draftsmith:x").decode()) == 401
+    assert answer(search, "POST", most, Authorization=basic) == 200
+    assert answer(search, "POST", most, Authorization=basic, Origin="http://stranger.example") == 403
+    assert answer(search, "POST", most, Authorization=basic, Origin="http://localhost:9") == 403, "another local port"
+    create = f"{url}/ajax-api/2.0/mlflow/experiments/create"
+    outside = {"name": "outside", "artifact_location": f"file://{place.home}"}
+    assert answer(create, "POST", outside, Authorization=basic) == 403
+    assert answer(create, "POST", {"name": "inside"}, Authorization=basic, Origin=url) == 200
+    request = urllib.request.Request(f"{url}/version", headers={"Origin": "http://localhost:9", "Authorization": basic})
+    with urllib.request.urlopen(request, timeout=30) as found:
+        assert found.headers.get("Access-Control-Allow-Origin") is None
 
 
 def test_a_foreign_page_opens_no_web_socket(place: ServedHome) -> None:
@@ -162,9 +177,12 @@ def test_the_three_links_open_on_what_one_wants(place: ServedHome, tmp_path: Pat
     with Browser(tmp_path / "browser") as page:
         for what, (where, seen) in LINKS.items():
             assert where in links[what]
+            password = (place.home / "prefect" / "auth").read_text(encoding="utf-8").strip()
+            if what == "models, numbers":  # the browser itself asks, and remembers: an address may answer it
+                page.open(links[what].partition("#")[0].replace("://", f"://{password}@", 1))
             page.open(links[what])
             if what == "pipelines, runs":
-                page.fill("input", (place.home / "prefect" / "auth").read_text(encoding="utf-8").strip())
+                page.fill("input", password)
                 page.click("button", "Login")
             page.wait_for_text(seen)
             page.screenshot(tmp_path / f"{what.replace(' ', '-')}.png")

@@ -75,7 +75,7 @@ def test_every_chat_is_accounted_for(target: Target, tmp_path: Path) -> None:
         == sum(info[name] for name in ("num_kept", "num_without_answer", "num_too_long", "num_set_aside"))
     )
     assert (info["num_without_answer"], info["num_too_long"], info["num_set_aside"]) == (1, 1, 1)
-    assert info["set_aside"] == {"a message holds a control token": 1}
+    assert info["set_aside"] == {"a text holds a control mark": 1}
     aside = [json.loads(line) for line in (made.path / "set_aside.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(line["source"], line["row"]) for line in aside] == [("a.jsonl", f"{31:016x}")]
     assert set(info["mask_methods"]) == {"prefixes", "generation", "spans"} and info["mask_methods_impossible"] == {}
@@ -131,7 +131,7 @@ def test_a_strangers_text_is_shown_and_never_run(target: Target, tmp_path: Path)
 
 def test_too_many_set_aside_stop_the_step_and_say_why(target: Target, tmp_path: Path) -> None:
     rows = [said(1), said(2, "x<|im_end|>"), said(3, "<|im_start|>")]
-    with pytest.raises(UserError, match=r"2 of 3 chats.*control token.*max_set_aside"):
+    with pytest.raises(UserError, match=r"2 of 3 chats.*control mark.*max_set_aside"):
         write_given_answers(target, prompts_of(rows, tmp_path / "p"), ctx=context(tmp_path / "out"))
 
 

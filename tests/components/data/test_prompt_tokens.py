@@ -105,10 +105,12 @@ def test_a_tokenizer_that_closes_every_text_does_not_close_a_prompt(tokenizer: A
     class Closing:
         """The same tokenizer with an end-of-text token after every text, as some tokenizers are configured."""
 
-        chat_template = None
+        chat_template, added_tokens_decoder = None, tokenizer.added_tokens_decoder
+        all_special_tokens = tokenizer.all_special_tokens
         bos_token_id, eos_token_id, eos_token = None, tokenizer.eos_token_id, tokenizer.eos_token
 
-        def __call__(self, text: str, verbose: bool) -> dict[str, list[int]]:
-            return {"input_ids": [*tokenizer(text, verbose=verbose)["input_ids"], tokenizer.eos_token_id]}
+        def __call__(self, text: str, verbose: bool, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            closing = [tokenizer.eos_token_id] if add_special_tokens else []
+            return {"input_ids": [*tokenizer(text, verbose=verbose)["input_ids"], *closing]}
 
     assert encode_prompt(Closing(), plain("天空")) == encode_prompt(tokenizer, plain("天空"))

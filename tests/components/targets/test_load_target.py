@@ -106,7 +106,7 @@ def broken_config(folder: Path) -> None:
         (cut_short, "cut short"),
         (not_safetensors, "safetensors"),
         (missing_shard, "model-00002.safetensors"),
-        (broken_config, "config.json cannot be used"),
+        (broken_config, "config.json: is not JSON"),
         (changed_config(model_type="no_such_model"), "config.json cannot be used"),
         (changed_config(model_type="vit"), "not a causal LM"),
         (changed_config(num_hidden_layers=6, layer_types=["full_attention"] * 6, max_window_layers=6), "at least 7"),

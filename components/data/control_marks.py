@@ -1,0 +1,165 @@
+"""A control mark is a token or a word by which a chat template tells turns apart; text from outside must hold none.
+
+A tokenizer turns `<|im_end|>` into one control token wherever it stands, also in the middle of a user's words. A text
+that holds a mark could end its own turn and begin another, so prompts and training rows with one are set aside.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+Turns = Sequence[Mapping[str, Any]]
+
+INLINE_THINKING: Final = re.compile(r"\A\s*(?:<think>)?((?:(?!</think>).)*)</think>\s*", re.DOTALL)
+"""Thinking that opens the content of an answer; the opening tag may be left to the template (DeepSeek-R1)."""
+_LITERAL: Final = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z][A-Z_ ]{2,40}\]")
+"""What looks like a mark among a template's own words: <|user|>, <start_of_turn>, </tool_call>, [INST]."""
+_HTML: Final = re.compile(
+    r"</?(a|b|blockquote|body|br|caption|code|div|em|h[1-6]|hr|html|i|img|li|ol|p|pre|s|span|strong|sub|sup|table|tbody"
+    r"|td|tfoot|th|thead|tr|u|ul)/?>",
+    re.IGNORECASE,
+)
+"""Elements of pages, which some tokenizers (Gemma's) hold as ordinary added tokens and people write in prompts."""
+_NEUTRAL: Final = "Qz"
+
+
+class HoldsControlMark(Exception):
+    """A text holds a control mark; str() says which part of the chat holds it, and the mark."""
+
+
+def control_marks(tokenizer: Any) -> tuple[str, ...]:
+    """The marks of a tokenizer: its special tokens, its other added tokens, and what its chat templates write.
+
+    Added tokens that are no special tokens count only if they look like no ordinary text: runs of white space, plain
+    words and HTML elements do not count.
+    """
+    return _Marks.of(tokenizer).words
+
+
+def refuse_marked_text(tokenizer: Any, text: str) -> None:
+    """Raises HoldsControlMark where a text that is to be continued holds a mark."""
+    marks = _Marks.of(tokenizer)
+    marks.refuse(text, "the text")
+    if marks.ids_in(text):
+        raise HoldsControlMark("the text becomes a control token of this tokenizer")
+
+
+def refuse_marked_chat(
+    tokenizer: Any,
+    messages: Turns,
+    tools: Sequence[Mapping[str, Any]] | None,
+    render: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Raises HoldsControlMark where any text of a chat holds a mark, or where the rendered chat gains one by it.
+
+    Every string counts: contents, thinking, names, tool calls with their arguments, the tools. The rendering has
+    to hold the same control tokens as the rendering of the same turns with neutral words in them: two harmless texts
+    may form a mark together. render: gives the text of messages as the chat template writes them.
+    """
+    marks = _Marks.of(tokenizer)
+    for turn, message in enumerate(messages):
+        for where, text in _texts(_parted(message), f"message {turn + 1}"):
+            marks.refuse(text, where)
+    for where, text in _texts(list(tools or ()), "tools"):
+        marks.refuse(text, where)
+    if marks.ids_in(render([dict(message) for message in messages])) != marks.ids_in(render(_neutral(messages))):
+        raise HoldsControlMark("its texts form a control token together with what the chat template writes")
+
+
+class _Marks:
+    """The marks of one tokenizer, as words to look for and as token ids."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        written = set(_literals(tokenizer))
+        added = tokenizer.added_tokens_decoder
+        tokens = {
+            number: token.content
+            for number, token in added.items()
+            if token.special or token.content in written or _looks_like_a_mark(token.content)
+        }
+        self.ids = frozenset(tokens)
+        words = {*tokens.values(), *tokenizer.all_special_tokens, *written}
+        self.words = tuple(sorted(word for word in words if word.strip()))
+        # the longest first, so that an error names <|im_end|> and not a shorter mark within it
+        found = "|".join(re.escape(word) for word in sorted(self.words, key=len, reverse=True))
+        self._pattern = re.compile(found or r"(?!)")
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4)
+    def of(tokenizer: Any) -> _Marks:
+        """The marks of a tokenizer, found once."""
+        return _Marks(tokenizer)
+
+    def refuse(self, text: str, where: str) -> None:
+        if (found := self._pattern.search(text)) is not None:
+            raise HoldsControlMark(f"{where} holds {found[0]}, a control mark of this tokenizer")
+
+    def ids_in(self, text: str) -> list[int]:
+        """The control tokens that a text becomes, in order."""
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return [token for token in ids if token in self.ids]
+
+
+def _looks_like_a_mark(token: str) -> bool:
+    return bool(token.strip()) and not token.strip().isalnum() and _HTML.fullmatch(token.strip()) is None
+
+
+def _literals(tokenizer: Any) -> Iterator[str]:
+    """The marks among what the chat templates write: their text outside of tags, and the strings inside them."""
+    import jinja2
+
+    templates = tokenizer.chat_template or ""
+    for template in templates.values() if isinstance(templates, Mapping) else (templates,):
+        try:
+            pieces = [value for _, kind, value in jinja2.Environment().lex(template) if kind in ("data", "string")]
+        except jinja2.TemplateSyntaxError:  # rendering says so, in one line
+            pieces = []
+        for piece in pieces:
+            yield from (found for found in _LITERAL.findall(piece) if _HTML.fullmatch(found) is None)
+
+
+def _texts(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every string within a value of JSON, keys too, with where it stands."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield where, str(name)
+            yield from _texts(inner, f"{name} of {where}")
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _texts(inner, where)
+
+
+def _parted(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with the thinking that opens its content apart: the tags around it are the template's own."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return dict(message)
+    if (found := INLINE_THINKING.match(content)) is None:
+        return dict(message)
+    return {**message, "content": content[found.end() :], "thinking": found[1]}
+
+
+def _neutral(messages: Turns) -> list[dict[str, Any]]:
+    """The same turns with a neutral word for every content that says something."""
+    turns = []
+    for message in messages:
+        copy = dict(message)
+        for field in ("content", "reasoning_content"):
+            said = copy.get(field)
+            if isinstance(said, str) and said.strip():
+                copy[field] = _NEUTRAL
+        content = message.get("content")
+        if message.get("role") == "assistant" and isinstance(content, str):
+            found = INLINE_THINKING.match(content)
+            if found is not None:
+                opening = "<think>" if content.lstrip().startswith("<think>") else ""
+                said = _NEUTRAL if content[found.end() :].strip() else ""
+                copy["content"] = f"{opening}\n{_NEUTRAL}\n</think>\n\n{said}"
+        turns.append(copy)
+    return turns

@@ -1,0 +1,85 @@
+"""The headers of safetensors files, wherever they come from, read by nobody but this: every byte has to have an owner.
+
+The format (huggingface.co/docs/safetensors): eight bytes with the length of a JSON object, that object, which gives
+each tensor its type, shape and bytes, and the bytes. Nothing of a tensor is read here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from components.contract import UserError
+
+MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
+ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64} | {
+    "F16": 16,
+    "BF16": 16,
+    "F32": 32,
+    "F64": 64,
+    "C64": 64,
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+
+def read_header(file: Path, at: str) -> dict[str, Any]:
+    """The tensor table of a safetensors file: name -> {dtype, shape, data_offsets}.
+
+    at: what errors call the file.
+
+    Raises:
+        UserError: it is no regular file, or its header does not account for every byte.
+    """
+    if not file.is_file():
+        raise UserError(f"{at}: no regular file; a pipe or a device would never end")
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or not 2 <= length <= min(size - 8, MAX_HEADER):
+            if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+                raise UserError(f"{at}: a pickle under a safetensors name, which runs code when opened; do not open it")
+            raise UserError(f"{at}: no safetensors file, or cut short; copy or download it again")
+        try:
+            header = json.loads(stream.read(length), object_pairs_hook=once)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{at}: its header is damaged ({str(error)[:100]}); copy or download it again") from error
+    if not isinstance(header, dict):
+        raise UserError(f"{at}: its header is no table of tensors; copy or download it again")
+    header.pop("__metadata__", None)
+    spans = sorted(_span(name, entry, at) for name, entry in header.items())
+    end = 0
+    for first, last, name in spans:
+        if first != end:
+            raise UserError(f"{at}: {name} begins at byte {first}, where {end} is next: the header lies")
+        end = last
+    if 8 + length + end != size:
+        short = "cut short" if 8 + length + end > size else "followed by bytes that no tensor owns"
+        raise UserError(f"{at}: {short} ({size} bytes, its header asks for {8 + length + end}); copy it again")
+    return header
+
+
+def _span(name: str, entry: Any, at: str) -> tuple[int, int, str]:
+    """(first byte, byte after the last, name) of one entry of a header."""
+    try:
+        dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        whole = all(type(extent) is int and extent >= 0 for extent in (*shape, first, last))
+        bits = math.prod(shape) * ITEM_BITS[dtype]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{at}: the header's entry for {name} cannot be understood ({error!r:.80})") from error
+    if not whole or (last - first) * 8 != bits:
+        raise UserError(f"{at}: {name} is said to be {dtype} {shape} in {last - first} bytes: the header lies")
+    return first, last, name
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A hook for `json`: an object, unless a name stands in it twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' stands twice")
+    return found

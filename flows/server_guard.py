@@ -1,0 +1,151 @@
+"""What stands before every server of ours: known names, known origins, and the password, before the server sees a byte.
+
+Prefect answers any Host, so a page that points its own name at 127.0.0.1 could read the API; it never looks at the
+Origin of a request that changes something or opens a web socket. MLflow asks nobody for a password and takes every page
+on this machine for a friend. $DRAFTSMITH_ALLOWED_HOSTS adds names, with commas, for a server behind a proxy or in a
+container.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+READING = ("GET", "HEAD", "OPTIONS")
+
+
+def allowed_hosts() -> frozenset[str]:
+    """Names under which the server may be called, without port."""
+    added = os.environ.get("DRAFTSMITH_ALLOWED_HOSTS", "").split(",")
+    return frozenset(LOOPBACK) | {name.strip().lower() for name in added if name.strip()}
+
+
+class KnownPlacesOnly:
+    """Refuses a foreign Host with 400, and a change or web socket from a foreign Origin with 403.
+
+    An origin on loopback is known only with the server's own port: other programs of this machine may serve pages too.
+    The server behind sees no Origin at all.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        if scope["type"] in ("http", "websocket"):
+            status, why = self._verdict(scope, _headers(scope))
+            if status:
+                await _refuse(scope, receive, send, status, why)
+                return
+            # The server then tells the browser of no origin that may read the answer: MLflow would of every local port.
+            headers = [item for item in scope["headers"] if item[0].lower() != b"origin"]
+            scope = {**scope, "headers": headers}
+        await self.app(scope, receive, send)
+
+    def _verdict(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str]:
+        """(0, "") for a request that may pass, else the status and the reason."""
+        host, origin = headers.get("host", ""), headers.get("origin", "")
+        if not _names(f"//{host}", self.hosts):
+            return 400, "This server is not called by that name (Host)."
+        changes = scope["type"] == "websocket" or scope["method"] not in READING
+        if origin and changes and not self._is_own(origin, host):
+            return 403, "A page from elsewhere may not do this (Origin)."
+        return 0, ""
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        try:
+            netloc = urlsplit(origin).netloc
+        except ValueError:
+            return False
+        return netloc.lower() == host.lower() or _names(origin, self.hosts - frozenset(LOOPBACK))
+
+
+class BehindPassword:
+    """Asks for the user name and password (HTTP Basic) before anything but `open_paths`; 401 without them.
+
+    auth_string: "name:password".
+    """
+
+    def __init__(self, app: ASGIApp, auth_string: str, open_paths: tuple[str, ...] = ()) -> None:
+        self.app, self.auth_string, self.open_paths = app, auth_string, open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        asks = scope["type"] in ("http", "websocket") and scope["path"] not in self.open_paths
+        if asks and not self._knows(_headers(scope).get("authorization", "")):
+            await _refuse(scope, receive, send, 401, "This server asks for a name and a password.")
+            return
+        await self.app(scope, receive, send)
+
+    def _knows(self, given: str) -> bool:
+        kind, _, encoded = given.partition(" ")
+        try:
+            said = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        return kind.lower() == "basic" and hmac.compare_digest(said, self.auth_string.encode())
+
+
+class OwnArtifactsOnly:
+    """Refuses with 403 to make an MLflow experiment whose artifacts lie anywhere but in the server's own folder.
+
+    The server reads and writes there for whoever asks, so that `file:///home` would serve a home folder.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        if scope["type"] != "http" or not scope["path"].endswith("/mlflow/experiments/create"):
+            await self.app(scope, receive, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        try:
+            place = json.loads(body or b"{}").get("artifact_location") or ""
+        except (ValueError, AttributeError, RecursionError):
+            place = ""  # MLflow says what is wrong with it
+        if not str(place).startswith("mlflow-artifacts:") and place:
+            await _refuse(scope, receive, send, 403, "This server keeps artifacts in its own folder only.")
+            return
+
+        async def replay() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _names(url: str, hosts: frozenset[str]) -> bool:
+    """The URL's host is one of these."""
+    try:
+        found = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return found in hosts or f"[{found}]" in hosts
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, why: str) -> None:
+    from starlette.responses import PlainTextResponse
+    from starlette.websockets import WebSocketClose
+
+    if scope["type"] == "websocket":
+        await WebSocketClose(code=1008)(scope, receive, send)
+        return
+    headers = {"WWW-Authenticate": 'Basic realm="Draftsmith", charset="UTF-8"'} if status == 401 else {}
+    await PlainTextResponse(why + "\n", status_code=status, headers=headers)(scope, receive, send)

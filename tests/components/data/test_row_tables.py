@@ -1,0 +1,101 @@
+"""Tables from outside: a damaged row costs itself, every other is there, and no file ends the process that reads it."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contract import UserError
+from components.data.row_json import json_rows
+from components.data.row_tables import csv_rows
+
+plain = st.text("abcé ;'\t", min_size=1, max_size=8).map(str.strip).filter(bool)
+
+
+def read(text: str) -> tuple[list[tuple[int, dict[str, str]]], list[int]]:
+    """(rows with their lines, the lines that were set aside) of a CSV text."""
+    aside: list[int] = []
+    rows = list(csv_rows("t.csv", io.BytesIO(text.encode()), lambda where, line, why, shown: aside.append(line)))
+    return [(line, dict(row)) for line, row in rows], aside
+
+
+def test_a_quote_that_nothing_closes_costs_its_own_row() -> None:
+    lines = ["id,text", *(f"{n},row {n}" for n in range(1, 2000))]
+    lines[9] = '9,"row 9'
+    rows, aside = read("\n".join(lines) + "\n")
+    assert aside == [10] and len(rows) == 1998
+    assert [line for line, _ in rows] == [n for n in range(2, 2001) if n != 10]
+
+
+@given(st.lists(st.tuples(plain, plain), min_size=2, max_size=30), st.data())
+def test_damage_to_one_row_costs_no_other(table: list[tuple[str, str]], data: st.DataObject) -> None:
+    lines = [",".join(row) for row in table]
+    damaged = data.draw(st.integers(0, len(lines) - 1))
+    lines[damaged] = data.draw(st.sampled_from(['"', '"a"b,c', "a", "a,b,c", '"a,b', 'a,"b', '"a,""b']))
+    rows, aside = read("x,y\n" + "\n".join(lines) + "\n")
+    assert aside == [damaged + 2]
+    assert [(line - 2, row["x"], row["y"]) for line, row in rows] == [
+        (number, *row) for number, row in enumerate(table) if number != damaged
+    ]
+
+
+@given(st.lists(st.tuples(*[st.text('a,"\n\r é', max_size=6)] * 2), max_size=20))
+def test_what_csv_can_hold_is_read_as_it_was_written(table: list[tuple[str, str]]) -> None:
+    def cell(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"'
+
+    rows, aside = read("x,y\n" + "".join(f"{cell(a)},{cell(b)}\n" for a, b in table))
+    assert not aside and [(row["x"], row["y"]) for _, row in rows] == table
+
+
+def test_a_list_without_commas_loses_nothing(tmp_path: Path) -> None:
+    aside: list[int] = []
+    file = tmp_path / "rows.json"
+    file.write_text('[{"n": 1}\n {"n": 2} {"n": 3}, {"n": 4}]')
+    rows = list(json_rows(file, lambda where, line, why, shown: aside.append(line)))
+    assert [row["n"] for _, row in rows] == [1, 2, 3, 4] and not aside
+
+
+READS = """
+import sys
+from pathlib import Path
+from components.contract import UserError
+from components.data.row_tables import arrow_rows
+for file in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        list(arrow_rows(file, lambda *aside: None))
+    except UserError:
+        pass
+print("read")
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_no_mutant_of_an_arrow_file_ends_the_process(kind: str, tmp_path: Path) -> None:
+    """In a process of its own, since a bad offset ends one without an exception."""
+    table = pa.table({"text": [f"row {n}" * 5 for n in range(60)], "tags": [["a", "bc"] * (n % 3) for n in range(60)]})
+    sink = io.BytesIO()
+    writer = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with writer(sink, table.schema) as out:
+        out.write_table(table)
+    whole, dice = sink.getvalue(), random.Random(0)
+    for number in range(80):
+        mutant = bytearray(whole)
+        for _ in range(dice.randint(1, 8)):
+            mutant[dice.randrange(len(mutant))] = dice.randrange(256)
+        (tmp_path / f"{number:02d}.arrow").write_bytes(bytes(mutant))
+    done = subprocess.run([sys.executable, "-c", READS, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "read"), done.stderr[-2000:]
+
+
+def test_a_file_of_something_else_is_one_line() -> None:
+    with pytest.raises(UserError, match="UTF-16"):
+        list(csv_rows("t.csv", io.BytesIO("x,y".encode("utf-16")), lambda *aside: None))

@@ -1,0 +1,168 @@
+"""Whatever is damaged in a home is noticed, named, set aside, and what can be made again is made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.contract import UserError
+from storage import journal, segments
+from storage.artifacts import Store
+from storage.history import compact, files_of, history_dir
+from storage.records import new_promotion
+from storage.repair import damages, repair
+from storage.results import query, remember_all
+from storage.whole_files import BELIEVED_S
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Four artifacts in the store and in the history, and two entries of the promotion log."""
+    store = Store(tmp_path)
+    for number in range(4):
+        key = f"k{number}" * 4
+        with store.lock(key):
+            out, _ = store.begin(key)
+            (out / "weights.bin").write_bytes(bytes(range(256)) * 20)
+            store.finish(key, "Draft", {"number": number}, {"pipeline": "p", "step": "draft"})
+    assert remember_all(tmp_path, store) == {}
+    for number in (1, 2):
+        journal.log_promotion(
+            tmp_path, new_promotion("m", "champion", "promote", None, number, "user", "why", {"number": str(number)})
+        )
+    return tmp_path
+
+
+def artifacts(home: Path) -> list[str]:
+    return [str(row[0]) for row in query("SELECT artifact_key FROM artifact ORDER BY 1", home)[1]]
+
+
+KEYS = [f"k{number}" * 4 for number in range(4)]
+
+
+def test_a_whole_home_has_nothing_to_repair(home: Path) -> None:
+    assert list(damages(home, Store(home))) == [] and repair(home, Store(home)) == []
+    assert not (home / "broken").exists() and artifacts(home) == KEYS
+
+
+def test_rot_that_changes_neither_time_nor_size_is_found(home: Path) -> None:
+    file = home / "store" / KEYS[1] / "weights.bin"
+    before = file.stat()
+    data = bytearray(file.read_bytes())
+    data[777] ^= 4
+    with file.open("r+b") as stream:
+        stream.write(data)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    store = Store(home)
+    assert store.look(KEYS[1]).artifact is not None, "it was verified a moment ago: nobody reads it again"
+    (found,) = damages(home, store)
+    assert (found.where, found.name) == ("artifact", KEYS[1]) and "weights.bin has changed" in found.why
+    stamps = home / "verified" / f"{KEYS[1]}.json"
+    os.utime(stamps, (0, stamps.stat().st_mtime - BELIEVED_S - 1))
+    assert "weights.bin has changed" in store.look(KEYS[1]).why, "after a week it is read again"
+    (said,) = repair(home, store)
+    assert KEYS[1][:12] in said and "weights.bin" in said
+    assert store.look(KEYS[1]).why == "absent" and len(list((home / "broken").iterdir())) == 1
+    assert artifacts(home) == KEYS, "what was measured of it stays known"
+
+
+def test_no_byte_of_a_record_changes_unnoticed(home: Path) -> None:
+    """Of 200 flipped bits none leaves another record in use."""
+    file, dice = home / "store" / KEYS[0] / "artifact.json", random.Random(0)
+    whole = file.read_bytes()
+    before = json.loads(whole)
+    for _ in range(200):
+        data = bytearray(whole)
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        file.write_bytes(data)
+        found = Store(home).look(KEYS[0])
+        assert found.artifact is None or json.loads(bytes(data)) == before, bytes(data)
+
+
+@pytest.mark.parametrize("changed", ["settings", "info", "files", "session"])
+def test_a_changed_record_is_not_reused(home: Path, changed: str) -> None:
+    file = home / "store" / KEYS[0] / "artifact.json"
+    content = json.loads(file.read_text())
+    if changed == "settings":
+        content["record"]["settings"] = {"num_steps": 7}
+    elif changed == "files":
+        content["files"] = {}
+    else:
+        content[changed] = "20200101-000000-000000-deadbeef" if changed == "session" else {"number": 9}
+    file.write_text(json.dumps(content))
+    assert Store(home).look(KEYS[0]).why == "its record has changed since it was made"
+
+
+@pytest.mark.parametrize("how", ["torn", "flipped", "empty", "no manifest", "torn manifest"])
+def test_a_damaged_history_says_so_and_is_made_anew(home: Path, how: str) -> None:
+    compact(home, 0, whole=True)
+    folder = history_dir(home) / "artifact"
+    (segment,) = [Path(name) for name in files_of(home, "artifact") if "_segment" in name]
+    data, manifest = bytearray(segment.read_bytes()), folder / "_manifest.json"
+    if how == "torn":
+        segment.write_bytes(data[: len(data) // 2])
+    elif how == "flipped":
+        data[100] ^= 1
+        segment.write_bytes(data)
+    elif how == "empty":
+        segment.write_bytes(b"")
+    elif how == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text()[:20])
+    with pytest.raises(UserError, match=r"doctor --repair") as refused:
+        artifacts(home)
+    assert "\n" not in str(refused.value)
+    assert [damage.where for damage in damages(home, Store(home))] == ["history"]
+    said = repair(home, Store(home))
+    assert len(said) == 1 and "4 artifacts" in said[0] and "2 promotions" in said[0]
+    assert artifacts(home) == KEYS and list(damages(home, Store(home))) == []
+    (kept,) = (home / "broken").iterdir()
+    assert (kept / "artifact").is_dir(), "what the history was is kept"
+
+
+def test_a_compaction_that_was_killed_before_its_end_is_no_damage(home: Path) -> None:
+    folder = history_dir(home) / "artifact"
+    (folder / "_keys-0123456789abcdef.txt").write_text("\n".join(segments.fresh_keys(folder, segments.Manifest())))
+    assert artifacts(home) == KEYS and list(damages(home, Store(home))) == []
+
+
+def test_unreadable_lines_of_the_promotion_log_are_set_aside(home: Path) -> None:
+    file = journal.promotions_file(home)
+    first, second = file.read_text().splitlines()
+    file.write_text(f"{first}\n{second[:40]}\n\x00\xff\n{second}")
+    found = list(damages(home, Store(home)))
+    assert [damage.name for damage in found] == ["line 2 of promotions.jsonl", "line 3 of promotions.jsonl"]
+    (said,) = repair(home, Store(home))
+    assert said.startswith("2 unreadable lines")
+    assert file.read_text() == f"{first}\n{second}\n" and list(damages(home, Store(home))) == []
+    (aside,) = (home / "broken").iterdir()
+    assert aside.read_text().splitlines()[0] == second[:40]
+
+
+def test_who_waits_for_the_log_while_it_is_mended_writes_to_the_new_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that a waiting process has opened may be another one by the time it gets the lock."""
+    import fcntl
+
+    real: Callable[..., None] = fcntl.flock
+    swapped: list[bool] = []
+
+    def swap_first(file: object, how: int) -> None:
+        if not swapped:
+            swapped.append(True)
+            path = journal.promotions_file(home)
+            content = path.read_text()
+            path.unlink()
+            path.write_text(content)
+        real(file, how)
+
+    monkeypatch.setattr(journal.fcntl, "flock", swap_first)
+    journal.log_promotion(home, new_promotion("m", "champion", "promote", 2, 3, "user", "why", {"number": "3"}))
+    assert swapped and [row.to_version for row in journal.promotions(home)] == [1, 2, 3]
