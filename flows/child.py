@@ -100,7 +100,7 @@ def _end_tree() -> None:
 
 def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> NoReturn:
     """The worker: set the process up, run the step, report, leave. Never returns."""
-    code = 70
+    code, send = 70, _sender(connection)
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
@@ -111,11 +111,13 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
         _set_threads(int(order["num_threads"]))
         forget_secrets(order["address"], order["settings"])
         allow_code(order["remote_code"])
-        send = _sender(connection)
         with _only_worker_of(Path(order["lock"])):
             code = _run(order, send)
-    except BaseException:  # the last resort: it must reach the log, and a fork must never return
-        traceback.print_exc()
+    except BaseException as error:  # the last resort: it must reach the run and the log, and a fork must never return
+        text = without_secrets(traceback.format_exc())
+        with contextlib.suppress(OSError):  # the run may be gone, as on a full disk the log may
+            send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
     finally:
         with contextlib.suppress(Exception):
             # Of what a library left, such as tqdm's lock; else the end of the run tells of a leaked semaphore. What

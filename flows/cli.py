@@ -6,8 +6,10 @@ command that needs them, so that `check` and `plan` answer at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -112,6 +114,9 @@ def _failed(error: Exception) -> int:
     if isinstance(error, StepFailed):
         complain(f"{error}\nits log: {error.log}")
         return 1
+    if spoilt := _spoilt_disk(error):
+        complain(f"{spoilt}; mend that, and the same command goes on from what is done")
+        return 1
     said = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     folder = default_home() / "logs"
     log = folder / f"failure-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -123,6 +128,20 @@ def _failed(error: Exception) -> int:
         return 1
     complain(f"{said}\nits traceback: {log}")
     return 1
+
+
+def _spoilt_disk(error: BaseException | None) -> str:
+    """What cannot be written where, when a disk that is full or read-only is at the bottom of a failure, or ''."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return f"{error.filename or default_home()}: cannot be written ({os.strerror(error.errno)})"
+        if isinstance(error, sqlite3.OperationalError):
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:  # its low byte is the kind
+                return f"a database in {default_home()}: cannot be written ({os.strerror(errno.ENOSPC)})"
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+                return f"a database in {default_home()}: cannot be written ({error})"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _terminated(*_: Any) -> None:

@@ -125,14 +125,15 @@ class Engine:
         if step.forced:
             self.store.forget_partial(step.key)
         log = self.log_of(step)
-        started_at = time.time()
+        started_at, began = time.time(), time.monotonic()  # a clock may be set meanwhile: durations do not follow it
         attempts = step.retries + 1
         for attempt in range(1, attempts + 1):
             self.on_event(step, {"event": "start", "attempt": attempt, "log": str(log)})
             end = self._attempt(step, artifacts, log)
             if end.how == "made":
                 given = [artifacts[name] for name in step.input_names()]
-                record = self._record(step, given, end, started_at, attempt)
+                span = started_at, time.monotonic() - began
+                record = self._record(step, given, end, span, attempt)
                 artifact = self.store.finish(step.key, end.kind, end.info, record)
                 for line in take_problems():
                     self.on_event(step, {"event": "note", "message": line})
@@ -188,7 +189,7 @@ class Engine:
         return {"step": step.name, **dataclasses.asdict(step.runs_on), **self.connection()}
 
     def _record(
-        self, step: PlannedStep, given: Sequence[Artifact], end: ChildEnd, started_at: float, attempt: int
+        self, step: PlannedStep, given: Sequence[Artifact], end: ChildEnd, span: tuple[float, float], attempt: int
     ) -> dict[str, Any]:
         """How the artifact came to be; kept in artifact.json."""
         code = code_state()
@@ -205,8 +206,8 @@ class Engine:
             "seed": step.seed,
             "device": step.device,
             "num_threads": self.num_threads,
-            "started_at": started_at,
-            "seconds": time.time() - started_at,
+            "started_at": span[0],
+            "seconds": span[1],
             "attempts": attempt,
             "peak_rss_mib": end.peak_rss_mib,
             "machine": dataclasses.asdict(machine),

@@ -203,7 +203,8 @@ class Store:
             flush(file)
             files[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
             stamps[name] = stamp_of(file)
-        at = time.time()
+        before = [session.finished_at for session in self.sessions(key)[:1]]
+        at = max([time.time(), *(earlier + 0.001 for earlier in before)])  # newer than it, also where a clock was put back
         content: dict[str, Any] = {"key": key, "kind": kind, "session": sessions.new_session(at), "info": dict(info)}
         content = with_digest(content | {"record": dict(record), "files": files, "finished_at": at})
         if self.remote is not None:  # said before it is there, so that a kill in between leaves nothing unshared

@@ -48,6 +48,8 @@ def _compact_table(history: Path, directory: Path, table: str, at_least: int, wh
         fresh = segments.fresh_keys(directory, old)
         if len(fresh) < at_least or len(fresh) + len(old.segments) < 2:
             return 0
+        for name, why in segments.faulty_files(directory):  # what is merged counts as whole from then on
+            raise segments.DamagedHistory(f"{directory / name}: {why}; {segments.HOW_TO_MEND}")
         names = [f"{key}.parquet" for key in fresh]
         rows = _opened(directory, names, table).count_rows()
         kept = list(old.segments)
@@ -111,7 +113,7 @@ def _batches(directory: Path, names: Iterable[str], table: str) -> Iterator[pa.T
 
 
 def _opened(directory: Path, names: Iterable[str], table: str) -> Dataset:
-    return dataset([str(directory / name) for name in names], schema=reading_schema(table), format="parquet")
+    return dataset([str(directory / name) for name in names], schema=reading_schema(table), format=segments.CHECKED_PARQUET)
 
 
 def _write_segment(directory: Path, table: str, batches: Iterable[pa.Table]) -> Segment:
@@ -119,10 +121,11 @@ def _write_segment(directory: Path, table: str, batches: Iterable[pa.Table]) -> 
     name = segments.new_name("segment", ".parquet")
     part = segments.part_of(directory / name)
     rows = 0
-    with pq.ParquetWriter(part, reading_schema(table), compression="zstd") as writer:
+    with pq.ParquetWriter(part, reading_schema(table), compression="zstd", write_page_checksum=True) as writer:
         for batch in batches:
             fitting = GROUP_BYTES * max(1, len(batch)) // max(1, batch.nbytes)
             writer.write_table(batch, row_group_size=min(ROWS_AT_ONCE, max(1024, fitting)))
             rows += len(batch)
     os.replace(part, directory / name)
+    segments.note_sum(directory, name)
     return Segment(name, rows)

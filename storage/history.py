@@ -22,7 +22,7 @@ from components.rows import TABLES
 from storage import compaction, segments
 from storage.compaction import COMPACT_AT
 from storage.records import Provenance, columns_of
-from storage.schema import all_tables, checked, schema_of
+from storage.schema import checked, schema_of
 from storage.sessions import file_key
 
 
@@ -43,7 +43,7 @@ def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, An
     columns = columns_of(table)
     checked_rows = [checked(table, row, columns, f"{where} row {i}") for i, row in enumerate(rows, 1)]
     made = pa.Table.from_pylist(checked_rows, schema=schema_of(table))
-    segments.seed(directory, table)
+    directory.mkdir(parents=True, exist_ok=True)
     with segments.writing(directory):
         if not segments.is_known(directory, key):
             segments.write_parquet(directory / f"{key}.parquet", made)
@@ -77,12 +77,6 @@ def sessions_known(home: Path, artifact_key: str) -> set[str]:
     """The sessions of an artifact that the history has; "" is one from before there were sessions."""
     names = segments.names_of(history_dir(home) / "artifact", artifact_key)
     return {name.removeprefix(artifact_key).removeprefix(".") for name in names}
-
-
-def seed(home: Path) -> None:
-    """Give every table an empty typed file, so that views work before the first row."""
-    for table in all_tables():
-        segments.seed(history_dir(home) / table, table)
 
 
 def files_of(home: Path, table: str) -> list[str]:

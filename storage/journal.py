@@ -70,7 +70,8 @@ class Journal:
 
     def add(self, entry: str, **facts: Any) -> dict[str, Any]:
         """Append one entry."""
-        line = {"entry": entry, **facts, "time": time.time()}
+        since = self.entries[-1]["time"] if self.entries else 0.0
+        line = {"entry": entry, **facts, "time": max(time.time(), since)}  # a clock may be put back in the middle
         _append(self._file, line)
         self.entries.append(json.loads(json.dumps(line, default=str)))
         return line

@@ -23,6 +23,7 @@ from storage.artifacts import Store
 from storage.journal import Journal
 from storage.redaction import without_secrets
 from storage.remote_store import take_problems
+from storage.segments import DamagedHistory
 from storage.sessions import session_of
 from storage.sharing import catch_up, send
 from storage.tracking import ServerDown, Tracker, tracking_uri
@@ -241,9 +242,9 @@ def _attempt(run: Run, what: str, action: Callable[[], object]) -> bool:
     try:
         action()
     except UserError as error:
-        if not isinstance(error, ServerDown):
+        if not isinstance(error, ServerDown | DamagedHistory):
             raise
-        _note(run, f"{error} ({MADE_UP_FOR})")
+        _note(run, str(error) if isinstance(error, DamagedHistory) else f"{error} ({MADE_UP_FOR})")
         return False
     except Exception as error:  # the services' own errors are many and of many classes
         said = " ".join(str(error).split())[:200]

@@ -14,17 +14,19 @@ ones. The tables hold every session; the views take of each key the newest that 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions, dataset, field
+from pyarrow.dataset import dataset, field
 
 from components.contract import UserError
 from storage import journal
@@ -33,7 +35,6 @@ from storage.history import (
     compact,
     files_of,
     history_dir,
-    seed,
     sessions_known,
     write_measured,
     write_record,
@@ -49,7 +50,7 @@ from storage.records import (
     draftsmith_version,
 )
 from storage.schema import all_tables, reading_schema
-from storage.segments import HOW_TO_MEND, empty, reading
+from storage.segments import CHECKED_PARQUET, HOW_TO_MEND, DamagedHistory, empty, faulty_files, reading
 from storage.sessions import file_key, session_of
 from storage.sharing import catch_up
 
@@ -68,10 +69,6 @@ __all__ = [
 UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
 """What reading an artifact raises whose artifact.json was cut short, or whose rows another version has written."""
 
-CHECKED_PARQUET = ParquetFileFormat(
-    default_fragment_scan_options=ParquetFragmentScanOptions(page_checksum_verification=True)
-)
-"""Parquet whose pages are held against their checksums as they are read."""
 _VIEWS = Path(__file__).with_name("views.sql")
 # What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
 _NEWEST = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded;
@@ -81,6 +78,7 @@ _EVERY = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superse
               CASE WHEN (made_at, made) IN (SELECT (created_at, artifact_key) FROM superseded) THEN run_id END;"""
 
 
+_WORD = re.compile(r"\w+")
 Answer = tuple[list[str], list[tuple[Any, ...]]]
 Ask = Callable[[str, Mapping[str, Any]], Answer]
 
@@ -123,7 +121,13 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
         _connect(home, _EVERY if all_sessions else _NEWEST, limits.memory_gib) as connection,
     ):
 
+        checked = set[str]()
+
         def ask(sql: str, parameters: Mapping[str, Any]) -> Answer:
+            for table in sorted(_tables_of(sql) - checked):
+                for name, why in faulty_files(history_dir(home) / table):
+                    raise DamagedHistory(f"{history_dir(home) / table / name}: {why}; {HOW_TO_MEND}")
+                checked.add(table)
             try:
                 statements = connection.extract_statements(sql)
                 allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
@@ -145,6 +149,23 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
             return columns, rows
 
         yield ask
+
+
+def _tables_of(sql: str) -> set[str]:
+    """The tables that a statement may read, by the words in it and in the views that they name."""
+    named, waiting = set[str](), set(_WORD.findall(sql.lower()))
+    while waiting:
+        word = waiting.pop()
+        named.add(word)
+        waiting |= _words_of_views().get(word, set()) - named
+    return named & set(all_tables())
+
+
+@cache
+def _words_of_views() -> dict[str, set[str]]:
+    """Each view and macro, and the words that stand in what it is made of."""
+    parts = re.split(r"\bCREATE (?:VIEW|MACRO) (\w+)", _NEWEST + _VIEWS.read_text(encoding="utf-8"))
+    return {name: set(_WORD.findall(body.lower())) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _in_time(
@@ -337,9 +358,11 @@ def remember_promotion(home: Path, row: PromotionRow) -> None:
 
 
 def damaged_files(home: Path) -> Iterator[Path]:
-    """The files of the history that count and cannot be read to their end, or whose pages have changed."""
+    """The files of the history that count and are gone, or not as they were written, or cannot be read to their end."""
     for table in all_tables():
-        for name in files_of(home, table) if (history_dir(home) / table).is_dir() else []:
+        faulty = {str(history_dir(home) / table / name) for name, _ in faulty_files(history_dir(home) / table, whole=True)}
+        yield from map(Path, sorted(faulty))
+        for name in sorted(set(files_of(home, table)) - faulty):
             try:
                 dataset([name], schema=reading_schema(table), format=CHECKED_PARQUET).to_table()
             except (pa.ArrowException, OSError, ValueError):
@@ -352,7 +375,6 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
     Artifacts that cannot be read are left out and counted as "refused".
     """
     empty(history_dir(home))
-    seed(home)
     refused = len(remember_all(home, store))
     counts = {"artifacts": len(store.keys()) - refused, "runs": 0, "promotions": 0, "refused": refused}
     for entries in journal.all_runs(home):
@@ -366,7 +388,6 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
 
 def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duckdb.DuckDBPyConnection:
     """An in-memory database with every view, locked. which: _NEWEST or _EVERY session."""
-    seed(home)
     config = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,

@@ -129,6 +129,8 @@ def open_client(home: Path) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    # What it logs as an error it raises as well; its traceback would stand in the middle of our progress.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     if uri.startswith("http"):
         try:

@@ -48,8 +48,8 @@ def remember_stamps(home: Path, key: str, stamps: Mapping[str, list[int]]) -> No
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / f"{key}.json", json.dumps(stamps))
-    except PermissionError:
-        return  # somebody else's store, read-only to us: files are hashed each time
+    except OSError:
+        return  # read-only, somebody else's or full: only a cache, without it files are hashed each time
 
 
 def sha256_of(file: Path) -> str:
@@ -100,7 +100,7 @@ def write_flushed(file: Path, text: str) -> None:
 def _known_stamps(home: Path, key: str) -> Stamps:
     file = home / "verified" / f"{key}.json"
     try:
-        if time.time() - file.stat().st_mtime > BELIEVED_S:
+        if not 0 <= time.time() - file.stat().st_mtime <= BELIEVED_S:  # from the future: a clock was wrong
             return {}
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,0 +1,128 @@
+"""A disk that is full at any write, or read-only: one line says so, and with room again the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import draftsmith
+from garden_home import database_template, finished_at, made, new_home, run_garden, write_garden
+from small_disk import ENOUGH, can_mount, change, fill, small_disk, used_bytes
+
+SIZES = int(os.environ.get("DRAFTSMITH_SOAK_DISKS", "150"))
+SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
+pytestmark = pytest.mark.skipif(not can_mount(), reason="mounting a small disk needs root")
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("check",),
+    ("plan", "garden"),
+    ("query", "SELECT count(*) AS artifacts FROM artifact"),
+    ("run", "garden", "--direct"),
+    ("run", "garden", "--direct", "--force", "timed"),
+    ("resync",),
+    ("compact",),
+    ("doctor",),
+    ("doctor", "--repair"),
+    ("status",),
+    ("up", "--detach"),
+    ("down",),
+)
+
+
+def full_at_every_write(folder: Path, num_sizes: int, seed: int) -> dict[str, Any]:
+    """The toy pipeline on disks of sizes between what a home has at first and what it needs in the end."""
+    file, chance = write_garden(folder), random.Random(seed)
+    template = database_template(folder / "template")
+    with small_disk(folder / "enough") as disk:
+        home = new_home(disk, template)
+        at_first = used_bytes(disk)
+        whole = run_garden(home, file)
+        assert whole.code == 0, whole.said
+        wanted, needed = made(home), used_bytes(disk)
+    faults, stopped, said = list[str](), 0, dict[str, int]()
+    for number in range(num_sizes):
+        size = chance.randrange(at_first, needed + (64 << 10))
+        name = f"disk {number} of {size} bytes"
+        with small_disk(folder / f"disk-{number}", size) as disk:
+            home = new_home(disk, template)
+            ended = run_garden(home, file)
+            before = finished_at(home)
+            if ended.fault:
+                faults.append(f"{name}: {ended.fault}")
+            elif ended.code != 0:
+                stopped += 1
+                what = "a step" if "its log:" in ended.said else "the run"
+                said[what] = said.get(what, 0) + 1
+                if "No space left" not in ended.said and "full" not in ended.said:
+                    faults.append(f"{name}: does not say that the disk is full: {ended.said[-400:]}")
+            change(disk, f"size={ENOUGH}")
+            again = run_garden(home, file)
+            now = finished_at(home)
+            faults += [f"{name}: with room again: {again.fault or again.said[-400:]}"] * (again.code != 0)
+            faults += [f"{name}: {key[:12]} was made again" for key in before if now.get(key) != before[key]]
+            faults += [f"{name}: {one} differs" for one in wanted if made(home).get(one) != wanted[one]]
+            doctor = draftsmith("doctor", home=home)
+            faults += [f"{name}: doctor: {doctor.said[-600:]}"] * ("the promotion log are whole" not in doctor.said)
+    return {"disks": num_sizes, "stopped": stopped, "first": at_first, "needed": needed, "stopped_in": said, "faults": faults}
+
+
+def commands_on(folder: Path, spoil: Callable[[Path], object], mend: Callable[[Path], object]) -> dict[str, Any]:
+    """Every command on a home whose disk is spoilt, and then mended: nothing finished is lost."""
+    file = write_garden(folder)
+    template = database_template(folder / "template")
+    faults, codes = list[str](), dict[str, int | None]()
+    with small_disk(folder / "disk", 64 << 20) as disk:
+        home = new_home(disk, template)
+        assert run_garden(home, file).code == 0
+        before = finished_at(home)
+        spoil(disk)
+        for command in COMMANDS:
+            options = ("--file", str(file)) if command[0] in ("check", "plan", "run", "up") else ()
+            ended = draftsmith(*command, *options, home=home)
+            codes[" ".join(command)] = ended.code
+            faults += [f"{' '.join(command)}: {ended.fault}"] * bool(ended.fault)
+        draftsmith("down", home=home)
+        mend(disk)
+        faults += [f"{key[:12]} was lost" for key in before if key not in finished_at(home)]
+        again = run_garden(home, file)
+        faults += [f"afterwards: {again.fault or again.said[-400:]}"] * (again.code != 0)
+        doctor = draftsmith("doctor", home=home)
+        faults += [f"doctor: {doctor.said[-600:]}"] * ("the promotion log are whole" not in doctor.said)
+    return {"codes": codes, "faults": faults}
+
+
+def test_a_disk_that_fills_up_stops_a_run_with_one_line_and_costs_nothing(tmp_path: Path) -> None:
+    found = full_at_every_write(tmp_path, 5, seed=3)
+    assert found["faults"] == []
+    assert 0 < found["stopped"] <= found["disks"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend"),
+    [
+        (fill, lambda disk: (disk / "filler").unlink()),
+        (lambda disk: change(disk, "ro"), lambda disk: change(disk, "rw")),
+    ],
+    ids=["full", "read-only"],
+)
+def test_every_command_answers_on_a_spoilt_disk(
+    tmp_path: Path, spoil: Callable[[Path], object], mend: Callable[[Path], object]
+) -> None:
+    found = commands_on(tmp_path, spoil, mend)
+    assert found["faults"] == []
+    assert found["codes"]["check"] == 0 and found["codes"]["query SELECT count(*) AS artifacts FROM artifact"] == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_a_disk_full_at_every_write(tmp_path: Path) -> None:
+    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
+
+    started = time.monotonic()
+    found = full_at_every_write(tmp_path, SIZES, SEED)
+    write_record("soak-full-disks", {"seed": SEED, **found, "seconds": round(time.monotonic() - started, 1)})
+    assert found["faults"] == []
