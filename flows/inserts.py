@@ -23,6 +23,22 @@ def inserts_in(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[
             yield from inserts_in(item, (*place, index))
 
 
+def params_in(value: Any) -> list[str]:
+    """The names of the parameters that are inserted into a value."""
+    found = (NAME.match(inside) for _, inside in inserts_in(value))
+    return [name.group(2) for name in found if name and name.group(1) == "params"]
+
+
+def params_at(value: Any, place: tuple[str | int, ...]) -> list[str]:
+    """The names of the parameters that are inserted into the text at a place of a nested value, as it is written."""
+    for part in place:
+        if isinstance(value, Mapping):
+            value = value.get(part, value)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+    return params_in(value) if isinstance(value, str) else []
+
+
 def fill(value: Any, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
     """The value with every insert replaced. `scopes`: {"params": {...}, "matrix": {...}}; names must be known."""
     if isinstance(value, str):

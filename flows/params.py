@@ -41,11 +41,19 @@ def declaration_error(param: ParamSpec) -> str:
     """What is wrong with the declaration itself, or ''."""
     if param.type == "enum" and not param.choices:
         return "an enum needs 'choices'"
+    for choice in param.choices or []:
+        if not _has_type("enum" if param.type == "list" else param.type, choice):
+            words = _WORDS[param.type] if param.type not in ("enum", "list") else "a word, a number, true or false"
+            return f"each of 'choices' must be {words}, not {show(choice)}"
     if (param.min is not None or param.max is not None) and param.type not in ("int", "float", "list"):
         return f"'min' and 'max' mean nothing for type {param.type}"
     for name, bound in (("min", param.min), ("max", param.max)):
         if param.type in ("int", "list") and bound is not None and math.isfinite(bound) and bound != int(bound):
             return f"'{name}' {show(bound)} is no whole number, and a value of type {param.type} has whole ones"
+        if param.type in ("int", "list") and bound is not None and abs(bound) > LARGEST:
+            return f"'{name}' {show(bound)} is beyond the largest whole number, {LARGEST}"
+        if param.type == "list" and bound is not None and bound < 0:
+            return f"'{name}' {show(bound)} is no length of a list"
     if param.min is not None and param.max is not None and param.min > param.max:
         return f"'min' {show(param.min)} is larger than 'max' {show(param.max)}"
     why = value_error(param, param.default)
@@ -61,7 +69,7 @@ def value_error(param: ParamSpec, value: Any) -> str:
             return f"holds the control character U+{ord(found[0]):04X}"
     if param.choices is not None:
         for item in value if param.type == "list" else [value]:
-            if not any(item == choice and type(item) is type(choice) for choice in param.choices):
+            if not any(item == choice and _same_type(param, item, choice) for choice in param.choices):
                 return f"must be one of {', '.join(map(show, param.choices))}, not {show(item)}" + _near(
                     item, param.choices
                 )
@@ -160,6 +168,11 @@ def _has_type(kind: ParamType, value: Any) -> bool:
     if kind == "list":
         return isinstance(value, list) and all(isinstance(item, str | int | float | bool) for item in value)
     return isinstance(value, str | int | float | bool)
+
+
+def _same_type(param: ParamSpec, value: Any, choice: Any) -> bool:
+    """1 is not true, and as a choice not 1.0, unless the parameter is a float: then `tidy` makes one of the other."""
+    return type(value) is type(choice) or (param.type == "float" and not isinstance(choice, bool))
 
 
 def _near(value: Any, choices: list[Any]) -> str:

@@ -265,6 +265,9 @@ def _with_needs(wiring: Wiring, names: set[str]) -> set[str]:
 
 def _chosen(wiring: Wiring, from_step: str | None, to_step: str | None) -> tuple[set[str], str]:
     """Steps inside --from and --to (with what they need from the store), and why the rest is left out."""
+    if not wiring.steps:
+        why = "; ".join(f"{name} ({reason})" for name, reason in wiring.skipped[:MAX_REASONS])
+        raise UserError(f"nothing to run: every step is left out, {why}")
     chosen = {step.name for step in wiring.steps}
     said = []
     if from_step is not None:

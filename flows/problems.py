@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from components.contract import UserError
 from storage.redaction import without_secrets
+
+MOST_LINES_NAMED = 5  # of those on which one cause is met again
 
 
 @dataclass
@@ -16,16 +18,37 @@ class Problems:
 
     file: str
     found: list[tuple[int, str]] = field(default_factory=list)
+    again: dict[Hashable, tuple[tuple[int, str], list[int]]] = field(default_factory=dict)
 
-    def add(self, line: int, message: str) -> None:
-        """Note one problem; the same one twice is said once."""
+    def add(self, line: int, message: str, *, cause: Hashable = None) -> None:
+        """Note one problem; the same one twice is said once. Of several with one `cause` the first is said, and on
+        which other lines it is met."""
+        if cause is not None:
+            first, others = self.again.setdefault(cause, ((line, message), []))
+            if line not in (first[0], *others):
+                others.append(line)
+            line, message = first
         if (line, message) not in self.found:
             self.found.append((line, message))
 
     def stop(self) -> None:
         """Raise one UserError that holds a line for each problem, in the order of the file, if there is any."""
         if self.found:
-            raise UserError("\n".join(f"{self.file}:{line}: {one_line(what)}" for line, what in sorted(self.found)))
+            others = {first: sorted(lines) for first, lines in self.again.values() if lines}
+            said = (
+                f"{self.file}:{line}: {one_line(what)}{_also(others.get((line, what), []))}"
+                for line, what in sorted(self.found)
+            )
+            raise UserError("\n".join(said))
+
+
+def _also(lines: list[int]) -> str:
+    """On which lines a problem is met again."""
+    if not lines:
+        return ""
+    more = f" and {len(lines) - MOST_LINES_NAMED} more" if len(lines) > MOST_LINES_NAMED else ""
+    named = ", ".join(map(str, lines[:MOST_LINES_NAMED]))
+    return f" (again on line{'s' if len(lines) > 1 else ''} {named}{more})"
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -189,10 +189,10 @@ def _dotted(place: tuple[str | int, ...]) -> str:
 def _setting_fault(fault: Any, known: tuple[str, ...]) -> tuple[tuple[str | int, ...], str]:
     place = tuple(fault["loc"])
     name, kind, given = _dotted(place), fault["type"], fault["input"]
-    if kind == "extra_forbidden" and len(place) == 1:
-        return place, f"unknown setting '{name}'{did_you_mean(name, known)}"
-    if kind == "extra_forbidden":
-        return place, f"unknown setting '{name}'"
+    if kind == "extra_forbidden":  # its name is any text
+        around, last = _dotted(place[:-1]), str(place[-1])
+        said = did_you_mean(last, known) if len(place) == 1 else ""
+        return place, f"unknown setting {show(f'{around}.{last}' if around else last)}{said}"
     if kind == "missing" and len(place) == 1:
         return (), f"the setting '{name}' is missing"
     if kind == "literal_error":

@@ -174,7 +174,7 @@ def _check_pipeline(name: str, pipeline: PipelineSpec, lines: Lines, problems: P
         _check_name(step, r"[a-z][a-z0-9_]*", "step", lines.at(*at), problems)
         _check_place(of_step, declared_step.runs_on, (*at, "runs_on"), f"step '{step}': ", lines, problems)
         for inner, what in step_problems(step, declared_step, pipeline.params, pipeline.steps):
-            problems.add(lines.at(*place, "steps", step, *inner), f"step '{step}': {what}")
+            problems.add(lines.at(*place, "steps", step, *inner), f"step '{step}': {what}", cause=(name, what))
         graph[step] = [
             str(reference).split("[")[0]
             for value in declared_step.inputs.values()

@@ -131,13 +131,19 @@ def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
     """("cron" or "timezone", what is wrong)."""
     from cronsim import CronSim, CronSimError
 
+    fields = cron.upper().split()
     try:
+        # Prefect takes neither the last working day (LW) nor a last Friday as 5L, and of six fields the seconds last
+        if len(fields) != 5 or "LW" in fields[2] or re.search(r"\dL", fields[4]):
+            raise CronSimError
         next(CronSim(cron, datetime(2024, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration):
         yield "cron", f"{show(cron)} is not a cron line of five fields (minute hour day month weekday) that ever comes"
     import zoneinfo
 
     try:
+        if timezone.startswith(("posix", "right/")):  # other forms of the same files, which Prefect does not take
+            raise ValueError(timezone)
         zoneinfo.ZoneInfo(timezone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         said = did_you_mean(timezone, zoneinfo.available_timezones())

@@ -15,7 +15,8 @@ from typing import Any
 
 from components.contract import UserError
 from flows.held_apart import trained_on_benchmark
-from flows.inserts import fill
+from flows.inserts import fill, params_at, params_in
+from flows.params import tidy
 from flows.problems import Problems, did_you_mean, one_line
 from flows.runs_on import HERE, RunsOn, misplaced, of_step
 from flows.served import unserved
@@ -90,7 +91,7 @@ def check_spec(spec: Spec, *, outside: Outside, packages: tuple[str, ...] = PACK
     problems = Problems(spec.name)
     wired = {}
     for name, pipeline in spec.pipelines.items():
-        params = {param: declared.default for param, declared in pipeline.params.items()}
+        params = {param: tidy(declared, declared.default) for param, declared in pipeline.params.items()}
         wired[name] = _Wirer(spec, name, params, "cpu", outside, packages, True, problems).run()
     problems.stop()
     return wired
@@ -132,8 +133,10 @@ class _Wirer:
             self._note(*problem)
         return Wiring(steps, tuple(self.skipped.items()))
 
-    def _note(self, base: str, message: str, *place: str | int) -> None:
-        self.problems.add(self.lines.at(*self.place, base, *place), f"step '{base}': {message}")
+    def _note(self, base: str, message: str, *place: str | int, cause: str = "") -> None:
+        """cause: the parameter that brings the fault, which is told once however many steps take that parameter."""
+        line = self.lines.at(*self.place, base, *place)
+        self.problems.add(line, f"step '{base}': {message}", cause=(*self.place, cause) if cause else None)
 
     def _wire_step(self, base: str, step: StepSpec) -> None:
         try:
@@ -189,7 +192,8 @@ class _Wirer:
             for reference in references:
                 if why := self._misfit(parameter, slot, str(reference)):
                     if why not in self.told:  # a whole pipeline may name one champion that is not there
-                        self._note(base, why, "in", parameter)
+                        inserted = params_in(step.inputs[parameter])
+                        self._note(base, why, "in", parameter, cause=f"{inserted[0]}: {why}" if inserted else "")
                     if is_outside(str(reference)):
                         self.told.add(why)
                     fits = False
@@ -269,7 +273,10 @@ class _Wirer:
                 for place, what in faults:
                     if (str(place), what) not in seen:
                         seen.add((str(place), what))
-                        self._note(base, what, "with", *place)
+                        inserted = [] if what.startswith("unknown") else params_at(step.settings, place)
+                        param = next(iter(inserted), "")
+                        told = f"{what} (from the parameter '{param}')" if param else what
+                        self._note(base, told, "with", *place, cause=param)
                 wired: dict[str, str | list[str]] = {
                     **chosen,
                     **{key: list(names) for key, names in many.items() if names},

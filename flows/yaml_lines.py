@@ -25,7 +25,9 @@ Place = tuple[str | int, ...]
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What no text may hold: it becomes a part of paths, names and what a terminal shows."""
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""What YAML does not take, and what it takes for the end of a line where an editor shows none."""
+_ROWS = re.compile(r"\r\n|[\n\r]")
 LARGEST = 2**63 - 1  # of a whole number: databases and numpy hold no larger ones
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -81,16 +83,17 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = (
-            "is not UTF-8 text"
-            if isinstance(error, UnicodeDecodeError)
-            else (error.strerror or "cannot be read").lower()
-        )
-        raise UserError(f"{file}: {why}") from error
+    except OSError as error:
+        raise UserError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
     if len(content) > MAX_BYTES:
         raise UserError(f"{file}: is larger than {MAX_BYTES} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = _ROWS.split(content[: error.start].decode("utf-8-sig", "replace"))
+        what = f"the byte 0x{content[error.start]:02X} at column {len(before[-1]) + 1} is not UTF-8 text"
+        problems.add(len(before), what)
+        problems.stop()
     _refuse_control_characters(text, problems)
     _refuse_bombs(text, problems)
     try:
@@ -110,8 +113,8 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def _refuse_control_characters(text: str, problems: Problems) -> None:
-    """Characters that YAML does not take, each line with one once."""
-    for number, line in enumerate(re.split(r"\r\n|[\n\r]", text), start=1):
+    """Characters that no line may hold, each line with one once."""
+    for number, line in enumerate(_ROWS.split(text), start=1):
         if found := _UNPRINTABLE.search(line):
             problems.add(number, f"the character U+{ord(found[0]):04X} at column {found.start() + 1}: take it out")
     problems.stop()
@@ -146,16 +149,58 @@ def _refuse_bombs(text: str, problems: Problems) -> None:
 
 
 def _syntax_error(text: str, error: yaml.YAMLError) -> tuple[int, str]:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    line = mark.line + 1 if mark is not None else 1
-    rows = text.splitlines()
-    for number in range(min(line, len(rows)), 0, -1):  # the scanner may stop a line after the tab
+    """(line, what is wrong): a quote or a bracket that is not closed is told where it was opened."""
+    found, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark = found or context
+    what, around = str(getattr(error, "problem", None) or error), str(getattr(error, "context", None) or "")
+    rows = _ROWS.split(text.rstrip())
+    line = min(mark.line + 1, len(rows)) if mark is not None else 1
+    for number in range(line, 0, -1):  # the scanner may stop a line after the tab
         row = rows[number - 1]
         if "\t" in row[: len(row) - len(row.lstrip())]:
             return number, "a tab indents this line: use spaces"
         if row.strip() and number < line:
             break
-    return line, f"not YAML: {one_line(getattr(error, 'problem', None) or error)}"
+    if "quoted scalar" in around and "found unexpected" in what and context is not None:
+        return context.line + 1, f"the quote at column {context.column + 1} is not closed"
+    if mark is not None:
+        brackets, quoted = _open_before(text, (mark.line, mark.column))
+        if quoted is not None and quoted.end_mark.line + 1 >= line:
+            opened = quoted.start_mark
+            why = f"the quote at column {opened.column + 1} is closed only on line {quoted.end_mark.line + 1}"
+            return opened.line + 1, f"{why}: close it where its text ends"
+        if brackets:
+            opened = brackets[-1].start_mark
+            sign = "[" if isinstance(brackets[-1], yaml.FlowSequenceStartToken) else "{"
+            if (mark.line + 1, mark.column) >= (len(rows), len(rows[-1])):
+                return opened.line + 1, f"the {sign} at column {opened.column + 1} is not closed"
+            what += f", inside the {sign} of line {opened.line + 1}" if opened.line + 1 < line else ""
+        elif "simple key" in around and context is not None:
+            line = context.line + 1
+    return line, f"not YAML: {one_line(what)}"
+
+
+def _open_before(text: str, place: tuple[int, int]) -> tuple[list[Any], Any]:
+    """(the brackets that are open at a place, the last quoted text before it if that goes over several lines)."""
+    brackets: list[Any] = []
+    quoted = None
+    loader = _PlainLoader(text)
+    try:
+        while loader.check_token():
+            token = loader.get_token()
+            if (token.start_mark.line, token.start_mark.column) >= place:
+                break
+            if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+                brackets.append(token)
+            elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+                del brackets[-1:]
+            elif isinstance(token, yaml.ScalarToken) and token.style in ("'", '"'):
+                quoted = token if token.end_mark.line > token.start_mark.line else None
+    except yaml.YAMLError:
+        pass  # it is the one that is being told
+    finally:
+        loader.dispose()
+    return brackets, quoted
 
 
 def _plain(node: yaml.Node, place: Place, lines: Lines, problems: Problems, open_nodes: tuple[int, ...]) -> Any:
@@ -189,6 +234,9 @@ def _mapping(
             problems.add(line, "a key must be a plain word")
             continue
         key = str(key_node.value)
+        if found := CONTROL.search(key):
+            problems.add(line, f"a key holds the control character U+{ord(found[0]):04X}")
+            continue
         if key in result:
             problems.add(line, f"'{one_line(key, 60)}' is given twice (first on line {lines.at(*place, key)})")
             continue

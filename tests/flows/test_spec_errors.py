@@ -32,12 +32,21 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "5: merge keys (<<) are not read here: write the values out"]),
     "a tag": ("pipelines: !!python/object:os.system {}\n", [
         "1: the tag tag:yaml.org,2002:python/object:os.system means nothing here"]),
-    "not closed": ("pipelines: {a: [1,\n", ["2: not YAML: did not find expected node content"]),
+    "not closed": ("pipelines: {a: [1,\n", ["1: the [ at column 16 is not closed"]),
+    "a bracket that the next line is taken into": (HEAD + "      a: {uses: toys.plant, with: {num_rows: 5}\n      b: {uses: toys.plant}\n", [
+        "5: not YAML: did not find expected ',' or '}', inside the { of line 4"]),
+    "a quote that is never closed": (HEAD + '      a: {uses: "toys.plant}\n' + STEP * 3, ["4: the quote at column 17 is not closed"]),
+    "a quote that another closes": (HEAD + '      a: {uses: "toys.plant}\n' + STEP * 3 + '      b: {uses: "toys.plant"}\n', [
+        "4: the quote at column 17 is closed only on line 8: close it where its text ends"]),
+    "a word without its colon": (HEAD + STEP + "      about\n      b: {uses: toys.plant}\n", ["5: not YAML: could not find expected ':'"]),
     "no pipelines": ("pipeline: {}\n", ["1: 'pipelines' is missing", "1: unknown key 'pipeline' (did you mean 'pipelines'?)"]),
     "no steps": ("pipelines:\n  p: {about: x}\n", ["2: pipeline 'p': 'steps' is missing"]),
     "empty steps": ("pipelines:\n  p:\n    steps: {}\n", ["3: pipeline 'p': 'steps' is empty"]),
     # characters and numbers that nothing can work with
     "a control character": (HEAD + STEP + "# a \x07 bell\n", ["5: the character U+0007 at column 5: take it out"]),
+    "a line's end that no editor shows": (HEAD + STEP + "# a\u2028b\n", ["5: the character U+2028 at column 4: take it out"]),
+    "a control character in a key": (HEAD + '      only: {uses: toys.plant, with: {"num\\0": 1}}\n', [
+        "4: a key holds the control character U+0000"]),
     "a control character in quotes": (HEAD + '      only: {uses: "toys.pl\\0ant"}\n', [
         "4: a text holds the control character U+0000"]),
     "a control character in a list": (HEAD + '      only: {uses: toys.plant, matrix: {a: [x, "\\e[31m"]}}\n', [
@@ -48,6 +57,14 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "4: '1e999' is no number that can be worked with"]),
     "half a bound on whole numbers": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: 1, min: .5}\n    steps:\n" + STEP, [
         "4: parameter 'n': 'min' 0.5 is no whole number, and a value of type int has whole ones"]),
+    "a bound beyond all numbers": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: 1, max: 1e300}\n    steps:\n" + STEP, [
+        "4: parameter 'n': 'max' 1e+300 is beyond the largest whole number, 9223372036854775807"]),
+    "a list shorter than nothing": ("pipelines:\n  p:\n    params:\n      n: {type: list, default: [], min: -1}\n    steps:\n" + STEP, [
+        "4: parameter 'n': 'min' -1.0 is no length of a list"]),
+    "a choice of another type": ("pipelines:\n  p:\n    params:\n      n: {type: int, default: 1, choices: [1, two]}\n    steps:\n" + STEP, [
+        "4: parameter 'n': each of 'choices' must be a whole number, not 'two'"]),
+    "a choice that is a list": ("pipelines:\n  p:\n    params:\n      n: {type: list, default: [], choices: [[1]]}\n    steps:\n" + STEP, [
+        "4: parameter 'n': each of 'choices' must be a word, a number, true or false, not [1]"]),
     "a long name": (HEAD + "      " + "a" * 61 + ": {uses: toys.plant}\n", [
         "4: step name 'aaaaaaaaaaaaaaaaaaaa...' has 61 letters: use at most 60"]),
     "a matrix that explodes": (HEAD + "      only: {uses: toys.plant, matrix: {a: &v [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], b: *v, c: *v, d: *v}}\n", [
@@ -100,6 +117,14 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "4: parameter 'n': 'type' must be one of int, float, bool, str, enum, list, not 'itn' (did you mean 'int'?)"]),
     "bad cron": ("pipelines:\n  p:\n    schedules:\n      - slug: n\n        cron: every day\n    steps:\n" + STEP, [
         "5: schedule 'n': 'every day' is not a cron line of five fields (minute hour day month weekday) that ever comes"]),
+    "cron lines that Prefect reads otherwise": ("pipelines:\n  p:\n    schedules:\n" + "".join(
+        f"      - {{slug: s{number}, cron: '{cron}'}}\n" for number, cron in enumerate(["* * * * * *", "0 2 LW * *", "0 2 * * 5L"])
+    ) + "    steps:\n" + STEP, [
+        f"{4 + number}: schedule 's{number}': '{cron}' is not a cron line of five fields (minute hour day month weekday) that ever comes"
+        for number, cron in enumerate(["* * * * * *", "0 2 LW * *", "0 2 * * 5L"])]),
+    "a timezone that Prefect does not know": (
+        "pipelines:\n  p:\n    schedules:\n      - {slug: n, cron: '0 2 * * *', timezone: posix/UTC}\n    steps:\n" + STEP,
+        ["4: schedule 'n': unknown timezone 'posix/UTC'"]),
     "bad timezone": (
         "pipelines:\n  p:\n    schedules:\n      - {slug: n, cron: '0 2 * * *', timezone: Europe/Berln}\n    steps:\n" + STEP,
         ["4: schedule 'n': unknown timezone 'Europe/Berln' (did you mean 'Europe/Berlin'?)"]),
@@ -118,6 +143,19 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "4: steps wait for each other: a -> a"]),
     "an unknown insert": (GARDEN.replace("${params.steps}", "${params.stpes}"), [
         "14: step 'draft': ${params.stpes}: unknown parameter 'stpes' (did you mean 'steps'?)"]),
+    "a parameter that is not there": (GARDEN.replace("steps: {type", "stpes: {type").replace("num_rows: 5", "num_rows: '${params.steps}'"), [
+        "9: step 'corpus': ${params.steps}: unknown parameter 'steps' (did you mean 'stpes'?) (again on line 14)"]),
+    "one bad parameter for many steps": (GARDEN.replace("steps: {type: int, default: 6", "steps: {type: float, default: 6").replace(
+        "timed: {uses: toys.measure, in: {draft: draft}}",
+        "timed: {uses: toys.grow, in: {corpus: corpus}, with: {num_steps: '${params.steps}'}}").replace(
+        "with: {num_rows: 5}", "with: {num_rows: '${params.steps}'}"), [
+        "9: step 'corpus': setting 'num_rows': must be a valid integer, not 6.0 (from the parameter 'steps') (again on lines 14, 16)"]),
+    "one parameter that names no step": (GARDEN.replace("steps: {type: int, default: 6, min: 1, max: 1000", "steps: {type: str, default: nowhere").replace(
+        "{judged: judged}", "{judged: [judged, '${params.steps}']}").replace("in: {draft: draft}", "in: {draft: '${params.steps}'}").replace(
+        '"${params.steps}"', "6"), [
+        "16: step 'timed': unknown step 'nowhere' (known: corpus, draft, judged, timed, page) (again on line 17)"]),
+    "a step that many want": (GARDEN.replace("      corpus: {", "      corpse: {"), [
+        "12: step 'draft': unknown step 'corpus' (did you mean 'corpse'?) (again on line 15)"]),
     "an unknown axis": (GARDEN.replace("${matrix.method}", "${matrix.methods}"), [
         "14: step 'draft': ${matrix.methods}: unknown matrix axis 'methods' (did you mean 'method'?)"]),
     "an expression": (GARDEN.replace("${params.steps}", "${params.steps * 2}"), [
@@ -133,6 +171,9 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "4: step 'only': unknown step function 'tois.plant': there is no room 'tois' (did you mean 'toys'?)"]),
     "an unknown setting": (HEAD + "      only:\n        uses: toys.plant\n        with:\n          num_row: 5\n", [
         "7: step 'only': unknown setting 'num_row' (did you mean 'num_rows'?)"]),
+    "a setting without a name": (HEAD + "      only:\n        uses: toys.plant\n        with:\n          'a:b': 5\n          '': 5\n", [
+        "7: step 'only': unknown setting 'a:b' (known: num_rows, fast, share, where, source)",
+        "8: step 'only': unknown setting '' (known: num_rows, fast, share, where, source)"]),
     "a setting out of range": (HEAD + "      only: {uses: toys.plant, with: {num_rows: 0}}\n", [
         "4: step 'only': setting 'num_rows': must be greater than or equal to 1, not 0"]),
     "a setting of the wrong type": (HEAD + "      only: {uses: toys.plant, with: {num_rows: '5'}}\n", [
@@ -223,6 +264,15 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line(
     code, _, err = draftsmith("check", "-f", tmp_path / name)
     assert code == 2
     assert len(err.splitlines()) == 1
+
+
+def test_half_a_letter_is_told_with_its_line_and_column(
+    tmp_path: Path, draftsmith: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_bytes("pipelines: # \u00fc\n  p: \u00fc".encode() + b"\xc3\n")
+    code, _, err = draftsmith("check", "-f", file)
+    assert (code, err) == (2, "pipelines.yaml:2: the byte 0xC3 at column 7 is not UTF-8 text\n")
 
 
 def test_a_refused_address_is_shown_without_its_password() -> None:

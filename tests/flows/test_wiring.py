@@ -72,6 +72,12 @@ def test_if_leaves_out_a_step_and_what_needs_it(plan_of: Callable[..., Plan], co
     assert dict(plan.skipped) == (why if left_out else {})
 
 
+def test_a_pipeline_of_which_nothing_is_left_says_what_left_it_out(plan_of: Callable[..., Plan]) -> None:
+    text = "pipelines:\n  p:\n    steps:\n      only: {uses: toys.plant, if: machine.cuda}\n"
+    with pytest.raises(UserError, match=r"^nothing to run: every step is left out, only \(if: machine.cuda\)$"):
+        plan_of(text)
+
+
 def test_an_insert_keeps_its_type_and_text_around_it_makes_text(plan_of: Callable[..., Plan]) -> None:
     text = GARDEN.replace(
         "in: {judged: judged}}", 'in: {judged: judged}, with: {title: "after ${params.steps} steps, ${params.sunny}"}}'
