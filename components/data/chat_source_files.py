@@ -144,7 +144,7 @@ def _walk(folder: Path, top: Path, follow: bool, listing: Listing, seen: set[Pat
         path = Path(entry.path)
         if entry.name.startswith("."):
             continue
-        if not entry.is_dir():
+        if not path.is_dir():  # False for a link to itself, where the entry's own method raises
             yield path
             continue
         real = path.resolve()

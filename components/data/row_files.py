@@ -56,15 +56,20 @@ def find_files(source: str) -> list[Path]:
             f"source: {source}: no such file; give 'python-stdlib', a path or pattern of {known}, or hf:NAME:SPLIT"
         )
     for file, size in zip(files, sizes, strict=True):
-        if root is not None and leads_out(file, root):
-            raise UserError(f"source: {file}: is a link that leads out of {root}; name the file that it leads to")
         if not file.name.endswith(SUFFIXES):
             raise UserError(f"source: {file}: unknown kind of file; expected one of {known}")
-        if size == 0:
-            raise UserError(f"source: {file}: the file is empty; remove it or fill it")
-        if not os.access(file, os.R_OK):
-            raise UserError(f"source: {file}: not readable by this user; change its permissions")
+        require_usable(file, size, root)
     return files
+
+
+def require_usable(file: Path, size: int, root: Path | None) -> None:
+    """Raise UserError where a file that was found in a folder (None: that was named) is not to be read."""
+    if root is not None and leads_out(file, root):
+        raise UserError(f"source: {file}: is a link that leads out of {root}; name the file that it leads to")
+    if size == 0:
+        raise UserError(f"source: {file}: the file is empty; remove it or fill it")
+    if not os.access(file, os.R_OK):
+        raise UserError(f"source: {file}: not readable by this user; change its permissions")
 
 
 def files_of_pattern(pattern: str) -> list[Path]:

@@ -1,8 +1,8 @@
 """The elements of a JSON array, one by one, out of a file of any size: a window of it is in memory, never the whole.
 
 ShareGPT and its like are handed out as one array of half a gigabyte. An element that cannot be parsed costs itself:
-reading goes on at the next "{" that opens a line after a comma and stands no further in than the broken one: what
-stands further in is a part of it. Bytes that are not UTF-8 become lone surrogates, so
+reading goes on at the next "{" that opens a line and stands no further in than the broken one: what stands further in
+is a part of it. Bytes that are not UTF-8 become lone surrogates, so
 that whoever looks at the texts of a row refuses that row alone.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Final
 
@@ -20,6 +21,7 @@ MAX_ROW_BYTES: Final = 16 << 20
 """A larger row is no row; it is set aside without being read into memory as a whole."""
 _MAX_OBJECT_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
 _MARGIN: Final = 16
 """An error this near to the end of the window may be gone when more is read: half an escape, half a literal."""
 UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -75,12 +77,21 @@ class _Window:
     def skip(self) -> None:
         """Go on to the next character that is no white space, or to the end."""
         while True:
-            at = self.at
-            while at < len(self.text) and self.text[at] in " \t\r\n":
-                at += 1
-            self.move(at)
-            if at < len(self.text) or not self.more():
+            blank = _BLANK.match(self.text, self.at)
+            assert blank is not None, "it matches nothing at all too"
+            self.move(blank.end())
+            if self.at < len(self.text) or not self.more():
                 return
+
+    def rest(self, most: int) -> str | None:
+        """All that is left, piece by piece; None where it is more than this many characters."""
+        pieces, size = [self.text[self.at :]], self.pending()
+        self.text, self.at = "", 0
+        while size <= most and self.more():
+            pieces.append(self.text)
+            size += len(self.text)
+            self.text = ""
+        return "".join(pieces) if self.ended else None
 
     def char(self) -> str:
         """The character here, "" at the end."""
@@ -142,8 +153,8 @@ def _element(window: _Window, decoder: json.JSONDecoder) -> tuple[Any, int]:
 def _next_object(window: _Window, column: int) -> bool:
     """Go on to the element after a broken one, which begins at `column`; False: there is none.
 
-    That is the next "{" that opens a line after a comma, no further in: in a pretty-printed file the objects inside
-    the broken element open lines too.
+    That is the next "{" that opens a line, no further in and not as the first of a list or a field's value: in a
+    pretty-printed file the objects inside the broken element open lines too. A comma may be what is broken.
     """
     before = ""  # the last character that is no white space
     while True:
@@ -157,7 +168,7 @@ def _next_object(window: _Window, column: int) -> bool:
             continue
         window.move(end)
         window.skip()
-        if window.char() == "{" and before == "," and window.column <= column:
+        if window.char() == "{" and before not in ("[", ":") and window.column <= column:
             return True
         if not window.char():
             return False
@@ -165,12 +176,11 @@ def _next_object(window: _Window, column: int) -> bool:
 
 def _wrapped_list(window: _Window) -> list[Any]:
     file = window.file
-    while window.pending() <= _MAX_OBJECT_BYTES and window.more():
-        pass
-    if not window.ended:
+    text = window.rest(_MAX_OBJECT_BYTES)
+    if text is None:
         raise UserError(f"source: {file}: one object of more than {_MAX_OBJECT_BYTES >> 20} MiB; save it as .jsonl")
     try:
-        whole = json.loads(window.text[window.at :], parse_constant=no_constant)
+        whole = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         line = window.line - 1 + getattr(error, "lineno", 1)
         hint = "if it holds one object a line, name it .jsonl" if "Extra data" in str(error) else "mend the file"

@@ -17,6 +17,9 @@ from components.data.row_json import MAX_ROW_BYTES, UTF16, SetAside
 from components.data.row_streams import Place, is_url, opened, raw_stream
 
 _BATCH_ROWS: Final = 256
+_ARROW_FILE: Final = b"ARROW1"
+_ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end mark of a stream; each of its messages begins with the same four bytes, but for those of before 2019."""
 Documents = Literal["file", "line", "paragraph"]
 """What one document of a text file is: all of it, each line, or what stands between empty lines."""
 
@@ -32,9 +35,11 @@ def parquet_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
             for batch in table.iter_batches(batch_size=_BATCH_ROWS):
                 yield from _batch_rows(batch, number, str(file), set_aside)
                 number += batch.num_rows
+            if number != table.metadata.num_rows:
+                raise OSError(f"its footer says {table.metadata.num_rows} rows")
     except ConnectionError:
         raise
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise UserError(
             f"source: {file}: not readable as Parquet after row {number} ({_first_line(error)}); fetch it again"
         ) from error
@@ -51,7 +56,7 @@ def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
             stream.seek(0)
             source = pyarrow.PythonFile(stream, mode="r")
             batches: Iterator[Any]
-            if magic == b"ARROW1":
+            if magic == _ARROW_FILE:
                 reader = pyarrow.ipc.open_file(source)
                 batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
             else:
@@ -60,12 +65,25 @@ def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield from _batch_rows(batch.slice(start, _BATCH_ROWS), number + start, str(file), set_aside)
                 number += batch.num_rows
+            if magic != _ARROW_FILE and (broken := _breaks_off(stream, magic)):
+                set_aside(str(file), number + 1, f"the stream breaks off here: {broken}", "")
     except ConnectionError:
         raise
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise UserError(
             f"source: {file}: not readable as Arrow after row {number} ({_first_line(error)}); fetch it again"
         ) from error
+
+
+def _breaks_off(stream: IO[bytes], magic: bytes) -> str:
+    """Why an Arrow stream that was read to its end is not whole, "" where it is.
+
+    A zeroed piece of a file reads as an end mark, and a file that is cut between two batches as one without it.
+    """
+    if stream.read(1):
+        return "more follows its end mark"
+    stream.seek(-len(_ARROW_END), 2)
+    return "" if not magic.startswith(_ARROW_END[:4]) or stream.read() == _ARROW_END else "it has no end mark"
 
 
 def _batch_rows(batch: Any, before: int, file: str, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
@@ -108,7 +126,7 @@ class _Records:
     is wrong costs its first line alone: `again` reads on at the second."""
 
     def __init__(self, text: IO[str], separator: str) -> None:
-        self._text, self._separator = iter(text), separator
+        self._text, self._separator = text, separator
         self._waiting: deque[str] = deque()
         self.lines: list[str] = []  # of the record
         self.line = 0  # the last one of the record, from 1
@@ -131,12 +149,21 @@ class _Records:
 
     def _take(self) -> Iterator[str]:
         while True:
-            line = self._waiting.popleft() if self._waiting else next(self._text, None)
-            if line is None:
+            line = self._waiting.popleft() if self._waiting else self._next_line()
+            if not line:
                 return
             self.lines.append(line)
             self.line += 1
+            if len(line) > MAX_ROW_BYTES:
+                raise csv.Error(f"longer than {MAX_ROW_BYTES >> 20} MiB")
             yield line
+
+    def _next_line(self) -> str:
+        """The next line, of too long a one only the beginning; "" at the end."""
+        line = piece = self._text.readline(MAX_ROW_BYTES + 1)
+        while len(piece) > MAX_ROW_BYTES and piece[-1] not in "\r\n":
+            piece = self._text.readline(MAX_ROW_BYTES + 1)
+        return line
 
 
 def _cells(where: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -208,4 +235,6 @@ def _document(
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, MemoryError):  # a damaged length asks for any size
+        return "it asks for more memory than there is"
     return (str(error).splitlines() or [type(error).__name__])[0]

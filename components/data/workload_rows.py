@@ -7,22 +7,30 @@ formats of every other source this reads CSV, also inside a zip, because that is
 from __future__ import annotations
 
 import fnmatch
-import io
+import lzma
+import struct
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from components.contract import UserError
 from components.data.hub_rows import PREFIX, HubSource, hub_rows, parse_hub_source, source_files
-from components.data.row_files import SetAside, find_files, read_rows, stem_of
+from components.data.row_files import SetAside, find_files, folder_of_pattern, read_rows, require_usable, stem_of
+from components.data.row_streams import one_line, opened_within_reason
 from components.data.row_tables import csv_rows
 from components.data.workload_presets import PRESETS, Preset
 
 PresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
 _TABLES: Final = (".csv", ".zip")
+_OF_ZIPS: Final = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, RuntimeError, ValueError, OverflowError),
+)
+"""What a damaged zip, or one with a password, raises where it is opened or read."""
 
 Table = tuple[str, str, Iterator[tuple[int, Any]]]
 """(where it is, what it is called, its rows with their lines)."""
@@ -140,15 +148,24 @@ def _downloaded(preset: Preset, name: str, revision: str) -> Path:
 
 def _tabular_files(path: str) -> list[Path]:
     """The CSV or zip files that a path or pattern names; none when it names something else."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return sorted(file for file in place.glob("*.csv") if file.is_file())
-    if not path.endswith(_TABLES):
-        return []
-    if place.is_file():
-        return [place]
-    found = Path(place.anchor or ".").glob(str(place.relative_to(place.anchor)))
-    return sorted(file for file in found if file.is_file())
+    try:
+        place = Path(path).expanduser()
+        if place.is_dir():
+            root, found = place, list(place.glob("*.csv"))
+        elif not path.endswith(_TABLES):
+            return []
+        elif place.is_file():
+            require_usable(place, place.stat().st_size, None)
+            return [place]
+        else:
+            root = folder_of_pattern(path)
+            found = list(Path(place.anchor or ".").glob(str(place.relative_to(place.anchor))))
+        files = sorted(file for file in found if file.is_file())
+        for file in files:
+            require_usable(file, file.stat().st_size, root)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
+        raise UserError(f"source: {path[:200]}: not a usable path ({error}); give one that can be read") from error
+    return files
 
 
 def _file_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:
@@ -168,13 +185,22 @@ def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> It
                 raise UserError(f"source: {file}: holds no {members}; give the archive as it was handed out")
             for name in names:
                 where = f"{file}!{name}"
-                yield (
-                    where,
-                    _category(stem_of(Path(name)), split),
-                    csv_rows(where, io.BytesIO(archive.read(name)), set_aside),
-                )
-    except (zipfile.BadZipFile, OSError, RuntimeError) as error:
-        raise UserError(f"source: {file}: not a readable zip ({error}); fetch it again") from error
+                yield where, _category(stem_of(Path(name)), split), _member_rows(archive, name, where, set_aside)
+    except _OF_ZIPS as error:
+        raise UserError(f"source: {file}: not a readable zip ({one_line(error)}); fetch it again") from error
+
+
+def _member_rows(
+    archive: zipfile.ZipFile, name: str, where: str, set_aside: SetAside
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows of a file inside a zip, read as it is opened: what it opens to may be of any size."""
+    try:
+        stored = archive.getinfo(name).compress_size
+        with archive.open(name) as packed:
+            take = cast(zipfile.ZipExtFile, packed).read1
+            yield from csv_rows(where, opened_within_reason(take, lambda: stored), set_aside)
+    except _OF_ZIPS as error:
+        raise UserError(f"source: {where}: cannot be read to its end ({one_line(error)}); fetch it again") from error
 
 
 def _category(stem: str, split: str) -> str:

@@ -209,6 +209,14 @@ def test_links_out_of_the_folder_are_followed_where_that_is_said(tmp_path: Path)
         list_files(ChatSource(path=str(tmp_path / "in"), name="n"))
 
 
+def test_a_link_to_itself_costs_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text(GOOD)
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    listing = list_files(ChatSource(path=str(tmp_path), name="n"))
+    assert [file.where for file in listing.files] == ["good.jsonl"]
+    assert [(one.where, one.reason) for one in listing.unusable] == [("loop.jsonl", "broken_link")]
+
+
 lines = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(

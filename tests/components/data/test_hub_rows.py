@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_what_save_to_disk_wrote_can_be_read(tmp_path: Path) -> None:
         assert [row for _, row in hub_rows(parse_hub_source(source))] == questions(5)
     with pytest.raises(UserError, match="no split train; it has easy"):
         list(hub_rows(parse_hub_source(f"hf:{tmp_path}/many:train")))
+
+
+def test_an_offset_that_leads_out_of_its_buffer_is_one_line(tmp_path: Path) -> None:
+    """`datasets` would follow it, which ends the process."""
+    import datasets
+
+    texts = ["Who grows peas?", "Where do beans grow?", "Is there water?"]
+    datasets.Dataset.from_dict({"prompt": texts}).save_to_disk(str(tmp_path / "saved"))
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    raw, offsets = file.read_bytes(), [0, *(len("".join(texts[: n + 1])) for n in range(3))]
+    at = raw.find(struct.pack("<4i", *offsets))
+    assert at > 0
+    file.write_bytes(raw[: at + 4] + struct.pack("<i", 0x7FFFFF00) + raw[at + 8 :])
+    with pytest.raises(UserError, match=rf"cannot read it \({file.name}: .*ffset"):
+        list(hub_rows(parse_hub_source(f"hf:{tmp_path / 'saved'}:train")))
 
 
 def test_a_local_data_set_counts_by_content_and_a_hub_id_by_name(repository: Path) -> None:

@@ -73,6 +73,22 @@ def test_a_chat_is_the_same_on_every_day(templated: Any) -> None:
     assert templated.decode(encode_prompt(templated, chat(("user", "天")))) == "\n26 Jul 2024, Friday <user>天<bot>"
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{{ '{}'.format() }}",
+        "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ nobody.knows.this }}",
+    ],
+)
+def test_whatever_a_template_does_is_one_line(templated: Any, template: str) -> None:
+    templated.chat_template = template
+    with pytest.raises(UserError, match="^the target's chat template refuses a chat \\(.{5,200}\\); use another"):
+        encode_prompt(templated, chat(("user", "hello")))
+
+
 def test_a_template_without_system_turns_gets_the_system_prompt_in_the_users(templated: Any) -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
     templated.chat_template = refusing

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contract import UserError
-from components.data.row_json import json_rows
-from components.data.row_tables import csv_rows
+from components.data.row_json import MAX_ROW_BYTES, json_rows
+from components.data.row_tables import arrow_rows, csv_rows
 
 plain = st.text("abcé ;'\t", min_size=1, max_size=8).map(str.strip).filter(bool)
 
@@ -62,6 +62,40 @@ def test_a_list_without_commas_loses_nothing(tmp_path: Path) -> None:
     file.write_text('[{"n": 1}\n {"n": 2} {"n": 3}, {"n": 4}]')
     rows = list(json_rows(file, lambda where, line, why, shown: aside.append(line)))
     assert [row["n"] for _, row in rows] == [1, 2, 3, 4] and not aside
+
+
+@pytest.mark.parametrize("line", ["garbage", "{", '{"n" ', "}", "null null"])
+def test_a_line_of_garbage_in_a_list_costs_no_row_with_or_without_a_comma(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for comma in ("", ","):
+        aside: list[int] = []
+        file.write_text('[\n{"n": 1},\n' + line + comma + '\n{"n": 2},\n{"n": 3}\n]')
+        rows = list(json_rows(file, lambda where, line, why, shown, aside=aside: aside.append(line)))
+        assert [row["n"] for _, row in rows if row] == [1, 2, 3] and aside == [3]
+
+
+def test_a_csv_line_longer_than_a_row_may_be_costs_itself() -> None:
+    rows, aside = read("x,y\n1," + "a" * (MAX_ROW_BYTES + 5) + '\n2,"b\n' + "c" * (MAX_ROW_BYTES + 5) + "\n3,d\n")
+    assert aside == [2, 3, 4] and rows == [(5, {"x": "3", "y": "d"})]
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "cut", "more"])
+def test_an_arrow_stream_that_is_not_whole_says_so(damage: str, tmp_path: Path) -> None:
+    table = pa.table({"n": list(range(60))})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as out:
+        out.write_table(table, max_chunksize=20)
+    whole = sink.getvalue()
+    heads = [at for at in range(0, len(whole), 8) if whole[at : at + 4] == b"\xff\xff\xff\xff"]
+    assert len(heads) == 5  # the schema, three batches, the end mark
+    zeroed = whole[: heads[2]] + bytes(16) + whole[heads[2] + 16 :]
+    file = tmp_path / "rows.arrow"
+    file.write_bytes({"zeroed": zeroed, "cut": whole[: heads[3]], "more": whole + whole[heads[1] : heads[2]]}[damage])
+    aside: list[tuple[int, str]] = []
+    rows = list(arrow_rows(file, lambda where, line, why, shown: aside.append((line, why))))
+    kept = {"zeroed": 20, "cut": 40, "more": 60}[damage]
+    assert len(rows) == kept and [line for line, _ in aside] == [kept + 1]
+    assert "breaks off" in aside[0][1]
 
 
 READS = """
