@@ -14,6 +14,7 @@ from typing import Any
 from components.contract import UserError
 
 MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
+MAX_NAME = 500  # characters of a tensor's name
 ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64} | {
     "F16": 16,
     "BF16": 16,
@@ -50,7 +51,9 @@ def read_header(file: Path, at: str) -> dict[str, Any]:
             raise UserError(f"{at}: its header is damaged ({str(error)[:100]}); copy or download it again") from error
     if not isinstance(header, dict):
         raise UserError(f"{at}: its header is no table of tensors; copy or download it again")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UserError(f"{at}: its header's __metadata__ is no table of texts; copy or download it again")
     spans = sorted(_span(name, entry, at) for name, entry in header.items())
     end = 0
     for first, last, name in spans:
@@ -65,6 +68,8 @@ def read_header(file: Path, at: str) -> dict[str, Any]:
 
 def _span(name: str, entry: Any, at: str) -> tuple[int, int, str]:
     """(first byte, byte after the last, name) of one entry of a header."""
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise UserError(f"{at}: no tensor is called {name[:40]!r}; copy or download it again")
     try:
         dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = all(type(extent) is int and extent >= 0 for extent in (*shape, first, last))

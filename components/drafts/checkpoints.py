@@ -8,16 +8,25 @@ Batches follow from the seed and the step (batches.py), so no generator needs sa
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
-from safetensors import safe_open
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from components.contract import UserError
 from components.drafts.optimizer import Optimizer
+from components.tensor_headers import read_header
 
 CHECKPOINT = "checkpoint.safetensors"
+AGAIN: Final = "delete the folder it is in, and training begins again"
+MOST_STEPS: Final = 1 << 40
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW and of Muon
 
 
@@ -45,20 +54,75 @@ def save_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer, pro
 
 
 def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> Progress:
-    """Put back what `save_checkpoint` wrote; a fresh Progress when there is none."""
+    """Put back what `save_checkpoint` wrote; a fresh Progress when there is none.
+
+    Raises:
+        UserError: the file is damaged, or is of another drafter.
+    """
     file = directory / CHECKPOINT
-    if not file.is_file():
+    if not os.path.lexists(file):
         return Progress()
-    with safe_open(file, framework="pt") as opened:
-        progress = Progress(**json.loads(opened.metadata()["progress"]))
-    tensors = load_file(file)
-    draft.load_state_dict(
-        {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
-    )
-    for name, parameter in draft.named_parameters():
+    tensors, metadata = _read_tensors(file)
+    progress = _progress_in(metadata, file)
+    weights = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
+    _check_fit(file, weights, draft.state_dict(), "weight")
+    parameters = dict(draft.named_parameters())
+    for name, tensor in tensors.items():
+        moment, _, whose = name.partition(".")
+        if moment == "weight":
+            continue
+        if moment not in MOMENTS or whose not in parameters:
+            raise UserError(f"{file}: {name[:120]} belongs to nothing; {AGAIN}")
+        _check_fit(file, {whose: tensor}, {whose: parameters[whose]}, moment)
+        if moment != "momentum_buffer" and not {f"exp_avg.{whose}", f"exp_avg_sq.{whose}"} <= tensors.keys():
+            raise UserError(f"{file}: of {whose} one of AdamW's two moments is missing; {AGAIN}")
+    draft.load_state_dict(weights)
+    for name, parameter in parameters.items():
         moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS if f"{moment}.{name}" in tensors}
         optimizer.restore(parameter, moments, progress.step)
     return progress
+
+
+def _progress_in(metadata: Mapping[str, str], file: Path) -> Progress:
+    """What a checkpoint says of itself; a UserError where that is no progress that training can make."""
+    try:
+        told = json.loads(metadata["progress"])
+        progress = Progress(**told)
+        steps = (progress.step, progress.best_step)
+        known = all(type(step) is int for step in steps) and 0 <= progress.best_step <= progress.step <= MOST_STEPS
+        lengths = [progress.best_al, *progress.best_by_workload.values()]
+        sane = all(isinstance(al, (int, float)) and math.isfinite(al) for al in lengths)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{file}: does not say how far training was; {AGAIN}") from error
+    if not known or not sane:
+        raise UserError(f"{file}: says what cannot be, {str(told)[:120]}; {AGAIN}")
+    return progress
+
+
+def _read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file of ours; a UserError where it is not whole or holds what is no number."""
+    try:
+        read_header(file, str(file))
+    except UserError as error:
+        raise UserError(f"{error}; where that cannot be, {AGAIN}") from error
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata: dict[str, str] = opened.metadata() or {}
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise UserError(f"{file}: cannot be read ({str(error)[:120]}); {AGAIN}") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{file}: {name} holds NaN or infinity; {AGAIN}")
+    return tensors, metadata
+
+
+def _check_fit(file: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
+    """The same names, shapes and types, or a UserError."""
+    odd = sorted(found.keys() ^ wanted.keys())
+    odd += [n for n in found if n in wanted and (found[n].shape, found[n].dtype) != (wanted[n].shape, wanted[n].dtype)]
+    if odd:
+        raise UserError(f"{file}: its {what} {odd[0][:120]} is not the drafter's that is trained here; {AGAIN}")
 
 
 def save_best(directory: Path, draft: nn.Module, progress: Progress) -> None:
@@ -66,9 +130,12 @@ def save_best(directory: Path, draft: nn.Module, progress: Progress) -> None:
     write_tensors(best_file(directory, progress), draft.state_dict(), {})
 
 
-def load_best(directory: Path, progress: Progress) -> dict[str, Tensor]:
-    """The weights that `save_best` kept."""
-    return load_file(best_file(directory, progress))
+def load_best(directory: Path, draft: nn.Module, progress: Progress) -> dict[str, Tensor]:
+    """The weights that `save_best` kept of this drafter; raises UserError where the file is damaged."""
+    file = best_file(directory, progress)
+    tensors, _ = _read_tensors(file)
+    _check_fit(file, tensors, draft.state_dict(), "weight")
+    return tensors
 
 
 def best_file(directory: Path, progress: Progress) -> Path:

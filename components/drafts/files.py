@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import Draft, Target, UserError
 from components.drafts.draft import AbstractDraft, Drafter
 from components.drafts.quantised import dequantised
+from components.drafts.settings import SETTINGS, settings_class
 from components.drafts.storage import Storage
 from components.drafts.vocabulary import ids_of, membership_of, offsets_of
 from components.outside_json import read_object
@@ -119,7 +121,28 @@ def read_record(directory: Path) -> dict[str, Any]:
         raise UserError(f"{directory}/draft.json: format {record.get('format')} where {FORMAT} is read; train it again")
     if record.get("trained", True):
         there("model.safetensors")
+    _check_record(record, f"{directory}/draft.json")
     return record
+
+
+def _check_record(record: Mapping[str, Any], where: str) -> None:
+    """A UserError where a record does not say what every reader of it relies on."""
+    for name, kind, what in (("method", str, "a name"), ("settings", dict, "a table")):
+        if not isinstance(record.get(name), kind):
+            raise UserError(f"{where}: {name} is {str(record.get(name))[:40]!r}, not {what}; train the drafter again")
+    method = record["method"]
+    if method not in SETTINGS:
+        raise UserError(f"{where}: drafting method {method[:40]!r} is unknown; known are {', '.join(sorted(SETTINGS))}")
+    try:
+        settings_class(method).model_validate(record["settings"])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        said = f"{'.'.join(map(str, first['loc']))!r:.80}: {first['msg']}"
+        raise UserError(f"{where}: method {method} does not take its settings ({said}); train it again") from error
+    try:
+        Storage.of(record)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; quantise the drafter again") from error
 
 
 def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -164,7 +187,11 @@ def open_draft(
             untrained.prepare_decoding(dtype, kernel)
         return untrained
     draft_ids = take_vocabulary(draft.path, tensors, target.shape.vocab_size)
-    network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
+    try:
+        network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
+    except (RuntimeError, MemoryError) as error:  # sizes that no memory holds
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(f"{draft.path}/draft.json: its settings cannot be built ({said}); train it again") from error
     check_tensors(draft.path, tensors, network.state_dict())
     network.load_state_dict(tensors)
     network.eval().requires_grad_(False)
@@ -176,20 +203,36 @@ def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str
     """Same names, same shapes, or a UserError that lists the difference."""
     missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     wrong = [
-        f"{name} is {list(found[name].shape)}, not {list(expected[name].shape)}"
+        f"{name} is {_kind(found[name])}, not {_kind(expected[name])}"
         for name in sorted(expected.keys() & found.keys())
-        if found[name].shape != expected[name].shape
+        if _kind(found[name]) != _kind(expected[name])
     ]
     if missing or unexpected or wrong:
-        said = [f"missing: {', '.join(missing)}"] if missing else []
-        said += [f"unexpected: {', '.join(unexpected)}"] if unexpected else []
-        raise UserError(f"{path}/model.safetensors does not fit its draft.json: {'; '.join(said + wrong)}")
+        said = [f"missing: {_first(missing)}"] if missing else []
+        said += [f"unexpected: {_first(unexpected)}"] if unexpected else []
+        said += [_first(wrong)] if wrong else []
+        raise UserError(f"{path}/model.safetensors does not fit its draft.json: {'; '.join(said)}")
+
+
+def _kind(tensor: Tensor) -> str:
+    """Shape, and what it holds where that is no floating-point number."""
+    of = "" if tensor.is_floating_point() else f" of {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)}{of}"
+
+
+def _first(names: list[str]) -> str:
+    """The first few, each cut to a sane length."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:120] for name in names[:4]) + more
 
 
 def check_target(path: Path, record: Mapping[str, Any], target: AbstractTarget) -> None:
     """A UserError when a drafter's record names a target of another shape."""
+    made_for = record.get("target")
     for name in ("hidden_size", "vocab_size", "num_layers"):
-        trained, given = record["target"][name], getattr(target.shape, name)
+        if not isinstance(made_for, dict) or type(made_for.get(name)) is not int:
+            raise UserError(f"{path}/draft.json: does not say the target's {name}; train the drafter again")
+        trained, given = made_for[name], getattr(target.shape, name)
         if trained != given:
             raise UserError(f"{path}: trained for a target of {name} {trained}, but this target has {given}")
 
@@ -203,6 +246,8 @@ def take_vocabulary(path: Path, tensors: dict[str, Tensor], vocab_size: int) -> 
         if name not in tensors:
             raise UserError(f"{path}/model.safetensors: no tensor '{name}'; train the drafter again")
     offsets, _ = (tensors.pop(name) for name in VOCABULARY_TENSORS)
+    if offsets.dtype != torch.int64 or offsets.ndim != 1:
+        raise UserError(f"{path}/model.safetensors: d2t is {_kind(offsets)}, not a row of int64; train it again")
     ids = ids_of(offsets)
     if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab_size or bool((ids.diff() <= 0).any()):
         raise UserError(f"{path}/model.safetensors: d2t does not give ascending target ids below {vocab_size}")

@@ -25,6 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import UserError
+from components.targets.load import check_finite
 
 EXPERT = re.compile(r"(?P<at>.*experts\.)(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 
@@ -128,7 +129,9 @@ class OwnWeights:
             for before, after in self.layout.renamed(self.num_layers).items():
                 if theirs.startswith(before):
                     with safe_open(file, framework="pt") as opened:
-                        found[after + theirs.removeprefix(before)] = opened.get_tensor(theirs)
+                        tensor = opened.get_tensor(theirs)
+                    check_finite(tensor, f"{file}: {theirs}")
+                    found[after + theirs.removeprefix(before)] = tensor
         return found
 
     def named_back(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

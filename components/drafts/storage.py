@@ -27,9 +27,20 @@ class Storage:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Storage | None:
-        """What draft.json says; None for a drafter as it was trained, in float32."""
+        """What draft.json says; None for a drafter as it was trained, in float32.
+
+        Raises:
+            ValueError: it says what drafts.quantise_draft never writes.
+        """
         told = record.get("storage")
-        return None if told is None else cls.told(told)
+        if told is None:
+            return None
+        own = told if isinstance(told, dict) else {}
+        weights, size, keep = own.get("weights"), own.get("group_size"), own.get("keep")
+        named = isinstance(keep, list) and all(isinstance(name, str) for name in keep)
+        if weights not in DEFAULT_GROUP or type(size) is not int or size < 0 or not named:
+            raise ValueError(f"storage {str(told)[:80]} is none that drafts.quantise_draft writes")
+        return cls.told(own)
 
     @classmethod
     def told(cls, settings: Mapping[str, Any]) -> Storage:

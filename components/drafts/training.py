@@ -111,7 +111,7 @@ def train(
         if last or progress.step % schedule.checkpoint_every == 0:
             save_checkpoint(ctx.scratch, draft, optimizer, progress)
         ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
-    return load_best(ctx.scratch, progress), progress
+    return load_best(ctx.scratch, draft, progress), progress
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

@@ -6,8 +6,11 @@ transformers rather than being read wrongly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from components.contract import UserError
+from components.targets.model import TargetShape
 from components.targets.shape import rope_parameters, sliding_window
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -35,6 +38,30 @@ def expected_names(config: Any, present: set[str]) -> set[str]:
         names |= {f"{at}input_layernorm.weight", f"{at}post_attention_layernorm.weight"}
         if config.model_type == "qwen3":
             names |= {f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight"}
-        names |= {f"{at}self_attn.{part}_proj.bias" for part in "qkvo"} & present
+        joined = {f"{at}self_attn.{part}_proj.bias" for part in "qkv"}  # one linear layer: all of them or none
+        names |= (joined if joined & present else set()) | ({f"{at}self_attn.o_proj.bias"} & present)
     head = {"lm_head.weight"}
     return names | (head & present if config.tie_word_embeddings else head)
+
+
+def check_shapes(shape: TargetShape, found: Mapping[str, list[int]], where: str) -> None:
+    """A UserError where a tensor of such a checkpoint is not of the shape that its configuration tells.
+
+    found: the shape of every tensor, by its name.
+    """
+    width, head_dim = shape.hidden_size, shape.head_dim
+    queries, keys = shape.num_attention_heads * head_dim, shape.num_key_value_heads * head_dim
+    outputs = {"q": queries, "k": keys, "v": keys, "o": width}
+    by_ending = {f"{part}_proj.bias": [rows] for part, rows in outputs.items()}
+    by_ending |= {f"{part}_proj.weight": [rows, width] for part, rows in outputs.items()}
+    by_ending |= {"o_proj.weight": [width, queries], "down_proj.weight": [width, shape.intermediate_size]}
+    by_ending |= {f"{part}_proj.weight": [shape.intermediate_size, width] for part in ("gate", "up")}
+    by_ending |= {"embed_tokens.weight": [shape.vocab_size, width], "lm_head.weight": [shape.vocab_size, width]}
+    by_ending |= {f"{part}_norm.weight": [head_dim] for part in "qk"}
+    by_ending |= {f"{norm}.weight": [width] for norm in ("norm", "input_layernorm", "post_attention_layernorm")}
+    for name, is_there in found.items():
+        wanted = by_ending[".".join(name.split(".")[-2:])]
+        if is_there != wanted:
+            raise UserError(
+                f"{where}: {name} is {is_there}, and config.json asks for {wanted}: they do not go together"
+            )

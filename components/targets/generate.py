@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from components.contract import UserError
 from components.targets.model import AbstractCache, AbstractTarget
 
 PREFILL_TOKENS: Final = 8192
@@ -94,6 +95,7 @@ def continue_rows(
     on_pass: called after every pass with the share of the work that is done, a row being done at its end or limit.
     """
     assert asks and all(len(ask.ids) > 0 and ask.limit > 0 for ask in asks)
+    _check_known(target, asks)
     assert all(ask.generator is not None for ask in asks if ask.temperature > 0.0), "sampling needs generators"
     batch = _Batch(target, asks, min(batch_size, len(asks)), set(target.shape.eos_token_ids) if stop_at_eos else set())
     while batch.places_used or batch.waiting < len(asks):
@@ -104,6 +106,16 @@ def continue_rows(
         if on_pass is not None:
             on_pass(batch.share_done())
     return [Continuation(ids, ended) for ids, ended in zip(batch.new, batch.ended, strict=True)]
+
+
+def _check_known(target: AbstractTarget, asks: Sequence[Ask]) -> None:
+    """A UserError where a prompt holds a token that the target has no embedding of."""
+    highest = max(max(ask.ids) for ask in asks)
+    if highest >= target.shape.vocab_size:
+        raise UserError(
+            f"{target.folder or 'the target'}: its tokenizer gives token {highest}, and config.json knows"
+            f" {target.shape.vocab_size} tokens: the tokenizer is another model's"
+        )
 
 
 @dataclass

@@ -57,7 +57,7 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool) -> Any:
     return config
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What a library says went wrong, without its line breaks, at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 

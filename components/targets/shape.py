@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from components.contract import UserError
@@ -13,6 +14,7 @@ _POSITIVE = (
     *("head_dim", "vocab_size", "max_position_embeddings"),
 )
 _LARGEST = 1 << 31
+_MOST_LAYERS = 10_000
 MIN_LAYERS = 7
 """Below, the taps 2, n//2 and n-3 are not three different layers with the last one left out."""
 
@@ -30,6 +32,11 @@ def shape_of(config: Any, where: str, *, tapped: bool = True) -> TargetShape:
     for name in _POSITIVE:
         if not 0 < (value := getattr(shape, name)) <= _LARGEST:
             raise UserError(f"{where}: config.json says {name} {value}, which no model has")
+    if shape.num_layers > _MOST_LAYERS:
+        raise UserError(f"{where}: config.json says num_layers {shape.num_layers}, which no model has")
+    if not 0 <= shape.rms_norm_eps < 1 or not 0 < shape.rope_theta < math.inf:
+        small = f"rms_norm_eps {shape.rms_norm_eps} and rope_theta {shape.rope_theta}"
+        raise UserError(f"{where}: config.json says {small}, which give no numbers")
     if shape.num_attention_heads % shape.num_key_value_heads:
         heads = f"{shape.num_attention_heads} attention heads, {shape.num_key_value_heads} of keys and values"
         raise UserError(f"{where}: config.json says {heads}, which do not go together")
@@ -81,7 +88,7 @@ def kv_bytes_per_token(config: Any, itemsize: int) -> int:
     the compressed latent and the shared rotary key): n (kv_lora_rank + qk_rope_head_dim).
     """
     config = config.get_text_config(decoder=True)
-    if getattr(config, "kv_lora_rank", None):
+    if getattr(config, "kv_lora_rank", None) and hasattr(config, "qk_rope_head_dim"):
         numbers = config.kv_lora_rank + config.qk_rope_head_dim
     else:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -125,11 +125,10 @@ def list_files(folder: Path, where: str, trust_remote_code: bool = False) -> lis
         if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
             raise UserError(f"{index}: no weight_map of tensor names to files; download it again")
         wanted = set(named.values())
-        missing = sorted(name for name in wanted if not (folder / name).is_file())
+        missing = sorted(wanted - {file.name for file in files if file.suffix == ".safetensors"})
         if missing:
-            raise UserError(
-                f"{where}: {len(missing)} of {len(wanted)} weight files are missing in {folder}, first {missing[0]}"
-            )
+            first = f"first {missing[0]!r:.80}"
+            raise UserError(f"{where}: {len(missing)} of {len(wanted)} weight files are missing in {folder}, {first}")
     return files
 
 

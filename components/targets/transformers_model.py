@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
+from components.targets.inspect_files import one_line
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TargetShape, TreeRows
 from components.targets.shape import MIN_LAYERS, kv_bytes_per_token
 
@@ -156,9 +157,14 @@ class TransformersTarget(AbstractTarget):
 
     def _check_head(self, where: str) -> None:
         ids = torch.arange(4).clamp(max=self.shape.vocab_size - 1)[None]
-        passed = self.forward(ids, self.new_cache(1, 4), features=True)
-        assert passed.logits is not None and passed.last is not None
-        ours = self.unembed(self.final_norm(passed.last))
+        try:
+            passed = self.forward(ids, self.new_cache(1, 4), features=True)
+            assert passed.logits is not None and passed.last is not None
+            ours = self.unembed(self.final_norm(passed.last))
+        except Exception as error:  # sizes that do not go together break each architecture in its own way
+            raise UserError(f"{where}: transformers cannot run it ({one_line(error)})") from error
+        if not bool(torch.isfinite(passed.logits).all()):
+            raise UserError(f"{where}: config.json and the weights give NaN or infinity instead of logits")
         if not torch.allclose(ours, passed.logits, rtol=1e-2, atol=1e-2):
             raise UserError(
                 f"{where}: {self.shape.architecture} scales or caps its logits after lm_head; only plain heads work"

@@ -57,6 +57,30 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path, tiny_target: Mak
         open_draft(draft, tiny_target("llama"))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": "\ud800"}, "is unknown"),
+        ({"method": None}, "not a name"),
+        ({"settings": "x"}, "not a table"),
+        ({"settings": {"ttt_steps": "many"}}, "does not take its settings"),
+        ({"settings": {"intermediate_size": 2**50}}, "cannot be built"),
+        ({"target": [1]}, "does not say the target's hidden_size"),
+        ({"target": {"vocab_size": 384}}, "hidden_size"),
+        ({"storage": {"weights": "int3", "group_size": 0, "keep": []}}, "storage"),
+    ],
+)
+def test_a_damaged_record_is_refused_in_one_line(
+    change: dict[str, object], said: str, tmp_path: Path, tiny_target: MakeTarget
+) -> None:
+    draft = saved(tmp_path, tiny_target("llama"), "eagle3")
+    file = tmp_path / "draft.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UserError, match=said) as refused:
+        open_draft(draft, tiny_target("llama"))
+    assert str(file) in str(refused.value) and len(str(refused.value)) < 500
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path, tiny_target: MakeTarget) -> None:
     with pytest.raises(UserError, match=r"draft\.json"):
         open_draft(Draft(key="d", path=tmp_path), tiny_target("llama"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_drafts import TRAINED, new_context, write_features
 
 from components.contract import Draft, Features, Target, UserError
@@ -69,6 +69,40 @@ def test_a_killed_run_ends_with_the_same_bits(
     resumed = run("killed")
     for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
         assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def without_a_tensor(file: Path) -> None:
+    tensors = load_file(file)
+    del tensors[next((name for name in tensors if name.startswith("exp_avg_sq.")), next(iter(tensors)))]
+    save_file(tensors, file, metadata={"progress": json.dumps({"step": 2})})
+
+
+def no_numbers(file: Path) -> None:
+    save_file({name: tensor * torch.nan for name, tensor in load_file(file).items()}, file)
+
+
+def a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [cut_short, without_a_tensor, no_numbers, a_folder])
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "best-*.safetensors"])
+def test_a_damaged_checkpoint_is_refused_by_its_name(
+    name: str, spoil: Callable[[Path], None], tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    target, ctx = Target(key="", path=tiny_folder("llama")), new_context(tmp_path)
+    settings: dict[str, Any] = {**SETTINGS, "method": "medusa", "num_steps": 2}
+    train_draft(target, features, **settings, ctx=ctx)
+    (file,) = ctx.scratch.glob(name)
+    spoil(file)
+    with pytest.raises(UserError, match="training begins again") as refused:
+        train_draft(target, features, **settings, ctx=ctx)
+    assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_sigkill_between_two_writes_leaves_a_run_that_goes_on(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from components.contract import UserError
 from components.targets.generate import Ask, continue_batch, continue_rows, row_generator
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
@@ -83,6 +84,11 @@ def test_a_row_says_the_same_whoever_had_its_place_before(target: AbstractTarget
     assert [len(one.ids) for one in alone if not one.ended] == [
         ask.limit for ask, one in zip(ASKS, alone, strict=True) if not one.ended
     ]
+
+
+def test_a_prompt_of_another_tokenizer_is_refused(target: AbstractTarget) -> None:
+    with pytest.raises(UserError, match=r"its tokenizer gives token 384, and config\.json knows 384 tokens"):
+        continue_batch(target, [[5], [7, 384]], max_new_tokens=2)
 
 
 def test_work_is_done_when_the_last_row_is(target: AbstractTarget) -> None:

@@ -189,6 +189,97 @@ def test_tied_and_bf16_checkpoints_open_like_transformers(tmp_path: Path) -> Non
         assert float((logits.argmax(-1) == expected.argmax(-1)).float().mean()) > 0.9
 
 
+def spoilt_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights[name] = change(weights[name]).contiguous()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def without_tensor(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        del weights[name]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def odd_metadata(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8 : 8 + length]), "__metadata__": {"format": 1}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+def weights_elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "/etc/passwd"}}))
+
+
+GATE, NORM = "model.layers.0.mlp.gate_proj.weight", "model.layers.2.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoilt_tensor(GATE, lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)), "NaN or infinity"),
+        (spoilt_tensor(NORM, lambda tensor: tensor * torch.inf), "NaN or infinity"),
+        (spoilt_tensor(NORM, lambda tensor: tensor.repeat(2)), "model"),
+        (without_tensor(NORM), f"lack 1 of the tensors that config.json asks for, first {NORM}"),
+        (odd_metadata, "no table of texts"),
+        (weights_elsewhere, "first '/etc/passwd'"),
+        (changed_config(vocab_size=400), "model"),
+        (changed_config(num_hidden_layers=9, layer_types=None), "hold 8"),
+        (changed_config(rms_norm_eps=-1.0), "give no numbers"),
+        (changed_config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}), "NaN or infinity"),
+    ],
+)
+def test_what_would_give_no_numbers_or_random_ones_is_refused_when_opened(
+    family: str, tmp_path: Path, tiny_targets: dict[str, Path], spoil: Callable[[Path], None], said: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_targets[family], tmp_path / "model"))
+    spoil(folder)
+    with pytest.raises(UserError) as refused:
+        open_target(folder, kernel="plain")
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_bias_that_its_neighbours_have_is_missed(tmp_path: Path, tiny_targets: dict[str, Path]) -> None:
+    folder = Path(shutil.copytree(tiny_targets["llama"], tmp_path / "model"))
+    without_tensor("model.layers.1.self_attn.v_proj.bias")(folder)
+    with pytest.raises(UserError, match=r"lack 1 of the tensors .* model\.layers\.1\.self_attn\.v_proj\.bias"):
+        open_target(folder, kernel="plain")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_tied_checkpoint_without_a_head_lacks_nothing(
+    family: str, tmp_path: Path, tiny_targets: dict[str, Path]
+) -> None:
+    folder = Path(shutil.copytree(tiny_targets[family], tmp_path / "model"))
+    without_tensor("lm_head.weight")(folder)
+    changed_config(tie_word_embeddings=True)(folder)
+    opened = open_target(folder, kernel="transformers")
+    torch.testing.assert_close(opened.unembed(torch.eye(64)).T, opened.embedding)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}},
+    ],
+)
+def test_a_tokenizer_that_fails_on_its_first_text_is_refused(copied: Path, part: dict[str, Any]) -> None:
+    file = copied / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **part}))
+    with pytest.raises(UserError, match="its tokenizer cannot be loaded"):
+        open_tokenizer(copied)
+
+
 def test_yarn_falls_back_to_transformers(copied: Path) -> None:
     changed_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})(copied)
     assert open_target(copied, kernel="plain").kernel == "transformers"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_pretraining import TINY
 from tokenizers import Tokenizer
 
@@ -100,6 +100,28 @@ def test_a_stopped_run_goes_on_bit_for_bit(stop: int, stream: np.ndarray, tmp_pa
     undisturbed = train(plan, stream, tmp_path / "undisturbed")
     train(plan, stream, tmp_path / "stopped", until=stop)
     assert_equal_bits(train(plan, stream, tmp_path / "stopped"), undisturbed)
+
+
+def test_a_damaged_checkpoint_is_refused_by_its_name(stream: np.ndarray, tmp_path: Path) -> None:
+    train(PLAN, stream, tmp_path / "run", until=1)
+    file = tmp_path / "run" / "latest.safetensors"
+    whole = file.read_bytes()
+    tensors = load_file(file)
+    for damage in (
+        lambda: file.write_bytes(whole[:-9]),
+        lambda: file.write_bytes(whole[:2000].replace(b'"step":"1"', b'"step":"x"') + whole[2000:]),
+        lambda: save_file({name: tensor * np.nan for name, tensor in tensors.items()}, file, metadata=facts_in(whole)),
+        lambda: save_file({"weights/x": torch.zeros(2)}, file, metadata=facts_in(whole)),
+    ):
+        damage()
+        with pytest.raises(UserError, match="delete the file") as refused:
+            train(PLAN, stream, tmp_path / "run")
+        assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def facts_in(data: bytes) -> dict[str, str]:
+    found: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    return found
 
 
 @pytest.mark.parametrize("stop", [3, 5, 7])
