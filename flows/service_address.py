@@ -15,6 +15,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.contract import UserError
+from components.outside_json import read_object
+
 LOOPBACK = "127.0.0.1"
 WORK_POOL = "draftsmith"
 HEARTBEAT_S = 30  # between two signs of life of a flow run of ours; Prefect takes no less
@@ -44,14 +47,25 @@ class Services:
 
 
 def running(home: Path) -> Services | None:
-    """The servers that `draftsmith up` runs on this home; None when it does not run."""
+    """The servers that `draftsmith up` runs on this home; None when it does not run.
+
+    Raises:
+        UserError: they run, and the file that says where cannot be read.
+    """
     if not is_held(pid_file(home)):
         return None
     try:
-        found = json.loads(address_file(home).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None  # it is just starting, or just leaving
-    return Services(**found, auth_string=read_auth_string(home))
+        found = read_object(address_file(home))
+    except UserError:
+        if not address_file(home).exists():
+            return None  # it is just starting, or just leaving
+        raise
+    try:
+        return Services(**found, auth_string=read_auth_string(home))
+    except TypeError as error:
+        raise UserError(
+            f"{address_file(home)}: is not as the supervisor wrote it ({error}); draftsmith down, then draftsmith up"
+        ) from error
 
 
 def client_environment(services: Services) -> dict[str, str]:
@@ -99,11 +113,19 @@ def auth_file(home: Path) -> Path:
 
 
 def read_auth_string(home: Path) -> str:
-    """The password of this home's servers; "" when there is none."""
+    """The password of this home's servers; "" when there is none.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
         return auth_file(home).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise UserError(
+            f"{auth_file(home)}: is no password ({type(error).__name__}); remove it: draftsmith up makes another"
+        ) from error
 
 
 def write_privately(file: Path, text: str) -> None:
@@ -124,5 +146,9 @@ def is_held(lock: Path) -> bool:
             return False
     except FileNotFoundError:
         return False
+    except IsADirectoryError as error:
+        raise UserError(
+            f"{lock}: is a folder where a file belongs; `draftsmith doctor --repair` sets it aside"
+        ) from error
     except BlockingIOError:
         return True

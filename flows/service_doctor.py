@@ -24,10 +24,11 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from components.contract import UserError
-from flows.service_address import Services, auth_file, mlflow_headers, pid_file, running
+from flows.service_address import Services, auth_file, mlflow_headers, pid_file, read_auth_string, running
 from flows.service_api import ApiError, PrefectApi, fetch, worker_is_online
 from flows.service_parts import Settings, check_ports
 from flows.services import marked
+from storage.tracking import broken_database
 
 BREAKS_SERVER = {
     "fastapi": ("0.151", "turns null into an error and breaks deploying; from 0.155 Prefect's server does not start"),
@@ -107,14 +108,15 @@ def _disk(home: Path) -> Finding:
 
 def _databases(home: Path) -> Iterator[Finding]:
     for name, file in (("prefect", home / "prefect" / "prefect.db"), ("mlflow", home / "mlflow" / "mlflow.db")):
-        if not file.is_file():
+        if not file.exists():
             yield Finding("ok", f"{name}'s database: not made yet")
             continue
+        if broken_database(file, whole=True):
+            continue  # named with the other damages
         try:
             yield _database(name, file)
         except sqlite3.Error as error:
-            aside = f"set {file} aside; draftsmith resync tells a new one everything the journals know"
-            yield Finding("bad", f"{name}'s database cannot be read: {error}", aside)
+            yield Finding("bad", f"{name}'s database cannot be read: {error}", f"set {file} aside")
 
 
 def _database(name: str, file: Path) -> Finding:
@@ -126,7 +128,7 @@ def _database(name: str, file: Path) -> Finding:
                 "SELECT name FROM sqlite_master WHERE name LIKE '\\_alembic\\_tmp%' ESCAPE '\\'"
             )
         ]
-    known, newest = _revisions(name)
+    known, newest = revisions(name)
     if half:
         return Finding(
             "bad", f"{name}'s database was left in the middle of a migration: {half[0]}", f"set {file} aside"
@@ -143,7 +145,7 @@ def _database(name: str, file: Path) -> Finding:
     return Finding("ok", f"{name}'s database is up to date")
 
 
-def _revisions(package: str) -> tuple[set[str], set[str]]:
+def revisions(package: str) -> tuple[set[str], set[str]]:
     """Every migration that the installed version knows, and the last of them, read without importing the package."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is installed"
@@ -167,13 +169,17 @@ def _damages(home: Path) -> Iterator[Finding]:
         is_whole = False
         yield Finding("bad", f"{one.where}: {one.name[:40]} {one.why}", "draftsmith doctor --repair")
     if is_whole:
-        yield Finding("ok", f"{len(store.keys())} artifacts, the history and the promotion log are whole")
+        yield Finding("ok", f"{len(store.keys())} artifacts, the history, journals and the promotion log are whole")
 
 
 def _password(home: Path) -> Finding:
     file = auth_file(home)
     if not file.exists():
         return Finding("ok", "no password yet: draftsmith up makes one")
+    try:
+        read_auth_string(home)
+    except UserError as error:
+        return Finding("bad", *str(error).split("; ", 1))
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode & 0o077:
         return Finding("bad", f"{file} can be read by others (mode {mode:o})", f"chmod 600 {file}")
@@ -187,7 +193,7 @@ def _leftovers(home: Path, services: Services | None) -> Iterator[Finding]:
             pids = ", ".join(str(process.pid) for process in left)
             yield Finding("bad", f"left over from a supervisor that was killed: processes {pids}", "draftsmith down")
         file = pid_file(home)
-        if file.is_file() and file.read_text(encoding="utf-8").strip():
+        if file.is_file() and file.read_bytes().strip():
             yield Finding("note", f"{file} is of a supervisor that was killed", "harmless: draftsmith up replaces it")
     else:
         yield Finding("ok", f"up, supervised by process {services.pid}")

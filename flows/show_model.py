@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from components.contract import UserError
 from flows.answer import print_answer
 from storage import journal
 from storage.records import PromotionRow
@@ -22,7 +23,7 @@ def is_model(home: Path, name: str) -> bool:
 
 def print_model(home: Path, name: str, console: Console) -> None:
     """The versions of a model and its promotion log; what was moved by hand in MLflow is noticed first."""
-    from storage.registry import notice_moves, versions_of
+    from storage.registry import changed_facts, notice_moves, versions_of
 
     notice_moves(home)
     versions = [_version(*version) for version in versions_of(home, name)]
@@ -30,6 +31,13 @@ def print_model(home: Path, name: str, console: Console) -> None:
     print_answer(console, VERSIONS, versions)
     console.print()
     print_answer(console, LOG, [_move(row) for row in journal.promotions(home) if row.name == name])
+    if changed := changed_facts(home, name):
+        raise UserError("\n".join(changed))
+    if damaged := journal.damaged_promotions(home):
+        raise UserError(
+            f"{journal.promotions_file(home)}: {len(damaged)} lines cannot be read, and are left out above; "
+            "`draftsmith doctor --repair` sets them aside, and takes them from the history"
+        )
 
 
 def _version(number: int, aliases: list[str], tags: dict[str, str]) -> list[str]:

@@ -76,12 +76,37 @@ def finish_interrupted(home: Path, client: MlflowClient) -> None:
 
 
 def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
-    """Log every alias that is not where the log of this registry's moves says; returns the new entries."""
+    """Log every alias that is not where the log of this registry's moves says; returns the new entries.
+
+    What a damaged log has lost and the history still knows was moved by nobody else.
+    """
     logged_all = journal.promotions(home)
     if not logged_all:
         return []
-    mark, found = mark_of(home, client), []
-    rows = made_in(mark, logged_all)
+    mark = mark_of(home, client)
+    found = _elsewhere(client, mark, made_in(mark, logged_all))
+    if found and (lost := _lost(home, logged_all)):
+        every = sorted([*logged_all, *lost], key=lambda row: row.promoted_at)
+        found = _elsewhere(client, mark, made_in(mark, every))
+    for row in found:
+        log(home, row)
+    return found
+
+
+def _lost(home: Path, logged: Iterable[PromotionRow]) -> list[PromotionRow]:
+    """The moves that the history knows and the log does not."""
+    from storage.results import UNREADABLE, rows_of
+
+    known = {row.promotion_id for row in logged}
+    try:
+        return [PromotionRow(**row) for row in rows_of(home, "promotion") if row["promotion_id"] not in known]
+    except UNREADABLE:  # it can be made anew, from the log
+        return []
+
+
+def _elsewhere(client: MlflowClient, mark: str, rows: list[PromotionRow]) -> list[PromotionRow]:
+    """An entry for each alias that is not where these moves say."""
+    found = []
     for name in dict.fromkeys(row.name for row in rows):
         logged, there = replayed(row for row in rows if row.name == name), aliases_of(client, name)
         for alias in sorted(logged.keys() | there.keys()):
@@ -92,8 +117,6 @@ def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
                 found.append(
                     new_promotion(name, alias, "external", before, after, "not known", why, {**tags, MARK: mark})
                 )
-    for row in found:
-        log(home, row)
     return found
 
 
@@ -114,8 +137,9 @@ def replayed(rows: Iterable[PromotionRow]) -> dict[str, int]:
 
 
 def moves_previous(row: PromotionRow) -> bool:
-    """Whether `previous` is set to where `champion` was; a move made in MLflow leaves it alone."""
-    return row.alias == "champion" and row.action != "external" and row.from_version not in (None, row.to_version)
+    """Whether `previous` is set to where `champion` was; a move made in MLflow, or back, leaves it alone."""
+    is_ours = row.action not in ("external", "restore")
+    return row.alias == "champion" and is_ours and row.from_version not in (None, row.to_version)
 
 
 def aliases_of(client: MlflowClient, name: str) -> dict[str, int]:

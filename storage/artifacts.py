@@ -19,6 +19,7 @@ absent here is looked for there, and what is finished here is put there.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -34,6 +35,7 @@ from typing import Any
 from components.contract import KINDS, OF_SAFETENSORS, Artifact, UserError
 from storage import sessions
 from storage.artifact_records import BadRecord, read_checked, with_digest
+from storage.locks import open_lock
 from storage.remote_store import shared_store
 from storage.sessions import RECORD_FILE as RECORD_FILE
 from storage.sessions import Session
@@ -79,6 +81,10 @@ class Finding:
 
     artifact: Artifact | None
     why: str  # "" when whole; "absent"; or what is broken about it
+
+
+class DamagedRecord(UserError, ValueError):
+    """An artifact of the store whose artifact.json cannot be used."""
 
 
 class Store:
@@ -204,7 +210,7 @@ class Store:
             files[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
             stamps[name] = stamp_of(file)
         before = [session.finished_at for session in self.sessions(key)[:1]]
-        at = max([time.time(), *(earlier + 0.001 for earlier in before)])  # newer than it, also where a clock was put back
+        at = max([time.time(), *(earlier + 0.001 for earlier in before)])  # newer, also where a clock was put back
         content: dict[str, Any] = {"key": key, "kind": kind, "session": sessions.new_session(at), "info": dict(info)}
         content = with_digest(content | {"record": dict(record), "files": files, "finished_at": at})
         if self.remote is not None:  # said before it is there, so that a kill in between leaves nothing unshared
@@ -312,14 +318,25 @@ class Store:
         return place
 
     def record_of(self, key: str) -> dict[str, Any]:
-        """artifact.json of an artifact, here or in the shared store: key, kind, info, record, files, finished_at."""
-        try:
-            content = json.loads((self.path_of(key) / RECORD_FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """artifact.json of an artifact, here or in the shared store: key, kind, info, record, files, finished_at.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedRecord: it is not as it was written.
+        """
+        path = self.path_of(key)
+        if not (path / RECORD_FILE).exists():
             content = self.remote.record(key) if self.remote is not None else None
             if content is None:
-                raise
-        return dict(content)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / RECORD_FILE))
+            return dict(content)
+        try:
+            return read_checked(path)
+        except BadRecord as error:
+            raise DamagedRecord(
+                f"{path}: {error}; `draftsmith doctor --repair` sets it aside, and the next run that needs it makes it "
+                "anew"
+            ) from error
 
     def keys(self) -> list[str]:
         """Keys of all directories in the store of this machine, oldest first; unverified."""
@@ -356,7 +373,7 @@ class Store:
         """Hold the right to make this key; yields False at once when `wait` is off and somebody else has it."""
         folder = self.home / "locks"
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{key}.lock").open("a") as file:
+        with open_lock(folder / f"{key}.lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

@@ -113,7 +113,8 @@ def _batches(directory: Path, names: Iterable[str], table: str) -> Iterator[pa.T
 
 
 def _opened(directory: Path, names: Iterable[str], table: str) -> Dataset:
-    return dataset([str(directory / name) for name in names], schema=reading_schema(table), format=segments.CHECKED_PARQUET)
+    files = [str(directory / name) for name in names]
+    return dataset(files, schema=reading_schema(table), format=segments.CHECKED_PARQUET)
 
 
 def _write_segment(directory: Path, table: str, batches: Iterable[pa.Table]) -> Segment:

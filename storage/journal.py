@@ -8,14 +8,16 @@ lives: a journal without an end that nobody holds is that of a killed run.
     {"entry": "step", "step", "uses", "kind", "key", "session", "status", "why", "seconds", "settings", "inputs", ...}
     {"entry": "end", "status", "reason", "time"}
 
-`home/promotions.jsonl` is one line for each move of an alias and each newer evidence of a version; storage/sharing.py
-brings those of other machines.
+Every line has the digest of what it says, so that one that was changed does not count, as one that a kill has cut short
+does not. `home/promotions.jsonl` is one line for each move of an alias and each newer evidence of a version;
+storage/sharing.py brings those of other machines.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -25,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from components.contract import UserError
 from storage.records import PromotionRow, as_time, draftsmith_version, git_commit
 from storage.whole_files import replace_file
 
@@ -88,13 +91,18 @@ def first(entries: list[dict[str, Any]], entry: str) -> dict[str, Any] | None:
 
 def all_runs(home: Path) -> Iterator[list[dict[str, Any]]]:
     """The journals of all ended runs, oldest first; those of killed runs are given their end."""
-    for path in sorted((home / "runs").glob("*.jsonl")):
+    for path in journals(home):
         entries = read(path)
         if first(entries, "run") is None:
             continue  # killed before its first line was whole: nothing ran
         if first(entries, "end") is None and not end_if_dead(path):
             continue  # it is running
         yield read(path)
+
+
+def journals(home: Path) -> list[Path]:
+    """The journals of all runs, oldest first."""
+    return [path for path in sorted((home / "runs").glob("*.jsonl")) if path.is_file()]
 
 
 def end_if_dead(path: Path) -> bool:
@@ -114,16 +122,56 @@ def end_if_dead(path: Path) -> bool:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The entries of a journal; a last line that was cut short by a crash is left out."""
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "entry" in entry:
-            entries.append(entry)
-    return entries
+    """The entries of a journal, without the lines that say something else than was written (`damaged_lines`)."""
+    return [entry for entry in _read(path) if entry is not None]
+
+
+def damaged_lines(path: Path) -> list[int]:
+    """The numbers of a journal's lines, from 1, that are not as they were written; what a kill cut short is none."""
+    entries = _read(path)
+    damaged = [number for number, entry in enumerate(entries, start=1) if entry is None]
+    kept = [entry for entry in entries if entry is not None]
+    was_killed = not kept or kept[-1]["entry"] != "end" or kept[-1]["status"] == "killed"
+    cut_short = len(entries) - (bool(kept) and kept[-1]["entry"] == "end")  # the last line that the run itself wrote
+    return [number for number in damaged if not (was_killed and number == cut_short)]
+
+
+def write_anew(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Put a journal of these entries in the place of what is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, "".join(f"{json.dumps(_signed(entry))}\n" for entry in entries), durable=True)
+
+
+def _read(path: Path) -> list[dict[str, Any] | None]:
+    """What each line says; None for one that is damaged. In a journal from before there were digests none has one."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    entries = [_object(line) for line in lines if line.strip()]
+    is_signed = any(entry is not None and "digest" in entry for entry in entries)
+    return [
+        {name: value for name, value in entry.items() if name != "digest"}
+        if entry is not None and "entry" in entry and (not is_signed or entry.get("digest") == _digest_of(entry))
+        else None
+        for entry in entries
+    ]
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _digest_of(line: Mapping[str, Any]) -> str:
+    """The start of the sha256 of what a line says."""
+    bare = {name: value for name, value in line.items() if name != "digest"}
+    as_read = json.loads(json.dumps(bare, default=str))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def _signed(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {**json.loads(json.dumps(line, default=str)), "digest": _digest_of(line)}
 
 
 def log_promotion(home: Path, row: PromotionRow) -> None:
@@ -186,7 +234,7 @@ def _promotions(home: Path) -> tuple[list[PromotionRow], list[int]]:
         if line.strip():
             try:
                 rows.append(from_line(line))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 damaged.append(number)
     return sorted(rows, key=lambda row: row.promoted_at), damaged  # moves made elsewhere arrive late
 
@@ -196,6 +244,10 @@ def _lines(home: Path) -> list[str]:
         return promotions_file(home).read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
         return []
+    except IsADirectoryError as error:
+        raise UserError(
+            f"{promotions_file(home)}: is a folder; `draftsmith doctor --repair` sets it aside and makes the log anew"
+        ) from error
 
 
 def _ends_whole(path: Path) -> bool:
@@ -208,16 +260,18 @@ def _ends_whole(path: Path) -> bool:
 
 def as_line(row: PromotionRow) -> str:
     """A move as one line of JSON."""
-    return json.dumps({**dataclasses.asdict(row), "promoted_at": row.promoted_at.isoformat()}, default=str)
+    return json.dumps(_signed({**dataclasses.asdict(row), "promoted_at": row.promoted_at.isoformat()}))
 
 
 def from_line(line: str) -> PromotionRow:
-    """The move that `as_line` has written."""
+    """The move that `as_line` has written; ValueError, TypeError, KeyError or AttributeError say that it is none."""
     row = json.loads(line)
+    if row.pop("digest", None) not in (None, digest := _digest_of(row)):
+        raise ValueError(f"it has changed since it was written: its digest is {digest}")
     return PromotionRow(**{**row, "promoted_at": as_time(row["promoted_at"])})
 
 
 def _append(file: IO[str], line: Mapping[str, Any]) -> None:
-    file.write(json.dumps(line, default=str) + "\n")
+    file.write(json.dumps(_signed(line)) + "\n")
     file.flush()
     os.fsync(file.fileno())

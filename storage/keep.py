@@ -204,6 +204,7 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
     for row in journal.promotions(home):
         results.remember_promotion(home, row)
     tracking.resync(home)
+    before = registry.to_restore(home)
     keys, releases = store.keys(), 0
     for key in keys:
         try:
@@ -212,8 +213,9 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
             unread.setdefault(key, results.why_unread(error))
             continue
         if kind == "Release":  # outside of the above: a registry that is down is no artifact that cannot be read
-            registry.register(home, store.path_of(key), judge)
+            registry.register(home, store.path_of(key), judge, may_promote=not before)
             releases += 1
+    registry.restore(home, before)
     if store.remote is not None and store.remote.is_silent:
         raise ConnectionError(take_problems()[0])
     if unread:

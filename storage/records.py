@@ -116,7 +116,8 @@ class PromotionRow:
     name: str
     alias: str
     action: (
-        # publish | promote | force (the gate was overridden) | rollback | external (moved in MLflow by somebody), or
+        # publish | promote | force (the gate was overridden) | rollback | external (moved in MLflow by somebody) |
+        # restore (to where it was before the registry was made anew), or
         # evidence (the version was measured again; no alias moves, and `alias` is "")
         str
     )

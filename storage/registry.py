@@ -9,6 +9,7 @@ lock, finish what a kill cut short, log what was moved by hand in MLflow, re-rea
 from __future__ import annotations
 
 import getpass
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,14 +26,27 @@ from storage.model_versions import RELEASE_FIRST, require_model, resolve, tags_o
 from storage.promotion_gate import Decision, decide
 from storage.records import PromotionRow, as_time, new_promotion
 from storage.release_facts import SESSION_TAG, ReleaseFacts, facts_of
+from storage.remote_store import shared_store
 from storage.sealed import release_of, sealed_tags
 from storage.sharing import catch_up_promotions
-from storage.tracking import KEY_TAG, has_database, mlflow_lock, open_client
+from storage.tracking import KEY_TAG, asking, has_database, is_own, mlflow_lock, open_client
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-__all__ = ["Registered", "aliases_of", "find_release", "notice_moves", "promote", "register", "rollback", "versions_of"]
+__all__ = [
+    "Registered",
+    "aliases_of",
+    "changed_facts",
+    "find_release",
+    "notice_moves",
+    "promote",
+    "register",
+    "restore",
+    "rollback",
+    "to_restore",
+    "versions_of",
+]
 
 PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
 _ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # of the gate, when a version was last asked about
@@ -165,7 +179,7 @@ def notice_moves(home: Path) -> list[PromotionRow]:
     """Log the aliases that somebody has moved in MLflow itself; returns the new entries of the promotion log."""
     if not journal.promotions(home) or not has_database(home):
         return []
-    with mlflow_lock(home, "registry"):
+    with mlflow_lock(home, "registry"), asking(home):
         return _catch_up(home, open_client(home))
 
 
@@ -205,17 +219,63 @@ def find_release(home: Path, name: str, which: str, judge: Judge) -> tuple[str, 
 def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:
     """(number, aliases, tags) of every version of a model, oldest first."""
     client = open_client(home)
-    require_model(client, name)
-    aliases = aliases_of(client, name)
-    numbers = alias_moves.version_numbers(client, name)
-    return [(n, sorted(a for a, at in aliases.items() if at == n), tags_of(client, name, n)) for n in sorted(numbers)]
+    with asking(home):
+        require_model(client, name)
+        aliases = aliases_of(client, name)
+        numbers = alias_moves.version_numbers(client, name)
+        names = {n: sorted(alias for alias, at in aliases.items() if at == n) for n in sorted(numbers)}
+        return [(n, at, tags_of(client, name, n)) for n, at in names.items()]
+
+
+def to_restore(home: Path) -> list[PromotionRow]:
+    """The moves made in the registry that this home had before its own database was made anew, if it had a champion.
+
+    Nothing where many homes share the log: which of the moves were made here is not known then, and the gate decides.
+    """
+    if not is_own(home) or shared_store() is not None:
+        return []
+    log = [(json.loads(row.numbers).get(MARK), row) for row in journal.promotions(home)]
+    mark = mark_of(home, open_client(home))
+    before = [known for known, _ in log if known not in (None, mark)]
+    if not before or any(known == mark and row.alias == "champion" for known, row in log):
+        return []
+    rows = [row for known, row in log if known == before[-1]]
+    return rows if "champion" in alias_moves.replayed(rows) else []
+
+
+def restore(home: Path, rows: list[PromotionRow]) -> None:
+    """Put the aliases of versions that were registered anew to where they were. rows: the moves before."""
+    with _registry(home) as client:
+        for name in dict.fromkeys(row.name for row in rows):
+            moves = [row for row in rows if row.name == name]
+            keys = {row.to_version: json.loads(row.numbers).get(KEY_TAG, "") for row in moves}
+            for alias, number in alias_moves.replayed(moves).items():
+                known = versions_of_release(client, name, keys.get(number, ""))
+                if known and aliases_of(client, name).get(alias) != known[-1]:
+                    why = f"it was there before the registry was made anew (as version {number})"
+                    _move(home, client, name, alias, known[-1], "restore", why)
+
+
+def changed_facts(home: Path, name: str) -> list[str]:
+    """What MLflow says of the versions of a model that is not what was sealed, a line each."""
+    client, said = open_client(home), []
+    for number, _, tags in versions_of(home, name):
+        whose = f"{name} version {number}"
+        try:
+            sealed = _sealed(home, client, name, number)
+        except UserError as error:
+            said.append(str(error))
+            continue
+        for tag in sorted(tag for tag, value in sealed.items() if tags.get(tag, value) != value):
+            said.append(f"{whose}: MLflow says {tag} {tags[tag][:40]!r}, and {sealed[tag][:40]!r} was sealed")
+    return said
 
 
 @contextmanager
 def _registry(home: Path) -> Iterator[MlflowClient]:
     """Hold the registry, with nothing unfinished or unnoticed in it."""
     client = open_client(home)
-    with mlflow_lock(home, "registry"):
+    with mlflow_lock(home, "registry"), asking(home):
         _catch_up(home, client)
         yield client
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyarrow.dataset import dataset, field
+from pyarrow.dataset import Dataset, dataset, field
 
 from components.contract import UserError
 from storage import journal
@@ -120,7 +120,6 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
         reading(history_dir(home)),
         _connect(home, _EVERY if all_sessions else _NEWEST, limits.memory_gib) as connection,
     ):
-
         checked = set[str]()
 
         def ask(sql: str, parameters: Mapping[str, Any]) -> Answer:
@@ -270,8 +269,7 @@ def _mark_superseded(home: Path, key: str) -> None:
     """
     columns = ["session", "created_at", "info"]
     with reading(history_dir(home)):
-        table = dataset(files_of(home, "artifact"), schema=reading_schema("artifact"), format=CHECKED_PARQUET)
-        rows = table.to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
+        rows = _opened(home, "artifact").to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
     newest = max(rows, key=lambda row: (json.loads(row["info"]).get("verdict") != "invalid", row["created_at"]))
     for row in rows:
         if row is not newest:
@@ -357,10 +355,26 @@ def remember_promotion(home: Path, row: PromotionRow) -> None:
     write_record(home, "promotion", row.promotion_id, [row])
 
 
+def rows_of(home: Path, table: str) -> list[dict[str, Any]]:
+    """Every row of a table of the history."""
+    with reading(history_dir(home)):
+        return list(_opened(home, table).to_table().to_pylist())
+
+
+def _opened(home: Path, table: str) -> Dataset:
+    """The files of a table; raises DamagedHistory where one of them is no file."""
+    try:
+        return dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
+    except (pa.ArrowException, OSError) as error:
+        where = f"{history_dir(home) / table}: cannot be opened ({type(error).__name__})"
+        raise DamagedHistory(f"{where}; {HOW_TO_MEND}") from error
+
+
 def damaged_files(home: Path) -> Iterator[Path]:
     """The files of the history that count and are gone, or not as they were written, or cannot be read to their end."""
     for table in all_tables():
-        faulty = {str(history_dir(home) / table / name) for name, _ in faulty_files(history_dir(home) / table, whole=True)}
+        folder = history_dir(home) / table
+        faulty = {str(folder / name) for name, _ in faulty_files(folder, whole=True)}
         yield from map(Path, sorted(faulty))
         for name in sorted(set(files_of(home, table)) - faulty):
             try:
@@ -397,8 +411,7 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     }
     connection = duckdb.connect(":memory:", config=config)
     for table in all_tables():
-        rows = dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
-        connection.register(table, rows)
+        connection.register(table, _opened(home, table))
     connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
     # A progress bar would stand in front of answers that other programs read.
     for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):

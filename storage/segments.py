@@ -7,11 +7,11 @@
     TABLE/_sums.txt              "sha256 of the file, of its footer, its name" of each Parquet file, one a line
 
 Pages have checksums of their own, but a footer has none, and a file that is gone leaves no trace: that is what the sums
-are for. A file without one (a kill came between, or it is older) is believed. The manifest is swapped in by a rename, so a reader sees the state before a compaction or the one after it. Retired
-files are those whose rows a segment holds; they go when nobody reads. Three locks (flock:
-they end with their process) keep the promises. `reading`: shared by readers, taken by whoever deletes, never waited
-for. `writing`: shared by appends, so that they go on side by side; alone for the swap. `compacting`: one compactor a
-table.
+are for. A file without one (a kill came between, or it is older) is believed. The manifest is swapped in by a rename,
+so a reader sees the state before a compaction or the one after it. Retired files are those whose rows a segment holds;
+they go when nobody reads. Three locks (flock: they end with their process) keep the promises. `reading`: shared by
+readers, taken by whoever deletes, never waited for. `writing`: shared by appends, so that they go on side by side;
+alone for the swap. `compacting`: one compactor a table.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions
 
 from components.contract import UserError
+from storage.locks import open_lock
 
 HOW_TO_MEND = "`draftsmith doctor --repair` makes the history anew from the artifacts, journals and promotions"
 CHECKED_PARQUET = ParquetFileFormat(
@@ -90,13 +91,15 @@ def read_manifest(directory: Path) -> Manifest:
         found = Manifest(segments, content["keys"], tuple(content["retired"]), content.get("keys_sha256", ""))
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedHistory(f"{path}: another version of Draftsmith has written this; {HOW_TO_MEND}") from error
-    if content.keys() != {"segments", "keys", "retired"} and content.get("digest") != _digest_of(found):  # else older
+    if content.keys() != {"segments", "keys", "retired"} and content.get("digest") != _digest_of(
+        directory, found
+    ):  # else older
         raise DamagedHistory(f"{path}: has changed since it was written; {HOW_TO_MEND}")
     return found
 
 
-def _digest_of(manifest: Manifest) -> str:
-    return hashlib.sha256(json.dumps(asdict(manifest)).encode()).hexdigest()
+def _digest_of(directory: Path, manifest: Manifest) -> str:
+    return hashlib.sha256(json.dumps({"table": directory.name, **asdict(manifest)}).encode()).hexdigest()
 
 
 def _was_compacted(directory: Path) -> bool:
@@ -111,7 +114,9 @@ def swap_manifest(directory: Path, manifest: Manifest) -> None:
     """Make this the manifest; the one step of a compaction that readers notice. Hold `writing` alone."""
     sha256 = hashlib.sha256((directory / manifest.keys).read_bytes()).hexdigest() if manifest.keys else ""
     manifest = replace(manifest, keys_sha256=sha256)
-    write_text(directory / "_manifest.json", json.dumps({**asdict(manifest), "digest": _digest_of(manifest)}))
+    write_text(
+        directory / "_manifest.json", json.dumps({**asdict(manifest), "digest": _digest_of(directory, manifest)})
+    )
     kept = [line for name, line in _sums(directory).items() if (directory / name).exists()]
     write_text(directory / "_sums.txt", "".join(f"{' '.join(line)}\n" for line in kept))
 
@@ -125,7 +130,8 @@ def segment_keys(directory: Path, manifest: Manifest) -> set[str]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise DamagedHistory(f"{directory / manifest.keys}: cannot be read ({error.strerror}); {HOW_TO_MEND}") from error
+        why = f"cannot be read ({error.strerror})"
+        raise DamagedHistory(f"{directory / manifest.keys}: {why}; {HOW_TO_MEND}") from error
     if manifest.keys_sha256 not in ("", hashlib.sha256(data).hexdigest()):
         raise DamagedHistory(f"{directory / manifest.keys}: has changed since it was written; {HOW_TO_MEND}")
     return set(data.decode("utf-8", "replace").split())
@@ -181,12 +187,12 @@ def faulty_files(directory: Path, *, whole: bool = False) -> Iterator[tuple[str,
     read.
     """
     sums = _sums(directory) if directory.is_dir() else {}
-    if not sums:
+    if not sums and not whole:
         return
     manifest = read_manifest(directory)
     named = {segment.file for segment in manifest.segments}
     gone = [name for name in sums if not (directory / name).exists() and (name[0] != "_" or name in named)]
-    merged = _keys_now(directory) if gone else set()
+    merged = _keys_now(directory) if gone or whole else set()
     for name in gone:
         if name not in manifest.retired and name.removesuffix(".parquet") not in merged:
             yield name, "is missing"
@@ -214,7 +220,8 @@ def _sums(directory: Path) -> dict[str, tuple[str, str, str]]:
     except OSError:
         return {}
     lines = [line.split(" ") for line in text.splitlines()]
-    return {line[2]: (line[0], line[1], line[2]) for line in lines if len(line) == 3 and len(line[0]) == len(line[1]) == 64}
+    whole = [line for line in lines if len(line) == 3 and len(line[0]) == len(line[1]) == 64]
+    return {line[2]: (line[0], line[1], line[2]) for line in whole}
 
 
 def _sum_of(file: Path, *, whole: bool) -> tuple[str, str]:
@@ -273,7 +280,7 @@ def reading(history: Path) -> Iterator[None]:
         if not lock.is_file():  # who cannot make it here cannot delete anything here either
             yield
             return
-    with lock.open() as file:  # a read-only disk lets it be locked, not be written
+    with open_lock(lock, "r") as file:  # a read-only disk lets it be locked, not be written
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
@@ -281,7 +288,7 @@ def reading(history: Path) -> Iterator[None]:
 @contextmanager
 def nobody_reads(history: Path) -> Iterator[bool]:
     """Whether nobody reads now; if so, nobody begins to until the end. Never waits."""
-    with (history / ".reading.lock").open("a") as file:
+    with open_lock(history / ".reading.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -321,6 +328,6 @@ def _delete_all(directory: Path) -> None:
 
 @contextmanager
 def _lock(path: Path, how: int) -> Iterator[None]:
-    with path.open("a") as file:
+    with open_lock(path) as file:
         fcntl.flock(file, how)
         yield

@@ -45,9 +45,14 @@ def part_of_path(name: str) -> str:
     Raises:
         UserError: it holds anything but letters, digits, _ and -, and might lead elsewhere.
     """
-    if not _NAME.fullmatch(name):
+    if not is_part_of_path(name):
         raise UserError(f"{name[:80]!r} is no key of an artifact: letters, digits, - and _ alone")
     return name
+
+
+def is_part_of_path(name: str) -> bool:
+    """Whether a name can be that of a key or of a session."""
+    return _NAME.fullmatch(name) is not None
 
 
 def file_key(key: str, session: str) -> str:

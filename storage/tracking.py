@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from components.contract import UserError
 from storage import journal
 from storage.artifacts import Store
+from storage.locks import open_lock
 from storage.redaction import without_secrets
 from storage.whole_files import flush
 
@@ -35,6 +36,7 @@ _STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt", ".svg", ".csv")
 _PICTURES = ("charts", "tables")  # folders of a Page whose files are shown beside it
 _SMALL_BYTES = 4 << 20
+CHECKED_BYTES = 64 << 20  # of a database: read within a tenth of a second
 
 
 class ServerDown(UserError):
@@ -43,6 +45,51 @@ class ServerDown(UserError):
     def __init__(self, uri: str, error: Exception) -> None:
         said = " ".join(str(error).split())
         super().__init__(without_secrets(f"mlflow at {uri} does not answer: {said[:300]}"))
+
+
+class DamagedDatabase(ServerDown):
+    """The MLflow database of this home cannot be used; it can be made anew."""
+
+    def __init__(self, place: Path, why: str) -> None:
+        UserError.__init__(
+            self,
+            f"{place}: {' '.join(why.split())[:200]}; `draftsmith doctor --repair` sets it aside, and "
+            "`draftsmith resync` makes it anew from the journals, releases and promotions",
+        )
+
+
+def broken_database(place: Path, *, whole: bool = False) -> str:
+    """What is wrong with a file of SQLite, or ''.
+
+    whole: hold its indexes against its tables too; without it of one larger than CHECKED_BYTES the form alone is looked
+    at.
+    """
+    if not place.is_file():
+        return "is no file"
+    try:
+        with closing(sqlite3.connect(f"{place.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as database:
+            database.execute("BEGIN")  # while it lasts nobody writes into the file, but for a checkpoint of a WAL
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if missing := _missing_bytes(place):
+                return f"is cut short by {missing} bytes"
+            if whole or place.stat().st_size <= CHECKED_BYTES:
+                check = "integrity_check" if whole else "quick_check"
+                said = str(database.execute(f"PRAGMA {check}(1)").fetchone()[0])
+                return "" if said == "ok" else f"is damaged ({said})"
+    except sqlite3.OperationalError as error:  # somebody holds it, or it lies on a disk that cannot be asked now
+        return "" if re.search("locked|unable to open", str(error)) else f"cannot be read ({error})"
+    except sqlite3.Error as error:
+        return f"cannot be read ({error})"
+    return ""
+
+
+def _missing_bytes(place: Path) -> int:
+    """How much shorter a file of SQLite is than its first page says; 0 for one that keeps a write-ahead log."""
+    with place.open("rb") as stream:
+        head = stream.read(32)
+    page, is_wal, pages = int.from_bytes(head[16:18]), head[18:19] == b"\2", int.from_bytes(head[28:32])
+    wanted = pages * (65536 if page == 1 else page)
+    return 0 if is_wal else max(0, wanted - place.stat().st_size)
 
 
 def tracking_uri(home: Path) -> str:
@@ -55,7 +102,7 @@ def mlflow_lock(home: Path, name: str) -> Iterator[None]:
     """Hold a lock beside MLflow's database."""
     directory = home / "mlflow"
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f"{name}.lock").open("a") as file:
+    with open_lock(directory / f"{name}.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -67,13 +114,15 @@ def ensure_database(home: Path) -> str:
     """
     _quiet()
     uri = tracking_uri(home)
-    if not _is_own(home):
+    if not is_own(home):
         return uri
     from mlflow.version import VERSION
 
     place = home / "mlflow" / "mlflow.db"
     ready = home / "mlflow" / f"ready-{VERSION}"
     with mlflow_lock(home, "create"):
+        if place.exists() and any(place.parent.glob("ready-*")) and (why := broken_database(place)):
+            raise DamagedDatabase(place, why)
         if not (ready.is_file() and place.is_file()):
             _make_database(place, whole=any(place.parent.glob("ready-*")))
             ready.touch()
@@ -111,10 +160,11 @@ def upgrade_database(uri: str) -> None:
 
 def has_database(home: Path) -> bool:
     """Whether there is anything to ask: a server that was named, or the database of this home. Makes nothing."""
-    return not _is_own(home) or (home / "mlflow" / "mlflow.db").is_file()
+    return not is_own(home) or (home / "mlflow" / "mlflow.db").is_file()
 
 
-def _is_own(home: Path) -> bool:
+def is_own(home: Path) -> bool:
+    """Whether MLflow stands on the database of this home."""
     return tracking_uri(home) == f"sqlite:///{(home / 'mlflow' / 'mlflow.db').absolute()}"
 
 
@@ -132,12 +182,28 @@ def open_client(home: Path) -> MlflowClient:
     # What it logs as an error it raises as well; its traceback would stand in the middle of our progress.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    if uri.startswith("http"):
-        try:
-            client.search_experiments(max_results=1)
-        except MlflowException as error:
+    try:
+        client.search_experiments(max_results=1)
+    except MlflowException as error:
+        if uri.startswith("http"):
             raise ServerDown(uri, error) from error
+        if is_own(home):
+            raise DamagedDatabase(home / "mlflow" / "mlflow.db", str(error)) from error
+        raise
     return client
+
+
+@contextmanager
+def asking(home: Path) -> Iterator[None]:
+    """While MLflow is asked: a database of this home that says what it cannot say is named as damaged."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if is_own(home) and (error.error_code == "INTERNAL_ERROR" or "sqlite3." in str(error)):
+            raise DamagedDatabase(home / "mlflow" / "mlflow.db", str(error)) from error
+        raise
 
 
 def experiment_of(home: Path, client: MlflowClient, name: str) -> str:
@@ -275,7 +341,8 @@ def resync(home: Path) -> int:
     """Log every ended run that MLflow does not have, or not wholly; returns how many journals were compared."""
     count = 0
     for entries in journal.all_runs(home):
-        Tracker(home).sync(entries)
+        with asking(home):
+            Tracker(home).sync(entries)
         count += 1
     return count
 

@@ -67,7 +67,8 @@ def full_at_every_write(folder: Path, num_sizes: int, seed: int) -> dict[str, An
             faults += [f"{name}: {one} differs" for one in wanted if made(home).get(one) != wanted[one]]
             doctor = draftsmith("doctor", home=home)
             faults += [f"{name}: doctor: {doctor.said[-600:]}"] * ("the promotion log are whole" not in doctor.said)
-    return {"disks": num_sizes, "stopped": stopped, "first": at_first, "needed": needed, "stopped_in": said, "faults": faults}
+    sizes = {"at_first_bytes": at_first, "needed_bytes": needed}
+    return {"disks": num_sizes, "stopped": stopped, "stopped_in": said, **sizes, "faults": faults}
 
 
 def commands_on(folder: Path, spoil: Callable[[Path], object], mend: Callable[[Path], object]) -> dict[str, Any]:

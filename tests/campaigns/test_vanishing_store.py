@@ -90,7 +90,9 @@ def outages(folder: Path, number: int, seed: int, seconds: float) -> dict[str, A
             if f"{NUM_STEPS} of {NUM_STEPS} steps reused" not in second.said:
                 faults.append(f"{name}: the store lacks what ada has made: {second.said[-600:]}")
             for home in (ada, bob):
-                faults += [f"{name}: {home.parent.name}: {one} differs" for one in wanted if made(home).get(one) != wanted[one]]
+                found = made(home)
+                differ = [path for path in wanted if found.get(path) != wanted[path]]
+                faults += [f"{name}: {home.parent.name}: {path} differs" for path in differ]
                 runs = answer_with(home, "SELECT status, count(*) FROM run GROUP BY 1", url)
                 faults += [f"{name}: {home.parent.name} knows the runs {runs}"] * (runs != [["completed", 2]])
     return {"outages": number, "seconds_each": seconds, "faults": faults}

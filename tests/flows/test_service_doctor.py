@@ -10,7 +10,7 @@ import pytest
 
 from components.contract import UserError
 from flows.service_address import auth_file
-from flows.service_doctor import BREAKS_SERVER, Finding, _revisions, check_versions, examine
+from flows.service_doctor import BREAKS_SERVER, Finding, revisions, check_versions, examine
 from flows.service_parts import ensure_auth_string
 
 
@@ -50,12 +50,12 @@ def test_what_is_installed_here_does_not_break_it() -> None:
 
 def test_migrations_end_in_one_newest() -> None:
     for package in ("prefect", "mlflow"):  # that it is the right one is seen on real databases, in tests/system
-        known, newest = _revisions(package)
+        known, newest = revisions(package)
         assert len(newest) == 1 and len(known) > 20, package
 
 
 def test_databases_of_other_versions_are_told_apart(tmp_path: Path) -> None:
-    known, (newest,) = _revisions("mlflow")
+    known, (newest,) = revisions("mlflow")
     older = next(iter(known - {newest}))
     for name, revision, tables, verdict in (
         ("current", newest, (), "ok"),
@@ -70,8 +70,8 @@ def test_databases_of_other_versions_are_told_apart(tmp_path: Path) -> None:
 def test_a_database_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "prefect.db").write_bytes(b"x" * 4096)
-    (found,) = findings(tmp_path, "prefect's database")
-    assert found.verdict == "bad" and "aside" in found.remedy
+    (found,) = findings(tmp_path, "prefect.db")
+    assert found.verdict == "bad" and "not a database" in found.what and "--repair" in found.remedy
 
 
 def test_a_password_that_others_can_read_is_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from storage.artifacts import Store
 from storage.history import compact, files_of, history_dir
 from storage.records import new_promotion
 from storage.repair import damages, repair
-from storage.results import query, remember_all
+from storage.results import query, remember_all, remember_promotion, remember_run
 from storage.whole_files import BELIEVED_S
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_history_says_so_and_is_made_anew(home: Path, how: str) -> Non
     if how == "torn":
         segment.write_bytes(data[: len(data) // 2])
     elif how == "flipped":
-        data[100] ^= 1
+        data[45] ^= 1  # of the dictionary of keys
         segment.write_bytes(data)
     elif how == "empty":
         segment.write_bytes(b"")
@@ -166,3 +166,84 @@ def test_who_waits_for_the_log_while_it_is_mended_writes_to_the_new_one(
     monkeypatch.setattr(journal.fcntl, "flock", swap_first)
     journal.log_promotion(home, new_promotion("m", "champion", "promote", 2, 3, "user", "why", {"number": "3"}))
     assert swapped and [row.to_version for row in journal.promotions(home)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["another file of keys", "a file is gone", "a footer", "another table's manifest"])
+def test_what_has_no_checksum_of_its_own_in_the_history_is_found(home: Path, how: str) -> None:
+    folder = history_dir(home) / "artifact"
+    if how == "a file is gone":
+        next(folder.glob("k*.parquet")).unlink()
+    elif how == "a footer":
+        file = next(folder.glob("k*.parquet"))
+        data = bytearray(file.read_bytes())
+        data[-100] ^= 1
+        file.write_bytes(data)
+    else:
+        for row in journal.promotions(home):
+            remember_promotion(home, row)
+        compact(home, 0, whole=True)
+        (keys,) = folder.glob("_keys-*.txt")
+        if how == "another file of keys":
+            keys.write_text(keys.read_text().replace("k1", "k7"))
+        else:
+            (folder / "_manifest.json").write_bytes((history_dir(home) / "promotion" / "_manifest.json").read_bytes())
+    if how != "another file of keys":  # which only writers read
+        with pytest.raises(UserError, match=r"doctor --repair"):
+            artifacts(home)
+    assert {damage.where for damage in damages(home, Store(home))} == {"history"}
+    repair(home, Store(home))
+    assert artifacts(home) == KEYS and list(damages(home, Store(home))) == []
+
+
+def test_a_changed_line_of_the_promotion_log_is_taken_from_the_history(home: Path) -> None:
+    for row in journal.promotions(home):
+        remember_promotion(home, row)
+    file = journal.promotions_file(home)
+    before = file.read_text()
+    file.write_text(before.replace('"to_version": 1', '"to_version": 3'))
+    assert [row.to_version for row in journal.promotions(home)] == [2]
+    repair(home, Store(home))
+    assert [row.to_version for row in journal.promotions(home)] == [1, 2]
+    file.unlink()
+    assert [damage.where for damage in damages(home, Store(home))] == ["promotions"]
+    repair(home, Store(home))
+    assert file.read_text() == before and list(damages(home, Store(home))) == []
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "changed"])
+def test_a_damaged_journal_is_made_anew_with_the_history(home: Path, how: str) -> None:
+    opened = journal.Journal.start(home, "p", {"steps": 3}, "direct")
+    facts = {"uses": "u.v", "kind": "Draft", "status": "completed", "why": "new", "seconds": 1.5, "settings": {"a": 1}}
+    opened.add(
+        "step", step="draft", key=KEYS[0], inputs={}, info={"number": 0}, path=f"store/{KEYS[0]}", session="", **facts
+    )
+    opened.add("end", status="completed", reason="")
+    opened.close()
+    before = journal.read(opened.path)
+    remember_run(home, before)
+    lines = opened.path.read_text().splitlines(keepends=True)
+    opened.path.unlink()
+    if how != "gone":
+        opened.path.write_text("".join(lines[:-1]) if how == "cut" else "".join(lines).replace("1.5", "9.5"))
+    assert [damage.where for damage in damages(home, Store(home))] == ["journal"]
+    repair(home, Store(home))
+    start, step, end = journal.read(opened.path)
+    assert start["params"] == {"steps": 3} and step["seconds"] == 1.5 and step["settings"] == {"a": 1}
+    assert end["status"] == "completed" and list(damages(home, Store(home))) == []
+
+
+def test_what_stands_where_an_artifact_or_a_lock_belongs_is_set_aside(home: Path) -> None:
+    (home / "store" / KEYS[1] / "artifact.json").unlink()
+    (home / "locks" / f"{KEYS[2]}.lock").unlink()
+    (home / "locks" / f"{KEYS[2]}.lock").mkdir()
+    with pytest.raises(UserError, match="is a folder where a lock belongs"), Store(home).lock(KEYS[2]):
+        pass
+    assert {damage.where for damage in damages(home, Store(home))} == {"artifact", "folder"}
+    assert len(repair(home, Store(home))) == 2 and list(damages(home, Store(home))) == []
+
+
+def test_a_record_that_has_changed_is_named_by_whoever_reads_it(home: Path) -> None:
+    file = home / "store" / KEYS[0] / "artifact.json"
+    file.write_text(file.read_text().replace('"number": 0', '"number": 8'))
+    with pytest.raises(UserError, match="has changed since it was made; `draftsmith doctor --repair`"):
+        Store(home).record_of(KEYS[0])
