@@ -10,7 +10,7 @@ import pytest
 
 from components.contract import UserError
 from flows.service_address import auth_file
-from flows.service_doctor import BREAKS_SERVER, Finding, revisions, check_versions, examine
+from flows.service_doctor import BREAKS_SERVER, Finding, check_versions, examine, revisions
 from flows.service_parts import ensure_auth_string
 
 

@@ -85,7 +85,7 @@ def test_a_chat_is_the_same_on_every_day(templated: Any) -> None:
 )
 def test_whatever_a_template_does_is_one_line(templated: Any, template: str) -> None:
     templated.chat_template = template
-    with pytest.raises(UserError, match="^the target's chat template refuses a chat \\(.{5,200}\\); use another"):
+    with pytest.raises(UserError, match=r"^the target's chat template refuses a chat \(.{5,200}\); use another"):
         encode_prompt(templated, chat(("user", "hello")))
 
 
