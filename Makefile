@@ -15,7 +15,7 @@ help:
 	@echo "                  g++ are installed, with llama.cpp (built once, ten minutes or more; skipped without them)"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         formatting, lint and type checks"
-	@echo "make soak         long campaigns (fifty kills; property tests with new examples); records in benchmarks/results/"
+	@echo "make soak         long campaigns (kills, mutants, torn files, full disks); records in benchmarks/results/"
 	@echo "make bench        timings and the identity campaign; records in benchmarks/results/"
 	@echo "make clean        remove .venv and everything Draftsmith made (.draftsmith)"
 
