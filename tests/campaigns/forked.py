@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 from toy_garden import PACKAGES
@@ -120,6 +121,9 @@ def _be_child(
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         os.environ.update(environment)
+        # The server that the parent may have started is no child of this process, which starts one of its own.
+        server = forkserver._forkserver  # type: ignore[attr-defined]
+        server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
         if "TMPDIR" in environment:
             tempfile.tempdir = None
         if memory_bytes is not None:

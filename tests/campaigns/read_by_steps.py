@@ -38,7 +38,7 @@ class Read:
 
     kept: (question, answer) of each row. num_read: rows read, as the step counts them. num_dropped: those that it did
     not keep, by all reasons, as the step counts them. num_listed: those that it shows to a person one by one.
-    stops: where it says that it could not read on. peak_bytes: memory of the process at most.
+    stops: where it says that it could not read on. peak_bytes: memory that it took at most.
     """
 
     step: str
@@ -53,6 +53,12 @@ class Read:
     counts: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _resident_bytes(what: str) -> int:
+    """Memory of this process: "VmRSS" now, "VmHWM" at most."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return 1024 * int(line.split()[1])
+
+
 def read_by(step: str, source: Path, folder: Path, documents: str = "file", limit_s: float = 120.0) -> Read:
     """Let a step read a file in a child of its own. documents: what one is in a file of text."""
     (folder / "out").mkdir(parents=True)
@@ -61,13 +67,13 @@ def read_by(step: str, source: Path, folder: Path, documents: str = "file", limi
 
     def act() -> int:
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before = _resident_bytes("VmRSS")  # of the process that was forked: what it had loaded is not the step's
         try:
             found = _STEPS[step](source, Context(key="k", out=folder / "out", scratch=folder / "scratch"), documents)
         except (UserError, NothingNew) as refused:
             print(refused)  # noqa: T201
             found = {"refused": str(refused)}
-        peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-        told.write_text(json.dumps({**found, "peak_bytes": 1024 * int(peak.split()[1])}))
+        told.write_text(json.dumps({**found, "peak_bytes": _resident_bytes("VmHWM") - before}))
         return 1 if "refused" in found else 0
 
     ended = forked(act, limit_s=limit_s, memory_bytes=4 << 30)

@@ -322,9 +322,8 @@ def bombs(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
         steps = ("workloads",) if name.endswith(".zip") else ("chats",)
         steps += ("prompts",) if ".json" in name and name.endswith(".gz") else ()
         for step in steps:
-            read = read_by(
-                step, place, place.parent / step, limit_s=900
-            )  # rows that say nothing are listed, million by million
+            # Rows that say nothing are listed one by one, and there may be millions.
+            read = read_by(step, place, place.parent / step, limit_s=900)
             peaks[f"{name}, {step}"], seconds[f"{name}, {step}"] = read.peak_bytes >> 20, round(read.ended.seconds, 1)
             if read.ended.fault:
                 faults.append(f"{name}, {step}: {read.ended.fault}")
