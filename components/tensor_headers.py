@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ def read_header(file: Path, at: str) -> dict[str, Any]:
         short = "cut short" if 8 + length + end > size else "followed by bytes that no tensor owns"
         raise UserError(f"{at}: {short} ({size} bytes, its header asks for {8 + length + end}); copy it again")
     return header
+
+
+def headers_in(folder: Path, where: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Each weight file of a model's folder (which may be a link: hub caches are made of them) and its tensor table.
+
+    where: what errors call the folder. Raises UserError as `read_header` does.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        yield file, read_header(file, f"{where}/{file.name}")
 
 
 def _span(name: str, entry: Any, at: str) -> tuple[int, int, str]:

@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     Invocation.packages, Invocation.debug = packages or named_packages(), False
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminated) if in_main_thread else None
+    hook, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         code = app(args=given, prog_name="draftsmith", standalone_mode=False)
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     except Exception as error:
         return _failed(error)
     finally:
+        sys.unraisablehook = hook
         if before is not None:
             signal.signal(signal.SIGTERM, before)
 
@@ -146,6 +148,22 @@ def _spoilt_disk(error: BaseException | None) -> str:
 
 def _terminated(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Python drops a Ctrl-C that arrives in a destructor or in a library's callback: ask the main thread once more."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        again = threading.Timer(0.1, _ask_main_thread_to_end)
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _ask_main_thread_to_end() -> None:
+    main_thread = threading.main_thread().ident
+    if signal.getsignal(signal.SIGTERM) is _terminated and main_thread is not None:  # the command still goes on
+        signal.pthread_kill(main_thread, signal.SIGTERM)  # a real signal, which also ends a wait for a lock
 
 
 if __name__ == "__main__":

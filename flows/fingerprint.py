@@ -7,9 +7,7 @@ What is left out is recorded in artifact.json.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +15,7 @@ from components.contract import Machine
 from flows.code_reach import reached_symbols
 from flows.problems import show
 from flows.wiring import PACKAGES, WiredStep
+from storage.whole_files import digest_of_json
 
 
 def parts_of(
@@ -54,8 +53,7 @@ def parts_of(
 
 def key_of(parts: Mapping[str, Any]) -> str:
     """sha256 hex digest of the parts in canonical JSON (sorted keys, no spaces)."""
-    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+    return digest_of_json(parts)
 
 
 def changes(last: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

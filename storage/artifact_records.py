@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from components.contract import KINDS, UserError
 from components.outside_json import parse_json, read_object
+from storage.whole_files import digest_of_json
 
 RECORD_FILE: Final = "artifact.json"
 SECRET_VARIABLE: Final = "DRAFTSMITH_STORE_SECRET"
@@ -84,7 +85,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
     """The sha256 of a record without its digest and seal, as hex."""
     bare = {name: value for name, value in content.items() if name not in _UNSIGNED}
     as_read = json.loads(json.dumps(bare))  # keys become texts, as they are for whoever reads the file
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return digest_of_json(as_read)
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:

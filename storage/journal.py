@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import time
@@ -29,7 +28,7 @@ from typing import IO, Any
 
 from components.contract import UserError
 from storage.records import PromotionRow, as_time, draftsmith_version, git_commit
-from storage.whole_files import replace_file
+from storage.whole_files import digest_of_json, replace_file
 
 
 class Journal:
@@ -164,14 +163,13 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _digest_of(line: Mapping[str, Any]) -> str:
-    """The start of the sha256 of what a line says."""
-    bare = {name: value for name, value in line.items() if name != "digest"}
-    as_read = json.loads(json.dumps(bare, default=str))
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+    """The start of the sha256 of what a line says, as it was read from JSON."""
+    return digest_of_json({name: value for name, value in line.items() if name != "digest"})[:32]
 
 
 def _signed(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {**json.loads(json.dumps(line, default=str)), "digest": _digest_of(line)}
+    as_read = json.loads(json.dumps(line, default=str))
+    return {**as_read, "digest": _digest_of(as_read)}
 
 
 def log_promotion(home: Path, row: PromotionRow) -> None:

@@ -61,6 +61,12 @@ def sha256_of(file: Path) -> str:
     return digest.hexdigest()
 
 
+def digest_of_json(content: Any) -> str:
+    """Hex sha256 of JSON values in canonical form: keys sorted, no spaces, ASCII."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
 def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
     """Write a small file so that a reader sees the old or the new one, never half of it.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from components.contract import UserError
 from components.data.chat_masks_methods import METHODS, Disagreement, NotPossible, Slot, Span, find_slots
 from components.data.chat_masks_turns import ChatRow
-from components.data.control_marks import HoldsControlMark, refuse_marked_chat
+from components.data.control_marks import HoldsControlMark, ids_of_unmarked_chat
 
 MIN_METHODS = 2
 
@@ -103,6 +103,6 @@ def _refuse_unsafe_text(row: ChatRow) -> None:
     except UnicodeEncodeError as error:
         raise LeftOut("a message is no valid text", "it holds half of a surrogate pair") from error
     try:
-        refuse_marked_chat(row.rendering.tokenizer, row.messages, row.rendering.tools, row.rendering.text)
+        ids_of_unmarked_chat(row.rendering.tokenizer, row.messages, row.rendering.tools, row.rendering.text)
     except HoldsControlMark as error:
         raise LeftOut("a text holds a control mark", str(error)) from error

@@ -43,17 +43,19 @@ def refuse_marked_text(tokenizer: Any, text: str) -> None:
     """Raises HoldsControlMark where a text that is to be continued holds a mark."""
     marks = _Marks.of(tokenizer)
     marks.refuse(text, "the text")
-    if marks.ids_in(text):
+    if marks.among(marks.ids_of(text)):
         raise HoldsControlMark("the text becomes a control token of this tokenizer")
 
 
-def refuse_marked_chat(
+def ids_of_unmarked_chat(
     tokenizer: Any,
     messages: Turns,
     tools: Sequence[Mapping[str, Any]] | None,
     render: Callable[[list[dict[str, Any]]], str],
-) -> None:
-    """Raises HoldsControlMark where any text of a chat holds a mark, or where the rendered chat gains one by it.
+) -> list[int]:
+    """The token ids of a rendered chat.
+
+    Raises HoldsControlMark where any text of the chat holds a mark, or where the rendered chat gains one by it.
 
     Every string counts: contents, thinking, names, tool calls with their arguments, the tools. The rendering has
     to hold the same control tokens as the rendering of the same turns with neutral words in them: two harmless texts
@@ -65,8 +67,10 @@ def refuse_marked_chat(
             marks.refuse(text, where)
     for where, text in _texts(list(tools or ()), "tools"):
         marks.refuse(text, where)
-    if marks.ids_in(render([dict(message) for message in messages])) != marks.ids_in(render(_neutral(messages))):
+    ids = marks.ids_of(render([dict(message) for message in messages]))
+    if marks.among(ids) != marks.among(marks.ids_of(render(_neutral(messages)))):
         raise HoldsControlMark("its texts form a control token together with what the chat template writes")
+    return ids
 
 
 class _Marks:
@@ -98,9 +102,12 @@ class _Marks:
         if (found := self._pattern.search(text)) is not None:
             raise HoldsControlMark(f"{where} holds {found[0]}, a control mark of this tokenizer")
 
-    def ids_in(self, text: str) -> list[int]:
-        """The control tokens that a text becomes, in order."""
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    def ids_of(self, text: str) -> list[int]:
+        """The tokens that a text becomes as it stands."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def among(self, ids: Sequence[int]) -> list[int]:
+        """The control tokens among these, in order."""
         return [token for token in ids if token in self.ids]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from components.contract import Prompts, UserError
-from components.data.control_marks import refuse_marked_chat, refuse_marked_text
+from components.data.control_marks import ids_of_unmarked_chat, refuse_marked_text
 
 SPLITS: Final = ("train", "validation", "test", "warm_up")
 RENDER_WITHIN_S: Final = 30.0
@@ -124,9 +124,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
         turns = accepted_turns(tokenizer, prompt.messages, prompt.tools)
         render = functools.partial(render_chat, tokenizer, tools=prompt.tools)
-        refuse_marked_chat(tokenizer, turns, prompt.tools, render)
-        text = render(turns)
-        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # the template writes its own
+        ids = ids_of_unmarked_chat(tokenizer, turns, prompt.tools, render)  # the template writes the special ones
     else:
         text = join_turns(prompt.messages) if prompt.messages is not None else str(prompt.text)
         refuse_marked_text(tokenizer, text)

@@ -15,14 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.contract import UserError
 from components.drafts.optimizer import Optimizer
-from components.tensor_headers import read_header
+from components.tensor_files import read_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
 AGAIN: Final = "delete the folder it is in, and training begins again"
@@ -62,7 +60,7 @@ def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> 
     file = directory / CHECKPOINT
     if not os.path.lexists(file):
         return Progress()
-    tensors, metadata = _read_tensors(file)
+    tensors, metadata = read_tensors(file, AGAIN)
     progress = _progress_in(metadata, file)
     weights = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
     _check_fit(file, weights, draft.state_dict(), "weight")
@@ -99,24 +97,6 @@ def _progress_in(metadata: Mapping[str, str], file: Path) -> Progress:
     return progress
 
 
-def _read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file of ours; a UserError where it is not whole or holds what is no number."""
-    try:
-        read_header(file, str(file))
-    except UserError as error:
-        raise UserError(f"{error}; where that cannot be, {AGAIN}") from error
-    try:
-        with safe_open(file, framework="pt") as opened:
-            metadata: dict[str, str] = opened.metadata() or {}
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise UserError(f"{file}: cannot be read ({str(error)[:120]}); {AGAIN}") from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{file}: {name} holds NaN or infinity; {AGAIN}")
-    return tensors, metadata
-
-
 def _check_fit(file: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
     """The same names, shapes and types, or a UserError."""
     odd = sorted(found.keys() ^ wanted.keys())
@@ -133,7 +113,7 @@ def save_best(directory: Path, draft: nn.Module, progress: Progress) -> None:
 def load_best(directory: Path, draft: nn.Module, progress: Progress) -> dict[str, Tensor]:
     """The weights that `save_best` kept of this drafter; raises UserError where the file is damaged."""
     file = best_file(directory, progress)
-    tensors, _ = _read_tensors(file)
+    tensors, _ = read_tensors(file, AGAIN)
     _check_fit(file, tensors, draft.state_dict(), "weight")
     return tensors
 

@@ -32,6 +32,7 @@ from components.drafts.storage import Storage
 from components.drafts.vocabulary import ids_of, membership_of, offsets_of
 from components.outside_json import read_object
 from components.targets.model import AbstractTarget
+from components.tensor_files import require_finite
 from components.tensor_headers import read_header
 
 FORMAT = 1
@@ -161,9 +162,7 @@ def read_stored(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return record, {}
     read_header(file, str(file))  # before any byte of a tensor is looked at
     tensors = load_file(file)
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
-            raise UserError(f"{file}: {name} holds NaN or infinity; such a drafter guesses nothing: train it again")
+    require_finite(tensors, str(file), "such a drafter guesses nothing: train it again")
     return record, tensors
 
 

@@ -17,7 +17,7 @@ from components.drafts.settings import DraftModelSettings
 from components.targets.load import open_target, open_tokenizer
 from components.targets.model import AbstractTarget
 from components.targets.source import find_folder, load_target_fingerprint
-from components.tensor_headers import read_header
+from components.tensor_headers import headers_in
 
 
 def checked_model(target: Target, settings: DraftModelSettings) -> DraftModelSettings:
@@ -45,8 +45,8 @@ def checked_model(target: Target, settings: DraftModelSettings) -> DraftModelSet
 def num_parameters_of(settings: DraftModelSettings) -> int:
     """Numbers in the given model's weights, from the headers of its files."""
     folder = find_folder(settings.model)
-    headers = [read_header(file, f"{settings.model}/{file.name}") for file in sorted(folder.glob("*.safetensors"))]
-    return sum(math.prod(entry["shape"]) for header in headers for entry in header.values())
+    headers = headers_in(folder, settings.model)
+    return sum(math.prod(entry["shape"]) for _, header in headers for entry in header.values())
 
 
 def difference(own: Mapping[str, int], theirs: Mapping[str, int]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.publish.exact_check import LaidOut, require_equal
-from components.tensor_headers import once, read_header
+from components.tensor_headers import headers_in, once, read_header
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -143,6 +143,6 @@ def _refused(word: str) -> Any:
 def tensors_in(folder: Path) -> Mapping[str, Path]:
     """Tensor name -> the file of a model's folder that holds it, from the headers alone."""
     found: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):  # which may be links: hub caches are made of them
-        found |= dict.fromkeys(read_header(file, f"{folder.name}/{file.name}"), file)
+    for file, header in headers_in(folder, folder.name):
+        found |= dict.fromkeys(header, file)
     return found

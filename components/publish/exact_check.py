@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
+from components.tensor_files import require_finite
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -50,8 +51,7 @@ def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Spec], w
             raise UserError(f"{where}: {name} is {name_of(tensor.dtype)}, must be {name_of(spec.dtype)}")
         if spec.dtype is None and tensor.dtype not in FLOATS:
             raise UserError(f"{where}: {name} is {name_of(tensor.dtype)}, weights are {some(map(name_of, FLOATS))}")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{where}: {name} holds NaN or infinity; the training run diverged, do not publish it")
+        require_finite({name: tensor}, where, "the training run diverged, do not publish it")
     if len(floats) > 1:
         raise UserError(f"{where}: weights mix {some(sorted(map(name_of, floats)))}; all must share one dtype")
 

@@ -9,7 +9,7 @@ from typing import Any
 from components.contract import UserError
 from components.outside_json import read_object
 from components.targets.shape import kv_bytes_per_token, shape_of
-from components.tensor_headers import read_header
+from components.tensor_headers import headers_in
 
 MOST_BYTES_OF_CONFIG = 16 << 20
 
@@ -20,8 +20,8 @@ def facts_of(folder: Path, *, where: str, trust_remote_code: bool, dtype: str, d
     shape = shape_of(config, where)
     stored: dict[str, int] = {}
     num_params = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        for entry in read_header(file, f"{where}/{file.name}").values():
+    for _, header in headers_in(folder, where):
+        for entry in header.values():
             size = 1
             for extent in entry["shape"]:
                 size *= extent

@@ -19,7 +19,7 @@ from components.targets.model import AbstractTarget, TargetShape
 from components.targets.shape import shape_of
 from components.targets.source import open_record
 from components.targets.transformers_model import TransformersTarget
-from components.tensor_headers import read_header
+from components.tensor_headers import headers_in
 
 _LAYER: Final = re.compile(r"\.layers\.(\d{1,9})\.")
 _TRIED: Final = "def add(a, b):\n    return a + b  # Grüße, 你好 1234\n"
@@ -173,8 +173,8 @@ def _tensor_files(folder: Path, where: str) -> dict[str, Any]:
     by_name: dict[str, Path] = {}
     shapes: dict[str, list[int]] = {}
     dtypes: dict[str, str] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        for name, entry in read_header(file, f"{where}/{file.name}").items():
+    for file, header in headers_in(folder, where):
+        for name, entry in header.items():
             by_name[name] = file
             shapes[name] = entry["shape"]
             dtypes[name] = entry["dtype"]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from components.contract import UserError
 from components.targets.training_plan import TrainingPlan
-from components.tensor_headers import read_header
+from components.tensor_files import read_tensors
 
 AGAIN: Final = "delete the file, and training goes on from what is left"
 LATEST = "latest.safetensors"
@@ -95,23 +95,14 @@ def checkpoint_weights(path: Path) -> tuple[int, dict[str, Tensor]]:
 
 def _read(path: Path) -> tuple[int, float, dict[str, Any], dict[str, Tensor]]:
     """(steps, seconds, plan, tensors) of a checkpoint; a UserError where it is not whole."""
+    tensors, facts = read_tensors(path, AGAIN)
     try:
-        read_header(path, str(path))
-    except UserError as error:
-        raise UserError(f"{error}; where that cannot be, {AGAIN}") from error
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
-        tensors = load_file(path)
         step, seconds, made_by = int(facts["step"]), float(facts["seconds"]), json.loads(facts["plan"])
         sane = step >= 0 and 0 <= seconds < math.inf
-    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:80]}); {AGAIN}") from error
     if not sane:
         raise UserError(f"{path}: says {step} steps in {seconds} seconds; {AGAIN}")
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{path}: {name} holds NaN or infinity; {AGAIN}")
     return step, seconds, made_by, tensors
 
 

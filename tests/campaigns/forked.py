@@ -17,11 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 from toy_garden import PACKAGES
 
 from flows import cli, engine
 
+SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))  # of the whole campaigns, which `make soak` runs
 TOO_LONG = 1200  # characters of a line that is meant for a person
 
 
@@ -102,6 +104,16 @@ def draftsmith(
     """`draftsmith ARGUMENTS` on a home, with the toy steps of tests/flows beside the real ones."""
     settings = {"DRAFTSMITH_HOME": str(home), "TMPDIR": str(home.parent), **environment}
     return forked(lambda: _command(arguments), limit_s=limit_s, environment=settings, kill_after_s=kill_after_s)
+
+
+def recorded(name: str, campaign: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Carry a whole campaign out and leave its record, benchmarks/results/soak-NAME-DATE.json; what it found."""
+    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
+
+    started = time.monotonic()
+    found = campaign()
+    write_record(f"soak-{name}", {"seed": SEED, **found, "seconds": round(time.monotonic() - started, 1)})
+    return found
 
 
 def _command(arguments: tuple[str, ...]) -> int:

@@ -58,9 +58,9 @@ def finished_at(home: Path) -> dict[str, int]:
     return {file.parent.name: file.stat().st_mtime_ns for file in (home / "store").glob("*/artifact.json")}
 
 
-def answer(home: Path, sql: str) -> list[list[Any]]:
+def answer(home: Path, sql: str, **environment: str) -> list[list[Any]]:
     """The rows that `draftsmith query` answers with, asked in a process of its own."""
-    ended = draftsmith("query", sql, "--format", "json", home=home)
+    ended = draftsmith("query", sql, "--format", "json", home=home, **environment)
     assert ended.code == 0, ended.said
     rows: list[list[Any]] = [list(row.values()) for row in json.loads(ended.said)]
     return rows

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import SEED, recorded
 from garden_home import NUM_STEPS, answer, database_template, made, new_home, run_garden, write_garden
 from toy_garden import COMMAND_LINE, ROOT
 
 JUMPS = int(os.environ.get("DRAFTSMITH_SOAK_CLOCKS", "60"))
-SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 WRONG_CLOCK = Path(__file__).with_name("wrong_clock")  # on the path of a process, it makes its clock follow a file
 DAY_S = 24 * 3600
 OFFSETS = (-400 * DAY_S, -30 * DAY_S, -3600, -5, 5, 3600, 30 * DAY_S, 400 * DAY_S)
@@ -102,9 +102,5 @@ def test_a_clock_that_jumps_changes_no_result_and_no_duration(tmp_path: Path) ->
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_sixty_jumps(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
-
-    started = time.monotonic()
-    found = clocks_that_jump(tmp_path, JUMPS, SEED)
-    write_record("soak-clocks", {"seed": SEED, **found, "seconds": round(time.monotonic() - started, 1)})
+    found = recorded("clocks", lambda: clocks_that_jump(tmp_path, JUMPS, SEED))
     assert found["faults"] == []

@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +23,7 @@ import counted_rows
 import damaged_files
 import pytest
 from damaged_files import DataFile, data_file
-from forked import forked
+from forked import SEED, forked, recorded
 from read_by_steps import Read, read_by
 
 from components.contract import UserError
@@ -34,7 +32,6 @@ from components.data.row_files import read_rows
 
 FILES: Final = int(os.environ.get("DRAFTSMITH_SOAK_DATA_FILES", "200"))
 MUTANTS: Final = int(os.environ.get("DRAFTSMITH_SOAK_DATA_MUTANTS", "1200"))
-SEED: Final = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 MEMORY: Final = 600 << 20
 STEPS: Final = ("chats", "prompts", "traffic", "workloads")
 
@@ -359,18 +356,15 @@ def test_what_a_mebibyte_opens_to_does_not_fill_the_memory(tmp_path: Path) -> No
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_two_hundred_files_and_a_thousand_changed_tables(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
+    def all_parts() -> dict[str, Any]:
+        parts = {
+            "files": campaign(tmp_path / "files", FILES, SEED),
+            "tables": fuzz(tmp_path / "tables", MUTANTS, SEED),
+            "saved": fuzz_saved(tmp_path / "saved", MUTANTS // 8, SEED),
+            "places": places(tmp_path / "places"),
+            "bombs": bombs(tmp_path / "bombs", (*damaged_files.BOMBS, *damaged_files.HEAVY)),
+        }
+        faults = [fault for part in parts.values() for fault in part.pop("faults")]
+        return {"num_files": FILES, **parts, "faults": faults}
 
-    started = time.monotonic()
-    found: dict[str, Callable[[], dict[str, Any]]] = {
-        "files": lambda: campaign(tmp_path / "files", FILES, SEED),
-        "tables": lambda: fuzz(tmp_path / "tables", MUTANTS, SEED),
-        "saved": lambda: fuzz_saved(tmp_path / "saved", MUTANTS // 8, SEED),
-        "places": lambda: places(tmp_path / "places"),
-        "bombs": lambda: bombs(tmp_path / "bombs", (*damaged_files.BOMBS, *damaged_files.HEAVY)),
-    }
-    parts = {name: part() for name, part in found.items()}
-    faults = [fault for part in parts.values() for fault in part.pop("faults")]
-    seconds = round(time.monotonic() - started, 1)
-    write_record("soak-data-files", {"seed": SEED, "num_files": FILES, **parts, "seconds": seconds, "faults": faults})
-    assert faults == []
+    assert recorded("data-files", all_parts)["faults"] == []

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import draftsmith
+from forked import SEED, draftsmith, recorded
 from garden_home import database_template, finished_at, made, new_home, run_garden, write_garden
 from small_disk import ENOUGH, can_mount, change, fill, small_disk, used_bytes
 
 SIZES = int(os.environ.get("DRAFTSMITH_SOAK_DISKS", "150"))
-SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 pytestmark = pytest.mark.skipif(not can_mount(), reason="mounting a small disk needs root")
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("check",),
@@ -121,9 +119,5 @@ def test_every_command_answers_on_a_spoilt_disk(
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_a_disk_full_at_every_write(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
-
-    started = time.monotonic()
-    found = full_at_every_write(tmp_path, SIZES, SEED)
-    write_record("soak-full-disks", {"seed": SEED, **found, "seconds": round(time.monotonic() - started, 1)})
+    found = recorded("full-disks", lambda: full_at_every_write(tmp_path, SIZES, SEED))
     assert found["faults"] == []

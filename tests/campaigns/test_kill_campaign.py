@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import forked
+from forked import SEED, forked, recorded
 from garden_home import NUM_STEPS, answer, database_template, finished_at, made, new_home, run_garden, write_garden
 from toy_garden import COMMAND_LINE, ROOT
 
@@ -21,7 +21,6 @@ from storage.tracking import ensure_database, experiment_of, open_client
 KILLS = int(os.environ.get("DRAFTSMITH_SOAK_GARDEN_KILLS", "400"))
 FIRST_STARTS = int(os.environ.get("DRAFTSMITH_SOAK_FIRST_STARTS", "80"))
 SERVER_STARTS = int(os.environ.get("DRAFTSMITH_SOAK_SERVER_STARTS", "20"))
-SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 ONCE_EACH = "SELECT count(*), count(DISTINCT artifact_key) FROM artifact"
 UNENDED = "SELECT count(*) FROM runs WHERE status = 'running'"
 
@@ -140,21 +139,13 @@ def test_four_kills_of_the_first_start_of_mlflows_database_leave_one_that_serves
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_five_hundred_kills(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
-
-    started = time.monotonic()
-    runs = kill_runs(tmp_path / "runs", KILLS, SEED)
-    databases = kill_first_starts(tmp_path / "databases", FIRST_STARTS, SEED)
-    servers = kill_first_servers(tmp_path / "servers", SERVER_STARTS, SEED)
-    write_record(
-        "soak-garden-kills",
-        {
-            "seed": SEED,
-            "runs": runs,
-            "first_starts_of_mlflows_database": databases,
-            "first_starts_of_prefects_server": servers,
-            "seconds": round(time.monotonic() - started, 1),
+    found = recorded(
+        "garden-kills",
+        lambda: {
+            "runs": kill_runs(tmp_path / "runs", KILLS, SEED),
+            "first_starts_of_mlflows_database": kill_first_starts(tmp_path / "databases", FIRST_STARTS, SEED),
+            "first_starts_of_prefects_server": kill_first_servers(tmp_path / "servers", SERVER_STARTS, SEED),
         },
     )
-    assert runs["faults"] + databases["faults"] + servers["faults"] == []
-    assert (runs["kills"], databases["kills"]) == (KILLS, FIRST_STARTS)
+    assert [part["faults"] for part in found.values()] == [[], [], []]
+    assert [part["kills"] for part in found.values()][:2] == [KILLS, FIRST_STARTS]

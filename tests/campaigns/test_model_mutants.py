@@ -19,14 +19,13 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Ended, forked
+from forked import SEED, Ended, forked, recorded
 from model_bases import Base, make_bases
 from model_mutants import KINDS, Done, NotHere
 
 from components.contract import UserError
 
 MODELS = int(os.environ.get("DRAFTSMITH_SOAK_MODELS", "2000"))
-SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 LIMIT_S, LIMIT_BYTES = 120.0, 3 << 30
 SLICE = 36
 WITHOUT_A_FILE = ("the target's chat template", "decoding: prompt and new tokens need")
@@ -125,7 +124,6 @@ def campaign(folder: Path, num_cases: int, seed: int) -> dict[str, Any]:
         shutil.rmtree(work, ignore_errors=True)
     return {
         "cases": num_cases,
-        "seed": seed,
         "case_seconds": round(time.monotonic() - started, 1),
         "outcomes": dict(sum(outcomes.values(), Counter())),
         "by_kind": {kind: dict(outcomes[kind]) for kind in sorted(outcomes)},
@@ -144,10 +142,6 @@ def test_a_slice_of_damaged_models_is_refused_in_one_line_or_works(tmp_path: Pat
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_two_thousand_damaged_models_are_refused_in_one_line_or_work(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
-
-    started = time.monotonic()
-    found = campaign(tmp_path, MODELS, SEED)
-    write_record("soak-models", {**found, "seconds": round(time.monotonic() - started, 1)})
+    found = recorded("models", lambda: campaign(tmp_path, MODELS, SEED))
     assert sum(found["outcomes"].values()) == MODELS and set(found["by_kind"]) == set(KINDS)
     assert found["faults"] == []

@@ -16,16 +16,15 @@ What cannot be known, and why that is right:
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torn_homes as homes
+from forked import SEED, recorded
 
 CASES = int(os.environ.get("DRAFTSMITH_SOAK_TORN_HOMES", "480"))
-SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 
 
 def campaign(folder: Path, number: int, seed: int) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def campaign(folder: Path, number: int, seed: int) -> dict[str, Any]:
     base = homes.make_base(folder)
     unknown, missing = homes.unknown_files(base.home)
     assert not unknown and not missing, f"files of no known kind: {unknown}; kinds without a file: {missing}"
-    started, kinds, outcomes = time.monotonic(), Counter[str](), dict[str, Counter[str]]()
+    kinds, outcomes = Counter[str](), dict[str, Counter[str]]()
     faults = []
     for one in range(number):
         case = homes.run_case(base, folder, one, seed)
@@ -42,8 +41,6 @@ def campaign(folder: Path, number: int, seed: int) -> dict[str, Any]:
         faults += [f"case {one}, {case.damage}: {fault}" for fault in case.faults]
     return {
         "cases": number,
-        "seed": seed,
-        "seconds": round(time.monotonic() - started, 1),
         "kinds": dict(kinds),
         "outcomes": {kind: dict(found) for kind, found in outcomes.items()},
         "damages": list(homes.HOWS),
@@ -73,10 +70,7 @@ def test_a_slice_of_the_campaign_meets_no_fault(base: homes.Base, tmp_path: Path
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_every_damage_to_every_kind_of_file_is_met(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
-
-    found = campaign(tmp_path, CASES, SEED)
-    write_record("soak-torn-homes", found)
+    found = recorded("torn-homes", lambda: campaign(tmp_path, CASES, SEED))
     assert found["faults"] == []
     assert len(found["kinds"]) == min(CASES, len(homes.KINDS))
     assert all("named" in found["outcomes"][kind] for kind in homes.MUST_BE_FOUND if len(homes.KINDS) * 2 <= CASES)

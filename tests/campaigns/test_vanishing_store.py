@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from forked import draftsmith
+from forked import SEED, draftsmith, recorded
 from garden_home import NUM_STEPS, answer, database_template, finished_at, made, new_home, run_garden, write_garden
 from small_disk import can_mount
 
 OUTAGES = int(os.environ.get("DRAFTSMITH_SOAK_OUTAGES", "12"))
-SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 MINUTE_S = 60.0
 pytestmark = pytest.mark.skipif(not can_mount(), reason="taking a mounted folder away needs root")
 How = Literal["an empty folder", "a file in its place"]
@@ -93,23 +92,9 @@ def outages(folder: Path, number: int, seed: int, seconds: float) -> dict[str, A
                 found = made(home)
                 differ = [path for path in wanted if found.get(path) != wanted[path]]
                 faults += [f"{name}: {home.parent.name}: {path} differs" for path in differ]
-                runs = answer_with(home, "SELECT status, count(*) FROM run GROUP BY 1", url)
+                runs = answer(home, "SELECT status, count(*) FROM run GROUP BY 1", **url)
                 faults += [f"{name}: {home.parent.name} knows the runs {runs}"] * (runs != [["completed", 2]])
     return {"outages": number, "seconds_each": seconds, "faults": faults}
-
-
-def answer_with(home: Path, sql: str, environment: dict[str, str]) -> list[list[Any]]:
-    """As `answer`, with a shared store."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        return answer(home, sql)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _wait_for(home: Path, artifacts: int) -> None:
@@ -132,9 +117,5 @@ def test_a_shared_store_that_vanishes_and_comes_back_costs_nothing(tmp_path: Pat
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_a_shared_store_that_is_gone_for_a_minute(tmp_path: Path) -> None:
-    from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
-
-    started = time.monotonic()
-    found = outages(tmp_path, OUTAGES, SEED, MINUTE_S)
-    write_record("soak-vanishing-store", {"seed": SEED, **found, "seconds": round(time.monotonic() - started, 1)})
+    found = recorded("vanishing-store", lambda: outages(tmp_path, OUTAGES, SEED, MINUTE_S))
     assert found["faults"] == []

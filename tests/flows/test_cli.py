@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from toy_garden import GARDEN, PACKAGES
 
+from flows import cli
 from flows.commands.terminal import complain, say
 from flows.direct import RunOptions, plan_run
 from flows.display import Display, duration
@@ -143,6 +146,23 @@ def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
 def test_run_plan_is_the_engine_in_one_call(file: Path, home: Path) -> None:
     plan, store = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES, to_step="corpus"))
     assert list(run_plan(plan, store)) == ["corpus"]
+
+
+class _WithACallback:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)  # what a Ctrl-C raises here is ignored by Python
+
+
+def test_a_ctrl_c_that_arrives_where_python_ignores_it_stops_the_command_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(**_: object) -> None:
+        _WithACallback()
+        threading.Event().wait(600)
+
+    monkeypatch.setattr(cli, "app", work)
+    assert cli.main(["run"]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 class _InterruptedOnce(io.StringIO):
