@@ -412,7 +412,12 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     connection = duckdb.connect(":memory:", config=config)
     for table in all_tables():
         connection.register(table, _opened(home, table))
-    connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
+    try:
+        connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
+    except RuntimeError as error:  # what DuckDB makes of a Ctrl-C while it works in this thread
+        if str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise
     # A progress bar would stand in front of answers that other programs read.
     for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")
