@@ -410,12 +410,12 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
         "memory_limit": f"{memory_gib}GiB",
     }
     connection = duckdb.connect(":memory:", config=config)
-    for table in all_tables():
-        connection.register(table, _opened(home, table))
     try:
+        for table in all_tables():
+            connection.register(table, _opened(home, table))
         connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
-    except RuntimeError as error:  # what DuckDB makes of a Ctrl-C while it works in this thread
-        if str(error) == "Query interrupted":
+    except (RuntimeError, duckdb.Error) as error:  # what DuckDB makes of a Ctrl-C while it works in this thread
+        if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from error
         raise
     # A progress bar would stand in front of answers that other programs read.
