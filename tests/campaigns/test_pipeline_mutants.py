@@ -39,7 +39,7 @@ MOST_LINES = 30  # of one mutated place
 
 ONLY_PLAN_KNOWS = (
     r"registry:\S+: there is no registered model",
-    r"there is no such file, or nothing in it",
+    r"there is no such file, or nothing in it|source: .*: no such file; give",
 )
 OF_THE_TOYS = (
     r"step '.*' failed: KeyError: ",  # toys.grow looks its method up by any word
