@@ -65,7 +65,7 @@ def finish_interrupted(home: Path, client: MlflowClient) -> None:
         row = journal.from_line(_unfinished(home).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, IsADirectoryError):
         _unfinished(home).rename(_unfinished(home).with_suffix(f".broken-{time.time_ns()}"))
         return
     there = aliases_of(client, row.name).get(row.alias)

@@ -35,10 +35,11 @@ DATABASES = {
     "mlflow/mlflow.db": "`draftsmith resync` makes a new one from the journals, releases and promotions",
     "prefect/prefect.db": "the next `draftsmith up` makes a new one, and the journals keep what ran",
 }
+PASSWORD = "prefect/auth"
 _FILES = (  # places where a file belongs, and a folder stops every command that comes by
     r"promotions\.jsonl|services\.(json|pid)|runs/[^/]+\.jsonl|verified/[^/]+\.json|steps/[^/]+/[^/]+\.json"
     r"|locks/[^/]+|logs/[^/]+/[^/]+\.log|mlflow/(moving\.json|[^/]+\.db|ready-[^/]+|[^/]+\.lock)|prefect/(prefect\.db|auth)"
-    r"|history/([^/]+/)?\.\w+\.lock"
+    r"|history/([^/]+/)?(\.\w+\.lock|[^/]+\.(parquet|json|txt))"
 )
 
 
@@ -46,8 +47,8 @@ _FILES = (  # places where a file belongs, and a folder stops every command that
 class Damage:
     """Something that is not as it was written. name: what it is called there.
 
-    where: "artifact", "earlier" (session of one), "folder" (where a file belongs), "journal", "promotions", "history"
-    or "database".
+    where: "artifact", "earlier" (session of one), "folder" (where a file belongs), "journal", "promotions", "history",
+    "database" or "password".
     """
 
     where: str
@@ -74,6 +75,8 @@ def damages(home: Path, store: Store) -> Iterator[Damage]:
     for name in DATABASES:
         if (home / name).is_file() and (why := broken_database(home / name, whole=True)):
             yield Damage("database", name, why)
+    if why := _of_password(home / PASSWORD):
+        yield Damage("password", PASSWORD, why)
 
 
 def repair(home: Path, store: Store) -> list[str]:
@@ -90,6 +93,7 @@ def repair(home: Path, store: Store) -> list[str]:
         "journal": _mend_journals,
         "history": _mend_history,
         "database": _mend_databases,
+        "password": _mend_password,
     }
     said = [line for where, mend in menders.items() if where in by_place for line in mend(home, store, by_place[where])]
     if "folder" in by_place and "history" not in by_place:  # one of them may have been a log or a journal
@@ -278,6 +282,24 @@ def _mend_databases(home: Path, store: Store, found: list[Damage]) -> list[str]:
             f"{damage.name} ({damage.why}) is set aside in {_aside(home, damage.name)}; {DATABASES[damage.name]}"
         )
     return said
+
+
+def _of_password(file: Path) -> str:
+    """What is wrong with the file of the servers' password, or ''."""
+    if not file.is_file():
+        return ""
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        return "is no text"
+    return "" if ":" in text and text.isprintable() else "is not name:password"
+
+
+def _mend_password(home: Path, store: Store, found: list[Damage]) -> list[str]:
+    return [
+        f"{one.name} ({one.why}) is set aside in {_aside(home, one.name)}; the next `draftsmith up` makes a password"
+        for one in found
+    ]
 
 
 def _seconds(at: datetime) -> float:

@@ -34,6 +34,7 @@ from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions
 
 from components.contract import UserError
 from storage.locks import open_lock
+from storage.whole_files import put_in_place
 
 HOW_TO_MEND = "`draftsmith doctor --repair` makes the history anew from the artifacts, journals and promotions"
 CHECKED_PARQUET = ParquetFileFormat(
@@ -245,7 +246,7 @@ def write_parquet(path: Path, rows: pa.Table) -> None:
     """A whole file or none."""
     part = part_of(path)
     pq.write_table(rows, part, compression="zstd", write_page_checksum=True)
-    os.replace(part, path)
+    put_in_place(part, path)
     note_sum(path.parent, path.name)
 
 
@@ -253,7 +254,7 @@ def write_text(path: Path, text: str) -> None:
     """A whole file or none."""
     part = part_of(path)
     part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    put_in_place(part, path)
 
 
 def part_of(path: Path) -> Path:

@@ -66,6 +66,8 @@ def broken_database(place: Path, *, whole: bool = False) -> str:
     """
     if not place.is_file():
         return "is no file"
+    if place.stat().st_size == 0 and not _journals_of(place):
+        return "is empty"
     try:
         with closing(sqlite3.connect(f"{place.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as database:
             database.execute("BEGIN")  # while it lasts nobody writes into the file, but for a checkpoint of a WAL
@@ -81,6 +83,11 @@ def broken_database(place: Path, *, whole: bool = False) -> str:
     except sqlite3.Error as error:
         return f"cannot be read ({error})"
     return ""
+
+
+def _journals_of(place: Path) -> list[Path]:
+    """What SQLite keeps beside a database while it is written: somebody may be making it just now."""
+    return [file for ending in ("-wal", "-journal") if (file := place.with_name(place.name + ending)).exists()]
 
 
 def _missing_bytes(place: Path) -> int:

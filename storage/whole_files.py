@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from components.contract import UserError
+
 _READ_BYTES = 1 << 20
 BELIEVED_S: Final = 7 * 24 * 3600.0  # how long a file counts as whole without being read again
 Stamps = dict[str, list[int]]
@@ -71,13 +73,31 @@ def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
     """Write a small file so that a reader sees the old or the new one, never half of it.
 
     durable: not after a power cut either.
+
+    Raises:
+        UserError: a folder stands in its place.
     """
     beside = file.with_name(f".{file.name}.{os.getpid()}.{time.time_ns()}")
     if durable:
         write_flushed(beside, text)
     else:
         beside.write_text(text, encoding="utf-8")
-    os.replace(beside, file)
+    put_in_place(beside, file)
+
+
+def put_in_place(written: Path, file: Path) -> None:
+    """Give a file that is written its name; what stood there before is gone.
+
+    Raises:
+        UserError: a folder stands in its place.
+    """
+    try:
+        os.replace(written, file)
+    except IsADirectoryError as error:
+        written.unlink(missing_ok=True)
+        raise UserError(
+            f"{file}: is a folder where a file belongs; `draftsmith doctor --repair` sets it aside"
+        ) from error
 
 
 def stamp_of(file: Path) -> list[int]:

@@ -17,7 +17,7 @@ from storage.history import compact, files_of, history_dir
 from storage.records import new_promotion
 from storage.repair import damages, repair
 from storage.results import query, remember_all, remember_promotion, remember_run
-from storage.whole_files import BELIEVED_S
+from storage.whole_files import BELIEVED_S, replace_file
 
 
 @pytest.fixture
@@ -240,6 +240,30 @@ def test_what_stands_where_an_artifact_or_a_lock_belongs_is_set_aside(home: Path
         pass
     assert {damage.where for damage in damages(home, Store(home))} == {"artifact", "folder"}
     assert len(repair(home, Store(home))) == 2 and list(damages(home, Store(home))) == []
+
+
+def test_a_folder_where_a_small_file_belongs_is_named_and_set_aside(home: Path) -> None:
+    row = new_promotion("m", "champion", "promote", 2, 1, "user", "why", {})
+    file = home / "history" / "promotion" / f"{row.promotion_id}.parquet"
+    file.mkdir(parents=True)
+    with pytest.raises(UserError, match="is a folder where a file belongs"):
+        remember_promotion(home, row)
+    with pytest.raises(UserError, match="is a folder where a file belongs"):
+        replace_file(file, "{}")
+    assert not [path for path in file.parent.iterdir() if path.name.startswith(f".{file.name}")]
+    repair(home, Store(home))
+    assert list(damages(home, Store(home))) == []
+    remember_promotion(home, row)
+
+
+def test_an_empty_database_and_a_password_that_is_none_are_set_aside(home: Path) -> None:
+    for name, content in (("prefect/prefect.db", b""), ("prefect/auth", b"draftsmith:\xff\xfe")):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_bytes(content)
+    assert {damage.where for damage in damages(home, Store(home))} == {"database", "password"}
+    assert len(repair(home, Store(home))) == 2 and list(damages(home, Store(home))) == []
+    (home / "prefect" / "auth").write_text("draftsmith:word\n")
+    assert list(damages(home, Store(home))) == []
 
 
 def test_a_record_that_has_changed_is_named_by_whoever_reads_it(home: Path) -> None:
