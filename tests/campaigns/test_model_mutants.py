@@ -26,7 +26,7 @@ from model_mutants import KINDS, Done, NotHere
 from components.contract import UserError
 
 MODELS = int(os.environ.get("DRAFTSMITH_SOAK_MODELS", "2000"))
-LIMIT_S, LIMIT_BYTES = 120.0, 3 << 30
+LIMIT_S, LIMIT_BYTES = 900.0, 3 << 30
 SLICE = 36
 WITHOUT_A_FILE = ("the target's chat template", "decoding: prompt and new tokens need")
 """Refusals of a chat, of which the target is one part."""
