@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from components.python_source import syntax_tree
+
 BODY = "(module body)"  # statements that run on import and define no name
 _ENTRY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 _FILE = re.compile(r"^[\w-]+(\.[\w-]+)*\.(jinja|html|css|js|json|sql|txt|md)$")
@@ -70,7 +72,7 @@ def digest_of(content: str | bytes) -> str:
 
 
 def _parse(name: str, label: str, file: Path, *, is_package: bool) -> Module:
-    tree = ast.parse(file.read_bytes(), filename=str(file))
+    tree = syntax_tree(file.read_bytes(), str(file))
     package = name if is_package else name.rpartition(".")[0]
     module = Module(name, label)
     body: list[ast.stmt] = []

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from components.python_source import syntax_tree
 from flows.problems import did_you_mean, show
 
 DEFAULT_WORKERS: Final = 2
@@ -118,7 +119,7 @@ def misplaced(runs_on: RunsOn, function: Callable[..., Any], measures: bool) -> 
 
 def is_wide(function: Callable[..., Any]) -> bool:
     """Whether the step hands shards to `ctx.map`, so that a cluster can carry them."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    tree = syntax_tree(textwrap.dedent(inspect.getsource(function)))
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == "map"

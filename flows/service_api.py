@@ -17,6 +17,7 @@ from typing import Any
 
 TIMEOUT_S = 10.0
 TOKEN_LASTS_S = 1800.0  # Prefect's own tokens last an hour
+BUSY = 503  # Prefect's answer while another request holds its SQLite database; nothing was changed
 
 
 class ApiError(Exception):
@@ -28,10 +29,13 @@ class ApiError(Exception):
 
 
 class PrefectApi:
-    """One client of Prefect's REST API. Not for use by several threads at once."""
+    """One client of Prefect's REST API. Not for use by several threads at once.
 
-    def __init__(self, url: str, auth_string: str = "") -> None:
-        self.url = url.rstrip("/")
+    busy_for_s: for so long it asks a server again that says it is busy, as Prefect's own client does.
+    """
+
+    def __init__(self, url: str, auth_string: str = "", busy_for_s: float = 60.0) -> None:
+        self.url, self.busy_for_s = url.rstrip("/"), busy_for_s
         self._headers = {"Content-Type": "application/json"}
         if auth_string:
             self._headers["Authorization"] = "Basic " + base64.b64encode(auth_string.encode()).decode()
@@ -44,7 +48,7 @@ class PrefectApi:
         Raises:
             ApiError: no answer, or an answer that is no success.
         """
-        return fetch(self.url + path, headers=self._headers)
+        return self._fetch(path, headers=self._headers)
 
     def post(self, path: str, body: Any) -> Any:
         """Ask with a body, or change something. Raises like `get`."""
@@ -52,7 +56,7 @@ class PrefectApi:
             self._renew_token()
         headers = {**self._headers, "Prefect-Csrf-Client": self._client, "Prefect-Csrf-Token": self._token}
         try:
-            return fetch(self.url + path, body=body, headers=headers)
+            return self._fetch(path, body=body, headers=headers)
         except ApiError as error:
             if error.status == 403:  # the server was restarted with a new database, or the token is too old
                 self._token_until = 0.0
@@ -65,6 +69,16 @@ class PrefectApi:
             if error.status != 422:  # 422: this server has its CSRF protection switched off
                 raise
         self._token_until = time.monotonic() + TOKEN_LASTS_S
+
+    def _fetch(self, path: str, *, headers: dict[str, str], body: Any = None) -> Any:
+        deadline = time.monotonic() + self.busy_for_s
+        while True:
+            try:
+                return fetch(self.url + path, body=body, headers=headers)
+            except ApiError as error:
+                if error.status != BUSY or time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.5)
 
 
 def fetch(url: str, *, body: Any = None, headers: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Any:

@@ -186,7 +186,7 @@ class Supervisor:
         if not one.part.worker_name:
             return True
         services = services_of(self.settings, os.getpid())
-        api = PrefectApi(services.prefect_api_url, services.auth_string)
+        api = PrefectApi(services.prefect_api_url, services.auth_string, busy_for_s=0.0)
         lived = time.monotonic() - one.started
         try:
             return worker_is_online(api, WORK_POOL, one.part.worker_name, time.time() - min(lived, HEARD_WITHIN_S))
@@ -225,7 +225,8 @@ class Supervisor:
     def _reconcile(self) -> None:
         """Every few seconds: runs whose process is gone get their end."""
         services = services_of(self.settings, os.getpid())
-        reconciler = Reconciler(PrefectApi(services.prefect_api_url, services.auth_string), self.settings.home)
+        api = PrefectApi(services.prefect_api_url, services.auth_string, busy_for_s=0.0)  # its next round asks again
+        reconciler = Reconciler(api, self.settings.home)
         while not self.asked_to_stop.wait(RECONCILE_EVERY_S):
             if self.running["prefect"].is_healthy:
                 worker = self.running["worker"].process

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from components.python_source import syntax_tree
+
 MIN_BODY_LINES: Final = 2
 """Bodies shorter than this are stubs; nothing can be learned from continuing them."""
 
@@ -31,7 +33,7 @@ def functions_in(text: str) -> Iterator[FunctionPrompt]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old sources have invalid escapes in their strings
-            tree = ast.parse(text)
+            tree = syntax_tree(text)
     except (SyntaxError, ValueError):
         return
     lines = io.StringIO(text).readlines()  # str.splitlines also splits at form feeds, which the parser does not count

@@ -91,7 +91,7 @@ def down() -> None:
 def status() -> None:
     """What runs, how it is, how much memory it takes, where its pages are. Exit code 1 when something is not well."""
     from flows.service_address import running
-    from flows.service_api import PrefectApi, worker_is_online
+    from flows.service_api import ApiError, PrefectApi, worker_is_online
     from flows.service_control import memory_mib, states
 
     home = default_home()
@@ -106,7 +106,10 @@ def status() -> None:
         again = f", restarted {part.restarts} times, last: {part.last_end}" if part.restarts else ""
         say(f"  {part.name:<10} {how} (process {part.pid or '-'}){again}")
         well &= part.healthy
-    online = well and worker_is_online(api, services.work_pool)
+    try:
+        online = well and worker_is_online(api, services.work_pool)
+    except ApiError as error:
+        raise UserError(f"{error}; look again in a minute, or run: draftsmith doctor") from None
     say(f"  {'worker':<10} {'takes runs from pool ' + services.work_pool if online else 'does not take runs yet'}")
     say(f"  {'memory':<10} {memory_mib(home):.0f} MiB in all")
     _show_links()

@@ -208,7 +208,9 @@ def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: S
 
 def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
     runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(20)]]
-    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}
+    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}, [
+        run["state"]["message"] for run in runs if run["state"]["name"] != "Completed"
+    ]
     made = [path for path in (stand.home / "store").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
     assert len(made) == 1, "one of them made it, nineteen reused it"
     deadline = time.monotonic() + 300

@@ -1,0 +1,47 @@
+"""Python source is parsed although other Python code runs in between."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.python_source import syntax_tree
+
+SOURCE = Path(__file__).read_text()
+
+
+@pytest.fixture
+def parses_while_garbage_is_collected() -> Iterator[list[int]]:
+    """As another thread does that gets its turn then: here in a callback of the collector, so every time."""
+    parsed: list[int] = []
+
+    def parse_too(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            ast.parse("a = 1")
+            parsed.append(info["generation"])
+
+    before = gc.get_threshold()
+    gc.callbacks.append(parse_too)
+    gc.set_threshold(20)
+    yield parsed
+    gc.set_threshold(*before)
+    gc.callbacks.remove(parse_too)
+
+
+def test_a_collection_in_the_middle_does_not_end_it(parses_while_garbage_is_collected: list[int]) -> None:
+    tree = syntax_tree(SOURCE)
+    assert gc.isenabled()
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert names[-1] == "test_a_source_that_is_none_is_refused_and_garbage_is_collected_again"
+    kept = [[number] for number in range(2000)]  # the trap was set: without our parse it springs
+    assert parses_while_garbage_is_collected and len(kept) == 2000
+
+
+def test_a_source_that_is_none_is_refused_and_garbage_is_collected_again() -> None:
+    with pytest.raises(SyntaxError, match=r"here\.py"):
+        syntax_tree("def", "here.py")
+    assert gc.isenabled()
