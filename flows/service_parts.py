@@ -108,6 +108,7 @@ def parts_of(settings: Settings) -> list[Part]:
     services = services_of(settings, os.getpid())
     common = _common_environment(settings)
     client = common | client_environment(services)
+    client.setdefault("PREFECT_CLIENT_RETRY_EXTRA_CODES", "500")  # the server's, while its connections wait for SQLite
     host = socket.gethostname().split(".")[0] or "localhost"
     worker_name = f"{WORK_POOL}-{host}-{secrets.token_hex(4)}"  # two workers of one name lock each other's database
     worker = ("-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", worker_name)
@@ -132,6 +133,8 @@ def _prefect(settings: Settings, services: Services) -> Part:
         "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": "false",
     }
     environment.setdefault("PREFECT_SERVER_DATABASE_TIMEOUT", "60")  # busy machines hold SQLite's lock for over 10 s
+    # marking a queue of runs "Late", each every 5 s, kept SQLite locked for minutes when twenty were waiting
+    environment.setdefault("PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS", "600")
     package = find_spec("prefect")
     assert package is not None and package.origin is not None, "prefect is installed"
     if not os.access(Path(package.origin).parent / "server", os.W_OK):  # it unpacks its UI there

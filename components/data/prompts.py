@@ -22,6 +22,8 @@ from components.data.control_marks import ids_of_unmarked_chat, refuse_marked_te
 SPLITS: Final = ("train", "validation", "test", "warm_up")
 RENDER_WITHIN_S: Final = 30.0
 """What a chat template may take for one chat; a thousand turns take a tenth of a second."""
+MAX_RENDERED_CHARS: Final = 50_000_000
+"""What a chat template may write for one chat: ten times a context of a million tokens."""
 _FIXED_DAY: Final = datetime.date(2024, 7, 26)
 """What chat templates that ask are told to be today: the day that Llama's own templates fall back to."""
 
@@ -157,7 +159,6 @@ def render_chat(
                 add_generation_prompt=generation_prompt,
                 **(options or {}),
             )
-        return text
     except TimeoutError as error:
         raise UserError(f"the target's chat template has not written a chat within {RENDER_WITHIN_S:g} s") from error
     except Exception as error:  # a template is a stranger's program: it may divide by zero, recurse, ask for 10 GB
@@ -165,6 +166,9 @@ def render_chat(
         raise UserError(
             f"the target's chat template refuses a chat ({reason}); use another source or target"
         ) from error
+    if len(text) > MAX_RENDERED_CHARS:  # a tokenizer needs some ten times that much memory, and aborts without it
+        raise UserError(f"the target's chat template writes {len(text):,} characters for one chat; use another target")
+    return text
 
 
 @contextmanager

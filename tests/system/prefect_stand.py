@@ -27,20 +27,23 @@ class Stand:
         self.file, self.home = folder / "pipelines.yaml", folder / "home"
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """One question to the API. "Busy" (503: SQLite is locked) is asked again, as Prefect's own client does."""
+        """One question to the API. A busy server is asked again, as our own client does.
+
+        503: SQLite is locked. 500: all its connections wait for that lock.
+        """
         data = json.dumps(body).encode() if body is not None else None
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(self.api + path, data, headers, method=method)
-        for attempt in range(30):
+        deadline = time.monotonic() + 600
+        while True:
             try:
                 with urllib.request.urlopen(request) as answer:
                     text = answer.read()
                 return json.loads(text) if text else None
             except urllib.error.HTTPError as error:
-                if error.code != 503 or attempt == 29:
+                if error.code not in (500, 503) or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def deploy(self) -> str:
         """`draftsmith deploy`; what it says."""
@@ -97,6 +100,7 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
             DRAFTSMITH_PACKAGES="toybox,decisionbox",
             DRAFTSMITH_PIPELINES=str(folder / "pipelines.yaml"),
             TMPDIR=str(folder / "tmp"),
+            PREFECT_CLIENT_RETRY_EXTRA_CODES="500",  # as `up` has it
             PREFECT_WORKER_CANCELLATION_POLL_SECONDS="5",  # else 120 s where the worker's web socket is down
         )
         stand = Stand(api, folder, env)

@@ -15,7 +15,7 @@ from tiny_targets import make_tiny_tokenizer
 
 from components.contract import Context, Prompts, UserError
 from components.data.collecting import collect_prompts
-from components.data.prompts import SPLITS, Prompt, encode_prompt, read_prompts
+from components.data.prompts import SPLITS, Prompt, encode_prompt, read_prompts, render_chat
 
 CHINESE = "请解释：为什么天空是蓝色的？（简短）𠮷野家 👩‍👩‍👧 ｆｕｌｌ"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
@@ -87,6 +87,12 @@ def test_whatever_a_template_does_is_one_line(templated: Any, template: str) -> 
     templated.chat_template = template
     with pytest.raises(UserError, match=r"^the target's chat template refuses a chat \(.{5,200}\); use another"):
         encode_prompt(templated, chat(("user", "hello")))
+
+
+def test_a_template_that_writes_a_novel_is_refused_before_it_is_tokenized(templated: Any) -> None:
+    templated.chat_template = "{% for _ in range(600) %}{{ 'word ' * 20000 }}{% endfor %}"
+    with pytest.raises(UserError, match=r"^the target's chat template writes 60,000,000 characters for one chat"):
+        render_chat(templated, [{"role": "user", "content": "x"}])
 
 
 def test_a_template_without_system_turns_gets_the_system_prompt_in_the_users(templated: Any) -> None:
