@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,25 +135,25 @@ def execute(
         keep(artifact, step.kind, step, record, run, reused=reused)
 
     nothing_new = ""
-    try:
-        drive(Engine(store, plan, watched, kept, run_id=run.run_id))
-    except NothingNew as nothing:
-        nothing_new = str(nothing)
-    except Exception as error:
-        why = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
-        for step in begun.values():
-            keep_failure(step, why, None, run)
-        end_run(run, "failed", why)
-        raise
-    except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel: nobody waits for MLflow now, the next
-        why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
-        run.journal.add("end", status="killed", reason=why)  # run makes up for it
-        run.journal.close()
-        raise
-    if not nothing_new and not made_new:
-        end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
-    else:
-        end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "")
+    with closing(run.journal):  # also where its last lines find no room on the disk
+        try:
+            drive(Engine(store, plan, watched, kept, run_id=run.run_id))
+        except NothingNew as nothing:
+            nothing_new = str(nothing)
+        except Exception as error:
+            why = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
+            for step in begun.values():
+                keep_failure(step, why, None, run)
+            end_run(run, "failed", why)
+            raise
+        except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
+            run.journal.add("end", status="killed", reason=why)  # nobody waits for MLflow now, the next run catches up
+            raise
+        if not nothing_new and not made_new:
+            end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
+        else:
+            end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "")
     return outcome_of(plan, artifacts, run, time.monotonic() - started, nothing_new)
 
 
