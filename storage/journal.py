@@ -15,6 +15,7 @@ storage/sharing.py brings those of other machines.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -56,18 +57,21 @@ class Journal:
         """The journal of a new run. Its id starts with the time, so that names sort by age."""
         run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
         journal = cls(home, run_id)
-        journal.add(
-            "run",
-            run_id=run_id,
-            pipeline=pipeline,
-            params=dict(params),
-            how=how,
-            flow_run_id=flow_run_id,
-            pipeline_digest=pipeline_digest,
-            may_promote=may_promote,
-            git_commit=git_commit(),
-            draftsmith_version=draftsmith_version(),
-        )
+        with contextlib.ExitStack() as unless_begun:
+            unless_begun.callback(journal.close)
+            journal.add(
+                "run",
+                run_id=run_id,
+                pipeline=pipeline,
+                params=dict(params),
+                how=how,
+                flow_run_id=flow_run_id,
+                pipeline_digest=pipeline_digest,
+                may_promote=may_promote,
+                git_commit=git_commit(),
+                draftsmith_version=draftsmith_version(),
+            )
+            unless_begun.pop_all()
         return journal
 
     def add(self, entry: str, **facts: Any) -> dict[str, Any]:
