@@ -50,8 +50,8 @@ def remember_stamps(home: Path, key: str, stamps: Mapping[str, list[int]]) -> No
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / f"{key}.json", json.dumps(stamps))
-    except OSError:
-        return  # read-only, somebody else's or full: only a cache, without it files are hashed each time
+    except (OSError, UserError):
+        return  # read-only, somebody else's, full or a folder: only a cache, without it files are hashed each time
 
 
 def sha256_of(file: Path) -> str:

@@ -256,6 +256,15 @@ def test_a_folder_where_a_small_file_belongs_is_named_and_set_aside(home: Path) 
     remember_promotion(home, row)
 
 
+def test_a_folder_in_the_place_of_a_note_of_what_was_verified_stops_nobody(home: Path) -> None:
+    note = home / "verified" / f"{KEYS[0]}.json"
+    note.unlink(missing_ok=True)
+    note.mkdir(parents=True)
+    assert Store(home).find(KEYS[0]) is not None
+    assert [damage.where for damage in damages(home, Store(home))] == ["folder"]
+    assert len(repair(home, Store(home))) == 1 and list(damages(home, Store(home))) == []
+
+
 def test_an_empty_database_and_a_password_that_is_none_are_set_aside(home: Path) -> None:
     for name, content in (("prefect/prefect.db", b""), ("prefect/auth", b"draftsmith:\xff\xfe")):
         (home / name).parent.mkdir(exist_ok=True)
