@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.record import ROOT, write_record
 from components.contract import Context
 from components.targets import load_target
-from components.targets.generate import Ask, continue_rows
+from components.targets.generate import ContinuationRequest, continue_rows
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
@@ -110,7 +110,7 @@ def ragged_rows(count: int, vocab_size: int) -> tuple[list[list[int]], list[int]
 
 def answer_ours(target: AbstractTarget, prompts: Sequence[list[int]], limits: Sequence[int], batch: int) -> list[int]:
     """Tokens made for every row, by continuous batching."""
-    asks = [Ask(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
+    asks = [ContinuationRequest(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
     return [len(one.ids) for one in continue_rows(target, asks, batch_size=batch, stop_at_eos=False)]
 
 

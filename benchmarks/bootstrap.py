@@ -22,7 +22,7 @@ from benchmarks.record import ROOT, write_record
 from components.rows import AcceptanceMap
 from components.speedup.acceptance import Counts, replay_counts
 from components.speedup.cost_curve import cost_curve
-from components.speedup.costs import CostTable, StepTimes, known_table
+from components.speedup.costs import CostTable, StepTimes, exact_table
 from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict
 
 LIMIT_S = 2.0
@@ -51,10 +51,10 @@ def cost_table(num_depths: int) -> CostTable:
     logs = np.log((11.0 + 1.5 * depths) / 10.0)[:, None] + 0.02 * rng.standard_normal((num_depths, NUM_PROCESSES))
     curve = cost_curve(depths.tolist(), logs)
     verify, nothing = np.concatenate([[1.0], np.exp(curve.log_ratio)]), np.zeros(num_depths + 1)
-    table = known_table([0, *depths.tolist()], StepTimes(np.array(1.0), verify, nothing, nothing))
+    table = exact_table([0, *depths.tolist()], StepTimes(np.array(1.0), verify, nothing, nothing))
     return table._replace(
         process=np.concatenate([np.zeros((1, curve.process.shape[1])), curve.process]),
-        process_free=np.concatenate([[np.inf], curve.free]),
+        process_dof=np.concatenate([[np.inf], curve.dof]),
         num_shared=NUM_PROCESSES,
         num_processes=NUM_PROCESSES,
     )

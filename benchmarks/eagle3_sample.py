@@ -67,7 +67,7 @@ def new_drafter(target: Any, draft_ids: Tensor, taps: Tensor, settings: dict[str
                 weight.uniform_(0.6, 1.4, generator=generator)
             elif name != "lm_head.weight":
                 weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
-    draft.fit_inputs(taps)
+    draft.scale_to_target_features(taps)
     return draft
 
 

@@ -24,7 +24,7 @@ from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts import train_draft
 from components.drafts.files import read_draft
-from components.publish.formats import own_form_at, write_format
+from components.publish.formats import read_drafter_state, write_format
 from components.publish.layout import Source
 from components.publish.mtp_stitch import stitch
 from components.targets import load_target
@@ -188,7 +188,7 @@ class EngineCases:
         """The drafter of a method in a format, as releases hold it."""
         if (method, layout) not in self._exported:
             folder = self.work / f"exported-{method}-{layout}"
-            write_format(layout, own_form_at(self.draft(method).path), self.source, folder)
+            write_format(layout, read_drafter_state(self.draft(method).path), self.source, folder)
             self._exported[method, layout] = folder
         return self._exported[method, layout]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, SHOWN_FIRST, EngineCases, Served, by_position, make_context
 from components.bench import measure_llama_cpp
-from components.bench.acceptance_map import acceptance_map, extra_tokens
+from components.bench.acceptance_map import acceptance_map
 from components.bench.subjects import open_drafter
 from components.contract import Measurements, UserError
 from components.publish.formats import read_folder
@@ -154,7 +154,7 @@ def earlier_rounds(cases: EngineCases, method: str, prompt_id: str, num_tokens: 
     program has it do.
     """
     prompt, drafter = cases.encoded[prompt_id], open_drafter(cases.draft(method), cases.opened)
-    needed = num_tokens + 1 + extra_tokens(DEPTH)
+    needed = num_tokens + 1 + DEPTH
     answer = continue_batch(cases.opened, [prompt], max_new_tokens=needed, stop_at_eos=False)[0].ids
     earlier = [prompt[-1], *answer]
     read = [*(prompt[:1] if method == "draft-model" else []), *prompt[:-1]]

@@ -18,9 +18,9 @@ from components.bench import measure_acceptance, measure_server
 from components.bench.engine_server import EngineServer
 from components.contract import Draft
 from components.drafts import quantise_draft
-from components.publish.formats import own_form_at
+from components.publish.formats import read_drafter_state
 from components.publish.gguf_file import write_gguf
-from components.rows import EngineComparison, read_rows
+from components.rows import ALL, EngineComparison, read_rows
 from components.speedup import compare_engines
 from tests.engines.engine_homes import llama_cpp_home
 
@@ -39,7 +39,7 @@ def quantised(cases: EngineCases, method: str, name: str, **how: Any) -> EngineC
 def as_gguf(cases: EngineCases, method: str) -> Path:
     """The drafter as llama.cpp's converter packs it."""
     folder, source = cases.work / "gguf", str(llama_cpp_home() / "source")
-    own, ctx = own_form_at(cases.draft(method).path), make_context(cases.work / "converting")
+    own, ctx = read_drafter_state(cases.draft(method).path), make_context(cases.work / "converting")
     facts = write_gguf(own, cases.source, folder, source, ctx)
     assert facts is not None, "the converter is there"
     return folder / "draft.gguf"
@@ -74,4 +74,4 @@ def in_bfloat16(cases: EngineCases, method: str = "eagle3") -> EngineComparison:
         ctx=make_context(cases.work / "maps"),
     )
     compared = compare_engines([made], acceptance=[maps], ctx=make_context(cases.work / "compared"))
-    return next(row for row in read_rows(compared.path, EngineComparison) if row.workload == "all")
+    return next(row for row in read_rows(compared.path, EngineComparison) if row.workload == ALL)

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from benchmarks.record import ROOT, write_record
 from components.rows import TABLES
 from storage.history import compact, files_of, history_dir, write_table
-from storage.named_queries import ask_by_name, named_queries
+from storage.named_queries import named_queries, run_named_query
 from storage.records import RECORDS, columns_of
 from storage.results import query
 from storage.schema import plain_type, schema_of
@@ -241,7 +241,7 @@ def run_id(number: int) -> str:
 
 def ask(home: Path, name: str) -> int:
     """Ask a named query as the command does; the number of rows."""
-    return len(ask_by_name(home, name, {})[1])
+    return len(run_named_query(home, name, {})[1])
 
 
 def count_rows(home: Path) -> dict[str, int]:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from benchmarks.record import ROOT, write_record
-from components.bench.acceptance_map import acceptance_map, extra_tokens
-from components.bench.identity import TIE_FACTOR, Judge
+from components.bench.acceptance_map import acceptance_map
+from components.bench.identity import TIE_FACTOR, IdentityChecker
 from components.bench.subjects import EncodedPrompt, encoded_prompts, kept_length, open_drafter
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
@@ -64,12 +64,12 @@ class Answer:
 def find_drafts(store: Store, prefixes: list[str]) -> list[Draft]:
     """The drafts named by the beginnings of their keys; without names the newest of each method, as trained."""
     if prefixes:
-        found = [store.find(store.resolve(prefix)) for prefix in prefixes]
+        found = [store.get(store.resolve(prefix)) for prefix in prefixes]
         return [draft for draft in found if isinstance(draft, Draft)]
     newest: dict[str, Draft] = {}
     oldest_first = store.keys()
     for key in oldest_first:
-        artifact = store.look(key).artifact
+        artifact = store.verify_local(key).artifact
         if isinstance(artifact, Draft) and not artifact.info.get("quantised_from"):
             newest[str(artifact.info["method"])] = artifact
     return list(newest.values())
@@ -86,7 +86,7 @@ def plain_answers(opened: AbstractTarget, asked: list[EncodedPrompt], tokens: in
 
 
 def check_drafter(
-    opened: AbstractTarget, drafter: Drafter, key: str, answers: list[Answer], tokens: int, judge: Judge
+    opened: AbstractTarget, drafter: Drafter, key: str, answers: list[Answer], tokens: int, judge: IdentityChecker
 ) -> list[Tally]:
     """Every prompt at every depth up to the trained one."""
     session = Session(opened)
@@ -99,7 +99,7 @@ def check_drafter(
             run = decode(
                 opened, drafter, answer.prompt.ids, max_new_tokens=tokens, depth=tally.depth_k, session=session
             )
-            verdict = judge.judge(answer.prompt.ids, expected, run.tokens, tally.depth_k + 1)
+            verdict = judge.compare(answer.prompt.ids, expected, run.tokens, tally.depth_k + 1)
             tally.prompts += 1
             tally.identical += bool(verdict.identical)
             tally.ties += verdict.tie is True
@@ -146,18 +146,18 @@ def check_all(store: Store, drafts: list[Draft], asked_for: argparse.Namespace) 
         ctx = Context(key="", out=Path(folder), scratch=Path(folder), num_threads=asked_for.threads)
         prompts = collect_prompts(source=asked_for.source, num_test=asked_for.prompts, ctx=ctx)
         for draft in drafts:
-            target = store.find(str(draft.info["target_key"]))
+            target = store.get(str(draft.info["target_key"]))
             if not isinstance(target, Target):
                 raise UserError(
                     f"draft {draft.key[:12]}: its target is not in {store.home / 'store'}: run the pipeline again"
                 )
             opened = open_target(target, dtype="float32")
             drafter = open_drafter(draft, opened)
-            spare = extra_tokens(drafter.num_steps)
+            spare = drafter.num_steps
             asked = encoded_prompts(target, opened, prompts, "test", asked_for.tokens + spare + 1, ctx)
             answers = plain_answers(opened, asked, asked_for.tokens, spare)
             facts = {"kernel": opened.kernel, "num_prompts": len(asked)}
-            for tally in check_drafter(opened, drafter, draft.key, answers, asked_for.tokens, Judge(opened)):
+            for tally in check_drafter(opened, drafter, draft.key, answers, asked_for.tokens, IdentityChecker(opened)):
                 results.append(tally)
                 print(
                     f"{tally.method:8} k={tally.depth_k}  identical {tally.identical}/{tally.prompts}  "

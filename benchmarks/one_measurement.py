@@ -14,15 +14,16 @@ import math
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from components.bench import autotune, compare_end_to_end, measure_acceptance, measure_step_cost
 from components.bench.machine import describe_machine, num_usable_cores
 from components.contract import Context, Draft, Measurements, Prompts, Target
-from components.rows import CostCell, Request, read_rows
+from components.rows import ALL, CostCell, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import ALL, read_policy
+from components.speedup.policy import read_policy
 from storage.artifacts import Store
 
 
@@ -117,9 +118,9 @@ def decision_of(verdict: Any, policy: Any, cost: Measurements, end_to_end: Measu
     ]
     return {
         "verdict": confirmed.verdict,
-        "winner": confirmed.winner,
+        "winner": asdict(confirmed.winner) if confirmed.winner else None,
         "reasons": confirmed.reasons,
-        "gate": confirmed.gate,
+        "gate": asdict(confirmed.gate) if confirmed.gate else None,
         "arms": arms,
         "predicted": predicted,
         "load_average": os.getloadavg()[0],

@@ -97,7 +97,7 @@ def measure(
     trainers = {}
     for mode in MODES:
         draft: AbstractDraft = method_class(method).build(target, {}, draft_ids)
-        draft.fit_inputs(source.load(rows[0]).taps)
+        draft.scale_to_target_features(source.load(rows[0]).taps)
         trainers[mode] = Trainer(draft, source, BatchOrder(rows, batch_tokens, LONGEST, seed=0, packing=mode))
     speeds: dict[str, list[float]] = {mode: [] for mode in MODES}
     for turn in range(turns + 1):  # the first turn warms up

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench.acceptance_map import acceptance_map, extra_tokens
+from components.bench.acceptance_map import acceptance_map
 from components.bench.subjects import EncodedPrompt, encoded_prompts, greedy_answers, kept_length, open_drafter
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.data import collect_prompts
@@ -69,7 +69,7 @@ class Answered:
     def maps(self, draft: Draft, depth: int) -> list[AcceptanceMap]:
         """The acceptance maps of one drafter, as bench.measure_acceptance makes them, from answers given once."""
         drafter, record = open_drafter(draft, self.target), read_record(draft.path)
-        storage = Storage.of(record)
+        storage = Storage.from_record(record)
         rows = []
         for prompt, answer in zip(self.prompts, self.answers, strict=True):
             kept = kept_length(answer[: len(answer) - depth], self.target.shape.eos_token_ids)
@@ -88,7 +88,7 @@ class Answered:
                     proxy_accepted=found.proxy_accepted,
                     repeated_bigrams=0.0,
                     dtype="float32",
-                    weights=storage.in_words if storage is not None else "",
+                    weights=storage.description if storage is not None else "",
                     quantised_from=record.get("quantised_from", ""),
                 )
             )
@@ -105,7 +105,7 @@ def context(folder: Path, threads: int, key: str = "") -> Context:
 def answered(target: Target, prompts: Prompts, depth: int, folder: Path, options: argparse.Namespace) -> Answered:
     """The held-out prompts, answered by the target once."""
     opened = open_target(target, dtype="float32")
-    length = options.tokens + extra_tokens(depth)
+    length = options.tokens + depth
     asked = encoded_prompts(target, opened, prompts, "test", length, context(folder, options.threads))
     return Answered(opened, asked, greedy_answers(opened, [prompt.ids for prompt in asked], length, 16))
 
@@ -130,7 +130,7 @@ def of_one(target: Target, draft: Draft, prompts: Prompts, work: Path, options: 
             told = {name: value for name, value in asdict(cost).items() if name not in ("draft_key", "quantised_from")}
             rows.append({**told, **asdict(ways[cost.draft_key]), "stored_as": words[cost.draft_key]})
             rows[-1] |= {"bytes": sizes[cost.draft_key], "share_of_float32": sizes[cost.draft_key] / whole}
-            print(f"  {cost.in_words} ({sizes[cost.draft_key] / 1e6:.2f} of {whole / 1e6:.2f} MB)", flush=True)
+            print(f"  {cost.summary_line} ({sizes[cost.draft_key] / 1e6:.2f} of {whole / 1e6:.2f} MB)", flush=True)
     return {"method": str(draft.info["method"]), "draft_key": draft.key, "float32_bytes": whole, "rows": rows}
 
 
@@ -157,7 +157,7 @@ def main() -> None:
             source=options.source, num_test=options.prompts, ctx=context(work / "prompts", options.threads)
         )
         for draft in drafts:
-            target = store.find(str(draft.info["target_key"]))
+            target = store.get(str(draft.info["target_key"]))
             if not isinstance(target, Target):
                 raise SystemExit(f"draft {draft.key[:12]}: its target is not in {store.home / 'store'}: run it again")
             print(f"{draft.info['method']} ({draft.key[:12]})", flush=True)

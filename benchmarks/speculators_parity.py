@@ -26,7 +26,7 @@ from benchmarks.eagle3_sample import Sample, new_drafter, write_sample
 from benchmarks.record import ROOT, write_record
 from benchmarks.speculators_environment import VERSION, WORKER, python
 from components.drafts.draft import Batch
-from components.drafts.losses import teacher_of
+from components.drafts.losses import teacher_distributions
 from components.drafts.masks import reachable
 from components.targets.load import open_target, open_tokenizer
 
@@ -62,7 +62,7 @@ def ours(sample: Sample) -> tuple[float, dict[str, Tensor]]:
 def trained_columns(sample: Sample) -> Tensor:
     """Our first-step mask, told as a mask of tokens: bool [1, T], True at t + 1 where column t is trained."""
     draft, batch = sample
-    teacher = teacher_of(draft.target, batch.last, draft.draft_ids)
+    teacher = teacher_distributions(draft.target, batch.last, draft.draft_ids)
     at_column = reachable(batch.mask, 1)[0][:, :-1] & (teacher.best[:, 1:] >= 0)
     return torch.nn.functional.pad(at_column, (1, 0))
 

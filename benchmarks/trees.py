@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench.identity import Judge
+from components.bench.identity import IdentityChecker
 from components.bench.subjects import EncodedPrompt, encoded_prompts, open_drafter, spread
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
@@ -87,7 +87,7 @@ class Arm:
         return decode_tree(opened, drafter, prompt.ids, shape, max_new_tokens=tokens)
 
 
-def arms_of(drafter: Any, depths: list[int]) -> list[Arm]:
+def plan_arms(drafter: Any, depths: list[int]) -> list[Arm]:
     """Plain, the chains and the trees."""
     reachable = [depth for depth in depths if 1 < depth <= drafter.num_steps]
     trees = [Arm(depth, depth + extra) for depth in reachable for extra in EXTRA_GUESSES]
@@ -99,7 +99,7 @@ def measure(
     opened: AbstractTarget, drafter: Any, arms: list[Arm], asked: list[EncodedPrompt], options: argparse.Namespace
 ) -> None:
     """Fill in the arms: one prompt to warm up, then every prompt `reps` times."""
-    session, judge, order = Session(opened), Judge(opened), random.Random(0)
+    session, judge, order = Session(opened), IdentityChecker(opened), random.Random(0)
     for rep, prompts in ((-1, asked[:1]), *((rep, asked) for rep in range(options.reps))):
         for prompt in prompts:
             runs = {}
@@ -113,7 +113,7 @@ def measure(
                 arm.rounds += len(run.rounds)
                 arm.ms.append(run.decode_ns / 1e6 / max(1, len(run.tokens) - 1))
                 if rep == 0 and run.tokens != runs["plain"].tokens:
-                    verdict = judge.judge(prompt.ids, runs["plain"].tokens, run.tokens, 1 + (arm.budget or arm.depth))
+                    verdict = judge.compare(prompt.ids, runs["plain"].tokens, run.tokens, 1 + (arm.budget or arm.depth))
                     arm.different += not verdict.tie
 
 
@@ -208,7 +208,7 @@ def measure_all(store: Store, drafts: list[Draft], options: argparse.Namespace) 
         ctx = Context(key="", out=Path(folder), scratch=Path(folder), num_threads=options.threads)
         prompts = collect_prompts(source=options.source, num_test=max(64, options.prompts), ctx=ctx)
         for draft in drafts:
-            target = store.find(str(draft.info["target_key"]))
+            target = store.get(str(draft.info["target_key"]))
             if not isinstance(target, Target):
                 raise UserError(f"draft {draft.key[:12]}: its target is not in {store.home / 'store'}: run it again")
             opened = open_target(target, dtype=options.dtype)
@@ -221,7 +221,7 @@ def measure_all(store: Store, drafts: list[Draft], options: argparse.Namespace) 
             asked = spread(
                 encoded_prompts(target, opened, prompts, "test", options.tokens + spare, ctx), options.prompts
             )
-            arms = arms_of(drafter, options.depths)
+            arms = plan_arms(drafter, options.depths)
             measure(opened, drafter, arms, asked, options)
             rows = table(arms, everywhere(opened, drafter, arms, asked, options))
             best = max(rows, key=lambda row: row["speedup"])

@@ -1,6 +1,6 @@
-"""Rows that hold something against something else: challenger and champion, then and now, one training mix and another.
+"""Rows of comparisons: challenger with champion, then with now, one training mix with another.
 
-They belong to the tables of rows.py like all others, and are imported from there.
+They belong to the tables of rows.py; import them from there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The nouns of Draftsmith: artifact kinds, what a step is given, and the one error users see.
+"""The contract of a step: kinds of artifacts, the context that a step receives, and the one error that users see.
 
 A step is a plain typed function. Before the `*` it takes artifacts, after it settings; `ctx: Context` and
 `machine: Machine` are injected by name. Its return annotation is the kind it makes.
 
     def train_draft(features: Features, *, method: Method = "eagle3", ctx: Context) -> Draft: ...
 
-A step writes its files under `ctx.out` and returns `Draft.made(ctx, {...facts...})`. The directory is renamed into
+A step writes its files under `ctx.out` and returns `Draft.of_step(ctx, {...facts...})`. The directory is renamed into
 the store only when the step has returned, so an artifact is complete or absent.
 """
 
@@ -18,27 +18,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from components.shards import OF_SAFETENSORS as OF_SAFETENSORS
+from components.shards import SAFETENSORS_PARTIAL as SAFETENSORS_PARTIAL
 from components.shards import AnyShard, unfinished
 
 Result = TypeVar("Result")
-Tell = Callable[[float], None]
-"""What a shard's work may call to say how much of it is done, from 0 to 1."""
-Mapper = Callable[[Callable[[Any, Tell], Any], Sequence[Any]], Iterator[Any]]
-"""Runs function(shard, tell) for every shard somewhere, and gives the results in the order of the shards."""
+ReportProgress = Callable[[float], None]
+"""A function that takes the share of a shard's work that is done, from 0 to 1."""
+Mapper = Callable[[Callable[[Any, ReportProgress], Any], Sequence[Any]], Iterator[Any]]
+"""Calls function(shard, report_progress) for every shard, here or elsewhere; yields the results in order."""
 
 
 class UserError(Exception):
-    """The input is wrong: one line that says where, what, and how to mend it. Never retried."""
+    """The user's input is wrong. The message is one line: where, what, and how to repair it. It is never retried."""
 
 
 class NothingNew(Exception):
-    """There is nothing to do, in one line that says why: the run ends here as completed, and nothing is made of it."""
+    """A step has nothing to do; the message says why in one line. The run ends as completed, without an artifact."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished directory in the store and the small facts about it. Handles travel, tensors stay in files.
+    """A finished directory in the store and the small facts about it. Steps pass this handle on; tensors stay in files.
 
     key:  sha256 hex digest that names the directory ("" while the step that makes it is still running).
     path: the directory.
@@ -50,8 +50,8 @@ class Artifact:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def made(cls, ctx: Context, info: Mapping[str, Any] | None = None) -> Self:
-        """The handle a step returns for what it wrote under `ctx.out`."""
+    def of_step(cls, ctx: Context, info: Mapping[str, Any] | None = None) -> Self:
+        """The artifact that a step returns for the files that it wrote under `ctx.out`. info: JSON facts about it."""
         return cls(key=ctx.key, path=ctx.out, info=dict(info or {}))
 
 
@@ -121,7 +121,7 @@ KINDS: dict[str, type[Artifact]] = {
 class Machine:
     """The machine a measuring step runs on; part of that step's key.
 
-    A step that asks for `machine: Machine` is a measuring step: it runs alone, and its key depends on `machine_id`.
+    A step with a parameter `machine: Machine` is a measuring step: it runs alone, and its key has the `machine_id`.
     """
 
     machine_id: str
@@ -136,7 +136,7 @@ class Machine:
 
 @dataclass
 class Context:
-    """What every step is given besides artifacts and settings. Nothing is ambient.
+    """What a step receives besides artifacts and settings; it takes nothing else from its surroundings.
 
     key:         the artifact's key.
     out:         the directory to write the artifact into. Survives a crash: a step that finds its own finished shards
@@ -159,23 +159,23 @@ class Context:
     mapper: Mapper | None = None
 
     def __post_init__(self) -> None:
-        """An attempt begins: it reads its input anew, so what a killed one had set aside would be counted twice."""
+        """Delete what a killed attempt has set aside: this attempt reads its input anew and would count it twice."""
         (self.out / "set_aside.jsonl").unlink(missing_ok=True)
 
     def map(
         self,
-        function: Callable[[AnyShard, Tell], Result],
+        function: Callable[[AnyShard, ReportProgress], Result],
         shards: Sequence[AnyShard],
         *,
         what: str = "shards",
     ) -> Iterator[Result]:
-        """The results of function(shard, tell) for the unfinished shards, in their order, as they come.
+        """Yield the results of function(shard, report_progress) for the unfinished shards, in their order.
 
-        They are worked on here, or where `runs_on` says. The same bytes wherever a shard runs, provided that the
-        function keeps three promises: it stands at the top of a module; it depends on its shard alone; and it writes
-        the shard's file whole or not at all (components/shards.py). A step that calls this is a wide step.
+        They run in this process, or where `runs_on` says. The bytes are the same wherever a shard runs, provided that
+        the function stands at the top of a module, depends on its shard alone, and writes the shard's file whole or
+        not at all (components/shards.py). A step that calls this is a wide step.
 
-        what: the unit of its progress, in which the shards that an earlier attempt has finished count.
+        what: the unit of progress. Shards that an earlier attempt has finished count as done.
         """
         todo, total = unfinished(shards), len(shards)
         assert len({shard.file for shard in shards}) == total, "two shards become one file: one of them would be lost"
@@ -187,15 +187,15 @@ class Context:
             return
         for number, shard in enumerate(todo, start=finished):
 
-            def tell(share: float, number: int = number) -> None:
+            def report_share(share: float, number: int = number) -> None:
                 self.progress(number + share, total, what)
 
-            result = function(shard, tell)
+            result = function(shard, report_share)
             self.progress(number + 1, total, what)
             yield result
 
     def progress(self, done: float, total: float, what: str = "") -> None:
-        """Say how far a long step is; whoever shows it works out the remaining time."""
+        """Report that `done` of `total` units (`what`) are finished; the display estimates the remaining time."""
         self._emit({"event": "progress", "done": done, "total": total, "what": what})
 
     def record(self, step: int, **metrics: float) -> None:
@@ -206,14 +206,14 @@ class Context:
         self._emit({"event": "metrics", **row})
 
     def note(self, message: str) -> None:
-        """Tell the reader of the run one thing worth knowing."""
+        """Show one line to whoever follows the run."""
         self._emit({"event": "note", "message": message})
 
-    def set_aside(self, source: str, line: int, why: str, row: str = "") -> None:
-        """Keep a bad input row where a person can find it: counted, shown, never silently dropped."""
+    def set_aside(self, source: str, line: int, reason: str, row: str = "") -> None:
+        """Write a bad input row to `set_aside.jsonl` for people to find, and report it: it is counted and shown."""
         with (self.out / "set_aside.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"source": source, "line": line, "why": why, "row": row}) + "\n")
-        self._emit({"event": "set_aside", "source": source, "line": line, "why": why})
+            file.write(json.dumps({"source": source, "line": line, "why": reason, "row": row}) + "\n")
+        self._emit({"event": "set_aside", "source": source, "line": line, "why": reason})
 
     def _emit(self, event: Mapping[str, Any]) -> None:
         if self.send is not None:

@@ -1,4 +1,4 @@
-"""Every published number: its name, formula and unit, what it counts and what it leaves out; and the functions.
+"""Every published number: its name, formula, unit, what it counts and leaves out, and the function that computes it.
 
 A name means the same in policy.json, rows, views (storage/views.sql), tables, cards and docs/numbers.md; a figure by
 another convention has another name.
@@ -155,14 +155,14 @@ def al(tokens: int, rounds: int) -> float | None:
 
 def al_of(requests: Iterable[Request]) -> float | None:
     """al of those that have rounds; None where some of their rounds were not counted."""
-    found = round_counts(requests)
-    return al(found.tokens, found.rounds) if found.whole else None
+    sums = round_counts(requests)
+    return al(sums.tokens, sums.rounds) if sums.whole else None
 
 
 def macro(by_prompt: Iterable[float | None]) -> float | None:
     """The mean over prompts of each one's own figure, over those that have one; None without any."""
-    known = [value for value in by_prompt if value is not None]
-    return fmean(known) if known else None
+    values = [value for value in by_prompt if value is not None]
+    return fmean(values) if values else None
 
 
 def al_macro(by_prompt: Sequence[float | None]) -> float | None:
@@ -226,19 +226,19 @@ def position_counts(rounds: Iterable[tuple[int, int, int]], position: int) -> Po
     )
 
 
-def accept_uncond(found: PositionCounts) -> float | None:
+def accept_uncond(at_position: PositionCounts) -> float | None:
     """How often draft i is kept, of the uncut rounds that drafted it."""
-    return ratio(found.accepted, found.drafted)
+    return ratio(at_position.accepted, at_position.drafted)
 
 
-def accept_cond(found: PositionCounts) -> float | None:
-    """The same, of those that had also kept draft i - 1."""
-    return ratio(found.accepted, found.reached)
+def accept_cond(at_position: PositionCounts) -> float | None:
+    """How often draft i is kept, of the uncut rounds that drafted it and kept draft i - 1."""
+    return ratio(at_position.accepted, at_position.reached)
 
 
-def accept_of_rounds(found: PositionCounts) -> float | None:
+def accept_of_rounds(at_position: PositionCounts) -> float | None:
     """Rounds that accepted draft i over all rounds, whatever they drafted; None where none drafted it."""
-    return ratio(found.accepted_in_all, found.rounds) if found.drafted_in_all else None
+    return ratio(at_position.accepted_in_all, at_position.rounds) if at_position.drafted_in_all else None
 
 
 def accept_joint(conditional: Sequence[float | None]) -> list[float | None]:
@@ -286,29 +286,31 @@ def timed_pairs(requests: Iterable[Request]) -> dict[tuple[str, int], tuple[floa
     """(prompt, process) -> the mean tokens of its repetitions, and their seconds at the steady time of a token."""
     from components.speedup.steady import steady  # numpy, which no step is read with
 
-    found: dict[tuple[str, int], list[Request]] = {}
+    requests_of: dict[tuple[str, int], list[Request]] = {}
     for r in requests:
         if has_decoding(r):
-            found.setdefault((r.prompt_id, r.process), []).append(r)
-    means = {pair: fmean(r.timed_tokens for r in rows) for pair, rows in found.items()}
-    times = {pair: steady([r.decode_ns / 1e9 / r.timed_tokens for r in rows]) for pair, rows in found.items()}
+            requests_of.setdefault((r.prompt_id, r.process), []).append(r)
+    means = {pair: fmean(r.timed_tokens for r in rows) for pair, rows in requests_of.items()}
+    times = {pair: steady([r.decode_ns / 1e9 / r.timed_tokens for r in rows]) for pair, rows in requests_of.items()}
     return {pair: (tokens, tokens * times[pair]) for pair, tokens in means.items()}
 
 
-def speedup(mine: Iterable[Request], plain: Iterable[Request]) -> float | None:
+def speedup(drafted: Iterable[Request], plain: Iterable[Request]) -> float | None:
     """How many times as fast decoding is. plain: of best_plain. None where no process decoded a prompt both ways."""
-    ours, theirs = timed_pairs(mine), timed_pairs(plain)
-    pairs = sorted(ours.keys() & theirs.keys())
+    drafted_pairs, plain_pairs = timed_pairs(drafted), timed_pairs(plain)
+    pairs = sorted(drafted_pairs.keys() & plain_pairs.keys())
     times = Counter(prompt for prompt, _ in pairs)
-    sums = [[sum(side[p][part] / times[p[0]] for p in pairs) for part in (0, 1)] for side in (ours, theirs)]
+    sums = [
+        [sum(side[p][part] / times[p[0]] for p in pairs) for part in (0, 1)] for side in (drafted_pairs, plain_pairs)
+    ]
     return sums[0][0] / sums[0][1] * sums[1][1] / sums[1][0] if pairs else None
 
 
-def speedup_e2e(mine: Iterable[Request], plain: Iterable[Request]) -> float | None:
-    """The same from the request to its last token, on the prompts that both answered, as they were timed."""
-    ours, theirs = [r for r in mine if counts(r)], [r for r in plain if counts(r)]
-    shared = {r.prompt_id for r in ours} & {r.prompt_id for r in theirs}
-    fast, slow = (tokens_per_s_e2e(r for r in side if r.prompt_id in shared) for side in (ours, theirs))
+def speedup_e2e(drafted: Iterable[Request], plain: Iterable[Request]) -> float | None:
+    """The speedup from the request to its last token, prefill included, on the prompts that both answered."""
+    drafted_rows, plain_rows = [r for r in drafted if counts(r)], [r for r in plain if counts(r)]
+    shared = {r.prompt_id for r in drafted_rows} & {r.prompt_id for r in plain_rows}
+    fast, slow = (tokens_per_s_e2e(r for r in side if r.prompt_id in shared) for side in (drafted_rows, plain_rows))
     return ratio(fast or 0.0, slow or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Text of somebody else's, shown where it could be taken for markup: Markdown, Mermaid, a link.
+"""Escapes for text from outside, where it could be taken for markup: in Markdown, in Mermaid, in links.
 
 Names of models, prompts, pipelines and runs come from people and files. In SQL they are parameters, in a shell they
 are arguments of a list, in HTML Jinja escapes them; for Markdown and Mermaid, which have no such machinery, it is done
@@ -23,13 +23,13 @@ def one_line(text: object) -> str:
 def visible(text: str) -> str:
     """Text for a page that shows it as it stands: line ends and tabs stay, control characters and marks that turn the
     direction of reading appear as their code points. HTML is not escaped here."""
-    return "".join(_seen(char) for char in text)
+    return "".join(_spell_out(char) for char in text)
 
 
 def in_markdown(text: object) -> str:
     """Text as it stands, in a line or a table cell of GitHub's Markdown; never a link, an image, HTML or a new line."""
     flat = one_line(text)
-    escaped = _MARKUP.sub(lambda found: "\\" + found[0], flat).replace("://", ":&#47;&#47;")
+    escaped = _MARKUP.sub(lambda match: "\\" + match[0], flat).replace("://", ":&#47;&#47;")
     first = _FIRST.match(escaped)
     if first is None or flat == "-":  # as in a table: not measured
         return escaped
@@ -44,9 +44,9 @@ def in_code(text: object) -> str:
 
 def in_mermaid(text: object) -> str:
     """Text inside the quotes of a Mermaid label."""
-    return _PLAIN_IN_MERMAID.sub(lambda found: f"#{ord(found[0])};", one_line(text))
+    return _PLAIN_IN_MERMAID.sub(lambda match: f"#{ord(match[0])};", one_line(text))
 
 
-def _seen(char: str) -> str:
+def _spell_out(char: str) -> str:
     hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     return f"\\u{ord(char):04x}" if hidden and char not in "\n\t\u200d" else char

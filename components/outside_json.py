@@ -1,4 +1,4 @@
-"""JSON from outside is read here: a regular file of a sane size, nested no deeper than sane, else one line of error."""
+"""Reads JSON from outside: a regular file of bounded size and bounded nesting, or one line of error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_DEPTH: Final = 100
 
 
 def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """The content of a file.
+    """The content of a file of at most `most_bytes` bytes of JSON.
 
     Raises:
         UserError: it is absent, is no regular file (a pipe would never end), is too large, no JSON, or nested too deep.
@@ -33,23 +33,23 @@ def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """The content of a file that has to be an object; raises UserError as `read_json` does."""
+    """The content of a file whose JSON must be an object; raises UserError as `read_json` does."""
     content = read_json(file, most_bytes)
     if not isinstance(content, dict):
         raise UserError(f"{file}: is a {type(content).__name__}, not an object of fields")
     return content
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """What a text of JSON says. where: what errors call it. Raises UserError where it is no JSON or too deep."""
+def parse_json(text: str | bytes, location: str) -> Any:
+    """The content of a text of JSON. location: its name in errors. Raises UserError where it is no JSON or too deep."""
     try:
         content = json.loads(text)
     except RecursionError as error:
-        raise UserError(f"{where}: is nested deeper than {MOST_DEPTH} levels") from error
+        raise UserError(f"{location}: is nested deeper than {MOST_DEPTH} levels") from error
     except ValueError as error:  # bytes that are no UTF-8 too, and numbers of thousands of digits
-        raise UserError(f"{where}: is not JSON ({' '.join(str(error).split())[:120]})") from error
+        raise UserError(f"{location}: is not JSON ({' '.join(str(error).split())[:120]})") from error
     if _is_deeper(content, MOST_DEPTH):
-        raise UserError(f"{where}: is nested deeper than {MOST_DEPTH} levels")
+        raise UserError(f"{location}: is nested deeper than {MOST_DEPTH} levels")
     return content
 
 

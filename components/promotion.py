@@ -1,7 +1,7 @@
-"""Types of a comparison and of the promotion gate: what storage selects, what the rule in components/speedup answers.
+"""Types of the promotion gate: the rows that storage selects, the checks that the rule in components/speedup returns.
 
-They stand on the ground floor because storage fills them in and keeps the answer, and components/speedup compares and
-judges; neither knows the other. Whoever starts the registry (flows) hands the rule in.
+They stand here because storage fills them in and keeps the checks, and components/speedup compares; neither imports the
+other. Flows, which start the registry, pass the rule to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_SLOWDOWN = 0.02
 MAX_ACCEPTANCE_LOSS = 0.05
 """The same of acceptance length over all prompts; it differs more from prompt to prompt than speed does."""
 ONE_WORKLOAD = 2.0
-"""A workload has fewer prompts than all together, and is asked with this many times the margin of acceptance."""
+"""The factor on the margin of acceptance for one workload, which has fewer prompts than all together."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Margins:
 
 
 @dataclass(frozen=True)
-class Way:
+class ServingSetup:
     """One way to serve: a drafter at a depth, or with a tree. Depth 0 without a tree is plain decoding.
 
-    name: what notes call it. tree_budget: guesses verified in one pass of a tree, whose depth is then the one that was
+    name: its name in notes. tree_budget: guesses verified in one pass of a tree, whose depth is then the one that was
     measured; None: a chain. measured_in: keys of the artifacts to look at; empty: every measurement.
     """
 
@@ -50,7 +50,7 @@ class Way:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it guesses nothing."""
+        """Whether it decodes without drafting."""
         return self.depth_k == 0 and self.tree_budget is None
 
 
@@ -89,8 +89,8 @@ class ArmPrompt:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known of two ways to serve.
+class MeasuredRows:
+    """The measured rows of two serving setups.
 
     arms: of every measurement that timed one of their drafters, its plain decoding included. maps: acceptance maps of
     their drafters, the newest first.
@@ -102,15 +102,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the promotion gate is shown.
+    """The measurements of two versions, by which the promotion gate decides.
 
     same_target: both targets are of one revision, whatever their keys. bytes: of the drafters' weights, None where they
     are not known.
     """
 
-    challenger: Way
-    champion: Way
-    measured: Measured
+    challenger: ServingSetup
+    champion: ServingSetup
+    measured: MeasuredRows
     same_target: bool
     challenger_bytes: int | None
     champion_bytes: int | None
@@ -132,8 +132,8 @@ class Check:
         interval = "" if self.lo is None or self.hi is None else f" [{self.lo:.3f}, {self.hi:.3f}]"
         return "not measured" if self.value is None else f"{self.value:.4g}{interval}"
 
-    def said(self) -> str:
-        """The check in a few words."""
+    def summary(self) -> str:
+        """The check, its value and its limit in one line."""
         return f"{self.name} is {self.measured()}, asked {self.asked}"
 
 

@@ -1,4 +1,4 @@
-"""Python source read as a syntax tree, in a process that has other threads."""
+"""Parses Python source in a process that has other threads."""
 
 from __future__ import annotations
 

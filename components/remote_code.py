@@ -1,8 +1,8 @@
-"""Whose own Python code may run: models of the hub may bring code, and to run it is to trust whoever wrote it.
+"""Which models may run Python code of their own: a model of the hub may bring code, and its author must be trusted.
 
-It is said by whoever runs something now: by the pipeline (its load_target steps, or its own `trust_remote_code` for
-targets that come from elsewhere), or in $DRAFTSMITH_REMOTE_CODE for a command. That an artifact, a store or a tag says
-so counts for nothing, since others may have written it.
+Whoever runs something now gives the permission: the pipeline (its load_target steps, or its own `trust_remote_code` for
+targets that come from elsewhere), or $DRAFTSMITH_REMOTE_CODE for a command. Artifacts, stores and tags cannot give it,
+since others may have written them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every table of measured facts, column by column: the one place where a column gets its name, type and unit.
+"""The tables of measured facts, one dataclass each: the one place where a column gets its name, type and unit.
 
 A measuring step builds these rows and calls `write_rows`; the store turns them into typed Parquet, and views in
 storage/views.sql turn counts into every published number. Counts are stored, conventions are views. `None` means "not
@@ -18,6 +18,9 @@ from components.comparison_rows import AcceptanceByLanguage as AcceptanceByLangu
 from components.comparison_rows import Drift as Drift
 from components.comparison_rows import EngineComparison as EngineComparison
 from components.comparison_rows import PairedComparison as PairedComparison
+
+ALL: Final = "all"
+"""The value of `workload` and of `language` in a row that pools every prompt."""
 
 UNTRAINED: Final = ("ngram", "lookahead")
 """Values of `method` that learn nothing, so that no depth lies beyond what they were trained for."""
@@ -301,7 +304,7 @@ Row = TypeVar("Row")
 
 def table_of(row_type: type[Any]) -> str:
     """The table a row type belongs to."""
-    return next(name for name, known in TABLES.items() if known is row_type)
+    return next(name for name, type_ in TABLES.items() if type_ is row_type)
 
 
 def write_rows(directory: Path, rows: Iterable[Any]) -> None:

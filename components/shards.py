@@ -1,4 +1,4 @@
-"""A shard's file is whole or absent, whoever writes it: two workers may hold the same shard after one was given up.
+"""Files of shards, written whole or not at all: two workers may hold the same shard after one was given up.
 
 Each writer has a temporary name of its own, renamed when the file is complete. Both would write the same bytes, so it
 does not matter who comes last. What a killed writer leaves under its temporary name is swept up when the step ends.
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-OF_SAFETENSORS = ".tmp??????"
-"""What safetensors calls a file, in the folder of the one it was asked for, until all of it is written."""
+SAFETENSORS_PARTIAL = ".tmp??????"
+"""Pattern of the temporary name under which safetensors writes a file, in the folder of that file."""
 
 
 class Shard(Protocol):
@@ -21,14 +21,14 @@ class Shard(Protocol):
 
     @property
     def file(self) -> Path:
-        """There once the shard is finished, and not before."""
+        """The file of the shard, which exists once the shard is finished and not before."""
 
 
 AnyShard = TypeVar("AnyShard", bound=Shard)
 
 
 def unfinished(shards: Sequence[AnyShard]) -> list[AnyShard]:
-    """Those that no earlier attempt has finished."""
+    """The shards whose file does not exist yet."""
     return [shard for shard in shards if not shard.file.is_file()]
 
 
@@ -45,6 +45,6 @@ def written_whole(file: Path) -> Iterator[Path]:
 
 def sweep(folder: Path) -> None:
     """Remove what killed writers of shards have left in `folder`."""
-    for pattern in (".*.tmp", OF_SAFETENSORS):
+    for pattern in (".*.tmp", SAFETENSORS_PARTIAL):
         for beside in folder.glob(pattern):
             beside.unlink(missing_ok=True)

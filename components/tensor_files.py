@@ -1,4 +1,4 @@
-"""The tensors of a safetensors file that may have been damaged: the file is whole, and every number in it is one."""
+"""Reads a safetensors file that may have been damaged, and checks that it is whole and every number in it is finite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from components.tensor_headers import read_header
 def read_tensors(file: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file of ours.
 
-    remedy: what somebody does who cannot get the file again.
+    remedy: what to do when the file cannot be got again, for the error.
 
     Raises:
         UserError: the file is not whole, or a tensor in it holds NaN or infinity.
@@ -27,8 +27,8 @@ def read_tensors(file: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, 
     except UserError as error:
         raise UserError(f"{error}; where that cannot be, {remedy}") from error
     try:
-        with safe_open(file, framework="pt") as opened:
-            metadata: dict[str, str] = opened.metadata() or {}
+        with safe_open(file, framework="pt") as stream:
+            metadata: dict[str, str] = stream.metadata() or {}
         tensors = load_file(file)
     except SafetensorError as error:
         raise UserError(f"{file}: cannot be read ({str(error)[:120]}); {remedy}") from error
@@ -36,10 +36,10 @@ def read_tensors(file: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, 
     return tensors, metadata
 
 
-def require_finite(tensors: Mapping[str, Tensor], where: str, remedy: str) -> None:
+def require_finite(tensors: Mapping[str, Tensor], location: str, remedy: str) -> None:
     """Raises UserError, with the first tensor's name, where one holds NaN or infinity."""
     for name, tensor in tensors.items():
         # 8-bit floating point has no test of its own in torch
         numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
         if numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
-            raise UserError(f"{where}: {name} holds NaN or infinity; {remedy}")
+            raise UserError(f"{location}: {name} holds NaN or infinity; {remedy}")

@@ -1,4 +1,4 @@
-"""The headers of safetensors files, wherever they come from, read by nobody but this: every byte has to have an owner.
+"""Reads the headers of safetensors files from anywhere, and checks that every byte of a file belongs to a tensor.
 
 The format (huggingface.co/docs/safetensors): eight bytes with the length of a JSON object, that object, which gives
 each tensor its type, shape and bytes, and the bytes. Nothing of a tensor is read here.
@@ -31,7 +31,7 @@ ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32"
 def read_header(file: Path, at: str) -> dict[str, Any]:
     """The tensor table of a safetensors file: name -> {dtype, shape, data_offsets}.
 
-    at: what errors call the file.
+    at: the file's name in errors.
 
     Raises:
         UserError: it is no regular file, or its header does not account for every byte.
@@ -47,7 +47,7 @@ def read_header(file: Path, at: str) -> dict[str, Any]:
                 raise UserError(f"{at}: a pickle under a safetensors name, which runs code when opened; do not open it")
             raise UserError(f"{at}: no safetensors file, or cut short; copy or download it again")
         try:
-            header = json.loads(stream.read(length), object_pairs_hook=once)
+            header = json.loads(stream.read(length), object_pairs_hook=unique_names)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{at}: its header is damaged ({str(error)[:100]}); copy or download it again") from error
     if not isinstance(header, dict):
@@ -55,7 +55,7 @@ def read_header(file: Path, at: str) -> dict[str, Any]:
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UserError(f"{at}: its header's __metadata__ is no table of texts; copy or download it again")
-    spans = sorted(_span(name, entry, at) for name, entry in header.items())
+    spans = sorted(_byte_span(name, entry, at) for name, entry in header.items())
     end = 0
     for first, last, name in spans:
         if first != end:
@@ -67,16 +67,16 @@ def read_header(file: Path, at: str) -> dict[str, Any]:
     return header
 
 
-def headers_in(folder: Path, where: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def headers_in(folder: Path, location: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Each weight file of a model's folder (which may be a link: hub caches are made of them) and its tensor table.
 
-    where: what errors call the folder. Raises UserError as `read_header` does.
+    location: the folder's name in errors. Raises UserError as `read_header` does.
     """
     for file in sorted(folder.glob("*.safetensors")):
-        yield file, read_header(file, f"{where}/{file.name}")
+        yield file, read_header(file, f"{location}/{file.name}")
 
 
-def _span(name: str, entry: Any, at: str) -> tuple[int, int, str]:
+def _byte_span(name: str, entry: Any, at: str) -> tuple[int, int, str]:
     """(first byte, byte after the last, name) of one entry of a header."""
     if len(name) > MAX_NAME or not name.isprintable():
         raise UserError(f"{at}: no tensor is called {name[:40]!r}; copy or download it again")
@@ -91,10 +91,10 @@ def _span(name: str, entry: Any, at: str) -> tuple[int, int, str]:
     return first, last, name
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A hook for `json`: an object, unless a name stands in it twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A hook for `json.loads` that makes an object of its pairs and raises ValueError where a name stands twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' stands twice")
-    return found
+    return fields

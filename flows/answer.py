@@ -1,4 +1,4 @@
-"""How the answer to a query is printed: a table where it fits the screen, one block a row where it does not."""
+"""Prints the result of a query: a table where it fits the screen, one block a row where it does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cell(value: Any) -> str:
 
 
 class Format(StrEnum):
-    """For people, for spreadsheets, for programs."""
+    """The output formats: for people, for spreadsheets, for programs."""
 
     table = "table"
     csv = "csv"
@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 
 def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """An answer in the wanted format."""
+    """Print rows in the given format."""
     if format_ is Format.csv:
         print_csv(columns, rows)
     elif format_ is Format.json:
@@ -44,14 +44,14 @@ def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequen
 
 
 def print_json(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A list of objects, one a row; NULL and what is no number (NaN, infinity) are null, times are ISO texts."""
+    """Print a list of objects, one a row; NULL and non-finite numbers (NaN, infinity) are null, times are ISO texts."""
     answer = [dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
     json.dump(answer, sys.stdout, indent=1, default=str, allow_nan=False)
     sys.stdout.write("\n")
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: DuckDB's decimals are numbers too."""
+    """A value that JSON can hold: DuckDB's decimals are numbers too."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, float):
@@ -64,14 +64,14 @@ def _plain(value: Any) -> Any:
 
 
 def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Every digit, for programs."""
+    """Print CSV with every digit, for programs."""
     writer = csv.writer(sys.stdout)
     writer.writerow(columns)
     writer.writerows(rows)
 
 
 def print_answer(out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """For people. Nothing is cut off: an answer too wide for the screen is printed a row at a time."""
+    """Print a table for people. Nothing is cut off: an answer too wide for the screen is printed a row at a time."""
     cells = [[cell(value) for value in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
     if out.is_terminal and sum(widths) + 2 * len(widths) > out.width:

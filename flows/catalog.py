@@ -40,12 +40,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     spec = load_spec(pipelines_file())
     if name not in spec.pipelines:
-        known = ", ".join(spec.pipelines)
-        raise AttributeError(f"{pipelines_file()} has no pipeline '{name}' (known: {known})")
+        names = ", ".join(spec.pipelines)
+        raise AttributeError(f"{pipelines_file()} has no pipeline '{name}' (known: {names})")
     from flows.run import catalog_flow
 
-    made = globals()[name] = catalog_flow(name, RunOptions(file=pipelines_file(), packages=named_packages()))
-    return made
+    flow = globals()[name] = catalog_flow(name, RunOptions(file=pipelines_file(), packages=named_packages()))
+    return flow
 
 
 def compile_flow(pipeline: PipelineSpec, name: str, body: Callable[[Mapping[str, Any]], Any]) -> Flow[..., Any]:
@@ -57,8 +57,8 @@ def compile_flow(pipeline: PipelineSpec, name: str, body: Callable[[Mapping[str,
     """
     from prefect import Flow
 
-    def run(**given: Any) -> Any:
-        return body(given)
+    def run(**values: Any) -> Any:
+        return body(values)
 
     fields = form_of(pipeline)
     parameters = [

@@ -1,4 +1,4 @@
-"""Inside the process of one step. A guard watches, a worker works, and nothing outlives either.
+"""The process of one step: a guard watches, a worker runs the step, and no process outlives either.
 
     engine --(fork server)--> guard --fork--> worker --> whatever the step starts
 
@@ -42,20 +42,20 @@ def guard(connection: Connection, order_text: str) -> None:
     """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind."""
     os.setsid()  # a Ctrl-C in the terminal is the engine's to handle, which ends us in order
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    asked_to_stop: list[float] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.append(time.monotonic()))
-    own_pid = os.getpid()
+    stop_requests: list[float] = []
+    signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(time.monotonic()))
+    guard_pid = os.getpid()
     worker = os.fork()
     if worker == 0:
-        _work(connection, json.loads(order_text), own_pid)
+        _run_worker(connection, json.loads(order_text), guard_pid)
     connection.close()
-    status = _watch(worker, asked_to_stop)
-    _end_tree()
+    status = _watch(worker, stop_requests)
+    _kill_tree()
     code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _watch(worker: int, asked_to_stop: list[float]) -> int | None:
+def _watch(worker: int, stop_requests: list[float]) -> int | None:
     """Wait until the worker has ended (its wait status), or until everything must end (None)."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "the guard is started by the engine"
@@ -64,23 +64,23 @@ def _watch(worker: int, asked_to_stop: list[float]) -> int | None:
     poll.register(leash, select.POLLIN | select.POLLHUP)
     with contextlib.suppress(AttributeError, OSError):  # no pidfd here: the time-out below finds the end
         poll.register(os.pidfd_open(worker), select.POLLIN)
-    told = False
+    signalled = False
     while True:
         pid, status = os.waitpid(worker, os.WNOHANG)
         if pid:
             return status
-        if asked_to_stop:
-            if not told:
-                told = True
+        if stop_requests:
+            if not signalled:
+                signalled = True
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(worker, signal.SIGTERM)
-            elif time.monotonic() - asked_to_stop[0] > GRACE_SECONDS:
+            elif time.monotonic() - stop_requests[0] > GRACE_SECONDS:
                 return None
-        if any(descriptor == leash for descriptor, _ in poll.poll(100 if asked_to_stop else 500)):
+        if any(descriptor == leash for descriptor, _ in poll.poll(100 if stop_requests else 500)):
             return None  # the engine is gone
 
 
-def _end_tree() -> None:
+def _kill_tree() -> None:
     """Kill every process below this one; as the sub-reaper it also finds those that hid in a new session."""
     import psutil
 
@@ -98,7 +98,7 @@ def _end_tree() -> None:
         time.sleep(0.01)
 
 
-def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> NoReturn:
+def _run_worker(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> NoReturn:
     """The worker: set the process up, run the step, report, leave. Never returns."""
     code, send = 70, _sender(connection)
     try:
@@ -112,7 +112,7 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
         forget_secrets(order["address"], order["settings"])
         allow_code(order["remote_code"])
         with _only_worker_of(Path(order["lock"])):
-            code = _run(order, send)
+            code = _run_step(order, send)
     except BaseException as error:  # the last resort: it must reach the run and the log, and a fork must never return
         text = without_secrets(traceback.format_exc())
         with contextlib.suppress(OSError):  # the run may be gone, as on a full disk the log may
@@ -120,21 +120,21 @@ def _work(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> N
             print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
     finally:
         with contextlib.suppress(Exception):
-            # Of what a library left, such as tqdm's lock; else the end of the run tells of a leaked semaphore. What
-            # fails there is printed, so it comes before the log is flushed.
+            # Clean up after libraries (tqdm's lock), else Python reports a leaked semaphore when the run ends. Failures
+            # there are printed, so this comes before the log is flushed.
             multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
 
 
-def _run(order: Mapping[str, Any], send: Any) -> int:
+def _run_step(order: Mapping[str, Any], send: Any) -> int:
     """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
     from flows.signature import resolve
 
     try:
         step = resolve(order["address"], tuple(order["packages"]))
-        arguments: dict[str, Any] = {slot: _artifacts(given) for slot, given in order["inputs"].items()}
+        arguments: dict[str, Any] = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
         arguments.update(step.arguments(order["settings"]))
         context = Context(
             key=order["key"],
@@ -154,11 +154,13 @@ def _run(order: Mapping[str, Any], send: Any) -> int:
             arguments["ctx"] = context
         if step.measures:
             arguments["machine"] = Machine(**order["machine"])
-        made = step.function(**arguments)
-        assert isinstance(made, step.kind), f"{step.address} returned {type(made).__name__}, not {step.kind.__name__}"
-        assert made.path == context.out, f"{step.address} must return {step.kind.__name__}.made(ctx, ...)"
+        artifact = step.function(**arguments)
+        assert isinstance(artifact, step.kind), (
+            f"{step.address} returned {type(artifact).__name__}, not {step.kind.__name__}"
+        )
+        assert artifact.path == context.out, f"{step.address} must return {step.kind.__name__}.of_step(ctx, ...)"
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        send({"end": "made", "kind": step.kind.__name__, "info": dict(made.info), "peak_rss_mib": round(peak, 1)})
+        send({"end": "made", "kind": step.kind.__name__, "info": dict(artifact.info), "peak_rss_mib": round(peak, 1)})
         return 0
     except NothingNew as nothing:
         send({"end": "nothing_new", "message": str(nothing)})
@@ -185,13 +187,13 @@ def _sender(connection: Connection) -> Any:
     return send
 
 
-def _artifacts(given: Any) -> Artifact | list[Artifact]:
-    if isinstance(given, list):
-        return [_artifact(item) for item in given]
-    return _artifact(given)
+def _read_artifacts(handles: Any) -> Artifact | list[Artifact]:
+    if isinstance(handles, list):
+        return [_read_artifact(item) for item in handles]
+    return _read_artifact(handles)
 
 
-def _artifact(item: Mapping[str, Any]) -> Artifact:
+def _read_artifact(item: Mapping[str, Any]) -> Artifact:
     return KINDS[item["kind"]](key=item["key"], path=Path(item["path"]), info=item["info"])
 
 
@@ -204,7 +206,7 @@ def _only_worker_of(lock: Path) -> Iterator[None]:
 
 
 def _redirect_output(log: Path) -> None:
-    """What libraries print goes to the step's log, not into the progress display."""
+    """Send what libraries print to the step's log, not into the progress display."""
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -21,11 +21,11 @@ import typer
 
 from components.contract import UserError
 from flows.commands import ask, choose, make, measured, operate, registry, validate
-from flows.commands.terminal import Invocation, complain, say
+from flows.commands.terminal import Invocation, echo, echo_error
 from flows.signature import named_packages
 from storage.artifacts import default_home
 from storage.redaction import without_secrets
-from storage.remote_store import take_problems
+from storage.remote_store import drain_problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -73,66 +73,66 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     before = signal.signal(signal.SIGTERM, _terminated) if in_main_thread else None
     hook, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        code = app(args=given, prog_name="draftsmith", standalone_mode=False)
-        for line in take_problems():
-            complain(line)
+        argv = list(sys.argv[1:] if arguments is None else arguments)
+        code = app(args=argv, prog_name="draftsmith", standalone_mode=False)
+        for line in drain_problems():
+            echo_error(line)
         if code == 130:  # typer has turned the interrupt into its exit code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Exit as error:
         return error.exit_code
     except UserError as error:
-        complain(str(error))
+        echo_error(str(error))
         return 2
     except TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            say(str(error))
+            echo(str(error))
             return 0
         describe = getattr(error, "format_message", None)
-        complain("draftsmith: " + " ".join(str(describe() if describe is not None else error).split()))
+        echo_error("draftsmith: " + " ".join(str(describe() if describe is not None else error).split()))
         return 2
     except (KeyboardInterrupt, Abort):
-        complain("interrupted; steps that are done stay done: the same command goes on from there")
+        echo_error("interrupted; steps that are done stay done: the same command goes on from there")
         return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except Exception as error:
-        return _failed(error)
+        return _report_failure(error)
     finally:
         sys.unraisablehook = hook
         if before is not None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _failed(error: Exception) -> int:
+def _report_failure(error: Exception) -> int:
     """A failure that is not the user's: one line and where to look; the traceback with --debug."""
     from flows.engine import StepFailed
 
-    told = without_secrets(traceback.format_exc())  # libraries put the address that did not answer into it
+    trace = without_secrets(traceback.format_exc())  # libraries put the address that did not answer into it
     if Invocation.debug:
-        complain(told)
+        echo_error(trace)
     if isinstance(error, StepFailed):
-        complain(f"{error}\nits log: {error.log}")
+        echo_error(f"{error}\nits log: {error.log}")
         return 1
-    if spoilt := _spoilt_disk(error):
-        complain(f"{spoilt}; mend that, and the same command goes on from what is done")
+    if disk_fault := _find_disk_fault(error):
+        echo_error(f"{disk_fault}; mend that, and the same command goes on from what is done")
         return 1
-    said = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    summary = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     folder = default_home() / "logs"
     log = folder / f"failure-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log.write_text(told, encoding="utf-8")
+        log.write_text(trace, encoding="utf-8")
     except OSError as unwritten:
-        complain(f"{said}\nits traceback cannot be kept in {folder} ({unwritten.strerror}): see it with --debug")
+        echo_error(f"{summary}\nits traceback cannot be kept in {folder} ({unwritten.strerror}): see it with --debug")
         return 1
-    complain(f"{said}\nits traceback: {log}")
+    echo_error(f"{summary}\nits traceback: {log}")
     return 1
 
 
-def _spoilt_disk(error: BaseException | None) -> str:
+def _find_disk_fault(error: BaseException | None) -> str:
     """What cannot be written where, when a disk that is full or read-only is at the bottom of a failure, or ''."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -153,14 +153,14 @@ def _terminated(*_: Any) -> None:
 def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
     """Python drops a Ctrl-C that arrives in a destructor or in a library's callback: ask the main thread once more."""
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        again = threading.Timer(0.1, _ask_main_thread_to_end)
+        again = threading.Timer(0.1, _interrupt_main_thread)
         again.daemon = True
         again.start()
     else:
         sys.__unraisablehook__(ignored)
 
 
-def _ask_main_thread_to_end() -> None:
+def _interrupt_main_thread() -> None:
     main_thread = threading.main_thread().ident
     if signal.getsignal(signal.SIGTERM) is _terminated and main_thread is not None:  # the command still goes on
         signal.pthread_kill(main_thread, signal.SIGTERM)  # a real signal, which also ends a wait for a lock

@@ -35,8 +35,8 @@ def reached_symbols(module: str, function: str, words: frozenset[str], packages:
         waiting.extend(found.leads_to)
         for label, name, entry in found.entries:
             if name in words:
-                digests[f"{label}[{name}]"] = digest_of(entry)
                 entry_module, _, entry_symbol = entry.partition(":")
+                digests[f"{label}[{name}]"] = digest_of(entry_symbol)
                 waiting.append((entry_module, entry_symbol))
     return dict(sorted(digests.items()))
 

@@ -1,7 +1,7 @@
 """One Python file as its top-level symbols: what each is called, its digest, and which names it mentions.
 
-Docstrings, comments, formatting, positions and the annotations of functions do not enter a digest, so that editing them
-makes nothing new. Files are parsed, never imported.
+Docstrings, comments, formatting, positions, imports and the annotations of functions do not enter a
+digest, so that editing them makes nothing new. Files are parsed, never imported.
 """
 
 from __future__ import annotations
@@ -138,14 +138,15 @@ class _Reader:
                 rest.append(inner)
         frame = ast.ClassDef(node.name, node.bases, node.keywords, rest or [ast.Pass()], node.decorator_list)
         yield node.name, self.digest(frame)
-        for name, found in methods.items():
-            yield f"{node.name}.{name}", self.digest(*found)
+        for name, definitions in methods.items():
+            yield f"{node.name}.{name}", self.digest(*definitions)
 
     def _read(self, node: ast.AST, words: list[str], *, in_function: bool) -> None:
         if isinstance(node, ast.Name | ast.Attribute):
             self._note_chain(node)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self.imports.update(_imported(node, self.package))
+            return  # what it names is followed; where that stands changes nothing
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             self.texts.add(node.value)
         words.append(type(node).__name__)
@@ -200,14 +201,14 @@ def _registry(statement: ast.stmt) -> dict[str, str]:
     """{name: "module:Class"} when the statement assigns a dict literal of nothing else."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
         return {}
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for key, value in zip(statement.value.keys, statement.value.values, strict=True):
         if not (isinstance(key, ast.Constant) and isinstance(value, ast.Constant)):
             return {}
         if not (isinstance(key.value, str) and isinstance(value.value, str) and _ENTRY.match(value.value)):
             return {}
-        found[key.value] = value.value
-    return found
+        entries[key.value] = value.value
+    return entries
 
 
 def _imported(statement: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Import]]:

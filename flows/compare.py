@@ -1,8 +1,8 @@
 """`draftsmith compare A B`: two ways to serve on the same prompts, as ratios with 95 % intervals, and a verdict.
 
 The comparison is that of confirm_depth and the promotion gate (components/speedup: pairing.py, paired.py), on all that
-the history knows of both. Only our own loop is asked; what serving engines did stands in `draftsmith query
-engines_beside_ours`. What cannot be compared is said, with the reason.
+the history knows of both. Only our own decoding loop is compared; results of serving engines are in `draftsmith query
+engines_beside_ours`. Notes name what cannot be compared, with the reason.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.promotion import Margins
+from components.rows import ALL
 from flows.compare_sides import Side
 
 if TYPE_CHECKING:
     from components.speedup.paired import Ratio
 
-ALL = "all"
 COLUMNS = ("quantity", "workload", "a", "b", "ratio", "lo", "hi", "margin", "num_prompts", "verdict")
 EXIT_CODES = {"better": 0, "not_worse": 0, "worse": 1}
 UNDECIDED = 3  # also where nothing could be compared
@@ -25,7 +25,7 @@ UNDECIDED = 3  # also where nothing could be compared
 
 @dataclass
 class Outcome:
-    """What could be compared, and in `notes` what could not, and why."""
+    """The result of a comparison. notes: what could not be compared, with the reason."""
 
     a: Side
     b: Side
@@ -33,7 +33,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def verdict(self) -> str:
-        """That of speed over all workloads, else of acceptance length; "not comparable" without either."""
+        """The verdict on speed over all workloads, else on acceptance length; "not comparable" without either."""
         for quantity in ("decode_speed", "speedup", "acceptance_length"):
             for row in self.ratios:
                 if (row.quantity, row.workload) == (quantity, ALL):
@@ -45,7 +45,7 @@ class Outcome:
         return EXIT_CODES.get(self.verdict(), UNDECIDED)
 
     def rows(self) -> tuple[list[str], list[list[Any]]]:
-        """Columns and rows of the answer."""
+        """Columns and rows of the printed table."""
         return list(COLUMNS), [[asdict(ratio)[name] for name in COLUMNS] for ratio in self.ratios]
 
 
@@ -62,7 +62,7 @@ def compare(home: Path, a: Side, b: Side, margins: Margins) -> Outcome:
         outcome.notes.append(
             "both are the same drafter at the same depth: what differs is when and where it was measured"
         )
-    found = compare_ways(measured_of(home, a.draft_key, b.draft_key), a.way(), b.way(), margins)
-    outcome.ratios = found.ratios
-    outcome.notes += found.notes
+    comparison = compare_ways(measured_of(home, a.draft_key, b.draft_key), a.way(), b.way(), margins)
+    outcome.ratios = comparison.ratios
+    outcome.notes += comparison.notes
     return outcome

@@ -37,19 +37,19 @@ COLLISION = {"wait": "ENQUEUE", "skip": "CANCEL_NEW"}
 class Change:
     """One line of the plan.
 
-    action: "create", "update", "prune", or "keep" for what somebody has set by hand and nothing touches.
+    action: "create", "update", "prune", or "keep" for a setting made by hand, which stays.
     kind:   "pipeline", "schedule", "trigger", "pool" or "limit". name: "quickstart", "quickstart/nightly".
-    why:    what differs, in words. apply: makes the change.
+    reason: what differs, in words. apply: makes the change.
     """
 
     action: str
     kind: str
     name: str
-    why: str = ""
+    reason: str = ""
     apply: Callable[[SyncPrefectClient], object] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.action:<6}  {self.kind:<8}  {self.name}" + (f"  ({self.why})" if self.why else "")
+        return f"{self.action:<6}  {self.kind:<8}  {self.name}" + (f"  ({self.reason})" if self.reason else "")
 
 
 def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -> list[Change]:
@@ -65,19 +65,19 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
     spec = load_spec(file)
     with get_client(sync_client=True) as client:
         pools = {pool.name: pool.concurrency_limit for pool in client.read_work_pools()}
-        found = _deployments(client, file, spec)
+        deployments = _deployments(client, file, spec)
         changes = list(_shared_changes(client, pools))
         for name, pipeline in spec.pipelines.items():
             pool = str(pipeline.runs_on or WORK_POOL)
             if pool not in {*pools, WORK_POOL}:
-                known = did_you_mean(pool, sorted({*pools, WORK_POOL}))
-                raise UserError(f"{file}: pipeline '{name}': the server has no work pool '{pool}'{known}")
-            wanted = _wanted(name, pipeline, file, home, pool, packages)
-            changes += _deployment_changes(name, wanted, found.get(name))
-            changes += _schedule_changes(name, pipeline.schedules, found.get(name))
+                suggestion = did_you_mean(pool, sorted({*pools, WORK_POOL}))
+                raise UserError(f"{file}: pipeline '{name}': the server has no work pool '{pool}'{suggestion}")
+            desired = _desired_deployment(name, pipeline, file, home, pool, packages)
+            changes += _deployment_changes(name, desired, deployments.get(name))
+            changes += _schedule_changes(name, pipeline.schedules, deployments.get(name))
         changes += [
             Change("prune", "pipeline", name, "no longer in the file", _delete(deployment.id))
-            for name, deployment in found.items()
+            for name, deployment in deployments.items()
             if name not in spec.pipelines
         ]
         changes += trigger_changes(client, file, spec)
@@ -101,8 +101,8 @@ def apply_changes(changes: list[Change]) -> int:
             try:
                 change.apply(client)
             except PrefectHTTPStatusError as error:
-                said = " ".join(error.response.text.split())[:300]
-                raise UserError(f"{change}: the Prefect server refuses it: {said}") from error
+                message = " ".join(error.response.text.split())[:300]
+                raise UserError(f"{change}: the Prefect server refuses it: {message}") from error
             done += 1
     return done
 
@@ -113,26 +113,26 @@ def deployment_id(client: SyncPrefectClient, name: str) -> Any:
 
 
 def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str, DeploymentResponse]:
-    """The deployments that this file has made, by name. What a file that is gone has left behind may be taken over.
+    """The deployments that this file has made, by name. Deployments of a file that no longer exists may be taken over.
 
     Raises:
         UserError: a pipeline of this file has the name of another file's deployment.
     """
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 
-    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    found: dict[str, DeploymentResponse] = {}
+    tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+    deployments: dict[str, DeploymentResponse] = {}
     offset = 0
-    while some := client.read_deployments(deployment_filter=ours, limit=200, offset=offset):
-        offset += len(some)
-        for deployment in some:
+    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=offset):
+        offset += len(page)
+        for deployment in page:
             maker = Path(deployment.job_variables.get("env", {}).get("DRAFTSMITH_PIPELINES", ""))
             if maker == file.resolve() or (deployment.name in spec.pipelines and not maker.is_file()):
-                found[deployment.name] = deployment
+                deployments[deployment.name] = deployment
             elif deployment.name in spec.pipelines:
                 what = f"the server has one of that name from {maker}"
                 raise UserError(f"{file.name}: pipeline '{deployment.name}': {what}; name it otherwise")
-    return found
+    return deployments
 
 
 def runs_at_once() -> int:
@@ -148,7 +148,7 @@ def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, int | None]) 
     elif pools[WORK_POOL] is None:  # a worker that comes first makes the pool without a limit
         yield Change("update", "pool", WORK_POOL, at_once, _limit_pool)
     limit = machine_limit()
-    if limit not in {known.name for known in client.read_global_concurrency_limits(limit=200, offset=0)}:
+    if limit not in {existing.name for existing in client.read_global_concurrency_limits(limit=200, offset=0)}:
         yield Change(
             "create",
             "limit",
@@ -177,7 +177,7 @@ def _limit_pool(client: SyncPrefectClient) -> None:
     client.update_work_pool(WORK_POOL, WorkPoolUpdate(concurrency_limit=runs_at_once()))
 
 
-def _wanted(
+def _desired_deployment(
     name: str, pipeline: PipelineSpec, file: Path, home: Path, pool: str, packages: tuple[str, ...]
 ) -> dict[str, Any]:
     """Every field of a deployment that the file decides, as the API writes it.
@@ -186,7 +186,7 @@ def _wanted(
     """
     from prefect.utilities.callables import parameter_schema
 
-    flow = compile_flow(pipeline, name, lambda given: None)
+    flow = compile_flow(pipeline, name, lambda values: None)
     schema = parameter_schema(flow.fn).model_dump(mode="json", exclude_unset=True)
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {
@@ -215,20 +215,20 @@ def _wanted(
     }
 
 
-def _deployment_changes(name: str, wanted: Mapping[str, Any], found: DeploymentResponse | None) -> Iterator[Change]:
-    if found is None:
+def _deployment_changes(name: str, desired: Mapping[str, Any], deployed: DeploymentResponse | None) -> Iterator[Change]:
+    if deployed is None:
 
         def create(client: SyncPrefectClient) -> None:
             from prefect.client.schemas.objects import ConcurrencyOptions
 
-            options = wanted["concurrency_options"]
-            fields = {**wanted, "concurrency_options": ConcurrencyOptions(**options) if options else None}
+            options = desired["concurrency_options"]
+            fields = {**desired, "concurrency_options": ConcurrencyOptions(**options) if options else None}
             client.create_deployment(flow_id=client.create_flow_from_name(name), name=name, **fields)
 
-        yield Change("create", "pipeline", name, str(wanted["description"]), create)
+        yield Change("create", "pipeline", name, str(desired["description"]), create)
         return
-    differs = {key: value for key, value in wanted.items() if value != _standing(found, key)}
-    if found.paused:
+    differs = {key: value for key, value in desired.items() if value != _deployed_value(deployed, key)}
+    if deployed.paused:
         yield Change("keep", "pipeline", name, "paused by hand, stays paused")
     if differs:
 
@@ -237,8 +237,8 @@ def _deployment_changes(name: str, wanted: Mapping[str, Any], found: DeploymentR
 
             fields = dict(differs)
             if "concurrency_options" in fields or "concurrency_limit" in fields:  # the server wants both together
-                fields |= {key: wanted[key] for key in ("concurrency_options", "concurrency_limit")}
-            client.update_deployment(found.id, DeploymentUpdate(**fields))
+                fields |= {key: desired[key] for key in ("concurrency_options", "concurrency_limit")}
+            client.update_deployment(deployed.id, DeploymentUpdate(**fields))
 
         yield Change("update", "pipeline", name, ", ".join(_WORDS.get(key, key) for key in differs), update)
 
@@ -254,41 +254,43 @@ _WORDS = {
 }
 
 
-def _standing(found: DeploymentResponse, key: str) -> Any:
-    """A field of the deployment on the server, written as `_wanted` writes it."""
+def _deployed_value(deployed: DeploymentResponse, key: str) -> Any:
+    """A field of the deployment on the server, written as `_desired_deployment` writes it."""
     if key == "concurrency_limit":
-        return found.global_concurrency_limit.limit if found.global_concurrency_limit is not None else None
+        return deployed.global_concurrency_limit.limit if deployed.global_concurrency_limit is not None else None
     if key == "concurrency_options":
-        options = found.concurrency_options
+        options = deployed.concurrency_options
         return {"collision_strategy": options.collision_strategy.value} if options is not None else None
-    return (found.description or "") if key == "description" else getattr(found, key)
+    return (deployed.description or "") if key == "description" else getattr(deployed, key)
 
 
 def _delete(identity: Any) -> Callable[[SyncPrefectClient], object]:
     return lambda client: client.delete_deployment(identity)
 
 
-def _schedule_changes(pipeline: str, wanted: list[ScheduleSpec], found: DeploymentResponse | None) -> Iterator[Change]:
+def _schedule_changes(
+    pipeline: str, declared: list[ScheduleSpec], deployed: DeploymentResponse | None
+) -> Iterator[Change]:
     """Schedules by slug. `active` is sent only with a new one, so a pause made in the UI stays."""
-    standing = {schedule.slug: schedule for schedule in found.schedules} if found is not None else {}
-    for schedule in wanted:
-        name, there = f"{pipeline}/{schedule.slug}", standing.pop(schedule.slug, None)
-        said = f"{schedule.cron} {schedule.timezone}"
-        if there is None:
-            yield Change("create", "schedule", name, said, _create_schedule(pipeline, schedule))
+    deployed_schedules = {schedule.slug: schedule for schedule in deployed.schedules} if deployed is not None else {}
+    for schedule in declared:
+        name, existing = f"{pipeline}/{schedule.slug}", deployed_schedules.pop(schedule.slug, None)
+        timing = f"{schedule.cron} {schedule.timezone}"
+        if existing is None:
+            yield Change("create", "schedule", name, timing, _create_schedule(pipeline, schedule))
             continue
-        if not there.active:
+        if not existing.active:
             yield Change("keep", "schedule", name, "paused by hand, stays paused")
-        if _says(there) != (schedule.cron, schedule.timezone, schedule.params):
-            yield Change("update", "schedule", name, said, _update_schedule(there, schedule))
-    for slug, there in standing.items():
+        if _schedule_values(existing) != (schedule.cron, schedule.timezone, schedule.params):
+            yield Change("update", "schedule", name, timing, _update_schedule(existing, schedule))
+    for slug, existing in deployed_schedules.items():
         if slug is None:
             yield Change("keep", "schedule", f"{pipeline}/-", "added by hand in the UI")
         else:
-            yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(there))
+            yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(existing))
 
 
-def _says(schedule: DeploymentSchedule) -> tuple[Any, Any, dict[str, Any]]:
+def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, dict[str, Any]]:
     return getattr(schedule.schedule, "cron", None), getattr(schedule.schedule, "timezone", None), schedule.parameters
 
 
@@ -298,23 +300,25 @@ def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPre
         from prefect.client.schemas.schedules import CronSchedule
 
         when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-        made = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
-        client.create_deployment_schedules(deployment_id(client, pipeline), [made])
+        request = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
+        client.create_deployment_schedules(deployment_id(client, pipeline), [request])
 
     return create
 
 
-def _update_schedule(there: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
+def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
     def update(client: SyncPrefectClient) -> None:
         from prefect.client.schemas.schedules import CronSchedule
 
         when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-        assert there.deployment_id is not None
-        client.update_deployment_schedule(there.deployment_id, there.id, schedule=when, parameters=schedule.params)
+        assert existing.deployment_id is not None
+        client.update_deployment_schedule(
+            existing.deployment_id, existing.id, schedule=when, parameters=schedule.params
+        )
 
     return update
 
 
-def _delete_schedule(there: DeploymentSchedule) -> Callable[[SyncPrefectClient], object]:
-    assert there.deployment_id is not None
-    return lambda client: client.delete_deployment_schedule(there.deployment_id, there.id)
+def _delete_schedule(existing: DeploymentSchedule) -> Callable[[SyncPrefectClient], object]:
+    assert existing.deployment_id is not None
+    return lambda client: client.delete_deployment_schedule(existing.deployment_id, existing.id)

@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 def trigger_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterator[Change]:
-    """What differs between the triggers of the file and the automations that it has made."""
+    """The changes that make the automations of this file match its triggers."""
     mark = f"Made by `draftsmith deploy` from {file.resolve()}"
-    standing = {a.name: a for a in _automations(client) if a.description == mark}
+    deployed = {a.name: a for a in _automations(client) if a.description == mark}
     for pipeline, declared in spec.pipelines.items():
         names: dict[str, int] = {}
         for trigger in declared.triggers:
-            said = words(trigger)
-            names[said] = names.get(said, 0) + 1
-            name = f"{pipeline}: {said}" + (f" ({names[said]})" if names[said] > 1 else "")
-            there = standing.pop(name, None)
-            if there is None:
+            label = trigger_label(trigger)
+            names[label] = names.get(label, 0) + 1
+            name = f"{pipeline}: {label}" + (f" ({names[label]})" if names[label] > 1 else "")
+            automation = deployed.pop(name, None)
+            if automation is None:
                 yield Change("create", "trigger", name, "", _create(name, pipeline, trigger, file, mark))
                 continue
-            if not there.enabled:
+            if not automation.enabled:
                 yield Change("keep", "trigger", name, "switched off by hand, stays off")
-            if _differs(client, there, pipeline, trigger, file):
-                yield Change("update", "trigger", name, "", _update(there, name, pipeline, trigger, file, mark))
-    for name, there in standing.items():
-        yield Change("prune", "trigger", name, "no longer in the file", _delete(there))
+            if _differs(client, automation, pipeline, trigger, file):
+                yield Change("update", "trigger", name, "", _update(automation, name, pipeline, trigger, file, mark))
+    for name, automation in deployed.items():
+        yield Change("prune", "trigger", name, "no longer in the file", _delete(automation))
 
 
-def words(trigger: TriggerSpec) -> str:
+def trigger_label(trigger: TriggerSpec) -> str:
     """A trigger as the UI names it: "after quickstart", "file in/*.jsonl", "registry NAME@champion"."""
     if trigger.after is not None:
         return f"after {trigger.after}"
@@ -51,7 +51,7 @@ def words(trigger: TriggerSpec) -> str:
     return f"registry {trigger.registry}@{trigger.alias}"
 
 
-def _expected(trigger: TriggerSpec, file: Path) -> dict[str, Any]:
+def _expected_event(trigger: TriggerSpec, file: Path) -> dict[str, Any]:
     """The event that fires a trigger: its names, and which resource it is about."""
     if trigger.after is not None:
         flow = {"prefect.resource.role": "flow", "prefect.resource.name": trigger.after}
@@ -73,12 +73,14 @@ def _automation(name: str, identity: Any, trigger: TriggerSpec, file: Path, mark
         name=name,
         description=mark,
         enabled=enabled,
-        trigger=EventTrigger(posture=Posture.Reactive, threshold=1, **_expected(trigger, file)),
+        trigger=EventTrigger(posture=Posture.Reactive, threshold=1, **_expected_event(trigger, file)),
         actions=[RunDeployment(source="selected", deployment_id=identity, parameters=trigger.params or None)],
     )
 
 
-def _differs(client: SyncPrefectClient, there: Automation, pipeline: str, trigger: TriggerSpec, file: Path) -> bool:
+def _differs(
+    client: SyncPrefectClient, automation: Automation, pipeline: str, trigger: TriggerSpec, file: Path
+) -> bool:
     """Whether an automation would do anything else than the file says. A pipeline not yet deployed has a new id."""
     from prefect.exceptions import ObjectNotFound
 
@@ -86,15 +88,15 @@ def _differs(client: SyncPrefectClient, there: Automation, pipeline: str, trigge
         identity = deployment_id(client, pipeline)
     except ObjectNotFound:
         return True
-    wanted = _automation(there.name, identity, trigger, file, there.description, there.enabled)
+    desired = _automation(automation.name, identity, trigger, file, automation.description, automation.enabled)
     keys = {"trigger": {"expect", "match", "match_related"}, "actions": True}
-    return _told(wanted, keys) != _told(there, keys)
+    return _comparable_fields(desired, keys) != _comparable_fields(automation, keys)
 
 
-def _told(automation: AutomationCore, keys: Any) -> Any:
-    told = automation.model_dump(mode="json", include=keys)
-    told["actions"] = [(action["deployment_id"], action["parameters"] or {}) for action in told["actions"]]
-    return told
+def _comparable_fields(automation: AutomationCore, keys: Any) -> Any:
+    fields = automation.model_dump(mode="json", include=keys)
+    fields["actions"] = [(action["deployment_id"], action["parameters"] or {}) for action in fields["actions"]]
+    return fields
 
 
 def _create(name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str) -> Callable[[Any], object]:
@@ -105,21 +107,21 @@ def _create(name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: st
 
 
 def _update(
-    there: Automation, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
+    existing: Automation, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
 ) -> Callable[[Any], object]:
     def update(client: SyncPrefectClient) -> None:
         identity = deployment_id(client, pipeline)
-        client.update_automation(there.id, _automation(name, identity, trigger, file, mark, there.enabled))
+        client.update_automation(existing.id, _automation(name, identity, trigger, file, mark, existing.enabled))
 
     return update
 
 
-def _delete(there: Automation) -> Callable[[SyncPrefectClient], object]:
-    return lambda client: client.delete_automation(there.id)
+def _delete(automation: Automation) -> Callable[[SyncPrefectClient], object]:
+    return lambda client: client.delete_automation(automation.id)
 
 
 def _automations(client: SyncPrefectClient) -> Iterator[Automation]:
     offset = 0
-    while some := client.read_automations(limit=200, offset=offset):
-        offset += len(some)
-        yield from some
+    while page := client.read_automations(limit=200, offset=offset):
+        offset += len(page)
+        yield from page

@@ -1,4 +1,4 @@
-"""Which device a run uses, found without importing torch, and what of this machine is recorded beside a result."""
+"""Chooses the device of a run without importing torch, and lists the machine facts recorded beside a result."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def has_cuda() -> bool:
         return False
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return False
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return False
-    text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     return re.search(r"^cuda\b.*=\s*['\"]", text, re.MULTILINE) is not None
 
 
@@ -70,13 +70,13 @@ def library_versions() -> dict[str, str]:
 
 @functools.cache
 def cpu_features() -> tuple[str, ...]:
-    """The vector extensions that kernels choose by."""
+    """The CPU's vector extensions, by which libraries choose their kernels."""
     file = Path("/proc/cpuinfo")
     if not file.is_file():
         return ()
-    wanted = re.compile(r"avx|amx|fma|bf16|fp16|sve|asimd|neon|sse4")
+    pattern = re.compile(r"avx|amx|fma|bf16|fp16|sve|asimd|neon|sse4")
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return tuple(sorted({word for word in value.split() if wanted.match(word)}))
+            return tuple(sorted({word for word in value.split() if pattern.match(word)}))
     return ()

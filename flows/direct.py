@@ -1,4 +1,4 @@
-"""A run without Prefect: plan, engine, keeping of what was made. `flows/run.py` wraps the same pieces in a flow."""
+"""A run without Prefect: plan, engine and records. `flows/run.py` wraps the same pieces in a flow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run has made. problems: what could not be logged; notes: what is worth telling; one line each.
+    """The result of a run. problems: what could not be logged; notes: remarks for the user; one line each.
 
     mlflow_run: (experiment, run) in MLflow; None when it was down. registered: the registry's answer for each Release.
     nothing_new: why a step ended the run early with nothing to do, in one line; "" when every step was made or reused.
@@ -97,14 +97,14 @@ def execute(
     *,
     how: str,
     flow_run_id: str = "",
-    drive: Callable[[Engine], dict[str, Artifact]] = Engine.run,
+    run_steps: Callable[[Engine], dict[str, Artifact]] = Engine.run,
 ) -> RunOutcome:
     """Run a plan and keep what it makes.
 
-    how: "direct" or "prefect", for the record, with Prefect's id of the flow run. drive: what runs the steps.
+    how: "direct" or "prefect", for the record, with Prefect's id of the flow run. run_steps: runs an engine.
     """
     from components.speedup.promotion_rule import judge
-    from storage.keep import begin_run, end_run, keep, keep_failure
+    from storage.keep import begin_run, end_run, record_failure, record_step
 
     started = time.monotonic()
     run = begin_run(
@@ -117,38 +117,41 @@ def execute(
         flow_run_id=flow_run_id,
         pipeline_digest=plan.digest,
     )
-    begun: dict[str, PlannedStep] = {}
+    running_steps: dict[str, PlannedStep] = {}
     artifacts: dict[str, Artifact] = {}
     made_new: list[str] = []
 
-    def watched(step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def on_step_event(step: PlannedStep, event: Mapping[str, Any]) -> None:
         if event["event"] == "start":
-            begun[step.name] = step
+            running_steps[step.name] = step
         if on_event is not None:
             on_event(step, event)
 
-    def kept(step: PlannedStep, artifact: Artifact, record: dict[str, Any], seconds: float, reused: bool) -> None:
-        del seconds  # of a reused step it says nothing; the record has those of the making
-        begun.pop(step.name, None)
+    def on_finished(
+        step: PlannedStep, artifact: Artifact, record: dict[str, Any], seconds: float, reused: bool
+    ) -> None:
+        running_steps.pop(step.name, None)
         artifacts[step.name] = artifact
         made_new.extend([step.name] * (not reused))
-        keep(artifact, step.kind, step, record, run, reused=reused)
+        record_step(artifact, step.kind, step, record, run, reused=reused)
 
     nothing_new = ""
     with closing(run.journal):  # also where its last lines find no room on the disk
         try:
-            drive(Engine(store, plan, watched, kept, run_id=run.run_id))
+            run_steps(Engine(store, plan, on_step_event, on_finished, run_id=run.run_id))
         except NothingNew as nothing:
             nothing_new = str(nothing)
         except Exception as error:
-            why = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
-            for step in begun.values():
-                keep_failure(step, why, None, run)
-            end_run(run, "failed", why)
+            reason = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
+            for step in running_steps.values():
+                record_failure(step, reason, None, run)
+            end_run(run, "failed", reason)
             raise
         except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
-            run.journal.add("end", status="killed", reason=why)  # nobody waits for MLflow now, the next run catches up
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
+            run.journal.add(
+                "end", status="killed", reason=reason
+            )  # nobody waits for MLflow now, the next run catches up
             raise
         if not nothing_new and not made_new:
             end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")

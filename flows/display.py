@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: one line when a step ends, and how long the present one still takes.
+"""Progress of a run: one line when a step ends, and an estimate of the time that the current one still takes.
 
 On a terminal a progress bar; into a file or a pipe plain lines, at most one in ten seconds for each step.
 """
@@ -83,8 +83,8 @@ class Display:
             return
         self.last_line[step.name] = now
         rate = (done - at_first) / (now - began) if now > began else 0.0
-        left = f", {duration((total - done) / rate)} left" if rate > 0 else ""
-        self._line(step, f"{what or 'working'}: {done:,.0f} of {total:,.0f}{left}")
+        remaining = f", {duration((total - done) / rate)} left" if rate > 0 else ""
+        self._line(step, f"{what or 'working'}: {done:,.0f} of {total:,.0f}{remaining}")
 
     def _task(self, step: PlannedStep, what: str) -> TaskID:
         assert self.bar is not None
@@ -109,7 +109,7 @@ class Display:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min."""
+    """Seconds in words: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

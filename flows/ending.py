@@ -1,4 +1,4 @@
-"""The last lines of a run: the answer in short, what could not be logged, and what to try next."""
+"""The summary that ends a run: its result, what could not be logged, and what to try next."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flows.display import duration
 Kind = TypeVar("Kind", bound=Artifact)
 
 
-def print_ending(outcome: RunOutcome, console: Console) -> None:
-    """What a run ends with."""
+def print_run_summary(outcome: RunOutcome, console: Console) -> None:
+    """Print the summary of a finished run."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
@@ -33,29 +33,29 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
     if plan.num_reused == len(plan.steps):
         say("  nothing new: same inputs, same results; --force runs a step again")
     policy, release = _last(outcome, DepthPolicy), _last(outcome, Release)
-    pages = [made for made in outcome.artifacts.values() if isinstance(made, Page)]
+    pages = [artifact for artifact in outcome.artifacts.values() if isinstance(artifact, Page)]
     uploads = [page for page in pages if "commit_url" in page.info]
     reports = [page for page in pages if page not in uploads]
     places = {"report": str(reports[-1].path / "index.html")} if reports else {}
     for page in uploads:
-        there = "" if page.info["new_commit"] else ", where it was already"
-        places["uploaded to"] = f"{page.info['url']}{there}"
+        suffix = "" if page.info["new_commit"] else ", where it was already"
+        places["uploaded to"] = f"{page.info['url']}{suffix}"
     for version in outcome.registered:
         places["registered as"] = (
             f"{version.name} version {version.version} ({', '.join(version.aliases) or 'no alias'})"
         )
-    for made in outcome.artifacts.values():
-        if isinstance(made, Measurements) and "drift" in made.info:
-            places["drift"] = str(made.info["drift"])
+    for artifact in outcome.artifacts.values():
+        if isinstance(artifact, Measurements) and "drift" in artifact.info:
+            places["drift"] = str(artifact.info["drift"])
     if policy is not None:
         from components.report.summary import summarise
 
         places = summarise(policy.info, release.info if release is not None else None, places)
     for label, value in places.items():
         say(f"  {label:<18} {value}")
-    shown = [f"{version.name} version {version.version}" for version in outcome.registered]
+    registered = [f"{version.name} version {version.version}" for version in outcome.registered]
     for line in outcome.notes:
-        if not any(name in line for name in shown):  # "registered as" has said it
+        if not any(name in line for name in registered):  # "registered as" has said it
             say(f"  {line}")
     for line in outcome.problems:
         say(f"  {'not logged':<18} {line}")
@@ -65,8 +65,8 @@ def print_ending(outcome: RunOutcome, console: Console) -> None:
             say(f"  {command}")
 
 
-def print_measured_again(before: Mapping[str, Any], outcome: RunOutcome, console: Console) -> None:
-    """What a release said of itself before, what it says now, and what the registry made of that.
+def print_remeasurement(before: Mapping[str, Any], outcome: RunOutcome, console: Console) -> None:
+    """Print a release's evidence before and after remeasuring, and the registry's decision.
 
     before: the facts of the release until now.
     """
@@ -76,8 +76,8 @@ def print_measured_again(before: Mapping[str, Any], outcome: RunOutcome, console
     for version in outcome.registered:
         console.print(f"  {version.note}", markup=False, soft_wrap=True)
     if now is not None:
-        said = f"draftsmith show {now.key[:12]} lists every session; draftsmith query --all-sessions asks them all"
-        console.print(f"  {said}", markup=False, soft_wrap=True)
+        hint = f"draftsmith show {now.key[:12]} lists every session; draftsmith query --all-sessions asks them all"
+        console.print(f"  {hint}", markup=False, soft_wrap=True)
 
 
 def _evidence(facts: Mapping[str, Any]) -> str:
@@ -91,20 +91,20 @@ def _evidence(facts: Mapping[str, Any]) -> str:
 
 def _last(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:
     """The artifact of this kind that was made last."""
-    return next((made for made in reversed(outcome.artifacts.values()) if isinstance(made, kind)), None)
+    return next((artifact for artifact in reversed(outcome.artifacts.values()) if isinstance(artifact, kind)), None)
 
 
 def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
     """Commands worth trying after a run that chose a depth; first of all, where the gate refused, measuring again."""
-    shown = release.key if release is not None else policy.key
-    again = [f"draftsmith remeasure {shown[:12]}   # on a quiet machine: adds evidence and decides anew"]
+    key = release.key if release is not None else policy.key
+    again = [f"draftsmith remeasure {key[:12]}   # on a quiet machine: adds evidence and decides anew"]
     refused = release is not None and policy.info.get("gate_passed") is False
     return [
         *(again if refused else []),
         'draftsmith generate "def add(a, b):"',
         'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
         "WHERE workload = 'all' ORDER BY ALL\"",
-        f"draftsmith show {shown[:12]}",
+        f"draftsmith show {key[:12]}",
     ]
 
 

@@ -26,7 +26,7 @@ from flows.runs_on import HERE
 from flows.runtime_folder import runtime_folder
 from flows.supervise import PRELOAD, ChildEnd, run_child
 from storage.artifacts import Store
-from storage.remote_store import take_problems
+from storage.remote_store import drain_problems
 from storage.sessions import read_record, session_of
 
 Event = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Engine:
     on_event(step, event): events of the step itself (progress, metrics, note, set_aside) and of its life:
         {"event": "start" | "waiting" | "retry" | "reused" | "done" | "nothing_new" | "failed", ...}.
     on_finished(step, artifact, record, seconds, reused): called once for each step, whether it was made or reused;
-        `record` is what artifact.json says of how it came to be.
+        `record` is the "record" of artifact.json: how the artifact was made.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Engine:
         started = time.monotonic()
         with self._key_lock(step):
             self.store.settle(step.key)  # of a kill just before it was in its place: it is an earlier session then
-            found = self._reusable(step)
-            if found is None:
+            reusable = self._reusable(step)
+            if reusable is None:
                 with self._machine(step):
                     started = time.monotonic()
                     artifact, record = self._make(step, artifacts)
             else:
-                artifact, record = found, dict(self.store.record_of(step.key)["record"])
+                artifact, record = reusable, dict(self.store.record_of(step.key)["record"])
             self.history.remember(step.name, step.parts)
-        seconds, reused = time.monotonic() - started, found is not None
+        seconds, reused = time.monotonic() - started, reusable is not None
         self.on_event(step, {"event": "reused" if reused else "done", "seconds": seconds, "key": step.key})
         self.on_finished(step, artifact, record, seconds, reused)
         return artifact
@@ -110,20 +110,20 @@ class Engine:
     def _reusable(self, step: PlannedStep) -> Artifact | None:
         if step.forced:
             return None
-        found = self.store.look(step.key)
-        if found.artifact is None and found.why != "absent":
-            place = self.store.set_aside(step.key)
-            self.on_event(step, {"event": "note", "message": f"{found.why}; the broken artifact is in {place}"})
-        artifact = found.artifact or self.store.fetch(step.key)
-        for line in take_problems():
+        state = self.store.verify_local(step.key)
+        if state.artifact is None and state.fault != "absent":
+            place = self.store.quarantine(step.key)
+            self.on_event(step, {"event": "note", "message": f"{state.fault}; the broken artifact is in {place}"})
+        artifact = state.artifact or self.store.download(step.key)
+        for line in drain_problems():
             self.on_event(step, {"event": "note", "message": line})
         if artifact is not None:
-            self.store.forget_partial(step.key)  # left by a kill between the last rename and the end
+            self.store.discard_staging(step.key)  # left by a kill between the last rename and the end
         return artifact
 
     def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, dict[str, Any]]:
         if step.forced:
-            self.store.forget_partial(step.key)
+            self.store.discard_staging(step.key)
         log = self.log_of(step)
         started_at, began = time.time(), time.monotonic()  # a clock may be set meanwhile: durations do not follow it
         attempts = step.retries + 1
@@ -131,15 +131,15 @@ class Engine:
             self.on_event(step, {"event": "start", "attempt": attempt, "log": str(log)})
             end = self._attempt(step, artifacts, log)
             if end.how == "made":
-                given = [artifacts[name] for name in step.input_names()]
+                inputs = [artifacts[name] for name in step.input_names()]
                 span = started_at, time.monotonic() - began
-                record = self._record(step, given, end, span, attempt)
-                artifact = self.store.finish(step.key, end.kind, end.info, record)
-                for line in take_problems():
+                record = self._record(step, inputs, end, span, attempt)
+                artifact = self.store.commit(step.key, end.kind, end.info, record)
+                for line in drain_problems():
                     self.on_event(step, {"event": "note", "message": line})
                 return artifact, record
             if end.how == "nothing_new":
-                self.store.forget_partial(step.key)
+                self.store.discard_staging(step.key)
                 self.on_event(step, {"event": "nothing_new", "message": end.message})
                 raise NothingNew(end.message)
             if end.how == "user_error":
@@ -149,7 +149,7 @@ class Engine:
         raise StepFailed(step.name, end.message, log)
 
     def _attempt(self, step: PlannedStep, artifacts: Mapping[str, Artifact], log: Path) -> ChildEnd:
-        out, scratch = self.store.begin(step.key)
+        out, scratch = self.store.open_staging(step.key)
         order = {
             "address": step.uses,
             "packages": self.plan.packages,
@@ -189,7 +189,7 @@ class Engine:
         return {"step": step.name, **dataclasses.asdict(step.runs_on), **self.connection()}
 
     def _record(
-        self, step: PlannedStep, given: Sequence[Artifact], end: ChildEnd, span: tuple[float, float], attempt: int
+        self, step: PlannedStep, inputs: Sequence[Artifact], end: ChildEnd, span: tuple[float, float], attempt: int
     ) -> dict[str, Any]:
         """How the artifact came to be; kept in artifact.json."""
         code = code_state()
@@ -202,7 +202,7 @@ class Engine:
             "uses": step.uses,
             "settings": step.settings,
             "inputs": step.parts.get("inputs", {}),
-            "input_sessions": {one.key: session_of(read_record(one.path) or {}) for one in given},
+            "input_sessions": {artifact.key: session_of(read_record(artifact.path) or {}) for artifact in inputs},
             "seed": step.seed,
             "device": step.device,
             "num_threads": self.num_threads,
@@ -221,8 +221,8 @@ class Engine:
 
     @contextmanager
     def _key_lock(self, step: PlannedStep) -> Iterator[None]:
-        with self.store.lock(step.key, wait=False) as held:
-            if held:
+        with self.store.lock(step.key, wait=False) as acquired:
+            if acquired:
                 yield
                 return
         self.on_event(step, {"event": "waiting", "message": "another process is making the same artifact"})

@@ -52,8 +52,19 @@ def parts_of(
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """sha256 hex digest of the parts in canonical JSON (sorted keys, no spaces)."""
+    """sha256 hex digest of the parts in canonical JSON (sorted keys, no spaces).
+
+    Of the code, names and digests of symbols enter and the files they stand in do not: a definition that only moves
+    makes no step new.
+    """
+    if "code" in parts:
+        parts = {**parts, "code": sorted(f"{_symbol_of(label)} {digest}" for label, digest in parts["code"].items())}
     return digest_of_json(parts)
+
+
+def _symbol_of(label: str) -> str:
+    """The label without its path: "Eagle3.losses" of "components/drafts/eagle3.py: Eagle3.losses"."""
+    return label.rpartition(": ")[2].rpartition("/")[2]
 
 
 def changes(last: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

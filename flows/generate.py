@@ -27,7 +27,7 @@ class Pair:
 
 
 def find_pair(store: Store, key: str | None) -> Pair:
-    """What to generate with: a Draft by its key, the winner of a Release or DepthPolicy, or the newest winner.
+    """The drafter to generate with: a Draft by its key, the winner of a Release or DepthPolicy, or the newest winner.
 
     Raises:
         UserError: there is none.
@@ -37,13 +37,13 @@ def find_pair(store: Store, key: str | None) -> Pair:
             if store.record_of(candidate)["kind"] == "DepthPolicy" and _policy(store, candidate).get("winner"):
                 return _winner(store, candidate)
         raise UserError("generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one")
-    found = store.record_of(store.resolve(key))
-    if found["kind"] == "Draft":
-        info = found["info"]
-        return Pair(str(info["target_key"]), str(found["key"]), str(info["method"]), int(info["num_steps"]))
-    policy = found["key"] if found["kind"] == "DepthPolicy" else found["record"].get("inputs", {}).get("policy")
+    content = store.record_of(store.resolve(key))
+    if content["kind"] == "Draft":
+        info = content["info"]
+        return Pair(str(info["target_key"]), str(content["key"]), str(info["method"]), int(info["num_steps"]))
+    policy = content["key"] if content["kind"] == "DepthPolicy" else content["record"].get("inputs", {}).get("policy")
     if not isinstance(policy, str):
-        raise UserError(f"generate: {key} is a {found['kind']}; give the key of a Release, a DepthPolicy or a Draft")
+        raise UserError(f"generate: {key} is a {content['kind']}; give the key of a Release, a DepthPolicy or a Draft")
     return _winner(store, policy)
 
 
@@ -57,10 +57,12 @@ def generate(
     """
     pair = find_pair(store, key)
     places = {}
-    for what, wanted in (("target", pair.target_key), ("draft", pair.draft_key)):
-        artifact = store.find(wanted)
+    for what, artifact_key in (("target", pair.target_key), ("draft", pair.draft_key)):
+        artifact = store.get(artifact_key)
         if artifact is None:
-            raise UserError(f"generate: the {what} {wanted[:12]} is not in the store any more; run the pipeline again")
+            raise UserError(
+                f"generate: the {what} {artifact_key[:12]} is not in the store any more; run the pipeline again"
+            )
         places[what] = str(artifact.path)
     request = {
         **places,

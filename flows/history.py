@@ -1,6 +1,6 @@
-"""What went into each step when it was last made, so that a plan can say what changed: `home/steps/PIPELINE/STEP.json`.
+"""The key parts of each step when it was last made, so that a plan can name changes: `home/steps/PIPELINE/STEP.json`.
 
-Only an explanation hangs on these files: keys and artifacts do not. A file that is lost or broken reads as "never run".
+These files only explain: keys and artifacts do not depend on them. A file that is lost or broken reads as "never run".
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ NAME = re.compile(r"^\s*(params|matrix)\.([A-Za-z_][A-Za-z0-9_]*)\s*$")
 def inserts_in(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """(place, what stands between the braces) of every insert in a nested value."""
     if isinstance(value, str):
-        for found in INSERT.finditer(value):
-            yield place, found.group(1)
+        for match in INSERT.finditer(value):
+            yield place, match.group(1)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from inserts_in(item, (*place, key))
@@ -25,8 +25,8 @@ def inserts_in(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 def params_in(value: Any) -> list[str]:
     """The names of the parameters that are inserted into a value."""
-    found = (NAME.match(inside) for _, inside in inserts_in(value))
-    return [name.group(2) for name in found if name and name.group(1) == "params"]
+    matches = (NAME.match(inside) for _, inside in inserts_in(value))
+    return [name.group(2) for name in matches if name and name.group(1) == "params"]
 
 
 def params_at(value: Any, place: tuple[str | int, ...]) -> list[str]:
@@ -45,7 +45,7 @@ def fill(value: Any, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
         whole = INSERT.fullmatch(value)
         if whole:
             return _look_up(whole.group(1), scopes)
-        return INSERT.sub(lambda found: _text(_look_up(found.group(1), scopes)), value)
+        return INSERT.sub(lambda match: _text(_look_up(match.group(1), scopes)), value)
     if isinstance(value, Mapping):
         return {key: fill(item, scopes) for key, item in value.items()}
     if isinstance(value, list):
@@ -54,9 +54,9 @@ def fill(value: Any, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _look_up(inside: str, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
-    found = NAME.match(inside)
-    assert found, f"spec.py lets no such insert through: {inside}"
-    return scopes[found.group(1)][found.group(2)]
+    match = NAME.match(inside)
+    assert match, f"spec.py lets no such insert through: {inside}"
+    return scopes[match.group(1)][match.group(2)]
 
 
 def _text(value: Any) -> str:

@@ -56,8 +56,8 @@ def declaration_error(param: ParamSpec) -> str:
             return f"'{name}' {show(bound)} is no length of a list"
     if param.min is not None and param.max is not None and param.min > param.max:
         return f"'min' {show(param.min)} is larger than 'max' {show(param.max)}"
-    why = value_error(param, param.default)
-    return f"the default {why}" if why else ""
+    fault = value_error(param, param.default)
+    return f"the default {fault}" if fault else ""
 
 
 def value_error(param: ParamSpec, value: Any) -> str:
@@ -65,8 +65,8 @@ def value_error(param: ParamSpec, value: Any) -> str:
     if not _has_type(param.type, value):
         return f"must be {_WORDS[param.type]}, not {show(value)}"
     for text in value if param.type == "list" else [value]:
-        if isinstance(text, str) and (found := CONTROL.search(text)):
-            return f"holds the control character U+{ord(found[0]):04X}"
+        if isinstance(text, str) and (control := CONTROL.search(text)):
+            return f"holds the control character U+{ord(control[0]):04X}"
     if param.choices is not None:
         for item in value if param.type == "list" else [value]:
             if not any(item == choice and _same_type(param, item, choice) for choice in param.choices):
@@ -82,21 +82,21 @@ def value_error(param: ParamSpec, value: Any) -> str:
     return ""
 
 
-def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], values: Mapping[str, Any]) -> dict[str, Any]:
     """Every parameter with its value: given, else its default.
 
     Raises:
         UserError: a line for each unknown or wrong one.
     """
     wrong = []
-    for name in given:
+    for name in values:
         if name not in declared:
             wrong.append(f"-p {name}: pipeline '{pipeline}' has no such parameter{did_you_mean(name, declared)}")
-        elif why := value_error(declared[name], given[name]):
-            wrong.append(f"-p {name}: {why}")
+        elif fault := value_error(declared[name], values[name]):
+            wrong.append(f"-p {name}: {fault}")
     if wrong:
         raise UserError("\n".join(wrong))
-    return {name: tidy(param, given.get(name, param.default)) for name, param in declared.items()}
+    return {name: tidy(param, values.get(name, param.default)) for name, param in declared.items()}
 
 
 def tidy(param: ParamSpec, value: Any) -> Any:
@@ -141,9 +141,9 @@ def parse_param(pipeline: str, declared: Mapping[str, ParamSpec], text: str) -> 
             value = [_word(item.strip()) for item in word.split(",") if item.strip()]
     if param.type == "enum" and param.choices and word in param.choices:
         value = word
-    why = value_error(param, value)
-    if why:
-        raise UserError(f"-p {name}: {why}")
+    fault = value_error(param, value)
+    if fault:
+        raise UserError(f"-p {name}: {fault}")
     return name, tidy(param, value)
 
 
@@ -176,8 +176,8 @@ def _same_type(param: ParamSpec, value: Any, choice: Any) -> bool:
 
 
 def _near(value: Any, choices: list[Any]) -> str:
-    said = did_you_mean(value, [str(choice) for choice in choices])
-    return said if "did you mean" in said else ""
+    suggestion = did_you_mean(value, [str(choice) for choice in choices])
+    return suggestion if "did you mean" in suggestion else ""
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run has used and made: the key behind every name of its pipeline, from the journals."""
+"""Reads from the journals which artifact key every name of a past run stood for."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ def keys_of_run(store: Store, run_id: str) -> dict[str, str]:
     Raises:
         UserError: the run has no journal here.
     """
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     pipeline = None
-    waiting, seen = [run_id], set[str]()
+    waiting, visited = [run_id], set[str]()
     while waiting:
-        one = waiting.pop(0)
-        file = store.home / "runs" / f"{one}.jsonl"
-        if one in seen or not file.is_file():
+        current = waiting.pop(0)
+        file = store.home / "runs" / f"{current}.jsonl"
+        if current in visited or not file.is_file():
             continue
-        seen.add(one)
+        visited.add(current)
         entries = journal.read(file)
         start = journal.first(entries, "run") or {}
         pipeline = pipeline or start.get("pipeline")
         if start.get("pipeline") != pipeline:
             continue
         for step in (entry for entry in entries if entry["entry"] == "step" and entry["key"]):
-            found.setdefault(step["step"], step["key"])
+            keys.setdefault(step["step"], step["key"])
             for pairs in step["inputs"].values():
                 for name, key in pairs:
-                    found.setdefault(name, key)
-            made_in = _made_in(store, step["key"]) if step["status"] == "reused" else None
+                    keys.setdefault(name, key)
+            made_in = _run_that_made(store, step["key"]) if step["status"] == "reused" else None
             waiting += [made_in] if made_in else []
-    if not found:
+    if not keys:
         raise UserError(
             f"{store.home / 'runs' / run_id}.jsonl is gone: what that run was made of is not known any more"
         )
-    return found
+    return keys
 
 
-def _made_in(store: Store, key: str) -> str | None:
+def _run_that_made(store: Store, key: str) -> str | None:
     """The run that has made an artifact, as far as the store knows."""
     try:
         return str(store.record_of(key)["record"].get("run_id", "")) or None

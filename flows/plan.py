@@ -19,7 +19,7 @@ from flows.history import StepHistory
 from flows.params import resolve_params
 from flows.problems import Problems, did_you_mean, one_line
 from flows.runs_on import HERE, RunsOn
-from flows.sources import Sources, words_of
+from flows.sources import Sources, registry_names
 from flows.spec import Spec, pipeline_of
 from flows.wiring import PACKAGES, WiredStep, Wiring, wire
 from storage.artifacts import Store
@@ -69,7 +69,7 @@ class PlannedStep:
 class Plan:
     """All steps in an order in which they can run.
 
-    sources: outside references used as inputs, already found. skipped: (step, why) that `if:` or --from/--to left out.
+    sources: outside references used as inputs. skipped: (step, reason) that `if:` or --from/--to left out.
     approval_minutes: how long a person has to say yes before `champion` moves; None: the promotion gate decides alone.
     remote_code: models whose own Python code may run in its steps.
     """
@@ -120,8 +120,8 @@ def make_plan(
 ) -> Plan:
     """Work out what a run of `pipeline` with `params` would do.
 
-    past: name -> key of what a run that was has used and made (flows/past_run.py). Outside inputs, and steps before the
-    first that measures, are then taken as they were, whatever has changed since; the others are planned as always.
+    past: name -> key of what a past run used and made (flows/past_run.py). Outside inputs, and steps before the
+    first that measures, are then reused as they were, whatever has changed since; the others are planned as always.
 
     Raises:
         UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
@@ -133,46 +133,46 @@ def make_plan(
     sources = Sources(store, past or {})
     wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
     forced = _with_followers(wiring, _select(wiring, force, "--force"))
-    chosen, left_out = _chosen(wiring, from_step, to_step)
+    selected, left_out = _select_range(wiring, from_step, to_step)
     facts = {"seed": seed, "device": device, "machine": machine, "packages": packages}
-    taken = _taken(wiring, store, past or {})
-    parts = _parts_of_all(wiring, sources.found, spec.name, facts, taken)
+    past_parts = _past_parts(wiring, store, past or {})
+    parts = _parts_of_all(wiring, sources.artifacts, spec.name, facts, past_parts)
     history = StepHistory(store.home, pipeline)
     planned = {
-        step.name: _planned(step, parts[step.name], store, history, forced, seed=seed, device=device)
+        step.name: _plan_step(step, parts[step.name], store, history, forced, seed=seed, device=device)
         for step in wiring.steps
     }
-    _require_present(wiring, planned, chosen, from_step)
+    _require_present(wiring, planned, selected, from_step)
     return Plan(
         pipeline=pipeline,
         params=values,
-        steps=tuple(step for name, step in planned.items() if name in chosen),
-        sources=sources.found,
-        skipped=wiring.skipped + tuple((name, left_out) for name in planned if name not in chosen),
+        steps=tuple(step for name, step in planned.items() if name in selected),
+        sources=sources.artifacts,
+        skipped=wiring.skipped + tuple((name, left_out) for name in planned if name not in selected),
         machine=machine,
         device=device,
         seed=seed,
         file=spec.name,
         packages=packages,
         approval_minutes=declared.approval.within_minutes if declared.approval is not None else None,
-        remote_code=(*declared.trust_remote_code, *_loaded_with_code(wiring)),
+        remote_code=(*declared.trust_remote_code, *_models_with_code(wiring)),
     )
 
 
-def _loaded_with_code(wiring: Wiring) -> list[str]:
+def _models_with_code(wiring: Wiring) -> list[str]:
     """The models that the pipeline loads with their own code."""
     loads = (step.settings for step in wiring.steps if step.function.address == "targets.load_target")
     return sorted({str(settings["model"]) for settings in loads if settings["trust_remote_code"]})
 
 
-def _taken(wiring: Wiring, store: Store, past: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What entered the keys of the steps that are taken as they were in a past run, as far as the store still knows."""
+def _past_parts(wiring: Wiring, store: Store, past: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Key parts of the steps reused from a past run, as far as the store still has them."""
     measured = _with_followers(wiring, {step.name for step in wiring.steps if step.function.measures})
-    found: dict[str, dict[str, Any]] = {}
+    past_parts: dict[str, dict[str, Any]] = {}
     for step in wiring.steps:
-        if step.name in past and step.name not in measured and store.foresee(past[step.name]).artifact is not None:
-            found[step.name] = dict(store.record_of(past[step.name])["record"]["parts"])
-    return found
+        if step.name in past and step.name not in measured and store.probe(past[step.name]).artifact is not None:
+            past_parts[step.name] = dict(store.record_of(past[step.name])["record"]["parts"])
+    return past_parts
 
 
 def _parts_of_all(
@@ -180,17 +180,17 @@ def _parts_of_all(
     sources: Mapping[str, Artifact],
     file: str,
     facts: Mapping[str, Any],
-    taken: Mapping[str, dict[str, Any]],
+    past_parts: Mapping[str, dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """What enters the key of every step, inputs before what uses them."""
+    """Key parts of every step, inputs before the steps that use them."""
     problems = Problems(file)
     parts: dict[str, dict[str, Any]] = {}
     keys = {name: artifact.key for name, artifact in sources.items()}
-    words = {name: words_of(artifact) for name, artifact in sources.items()}
+    words = {name: registry_names(artifact) for name, artifact in sources.items()}
     for step in wiring.steps:
-        words[step.name] = step.words().union(*(words.get(name, frozenset()) for name in step.input_names()))
+        words[step.name] = step.registry_names().union(*(words.get(name, frozenset()) for name in step.input_names()))
         try:
-            parts[step.name] = taken.get(step.name) or fingerprint.parts_of(step, keys, words[step.name], **facts)
+            parts[step.name] = past_parts.get(step.name) or fingerprint.parts_of(step, keys, words[step.name], **facts)
             keys[step.name] = fingerprint.key_of(parts[step.name])
         except UserError as error:
             problems.add(step.line, f"step '{step.name}': {one_line(error)}")
@@ -199,7 +199,7 @@ def _parts_of_all(
     return parts
 
 
-def _planned(
+def _plan_step(
     step: WiredStep,
     parts: dict[str, Any],
     store: Store,
@@ -210,8 +210,8 @@ def _planned(
     device: str,
 ) -> PlannedStep:
     key = fingerprint.key_of(parts)
-    found = store.foresee(key)
-    reused = found.artifact is not None and step.name not in forced
+    state = store.probe(key)
+    reused = state.artifact is not None and step.name not in forced
     return PlannedStep(
         name=step.name,
         uses=step.function.address,
@@ -220,7 +220,7 @@ def _planned(
         inputs=step.inputs,
         key=key,
         reused=reused,
-        reason="reused" if reused else _reason(step.name, parts, found.why, history, forced),
+        reason="reused" if reused else _reason(step.name, parts, state.fault, history, forced),
         measures=step.function.measures,
         retries=step.retries,
         timeout_minutes=step.timeout_minutes,
@@ -235,14 +235,14 @@ def _planned(
 
 def _select(wiring: Wiring, names: tuple[str, ...], option: str) -> set[str]:
     """Step names that match; a name without its [matrix] part takes all of them."""
-    chosen: set[str] = set()
+    selected: set[str] = set()
     for name in names:
         matches = {step.name for step in wiring.steps if name in (step.name, step.base)}
         if not matches:
-            known = [step.name for step in wiring.steps] + sorted({step.base for step in wiring.steps})
-            raise UserError(f"{option} {name}: there is no such step{did_you_mean(name, dict.fromkeys(known))}")
-        chosen |= matches
-    return chosen
+            valid_names = [step.name for step in wiring.steps] + sorted({step.base for step in wiring.steps})
+            raise UserError(f"{option} {name}: there is no such step{did_you_mean(name, dict.fromkeys(valid_names))}")
+        selected |= matches
+    return selected
 
 
 def _with_followers(wiring: Wiring, names: set[str]) -> set[str]:
@@ -263,35 +263,35 @@ def _with_needs(wiring: Wiring, names: set[str]) -> set[str]:
     return grown & {step.name for step in wiring.steps}
 
 
-def _chosen(wiring: Wiring, from_step: str | None, to_step: str | None) -> tuple[set[str], str]:
+def _select_range(wiring: Wiring, from_step: str | None, to_step: str | None) -> tuple[set[str], str]:
     """Steps inside --from and --to (with what they need from the store), and why the rest is left out."""
     if not wiring.steps:
-        why = "; ".join(f"{name} ({reason})" for name, reason in wiring.skipped[:MAX_REASONS])
-        raise UserError(f"nothing to run: every step is left out, {why}")
-    chosen = {step.name for step in wiring.steps}
-    said = []
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in wiring.skipped[:MAX_REASONS])
+        raise UserError(f"nothing to run: every step is left out, {reasons}")
+    selected = {step.name for step in wiring.steps}
+    options = []
     if from_step is not None:
-        chosen &= _with_needs(wiring, _with_followers(wiring, _select(wiring, (from_step,), "--from")))
-        said.append(f"--from {from_step}")
+        selected &= _with_needs(wiring, _with_followers(wiring, _select(wiring, (from_step,), "--from")))
+        options.append(f"--from {from_step}")
     if to_step is not None:
-        chosen &= _with_needs(wiring, _select(wiring, (to_step,), "--to"))
-        said.append(f"--to {to_step}")
-    if not chosen:
-        raise UserError(f"{' '.join(said)}: no step lies between them")
-    return chosen, " ".join(said)
+        selected &= _with_needs(wiring, _select(wiring, (to_step,), "--to"))
+        options.append(f"--to {to_step}")
+    if not selected:
+        raise UserError(f"{' '.join(options)}: no step lies between them")
+    return selected, " ".join(options)
 
 
 def _require_present(
-    wiring: Wiring, planned: Mapping[str, PlannedStep], chosen: set[str], from_step: str | None
+    wiring: Wiring, planned: Mapping[str, PlannedStep], selected: set[str], from_step: str | None
 ) -> None:
     """With --from, what stands before that step must be in the store already."""
     if from_step is None:
         return
     started = _with_followers(wiring, _select(wiring, (from_step,), "--from"))
     for name, step in planned.items():
-        if name in chosen and name not in started and not step.reused:
-            why = f"step '{name}' before it would have to run ({step.reason})"
-            raise UserError(f"--from {from_step}: {why}; leave --from out")
+        if name in selected and name not in started and not step.reused:
+            reason = f"step '{name}' before it would have to run ({step.reason})"
+            raise UserError(f"--from {from_step}: {reason}; leave --from out")
 
 
 def _reason(name: str, parts: Mapping[str, Any], why_not: str, history: StepHistory, forced: set[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from components.contract import UserError
 from storage.redaction import without_secrets
 
-MOST_LINES_NAMED = 5  # of those on which one cause is met again
+MOST_LINES_NAMED = 5  # of the further lines with the same cause
 
 
 @dataclass
@@ -17,33 +17,33 @@ class Problems:
     """Collects lines `FILE:LINE: what is wrong`; `stop()` raises them together."""
 
     file: str
-    found: list[tuple[int, str]] = field(default_factory=list)
+    entries: list[tuple[int, str]] = field(default_factory=list)
     again: dict[Hashable, tuple[tuple[int, str], list[int]]] = field(default_factory=dict)
 
     def add(self, line: int, message: str, *, cause: Hashable = None) -> None:
-        """Note one problem; the same one twice is said once. Of several with one `cause` the first is said, and on
-        which other lines it is met."""
+        """Note one problem; a repeated one is reported once. Of several with one `cause` only the first is reported,
+        with the other lines on which it occurs."""
         if cause is not None:
             first, others = self.again.setdefault(cause, ((line, message), []))
             if line not in (first[0], *others):
                 others.append(line)
             line, message = first
-        if (line, message) not in self.found:
-            self.found.append((line, message))
+        if (line, message) not in self.entries:
+            self.entries.append((line, message))
 
     def stop(self) -> None:
         """Raise one UserError that holds a line for each problem, in the order of the file, if there is any."""
-        if self.found:
+        if self.entries:
             others = {first: sorted(lines) for first, lines in self.again.values() if lines}
-            said = (
+            messages = (
                 f"{self.file}:{line}: {one_line(what)}{_also(others.get((line, what), []))}"
-                for line, what in sorted(self.found)
+                for line, what in sorted(self.entries)
             )
-            raise UserError("\n".join(said))
+            raise UserError("\n".join(messages))
 
 
 def _also(lines: list[int]) -> str:
-    """On which lines a problem is met again."""
+    """The other lines on which a problem occurs, as text."""
     if not lines:
         return ""
     more = f" and {len(lines) - MOST_LINES_NAMED} more" if len(lines) > MOST_LINES_NAMED else ""
@@ -51,9 +51,9 @@ def _also(lines: list[int]) -> str:
     return f" (again on line{'s' if len(lines) > 1 else ''} {named}{more})"
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def did_you_mean(word: object, choices: Iterable[str]) -> str:
     """` (did you mean 'x'?)`, or the few known words when nothing is near, or ''."""
-    names = list(known)
+    names = list(choices)
     near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     if near:
         return f" (did you mean '{near[0]}'?)"

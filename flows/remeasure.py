@@ -1,4 +1,4 @@
-"""`draftsmith remeasure`: a finished release is measured again, on the drafters and prompts that it was made of.
+"""`draftsmith remeasure`: a finished release is measured again, on its own drafters and prompts.
 
 Nothing is trained and no data are made: the plan is that of the run that made the release, with its parameters, seed
 and device, in which every step that measures on a machine is forced, with what decides by it (the policy, the verdict,
@@ -27,8 +27,8 @@ REASON = "measured again"
 
 
 @dataclass(frozen=True)
-class Again:
-    """What will be measured again. before: the release's facts until now; notes: what is worth knowing beforehand."""
+class Remeasurement:
+    """The plan of a remeasurement. before: the release's facts until now; notes: remarks for the user."""
 
     plan: Plan
     store: Store
@@ -36,22 +36,22 @@ class Again:
     notes: tuple[str, ...]
 
 
-def plan_again(said: str, options: RunOptions) -> Again:
+def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
     """Find a release and plan its measurements anew.
 
-    said: NAME (its challenger, else its newest version), NAME@ALIAS, NAME@VERSION, or the start of a Release's key.
+    reference: NAME (its challenger, else the newest version), NAME@ALIAS, NAME@VERSION, or the start of a key.
     options: file, home and packages count; parameters, seed and device are those of the run that made the release.
 
     Raises:
         UserError: there is no such release, what it was made of is gone, or its pipeline is not what it was.
     """
     store = Store(options.home)
-    key = _find(store, said)
+    key = _find_release(store, reference)
     content = store.record_of(key)
     record = content["record"]
     if content["kind"] != "Release":
         raise UserError(
-            f"remeasure {said}: it is a {content['kind']}, not a Release; `draftsmith show NAME` lists them"
+            f"remeasure {reference}: it is a {content['kind']}, not a Release; `draftsmith show NAME` lists them"
         )
     makes = f"`draftsmith run {record['pipeline']}` makes one of what there is now"
     past = keys_of_run(store, record["run_id"])
@@ -67,47 +67,47 @@ def plan_again(said: str, options: RunOptions) -> Again:
             past=past,
         )
     except UserError as error:
-        raise UserError(f"remeasure {said}: its pipeline is not what it was: {error}; {makes}") from error
-    release = next((one for one in plan.steps if one.name == record["step"] and one.kind == "Release"), None)
+        raise UserError(f"remeasure {reference}: its pipeline is not what it was: {error}; {makes}") from error
+    release = next((step for step in plan.steps if step.name == record["step"] and step.kind == "Release"), None)
     if release is None:
         raise UserError(
-            f"remeasure {said}: pipeline '{plan.pipeline}' has no step '{record['step']}' any more; {makes}"
+            f"remeasure {reference}: pipeline '{plan.pipeline}' has no step '{record['step']}' any more; {makes}"
         )
-    again = _steps_again(plan, release)
+    again = _steps_to_repeat(plan, release)
     if not again:
-        raise UserError(f"remeasure {said}: no step before it measures on a machine")
-    needed = _needed(plan, again)
+        raise UserError(f"remeasure {reference}: no step before it measures on a machine")
+    needed = _inputs_of(plan, again)
     for step in plan.steps:
         if step.name in needed and not step.reused:
-            raise UserError(f"remeasure {said}: step '{step.name}' would have to run ({step.reason}); {makes}")
-    steps = [_forced(step) if step.name in again else step for step in plan.steps if step.name in again | needed]
+            raise UserError(f"remeasure {reference}: step '{step.name}' would have to run ({step.reason}); {makes}")
+    steps = [_force(step) if step.name in again else step for step in plan.steps if step.name in again | needed]
     left_out = tuple((step.name, "not measured") for step in plan.steps if step.name not in again | needed)
-    notes = () if release.key == key.partition(".")[0] else (_changed(store, steps, past),)
-    return Again(replace(plan, steps=tuple(steps), skipped=left_out), store, content["info"], notes)
+    notes = () if release.key == key.partition(".")[0] else (_explain_change(store, steps, past),)
+    return Remeasurement(replace(plan, steps=tuple(steps), skipped=left_out), store, content["info"], notes)
 
 
-def run_again(again: Again, options: RunOptions) -> RunOutcome:
+def run_remeasurement(again: Remeasurement, options: RunOptions) -> RunOutcome:
     """Measure, and keep everything as a run does: journal, MLflow, history, registry."""
     return execute(again.plan, again.store, options.on_event, how="remeasure")
 
 
-def _find(store: Store, said: str) -> str:
+def _find_release(store: Store, reference: str) -> str:
     """The key of the release that was named."""
     from components.speedup.promotion_rule import judge
     from flows.show_model import is_model
     from storage.registry import find_release, versions_of
 
-    version = _VERSION.fullmatch(said)
+    version = _VERSION.fullmatch(reference)
     if version is not None:
         return find_release(store.home, version["name"], version["which"], judge)[0]
-    if not is_model(store.home, said):
-        return store.resolve(said)
-    versions = versions_of(store.home, said)
-    wanted = next((number for number, aliases, _ in versions if "challenger" in aliases), versions[-1][0])
-    return find_release(store.home, said, str(wanted), judge)[0]
+    if not is_model(store.home, reference):
+        return store.resolve(reference)
+    versions = versions_of(store.home, reference)
+    chosen_version = next((number for number, aliases, _ in versions if "challenger" in aliases), versions[-1][0])
+    return find_release(store.home, reference, str(chosen_version), judge)[0]
 
 
-def _steps_again(plan: Plan, release: PlannedStep) -> set[str]:
+def _steps_to_repeat(plan: Plan, release: PlannedStep) -> set[str]:
     """Steps that measure what the release says, those that decide by them, and the pages that show it."""
     behind = {release.name}
     for step in reversed(plan.steps):
@@ -125,21 +125,21 @@ def _steps_again(plan: Plan, release: PlannedStep) -> set[str]:
     return again if release.name in again else set()
 
 
-def _needed(plan: Plan, again: set[str]) -> set[str]:
-    """What the steps that run are given."""
+def _inputs_of(plan: Plan, again: set[str]) -> set[str]:
+    """Names of the inputs of the steps that run, without those steps."""
     return {name for step in plan.steps if step.name in again for name in step.input_names()} - again
 
 
-def _forced(step: PlannedStep) -> PlannedStep:
+def _force(step: PlannedStep) -> PlannedStep:
     return replace(step, forced=True, reused=False, reason=REASON)
 
 
-def _changed(store: Store, steps: Sequence[PlannedStep], past: Mapping[str, str]) -> str:
+def _explain_change(store: Store, steps: Sequence[PlannedStep], past: Mapping[str, str]) -> str:
     """A line that says why it will be a release of its own: what has changed about the first step that differs."""
     for step in steps:
-        found = store.foresee(past.get(step.name, ""))
-        if step.forced and step.key != past.get(step.name) and found.artifact is not None:
+        state = store.probe(past.get(step.name, ""))
+        if step.forced and step.key != past.get(step.name) and state.artifact is not None:
             parts = store.record_of(past[step.name])["record"]["parts"]
-            said = "; ".join(fingerprint.changes(parts, step.parts)[:3])
-            return f"it becomes a release of its own, since step '{step.name}' is not what it was: {said}"
+            changes = "; ".join(fingerprint.changes(parts, step.parts)[:3])
+            return f"it becomes a release of its own, since step '{step.name}' is not what it was: {changes}"
     return "it becomes a release of its own: what measures it is not what it was"

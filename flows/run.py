@@ -57,7 +57,7 @@ def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptio
         try:
             return _run_flow(plan, store, options, ready=server.wait)
         finally:
-            _send_the_rest()
+            _deliver_queued()
             for name, value in before.items():
                 os.environ.pop(name)
                 if value is not None:
@@ -74,24 +74,24 @@ def _run_flow(
     """Compile the plan's pipeline, wait until its server is ready, run the flow in this process."""
     from flows.catalog import compile_flow
 
-    ended: list[RunOutcome | BaseException] = []
+    results: list[RunOutcome | BaseException] = []
 
-    def body(given: Mapping[str, Any]) -> Any:
+    def body(values: Mapping[str, Any]) -> Any:
         whole = options.to_step is None
-        return run_as_tasks(plan, store, options.on_event, ended, whole, somebody_may_answer)
+        return run_as_tasks(plan, store, options.on_event, results, whole, somebody_may_answer)
 
     compiled = compile_flow(pipeline_of(load_spec(options.file), plan.pipeline), plan.pipeline, body)
     if ready is not None:
         ready()
     form = {"from_step": options.from_step, "to_step": options.to_step, "force": list(options.force)}
     compiled(**plan.params, **form, return_state=True)
-    assert ended, "Prefect ran the flow without running its body"
-    if isinstance(ended[0], BaseException):
-        raise ended[0]
-    return ended[0]
+    assert results, "Prefect ran the flow without running its body"
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
 
 
-def _send_the_rest() -> None:
+def _deliver_queued() -> None:
     """Deliver the logs and events in Prefect's queues; once its server has stopped they are retried for a minute."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
@@ -110,15 +110,15 @@ def prepare(home: Path) -> str:
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the terminal has our own progress
     place = Path(os.environ.setdefault("PREFECT_HOME", str(home / "prefect")))
     place.mkdir(parents=True, exist_ok=True)
-    asked = os.environ.get("PREFECT_API_URL", "")
-    if asked and answers(asked):
-        return asked
+    address = os.environ.get("PREFECT_API_URL", "")
+    if address and answers(address):
+        return address
     services = running(home)
-    found = services is not None and answers(services.prefect_api_url)
-    if asked:
-        instead = "the one of `draftsmith up`" if found else "a temporary one"
-        sys.stderr.write(f"no Prefect server answers at {without_secrets(asked)}: taking {instead}\n")
-    if services is None or not found:
+    reachable = services is not None and answers(services.prefect_api_url)
+    if address:
+        instead = "the one of `draftsmith up`" if reachable else "a temporary one"
+        sys.stderr.write(f"no Prefect server answers at {without_secrets(address)}: taking {instead}\n")
+    if services is None or not reachable:
         return ""
     assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
     os.environ.update(client_environment(services))
@@ -129,13 +129,13 @@ def run_as_tasks(
     plan: Plan,
     store: Store,
     on_event: OnEvent | None,
-    ended: list[RunOutcome | BaseException],
+    results: list[RunOutcome | BaseException],
     whole: bool = True,
     somebody_may_answer: bool = True,
 ) -> Any:
     """The body of every flow: each step of the plan is a task; returns the flow's final state.
 
-    ended: what became of the run is put here, for a caller in the same process.
+    results: receives the outcome or the error of the run, for a caller in the same process.
     whole: the run goes to the pipeline's end. somebody_may_answer: there is a UI to ask for an approval in.
     """
     from prefect.runtime import flow_run
@@ -144,35 +144,42 @@ def run_as_tasks(
     screen = Screen(plan, store, watched=somebody_may_answer)
     screen.show_plan()
 
-    def told(step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def forward_event(step: PlannedStep, event: Mapping[str, Any]) -> None:
         screen.on_event(step, event)
         if on_event is not None:
             on_event(step, event)
 
     try:
         outcome = execute(
-            plan, store, told, how="prefect", flow_run_id=str(flow_run.id), drive=lambda engine: _drive(engine, screen)
+            plan,
+            store,
+            forward_event,
+            how="prefect",
+            flow_run_id=str(flow_run.id),
+            run_steps=lambda engine: _run_as_prefect_tasks(engine, screen),
         )
         screen.leave_machine()
         screen.show_outcome(outcome)
-        answers = _approved(plan, store, outcome, screen, somebody_may_answer)
+        answers = _ask_approval(plan, store, outcome, screen, somebody_may_answer)
     except (UserError, StepFailed) as error:
-        ended.append(error)
+        results.append(error)
         return Failed(message=str(error))
     except BaseException as error:
-        ended.append(error)
+        results.append(error)
         raise
     finally:
         screen.leave_machine()
-    ended.append(replace(outcome, notes=(*outcome.notes, *answers)))
+    results.append(replace(outcome, notes=(*outcome.notes, *answers)))
     if outcome.nothing_new:
         return Completed(name="NothingNew", message=f"nothing new: {outcome.nothing_new}")
-    said = "; ".join([f"{len(plan.steps)} steps, {len(screen.reused)} of them reused", *answers])
-    return Completed(name="Completed" if whole else "Partial", message=said)
+    message = "; ".join([f"{len(plan.steps)} steps, {len(screen.reused)} of them reused", *answers])
+    return Completed(name="Completed" if whole else "Partial", message=message)
 
 
-def _approved(plan: Plan, store: Store, outcome: RunOutcome, screen: Screen, somebody_may_answer: bool) -> list[str]:
-    """Ask whether what passed the gate may become the champion, if the pipeline wants that; a line for each answer."""
+def _ask_approval(
+    plan: Plan, store: Store, outcome: RunOutcome, screen: Screen, somebody_may_answer: bool
+) -> list[str]:
+    """Ask for approval of new champions if the pipeline requires it; returns one line for each answer."""
     if plan.approval_minutes is None or outcome.nothing_new:
         return []
     if not somebody_may_answer:
@@ -180,7 +187,7 @@ def _approved(plan: Plan, store: Store, outcome: RunOutcome, screen: Screen, som
     return ask(store.home, outcome, plan.approval_minutes, screen.note)
 
 
-def _drive(engine: Engine, screen: Screen) -> dict[str, Artifact]:
+def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:
     """Run the plan's steps in order, each as a Prefect task."""
     from prefect import task
     from prefect.cache_policies import NO_CACHE
@@ -216,12 +223,12 @@ def _drive(engine: Engine, screen: Screen) -> dict[str, Artifact]:
             persist_result=False,
             retries=0,
         )
-        ended = as_task(return_state=True)
+        state = as_task(return_state=True)
         if failure:
             raise failure[0]
         if step.name not in artifacts:  # of Prefect's own doing: its server did not answer, or said no
-            said = f"Prefect did not let it run ({ended.name}: {one_line(ended.message)}); the same command goes on"
-            raise StepFailed(step.name, said, engine.log_of(step))
+            message = f"Prefect did not let it run ({state.name}: {one_line(state.message)}); the same command goes on"
+            raise StepFailed(step.name, message, engine.log_of(step))
     return {step.name: artifacts[step.name] for step in engine.plan.steps}
 
 
@@ -229,25 +236,27 @@ def catalog_flow(pipeline: str, options: RunOptions) -> Flow[..., Any]:
     """The flow of a pipeline as deployments run it: it plans with the parameters it is given, then runs."""
     from flows.catalog import compile_flow
 
-    def body(given: Mapping[str, Any]) -> Any:
+    def body(values: Mapping[str, Any]) -> Any:
         from prefect.states import Completed, Failed
 
-        params = dict(given)
+        params = dict(values)
         dry_run = bool(params.pop("dry_run", False))
-        chosen = replace(
+        run_options = replace(
             options,
             from_step=params.pop("from_step", None),
             to_step=params.pop("to_step", None),
             force=tuple(params.pop("force", None) or ()),
         )
         try:
-            plan, store = plan_run(pipeline, params, chosen)
+            plan, store = plan_run(pipeline, params, run_options)
         except UserError as error:
             return Failed(message=str(error))
         if dry_run:
             Screen(plan, store).show_plan(nothing_runs=True)
-            left = len(plan.steps) - plan.num_reused
-            return Completed(name="Planned", message=f"nothing was run: {plan.num_reused} steps reused, {left} to run")
-        return run_as_tasks(plan, store, chosen.on_event, [], whole=chosen.to_step is None)
+            num_to_run = len(plan.steps) - plan.num_reused
+            return Completed(
+                name="Planned", message=f"nothing was run: {plan.num_reused} steps reused, {num_to_run} to run"
+            )
+        return run_as_tasks(plan, store, run_options.on_event, [], whole=run_options.to_step is None)
 
     return compile_flow(pipeline_of(load_spec(options.file), pipeline), pipeline, body)

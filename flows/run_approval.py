@@ -67,13 +67,13 @@ def comparison(question: Question, minutes: float) -> str:
     """New version and champion side by side, and the gate's checks, as Markdown. minutes: how long it waits."""
     new, old, against = question.tags, question.champion_tags, question.decision.against
     rows = [
-        [label, _fact(new, fact), _fact(old, fact)]
+        [label, _format_fact(new, fact), _format_fact(old, fact)]
         for fact, label in COMPARED
         if f"draftsmith.{fact}" in new or f"draftsmith.{fact}" in old
     ]
     before = f"champion: version {against}" if against is not None else "no champion yet"
     table = Table(["", f"version {question.version}", before], rows).markdown()
-    checks = "\n".join(f"- {'passed' if c.passed else 'FAILED'}: {c.said()}" for c in question.decision.checks)
+    checks = "\n".join(f"- {'passed' if c.passed else 'FAILED'}: {c.summary()}" for c in question.decision.checks)
     return f"## Promote {question.name} version {question.version}?\n\n{table}\n### promotion gate\n\n{checks}\n\n" + (
         "Switch `promote` on to make it the champion; who and why go to the promotion log. "
         f"Without an answer within {minutes:g} minutes it is not promoted."
@@ -81,31 +81,31 @@ def comparison(question: Question, minutes: float) -> str:
 
 
 def ask(home: Path, outcome: RunOutcome, minutes: float, say: Callable[[str], None]) -> list[str]:
-    """Pause this flow run for each question and do as the answer says; returns a line for each.
+    """Pause this flow run for each question and act on the answer; returns a line for each.
 
-    say: told when the run starts to wait.
+    say: receives one line when the run starts to wait.
     """
     from prefect.exceptions import FlowPauseTimeout
 
-    said = []
+    lines = []
     for question in questions(home, outcome):
         what = f"{question.name} version {question.version}"
         say(f"{what} passed the gate and waits for an approval in the Prefect UI, at most {minutes:g} minutes")
         try:
             answer = _pause(question, minutes)
         except FlowPauseTimeout:
-            _go_on()
-            said.append(f"{what} was not promoted: nobody answered within {minutes:g} minutes; {by_hand(question)}")
+            _resume_run()
+            lines.append(f"{what} was not promoted: nobody answered within {minutes:g} minutes; {by_hand(question)}")
             continue
         if not answer.promote:
-            said.append(f"{what} was not promoted: refused in the Prefect UI{_because(answer)}")
+            lines.append(f"{what} was not promoted: refused in the Prefect UI{_approval_reason(answer)}")
             continue
-        said.append(_promote(home, question, answer))
-    return said
+        lines.append(_promote(home, question, answer))
+    return lines
 
 
 def unasked(home: Path, outcome: RunOutcome) -> list[str]:
-    """What a run says that has no UI to ask in."""
+    """The lines of a run without a UI to ask in."""
     return [
         f"{q.name} version {q.version} passed the gate; this pipeline wants an approval: {by_hand(q)}"
         for q in questions(home, outcome)
@@ -122,8 +122,8 @@ def _promote(home: Path, question: Question, answer: Any) -> str:
     from storage.registry import promote
 
     try:
-        why = f"approved in the Prefect UI{_because(answer)}"
-        return str(promote(home, question.name, question.version, why, judge=judge).note)
+        reason = f"approved in the Prefect UI{_approval_reason(answer)}"
+        return str(promote(home, question.name, question.version, reason, judge=judge).note)
     except UserError as error:  # the champion has changed meanwhile, and the gate now says no
         return f"{question.name} version {question.version} was approved but not promoted: {error}"
 
@@ -145,7 +145,7 @@ def _pause(question: Question, minutes: float) -> Any:
     return pause_flow_run(wait_for_input=form, timeout=seconds, poll_interval=SECONDS_BETWEEN_LOOKS, key=key)
 
 
-def _go_on() -> None:
+def _resume_run() -> None:
     """Back to Running: a run that ends while its pause has run out would be called Failed by the server."""
     from prefect import get_client
     from prefect.context import FlowRunContext
@@ -157,13 +157,13 @@ def _go_on() -> None:
         client.set_flow_run_state(context.flow_run.id, Running(message="nobody answered"), force=True)
 
 
-def _because(answer: Any) -> str:
+def _approval_reason(answer: Any) -> str:
     who = " ".join(str(answer.who).split())[:100] or f"somebody, for {getpass.getuser()}"
-    why = " ".join(str(answer.why).split())[:300]
-    return f" by {who}" + (f": {why}" if why else "")
+    reason = " ".join(str(answer.why).split())[:300]
+    return f" by {who}" + (f": {reason}" if reason else "")
 
 
-def _fact(tags: dict[str, str], fact: str) -> str:
+def _format_fact(tags: dict[str, str], fact: str) -> str:
     value = tags.get(f"draftsmith.{fact}", "-")
     try:
         return f"{float(value):.4g}"

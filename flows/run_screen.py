@@ -1,6 +1,6 @@
-"""PREFECT: what the UI shows of a run besides its tasks: plan, progress, tables and charts, links, the measuring lock.
+"""PREFECT: artifacts of a run in the UI, besides its tasks: plan, progress, tables and charts, links, the lock.
 
-Showing must never fail a run: what cannot be shown is told on stderr, and after the third time no more is tried.
+An error here never fails a run: it is written to stderr, and after the third nothing more is shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def machine_limit() -> str:
 
 
 class Screen:
-    """What a run shows. Use its methods from the flow run's own thread, inside the run."""
+    """Shows one run in the UI. Use its methods from the flow run's own thread, inside the run."""
 
     def __init__(self, plan: Plan, store: Store, watched: bool = True) -> None:
         """watched: somebody can look while it runs; a server that lives as long as the run shows only what stays."""
@@ -62,8 +62,8 @@ class Screen:
         elif kind in ("note", "waiting", "retry", "failed"):
             self._try(lambda: _logger().info("%s: %s", step.name, event["message"]))
         elif kind == "set_aside":
-            where = f"{event['source']}:{event['line']}"
-            self._try(lambda: _logger().warning("%s: set aside %s: %s", step.name, where, event["why"]))
+            location = f"{event['source']}:{event['line']}"
+            self._try(lambda: _logger().warning("%s: set aside %s: %s", step.name, location, event["why"]))
         if kind in ("waiting", "failed"):
             self.leave_machine()
 
@@ -79,7 +79,7 @@ class Screen:
         if nothing_runs:
             about = f"**A dry run: nothing was run.** {about}"
         rows = [[s.name, s.uses, s.kind, s.key[:12], "reused" if s.reused else s.reason] for s in self.plan.steps]
-        rows += [[name, "", "", "", f"left out: {why}"] for name, why in self.plan.skipped]
+        rows += [[name, "", "", "", f"left out: {reason}"] for name, reason in self.plan.skipped]
         table = Table(["step", "uses", "makes", "key", "why"], rows).markdown()
         drawing = f"```mermaid\n{as_mermaid(self.plan)}\n```"
         self._markdown(f"plan-{self.plan.pipeline}", f"{about}\n\n{drawing}\n\n{table}", "what runs, and why")
@@ -101,7 +101,7 @@ class Screen:
         elif isinstance(artifact, Prompts):
             self._markdown(f"mix-{step.name}", lambda: mix_card(artifact), "asked and got of the mix")
         elif isinstance(artifact, Page):
-            self._markdown(f"report-{step.name}", lambda: self._where_page_is(artifact), "the report")
+            self._markdown(f"report-{step.name}", lambda: self._page_location(artifact), "the report")
 
     def show_outcome(self, outcome: RunOutcome) -> None:
         """Where to look next (MLflow, the report, the release), what was registered, what could not be logged."""
@@ -121,12 +121,12 @@ class Screen:
         """One line in the run's log."""
         self._try(lambda: _logger().info("%s", text))
 
-    def _where_page_is(self, page: Page) -> str:
+    def _page_location(self, page: Page) -> str:
         """A browser opens no file from a page that a server sent, so the place is given to copy."""
         file = page.path / "index.html"
-        said = in_markdown(str(page.info.get("verdict", "")).replace("_", " "))
+        verdict = in_markdown(str(page.info.get("verdict", "")).replace("_", " "))
         place = f"Open it in a browser:\n\n```\n{file.as_uri()}\n```\n\nor `draftsmith show {page.key[:12]}`.\n"
-        return "\n\n".join(part for part in (said, page_card(page), place) if part)
+        return "\n\n".join(part for part in (verdict, page_card(page), place) if part)
 
     def _take_slot(self) -> None:
         """Show that this machine is being measured on. The guard is the engine's OS lock; this only makes it seen."""
@@ -153,16 +153,18 @@ class Screen:
             return
         from prefect.artifacts import create_progress_artifact
 
-        made = create_progress_artifact(percent, key=_key(f"progress-{step.name}"), description=str(event["what"]))
-        assert isinstance(made, UUID)
-        self._progress[step.name] = made
+        artifact_id = create_progress_artifact(
+            percent, key=_key(f"progress-{step.name}"), description=str(event["what"])
+        )
+        assert isinstance(artifact_id, UUID)
+        self._progress[step.name] = artifact_id
 
     def _markdown(self, key: str, text: str | Callable[[], str], description: str) -> None:
         def create() -> None:
             from prefect.artifacts import create_markdown_artifact
 
-            if said := text if isinstance(text, str) else text():
-                create_markdown_artifact(said, key=_key(key), description=description)
+            if content := text if isinstance(text, str) else text():
+                create_markdown_artifact(content, key=_key(key), description=description)
 
         self._try(create)
 
@@ -173,8 +175,8 @@ class Screen:
             show()
         except Exception as error:  # Prefect's errors, its HTTP client's and its database's are of many classes
             self._faults += 1
-            said = " ".join(str(error).split())[:200]
-            sys.stderr.write(f"the Prefect UI shows less of this run: {type(error).__name__}: {said}\n")
+            message = " ".join(str(error).split())[:200]
+            sys.stderr.write(f"the Prefect UI shows less of this run: {type(error).__name__}: {message}\n")
 
 
 def _mlflow_link(store: Store, outcome: RunOutcome) -> str:

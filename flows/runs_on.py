@@ -59,37 +59,37 @@ class WrongPlace(ValueError):
         self.place = place
 
 
-def of_pipeline(given: Any) -> RunsOn:
+def parse_pipeline_placement(value: Any) -> RunsOn:
     """`runs_on:` of a pipeline: the name of a work pool; None is here.
 
     Raises:
         WrongPlace: it is anything else.
     """
-    if given is None:
+    if value is None:
         return HERE
-    if isinstance(given, Mapping):
+    if isinstance(value, Mapping):
         raise WrongPlace("'runs_on' of a pipeline names a work pool; a cluster goes to a wide step")
-    if not isinstance(given, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,199}", given):
-        raise WrongPlace(f"'runs_on' must be the name of a work pool, not {show(given)}")
-    return RunsOn(pool=given)
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,199}", value):
+        raise WrongPlace(f"'runs_on' must be the name of a work pool, not {show(value)}")
+    return RunsOn(pool=value)
 
 
-def of_step(given: Any) -> RunsOn:
+def parse_step_placement(value: Any) -> RunsOn:
     """`runs_on:` of a step: {cluster: dask | ray, workers: N or address: WHERE}; None is here.
 
     Raises:
         WrongPlace: it is anything else.
     """
-    if given is None:
+    if value is None:
         return HERE
-    if isinstance(given, str):
+    if isinstance(value, str):
         raise WrongPlace("a work pool takes whole pipelines: give it to the pipeline, or {cluster: dask} to this step")
-    if not isinstance(given, Mapping):
-        raise WrongPlace(f"'runs_on' must be like {{cluster: dask, workers: 2}}, not {show(given)}")
-    for key in given:
+    if not isinstance(value, Mapping):
+        raise WrongPlace(f"'runs_on' must be like {{cluster: dask, workers: 2}}, not {show(value)}")
+    for key in value:
         if key not in _KEYS:
             raise WrongPlace(f"runs_on: unknown key {show(key)}{did_you_mean(str(key), _KEYS)}", str(key))
-    cluster, workers, address = (given.get(key) for key in _KEYS)
+    cluster, workers, address = (value.get(key) for key in _KEYS)
     if cluster not in ("dask", "ray"):
         what = f", not {show(cluster)}" if cluster is not None else " (it is missing)"
         raise WrongPlace(f"runs_on: 'cluster' must be dask or ray{what}", "cluster")

@@ -1,8 +1,8 @@
-"""Could the engines that a release names serve its drafters? Asked of pipelines.yaml, before anything is trained.
+"""Checks in pipelines.yaml, before anything is trained, that the engines a release names can serve its drafters.
 
 A step with a setting `engines` promises them its drafters: those wired into `drafts`, or those it names in `methods`
-(the dry run). What an engine honours is data (components/publish/profiles.py). Limits that hang on the target are said
-here where its config.json lies on this machine, and by the dry run elsewhere.
+(the dry run). What an engine honours is data (components/publish/profiles.py). Limits that depend on the target are
+checked here if its config.json is on this machine, else by the dry run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from components.contract import UserError
 from components.drafts.storage import Storage
 from components.outside_json import read_object
-from components.publish.profiles import UNKNOWN, TargetFacts, refusals, unpackable
+from components.publish.profiles import UNKNOWN, TargetFacts, packing_refusals, refusals
 
 if TYPE_CHECKING:
     from flows.wiring import WiredStep
@@ -24,38 +24,38 @@ LLAMA_BLOCKS = ("eagle1", "hass", "eagle3", "p-eagle", "mtp")
 """Methods whose layers read the target's hidden size, or a multiple, or the width of their own MLP."""
 
 
-def unserved(wired: Sequence[WiredStep]) -> Iterator[tuple[str, str]]:
-    """(step, why it could not keep its promise), one for each engine and drafter; nothing where all is well.
+def check_engine_compatibility(wired: Sequence[WiredStep]) -> Iterator[tuple[str, str]]:
+    """(step, reason) for each engine that could not serve a drafter of that step.
 
     A step that rounds weights is looked at as well: groups that divide no layer, a format that cannot hold them.
     """
     steps = {step.name: step for step in wired}
     for step in wired:
         if step.function.address == ROUNDS:
-            yield from ((step.base, why) for why in _undivided(step, steps))
+            yield from ((step.base, reason) for reason in _undivided_layers(step, steps))
         engines = step.settings.get("engines")
         if step.function.address == RELEASES and not engines:
-            for name, method, settings, storage in _promised(step, steps):
-                yield from ((step.base, f"{name}: {why}") for why in unpackable(method, settings, storage))
+            for name, method, settings, storage in _promised_drafters(step, steps):
+                yield from ((step.base, f"{name}: {reason}") for reason in packing_refusals(method, settings, storage))
         if not isinstance(engines, list) or not engines:
             continue
         target = target_facts(step, steps)
-        for name, method, settings, storage in _promised(step, steps):
+        for name, method, settings, storage in _promised_drafters(step, steps):
             for engine in engines:
-                for why in refusals(str(engine), method, settings, target, storage):
-                    yield step.base, f"{name}: {why}"
+                for reason in refusals(str(engine), method, settings, target, storage):
+                    yield step.base, f"{name}: {reason}"
 
 
 Promised = tuple[str, str, Mapping[str, Any], Storage | None]
 
 
-def _promised(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[Promised]:
+def _promised_drafters(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[Promised]:
     """(name for a reader, method, the method's own settings, how it is stored) of every drafter that is promised."""
     drafts = step.inputs.get("drafts", [])
     for name in drafts if isinstance(drafts, list) else [drafts]:
         trained, storage = steps.get(name), None
         if trained is not None and trained.function.address == ROUNDS:
-            storage = Storage.told(trained.settings)
+            storage = Storage.from_settings(trained.settings)
             trained = steps.get(str(trained.inputs.get("draft")))
         if trained is not None and trained.function.address == TRAINS:
             method = str(trained.settings.get("method", ""))
@@ -64,17 +64,17 @@ def _promised(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[Promi
         yield method, str(method), step.settings.get("settings", {}).get(method, {}), None
 
 
-def _undivided(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[str]:
+def _undivided_layers(step: WiredStep, steps: Mapping[str, WiredStep]) -> Iterator[str]:
     """Why a step's group size does not fit the drafter that it rounds, where its target is on this machine."""
-    trained, storage = steps.get(str(step.inputs.get("draft"))), Storage.told(step.settings)
+    trained, storage = steps.get(str(step.inputs.get("draft"))), Storage.from_settings(step.settings)
     if trained is None or trained.function.address != TRAINS or not storage.group_size:
         return
     method = str(trained.settings.get("method", ""))
     config = _target_config(trained, steps)
     if method not in LLAMA_BLOCKS or not isinstance(config, dict):
         return
-    config, own = config.get("text_config", config), trained.settings.get("settings", {}).get(method, {})
-    inner = own.get("intermediate_size") or config.get("intermediate_size")
+    config, method_settings = config.get("text_config", config), trained.settings.get("settings", {}).get(method, {})
+    inner = method_settings.get("intermediate_size") or config.get("intermediate_size")
     for width, layer in ((config.get("hidden_size"), "q_proj"), (inner, "down_proj")):
         if isinstance(width, int) and width % storage.group_size and layer not in storage.keep:
             yield (

@@ -1,4 +1,4 @@
-"""What stands before every server of ours: known names, known origins, and the password, before the server sees a byte.
+"""ASGI middleware in front of our servers: checks host names, origins and the password of every request.
 
 Prefect answers any Host, so a page that points its own name at 127.0.0.1 could read the API; it never looks at the
 Origin of a request that changes something or opens a web socket. MLflow asks nobody for a password and takes every page
@@ -42,9 +42,9 @@ class KnownPlacesOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
         if scope["type"] in ("http", "websocket"):
-            status, why = self._verdict(scope, _headers(scope))
+            status, reason = self._verdict(scope, _headers(scope))
             if status:
-                await _refuse(scope, receive, send, status, why)
+                await _refuse(scope, receive, send, status, reason)
                 return
             # The server then tells the browser of no origin that may read the answer: MLflow would of every local port.
             headers = [item for item in scope["headers"] if item[0].lower() != b"origin"]
@@ -54,7 +54,7 @@ class KnownPlacesOnly:
     def _verdict(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str]:
         """(0, "") for a request that may pass, else the status and the reason."""
         host, origin = headers.get("host", ""), headers.get("origin", "")
-        if not _names(f"//{host}", self.hosts):
+        if not _host_is_one_of(f"//{host}", self.hosts):
             return 400, "This server is not called by that name (Host)."
         changes = scope["type"] == "websocket" or scope["method"] not in READING
         if origin and changes and not self._is_own(origin, host):
@@ -66,7 +66,7 @@ class KnownPlacesOnly:
             netloc = urlsplit(origin).netloc
         except ValueError:
             return False
-        return netloc.lower() == host.lower() or _names(origin, self.hosts - frozenset(LOOPBACK))
+        return netloc.lower() == host.lower() or _host_is_one_of(origin, self.hosts - frozenset(LOOPBACK))
 
 
 class BehindPassword:
@@ -81,18 +81,18 @@ class BehindPassword:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
         asks = scope["type"] in ("http", "websocket") and scope["path"] not in self.open_paths
-        if asks and not self._knows(_headers(scope).get("authorization", "")):
+        if asks and not self._is_authorised(_headers(scope).get("authorization", "")):
             await _refuse(scope, receive, send, 401, "This server asks for a name and a password.")
             return
         await self.app(scope, receive, send)
 
-    def _knows(self, given: str) -> bool:
-        kind, _, encoded = given.partition(" ")
+    def _is_authorised(self, header: str) -> bool:
+        kind, _, encoded = header.partition(" ")
         try:
-            said = base64.b64decode(encoded, validate=True)
+            credentials = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             return False
-        return kind.lower() == "basic" and hmac.compare_digest(said, self.auth_string.encode())
+        return kind.lower() == "basic" and hmac.compare_digest(credentials, self.auth_string.encode())
 
 
 class OwnArtifactsOnly:
@@ -131,16 +131,16 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _names(url: str, hosts: frozenset[str]) -> bool:
+def _host_is_one_of(url: str, hosts: frozenset[str]) -> bool:
     """The URL's host is one of these."""
     try:
-        found = urlsplit(url).hostname or ""
+        host = urlsplit(url).hostname or ""
     except ValueError:
         return False
-    return found in hosts or f"[{found}]" in hosts
+    return host in hosts or f"[{host}]" in hosts
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, why: str) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, reason: str) -> None:
     from starlette.responses import PlainTextResponse
     from starlette.websockets import WebSocketClose
 
@@ -148,4 +148,4 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, why: 
         await WebSocketClose(code=1008)(scope, receive, send)
         return
     headers = {"WWW-Authenticate": 'Basic realm="Draftsmith", charset="UTF-8"'} if status == 401 else {}
-    await PlainTextResponse(why + "\n", status_code=status, headers=headers)(scope, receive, send)
+    await PlainTextResponse(reason + "\n", status_code=status, headers=headers)(scope, receive, send)

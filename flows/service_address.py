@@ -1,8 +1,8 @@
-"""Where the servers of `draftsmith up` answer, for everybody who wants to talk to them.
+"""The addresses and the password of the servers of `draftsmith up`, for their clients.
 
-The supervisor writes `home/services.json` and holds a lock on `home/services.pid` for as long as it lives, so a file
-that a killed supervisor has left behind is never believed. The password stands alone in `home/prefect/auth`, which only
-its owner may read. Neither Prefect nor MLflow is imported here: every command may ask.
+The supervisor writes `home/services.json` and holds a lock on `home/services.pid` for as long as it lives, so the file
+of a killed supervisor is never believed. The password stands alone in `home/prefect/auth`, which only
+its owner may read. Neither Prefect nor MLflow is imported here, since every command may ask.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class Services:
     work_pool: str
     pid: int  # of the supervisor
     tracking_uri: str = ""  # what runs must log to when MLflow does not stand on the home's own database
-    mlflow_is_ours: bool = True  # else somebody else runs it, and our password is not for him
+    mlflow_is_ours: bool = True  # else another server runs it, which must not see our password
 
 
 def running(home: Path) -> Services | None:
     """The servers that `draftsmith up` runs on this home; None when it does not run.
 
     Raises:
-        UserError: they run, and the file that says where cannot be read.
+        UserError: they run, and the file with their addresses cannot be read.
     """
     if not is_held(pid_file(home)):
         return None
     try:
-        found = read_object(address_file(home))
+        addresses = read_object(address_file(home))
     except UserError:
         if not address_file(home).exists():
             return None  # it is just starting, or just leaving
         raise
     try:
-        return Services(**found, auth_string=read_auth_string(home))
+        return Services(**addresses, auth_string=read_auth_string(home))
     except TypeError as error:
         raise UserError(
             f"{address_file(home)}: is not as the supervisor wrote it ({error}); draftsmith down, then draftsmith up"
@@ -69,46 +69,46 @@ def running(home: Path) -> Services | None:
 
 
 def client_environment(services: Services) -> dict[str, str]:
-    """What a process must find in its environment to talk to these servers."""
-    found = {
+    """The environment variables that a client of these servers needs."""
+    environment = {
         "PREFECT_API_URL": services.prefect_api_url,
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": QUIET["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"],
     }
     if services.auth_string:
-        found["PREFECT_API_AUTH_STRING"] = services.auth_string
+        environment["PREFECT_API_AUTH_STRING"] = services.auth_string
     if services.tracking_uri:
-        found["MLFLOW_TRACKING_URI"] = services.tracking_uri
+        environment["MLFLOW_TRACKING_URI"] = services.tracking_uri
         name, _, password = services.auth_string.partition(":")
-        found |= {"MLFLOW_TRACKING_USERNAME": name, "MLFLOW_TRACKING_PASSWORD": password}
-    return found
+        environment |= {"MLFLOW_TRACKING_USERNAME": name, "MLFLOW_TRACKING_PASSWORD": password}
+    return environment
 
 
 def mlflow_headers(services: Services) -> dict[str, str]:
-    """What a request to MLflow's server must say to be answered."""
+    """The headers that a request to MLflow's server needs."""
     if not services.auth_string or not services.mlflow_is_ours:
         return {}
     return {"Authorization": "Basic " + base64.b64encode(services.auth_string.encode()).decode("ascii")}
 
 
 def write_address(home: Path, services: Services) -> None:
-    """Tell everybody where they are, all at once: a reader sees the whole file or none."""
-    told = {name: value for name, value in dataclasses.asdict(services).items() if name != "auth_string"}
-    write_privately(address_file(home), json.dumps(told, indent=2) + "\n")
+    """Write the addresses into `services.json`; a reader sees the whole file or none."""
+    public = {name: value for name, value in dataclasses.asdict(services).items() if name != "auth_string"}
+    write_privately(address_file(home), json.dumps(public, indent=2) + "\n")
 
 
 def address_file(home: Path) -> Path:
-    """The addresses, as JSON; no secret in it."""
+    """The file with the addresses, as JSON without the password."""
     return home / "services.json"
 
 
 def pid_file(home: Path) -> Path:
-    """The supervisor's process id; locked while it lives, so that two never run on one home."""
+    """The file with the supervisor's process id, locked while it lives, so that two never run on one home."""
     return home / "services.pid"
 
 
 def auth_file(home: Path) -> Path:
-    """The password of both servers, "name:password"; mode 0600, kept from one `up` to the next."""
+    """The file with the password of both servers, "name:password", of mode 0600; it stays from one `up` to the next."""
     return home / "prefect" / "auth"
 
 
@@ -139,7 +139,7 @@ def write_privately(file: Path, text: str) -> None:
 
 
 def is_held(lock: Path) -> bool:
-    """Somebody alive holds this lock."""
+    """Whether a living process holds this lock."""
     try:
         with lock.open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

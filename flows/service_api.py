@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's servers over plain HTTP, for a supervisor that must stay small.
+"""A client of Prefect's and MLflow's servers over plain HTTP, for a supervisor that must stay small.
 
 Importing Prefect's client costs 130 MB and seconds; asking for health, listing runs and setting a state needs neither.
 Every request carries the password, and every change the CSRF token that the server gave to this client.
@@ -31,7 +31,7 @@ class ApiError(Exception):
 class PrefectApi:
     """One client of Prefect's REST API. Not for use by several threads at once.
 
-    busy_for_s: for so long it asks a server again that says it is busy, as Prefect's own client does.
+    busy_for_s: how long it repeats a request to a server that is busy, as Prefect's own client does.
     """
 
     def __init__(self, url: str, auth_string: str = "", busy_for_s: float = 60.0) -> None:
@@ -43,7 +43,7 @@ class PrefectApi:
         self._token, self._token_until = "", 0.0
 
     def get(self, path: str) -> Any:
-        """Read something.
+        """Send a GET request; returns the JSON of the response.
 
         Raises:
             ApiError: no answer, or an answer that is no success.
@@ -51,7 +51,7 @@ class PrefectApi:
         return self._fetch(path, headers=self._headers)
 
     def post(self, path: str, body: Any) -> Any:
-        """Ask with a body, or change something. Raises like `get`."""
+        """Send a POST request; returns the JSON of the response. Raises like `get`."""
         if time.monotonic() > self._token_until:
             self._renew_token()
         headers = {**self._headers, "Prefect-Csrf-Client": self._client, "Prefect-Csrf-Token": self._token}
@@ -82,7 +82,7 @@ class PrefectApi:
 
 
 def fetch(url: str, *, body: Any = None, headers: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Any:
-    """One request; the answer's JSON, None for an empty answer.
+    """Send one request; returns the JSON of the response, None for an empty one.
 
     Raises:
         ApiError: no answer, or an answer that is no success.
@@ -93,8 +93,8 @@ def fetch(url: str, *, body: Any = None, headers: dict[str, str] | None = None, 
         with _open(request, timeout_s) as answer:
             content = answer.read()
     except urllib.error.HTTPError as error:
-        said = error.read(300).decode(errors="replace")
-        raise ApiError(f"{url} answered {error.code}: {said}", error.code) from None
+        message = error.read(300).decode(errors="replace")
+        raise ApiError(f"{url} answered {error.code}: {message}", error.code) from None
     except (OSError, ValueError) as error:
         raise ApiError(f"{url}: {error}") from None
     try:
@@ -104,7 +104,7 @@ def fetch(url: str, *, body: Any = None, headers: dict[str, str] | None = None, 
 
 
 def healthy(url: str) -> bool:
-    """The server answers at its health address."""
+    """Whether the server answers at its health address."""
     try:
         fetch(url, timeout_s=5.0)
     except ApiError:
@@ -113,7 +113,7 @@ def healthy(url: str) -> bool:
 
 
 def worker_is_online(api: PrefectApi, pool: str, name: str = "", since: float = 0.0) -> bool:
-    """Prefect hears a worker of this pool (the one of this name), and has heard it since then (seconds of the epoch).
+    """Whether a worker of this pool (the one of this name) is online, and was heard after `since` (seconds since 1970).
 
     Raises:
         ApiError: Prefect does not answer, or knows no such pool yet.

@@ -1,4 +1,4 @@
-"""Start, watch and stop the supervisor of a home from outside: what `up`, `down` and `status` have in common."""
+"""Starts, watches and stops the supervisor of a home, for `up`, `down` and `status`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from components.contract import UserError
 from flows.service_address import Services, client_environment, is_held, mlflow_headers, pid_file, running
 from flows.service_api import ApiError, fetch
 from flows.service_parts import Settings
-from flows.services import end_leftovers, marked, open_log, state_file
+from flows.services import kill_leftovers, open_log, processes_of_home, state_file
 
 HEALTHY_WITHIN_S = 300.0  # 20-50 s as a rule; a first start on a busy machine also migrates two databases
 STOPS_WITHIN_S = 60.0
@@ -38,7 +38,7 @@ class PartState:
 
 
 class StartFailed(Exception):
-    """The parts did not become healthy; says which one and where its log is."""
+    """The parts did not become healthy; the message names the one and its log."""
 
 
 def start(settings: Settings, *, detach: bool) -> subprocess.Popen[bytes]:
@@ -52,20 +52,22 @@ def start(settings: Settings, *, detach: bool) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
-def wait_until_healthy(settings: Settings, supervisor: subprocess.Popen[bytes], tell: Callable[[str], None]) -> None:
-    """Return when every part is healthy; `tell` hears of each as it comes.
+def wait_until_healthy(
+    settings: Settings, supervisor: subprocess.Popen[bytes], on_healthy: Callable[[str], None]
+) -> None:
+    """Return when every part is healthy. on_healthy: called with the name of each part once it is.
 
     Raises:
         StartFailed: a part keeps dying, or the time is over.
     """
     deadline = time.monotonic() + HEALTHY_WITHIN_S
-    known: set[str] = set()
+    reported: set[str] = set()
     while True:
         parts = states(settings.home)
         for part in parts:
-            if part.healthy and part.name not in known:
-                known.add(part.name)
-                tell(part.name)
+            if part.healthy and part.name not in reported:
+                reported.add(part.name)
+                on_healthy(part.name)
         if parts and all(part.healthy for part in parts):
             return
         broken = next((part for part in parts if part.restarts >= 3), None)
@@ -80,15 +82,15 @@ def wait_until_healthy(settings: Settings, supervisor: subprocess.Popen[bytes], 
 
 
 def states(home: Path) -> list[PartState]:
-    """Every part of a running supervisor; nothing when none runs."""
+    """The state of every part of a running supervisor; [] when none runs."""
     if not is_held(pid_file(home)):
         return []
     try:
-        told: dict[str, Any] = json.loads(state_file(home).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(state_file(home).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     fields = ("pid", "healthy", "restarts", "last_end")
-    return [PartState(name, **{one: facts[one] for one in fields}) for name, facts in told.items()]
+    return [PartState(name, **{field: facts[field] for field in fields}) for name, facts in content.items()]
 
 
 def stop(home: Path) -> bool:
@@ -99,24 +101,24 @@ def stop(home: Path) -> bool:
     """
     file = pid_file(home)
     if not is_held(file):
-        return bool(end_leftovers(home))  # of a supervisor that was killed
-    while not (said := file.read_text(encoding="utf-8").strip()):  # it is just coming, or just going
+        return bool(kill_leftovers(home))  # of a supervisor that was killed
+    while not (text := file.read_text(encoding="utf-8").strip()):  # the supervisor is just starting, or just ending
         if not is_held(file):
             return True
         time.sleep(0.05)
-    pid = int(said)
+    pid = int(text)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    if not _let_go(file, STOPS_WITHIN_S):
+    if not _is_released(file, STOPS_WITHIN_S):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        end_leftovers(home)
-        if not _let_go(file, 5.0):
+        kill_leftovers(home)
+        if not _is_released(file, 5.0):
             raise RuntimeError(f"process {pid} holds {file} and does not end")
     return True
 
 
-def _let_go(lock: Path, within_s: float) -> bool:
+def _is_released(lock: Path, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while is_held(lock):
         if time.monotonic() > deadline:
@@ -133,21 +135,21 @@ def deploy(settings: Settings, services: Services) -> int:
 
 
 def links(services: Services, home: Path) -> list[tuple[str, str]]:
-    """(what, where): each opens on the page that one wants, not on a welcome."""
-    found = [
+    """(label, URL) of the pages that people want."""
+    pages = [
         ("pipelines, runs", f"{services.prefect_ui_url}/v2/deployments"),
-        ("models, numbers", f"{services.mlflow_url}/#/experiments/{_experiment(services)}/runs"),
+        ("models, numbers", f"{services.mlflow_url}/#/experiments/{_latest_experiment(services)}/runs"),
     ]
-    return [*found, ("newest report", newest_report(home))]
+    return [*pages, ("newest report", newest_report(home))]
 
 
 def newest_report(home: Path) -> str:
-    """The page that a pipeline has written last; before the first one, how to make it."""
+    """The URL of the newest report page; before the first one, how to make it."""
     pages = sorted((home / "store").glob("*/index.html"), key=lambda page: page.stat().st_mtime)
     return pages[-1].as_uri() if pages else "none yet: draftsmith run quickstart"
 
 
-def _experiment(services: Services) -> str:
+def _latest_experiment(services: Services) -> str:
     """The experiment that was used last; MLflow's own first one while there is no other."""
     query = "max_results=1&order_by=last_update_time%20DESC"
     try:
@@ -156,19 +158,19 @@ def _experiment(services: Services) -> str:
         )
     except ApiError:
         return "0"
-    found = (answer or {}).get("experiments") or [{"experiment_id": "0"}]
-    return str(found[0]["experiment_id"])
+    experiments = (answer or {}).get("experiments") or [{"experiment_id": "0"}]
+    return str(experiments[0]["experiment_id"])
 
 
 def memory_mib(home: Path) -> float:
-    """What all processes below the supervisor take, itself included, MiB: shared pages are counted once (PSS)."""
+    """Memory in MiB of the supervisor and all processes below it; shared pages are counted once (PSS)."""
     services = running(home)
-    tree = marked(home) + ([psutil.Process(services.pid)] if services is not None else [])
-    return sum(_pss(process.pid) for process in tree) / 1024
+    tree = processes_of_home(home) + ([psutil.Process(services.pid)] if services is not None else [])
+    return sum(_pss_kib(process.pid) for process in tree) / 1024
 
 
-def _pss(pid: int) -> int:
-    """KiB; 0 for a process that is gone."""
+def _pss_kib(pid: int) -> int:
+    """The proportional set size of a process in KiB; 0 once it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
             if line.startswith("Pss:"):
@@ -186,10 +188,10 @@ def attached(supervisor: subprocess.Popen[bytes], keep: bool) -> Iterator[None]:
         raise
     finally:
         if not keep:
-            _end(supervisor)
+            _stop_supervisor(supervisor)
 
 
-def _end(supervisor: subprocess.Popen[bytes]) -> None:
+def _stop_supervisor(supervisor: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         supervisor.terminate()
     try:
@@ -200,6 +202,6 @@ def _end(supervisor: subprocess.Popen[bytes]) -> None:
 
 
 def require_file(file: Path) -> None:
-    """The pipelines file is there. Raises UserError."""
+    """Raise UserError where the pipelines file does not exist."""
     if not file.is_file():
         raise UserError(f"{file}: no such pipelines file; name another with --file")

@@ -4,7 +4,7 @@
     DRAFTSMITH_MLFLOW_DATABASE=postgresql://user:password@host/mlflow
 
 The URLs hold passwords: they travel in the environment of the one server that needs them, never on a command line, and
-storage/redaction.py hides them in whatever is said. A server is started through this file
+storage/redaction.py hides them in all output. A server is started through this file
 (`python -m flows.service_databases NAME PROGRAM ...`), which brings the schema up to date first, holding a lock in the
 database itself: however many machines start their servers at once, one of them migrates and the others wait.
 """
@@ -23,16 +23,16 @@ from components.contract import UserError
 from storage.redaction import without_secrets
 
 MIGRATION_TIMEOUT_S = 600.0
-_LOCK = 0x6472616674  # "draft": the number of the lock is ours to choose
+_LOCK = 0x6472616674  # "draft": any number will do
 
 
 @dataclass(frozen=True)
 class Server:
-    """How a server is told its database. variable: ours. given_as: the server's own. upgrade: arguments to Python."""
+    """How a server gets its database. variable: ours; server_variable: its own. upgrade: arguments to Python."""
 
     variable: str
     drivers: tuple[str, ...]
-    given_as: str
+    server_variable: str
     upgrade: tuple[str, ...]
 
 
@@ -51,23 +51,23 @@ SERVERS = {
     ),
 }
 VARIABLES = tuple(server.variable for server in SERVERS.values())
-"""Of no use to a worker or a run: they talk to the servers."""
+"""Variables that workers and runs do not get: they talk to the servers."""
 
 
 def on_database(
     name: str, command: tuple[str, ...], environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and environment of server `name` on the PostgreSQL that ours names; as they are when it names none.
+    """The command and environment of server `name` on the PostgreSQL that our variable names; unchanged without one.
 
     Raises:
         UserError: the URL is not one of PostgreSQL.
     """
     url = database_url(name)
-    kept = {variable: value for variable, value in environment.items() if variable not in VARIABLES}
+    environment_kept = {variable: value for variable, value in environment.items() if variable not in VARIABLES}
     if not url:
-        return command, kept
+        return command, environment_kept
     through = (sys.executable, "-m", "flows.service_databases", name, *command)
-    return through, kept | {SERVERS[name].given_as: url}
+    return through, environment_kept | {SERVERS[name].server_variable: url}
 
 
 def database_url(name: str) -> str:
@@ -88,22 +88,22 @@ def database_url(name: str) -> str:
 
 
 def migrate(name: str) -> None:
-    """Make the schema of server `name`, or bring it up to date, alone; its URL stands in the server's own variable.
+    """Make or upgrade the schema of server `name` under a lock; its URL stands in the server's own variable.
 
     Raises:
         UserError: the database cannot be reached, or refuses.
     """
-    url = os.environ[SERVERS[name].given_as]
-    asyncio.run(_locked(name, url))
+    url = os.environ[SERVERS[name].server_variable]
+    asyncio.run(_upgrade_locked(name, url))
 
 
-async def _locked(name: str, url: str) -> None:
+async def _upgrade_locked(name: str, url: str) -> None:
     try:
         import asyncpg
     except ImportError as error:
         raise UserError("PostgreSQL needs two more packages: pip install 'draftsmith[postgres]'") from error
     try:
-        connection = await asyncpg.connect(_plain(url), timeout=30.0)
+        connection = await asyncpg.connect(_libpq_url(url), timeout=30.0)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
         raise UserError(f"{name}: {without_secrets(url)} cannot be used: {type(error).__name__}: {error}") from error
     try:
@@ -111,11 +111,11 @@ async def _locked(name: str, url: str) -> None:
         command = [sys.executable, *SERVERS[name].upgrade]
         subprocess.run(command, stdin=subprocess.DEVNULL, timeout=MIGRATION_TIMEOUT_S, check=True)
     finally:
-        await connection.close()  # which gives the lock back
+        await connection.close()  # which releases the lock
 
 
-def _plain(url: str) -> str:
-    """The URL without SQLAlchemy's driver, in libpq's words."""
+def _libpq_url(url: str) -> str:
+    """The URL without SQLAlchemy's driver, with the parameter names of libpq."""
     parts = urlsplit(url)
     words = [("sslmode" if name == "ssl" else name, value) for name, value in parse_qsl(parts.query)]
     return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(words), ""))

@@ -1,8 +1,8 @@
-"""`draftsmith doctor`: what breaks the servers without a word, looked for before it costs a night.
+"""`draftsmith doctor`: looks for what breaks the servers without an error message.
 
-Versions that Prefect allows and cannot run with, a disk that fills, databases from another version, ports and processes
-of a killed supervisor, files that are damaged; and with a running server, that every schedule has really got its next
-run. Nothing is changed.
+It checks for versions that Prefect allows and cannot run with, a full disk, databases of another version, ports and
+processes of a killed supervisor, and damaged files; and with a running server, that every schedule has its next run. It
+changes nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from components.contract import UserError
 from flows.service_address import Services, auth_file, mlflow_headers, pid_file, read_auth_string, running
 from flows.service_api import ApiError, PrefectApi, fetch, worker_is_online
 from flows.service_parts import Settings, check_ports
-from flows.services import marked
-from storage.tracking import broken_database
+from flows.services import processes_of_home
+from storage.tracking import database_fault
 
 BREAKS_SERVER = {
     "fastapi": ("0.151", "turns null into an error and breaks deploying; from 0.155 Prefect's server does not start"),
@@ -41,7 +41,7 @@ SCRIPTS = {"prefect": "server/database/_migrations/versions/sqlite", "mlflow": "
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
+    """The result of one check."""
 
     verdict: Literal["ok", "note", "bad"]
     what: str
@@ -49,40 +49,40 @@ class Finding:
 
 
 def check_versions() -> None:
-    """Nothing installed breaks the servers. Raises UserError."""
-    for finding in _versions():
+    """Raise UserError where an installed version breaks the servers."""
+    for finding in _check_versions():
         if finding.verdict == "bad":
             raise UserError(f"{finding.what}; {finding.remedy}")
 
 
 def examine(home: Path) -> Iterator[Finding]:
-    """Everything worth a look on this home, one finding each."""
-    yield from _versions()
-    yield _torch()
-    yield _disk(home)
-    yield from _databases(home)
-    yield from _damages(home)
-    yield _password(home)
+    """Yield the findings of all checks of this home."""
+    yield from _check_versions()
+    yield _check_torch()
+    yield _check_disk(home)
+    yield from _check_databases(home)
+    yield from _check_damages(home)
+    yield _check_password(home)
     services = running(home)
-    yield from _leftovers(home, services)
+    yield from _check_leftovers(home, services)
     if services is None:
-        yield _ports(home)
+        yield _check_ports(home)
     else:
-        yield from _servers(services)
+        yield from _check_servers(services)
 
 
-def _versions() -> Iterator[Finding]:
-    for name, (too_new, why) in BREAKS_SERVER.items():
+def _check_versions() -> Iterator[Finding]:
+    for name, (too_new, problem) in BREAKS_SERVER.items():
         version = importlib.metadata.version(name)
         if Version(version) >= Version(too_new):
-            yield Finding("bad", f"{name} {version}: {why}", f'pip install "{name}<{too_new}"')
+            yield Finding("bad", f"{name} {version}: {problem}", f'pip install "{name}<{too_new}"')
         else:
             yield Finding("ok", f"{name} {version}")
     for name in ("prefect", "mlflow", "duckdb"):
         yield Finding("ok", f"{name} {importlib.metadata.version(name)}")
 
 
-def _torch() -> Finding:
+def _check_torch() -> Finding:
     version = importlib.metadata.version("torch")
     cuda = (
         any(dist.name.lower().startswith("nvidia-") for dist in importlib.metadata.distributions()) or "+cu" in version
@@ -97,7 +97,7 @@ def _torch() -> Finding:
     return Finding("ok", f"torch {version}, built for {'CUDA' if cuda else 'CPUs'}, as this machine needs it")
 
 
-def _disk(home: Path) -> Finding:
+def _check_disk(home: Path) -> Finding:
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     what = f"{free / (1 << 30):.1f} GiB free at {home}"
@@ -106,20 +106,20 @@ def _disk(home: Path) -> Finding:
     return Finding("ok", what)
 
 
-def _databases(home: Path) -> Iterator[Finding]:
+def _check_databases(home: Path) -> Iterator[Finding]:
     for name, file in (("prefect", home / "prefect" / "prefect.db"), ("mlflow", home / "mlflow" / "mlflow.db")):
         if not file.exists():
             yield Finding("ok", f"{name}'s database: not made yet")
             continue
-        if broken_database(file, whole=True):
+        if database_fault(file, whole=True):
             continue  # named with the other damages
         try:
-            yield _database(name, file)
+            yield _check_database(name, file)
         except sqlite3.Error as error:
             yield Finding("bad", f"{name}'s database cannot be read: {error}", f"set {file} aside")
 
 
-def _database(name: str, file: Path) -> Finding:
+def _check_database(name: str, file: Path) -> Finding:
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as database:
         at = {str(row[0]) for row in database.execute("SELECT version_num FROM alembic_version")}
         half = [
@@ -128,12 +128,12 @@ def _database(name: str, file: Path) -> Finding:
                 "SELECT name FROM sqlite_master WHERE name LIKE '\\_alembic\\_tmp%' ESCAPE '\\'"
             )
         ]
-    known, newest = revisions(name)
+    known_revisions, newest = revisions(name)
     if half:
         return Finding(
             "bad", f"{name}'s database was left in the middle of a migration: {half[0]}", f"set {file} aside"
         )
-    if not at <= known:
+    if not at <= known_revisions:
         version = importlib.metadata.version(name)
         return Finding(
             "bad",
@@ -146,33 +146,33 @@ def _database(name: str, file: Path) -> Finding:
 
 
 def revisions(package: str) -> tuple[set[str], set[str]]:
-    """Every migration that the installed version knows, and the last of them, read without importing the package."""
+    """The revisions of all migrations of the installed version, and the newest ones; the package is not imported."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is installed"
-    known: set[str] = set()
+    present: set[str] = set()
     before: set[str] = set()
     for script in (Path(spec.origin).parent / SCRIPTS[package]).glob("*.py"):
         text = script.read_text(encoding="utf-8")
-        for field, found in (("revision", known), ("down_revision", before)):
+        for field, names in (("revision", present), ("down_revision", before)):
             if (line := re.search(rf"^{field}\b[^=\n]*=(.*)$", text, re.MULTILINE)) is not None:
-                found.update(re.findall(r"[\"'](\w+)[\"']", line.group(1)))
-    return known, known - before
+                names.update(re.findall(r"[\"'](\w+)[\"']", line.group(1)))
+    return present, present - before
 
 
-def _damages(home: Path) -> Iterator[Finding]:
-    """Every file of the home is read: a disk that rots changes neither time nor size."""
+def _check_damages(home: Path) -> Iterator[Finding]:
+    """Read every file of the home: a failing disk changes neither time nor size."""
     from storage.artifacts import Store
-    from storage.repair import damages
+    from storage.repair import find_damage
 
     store, is_whole = Store(home), True
-    for one in damages(home, store):
+    for damage in find_damage(home, store):
         is_whole = False
-        yield Finding("bad", f"{one.where}: {one.name[:40]} {one.why}", "draftsmith doctor --repair")
+        yield Finding("bad", f"{damage.kind}: {damage.name[:40]} {damage.fault}", "draftsmith doctor --repair")
     if is_whole:
         yield Finding("ok", f"{len(store.keys())} artifacts, the history, journals and the promotion log are whole")
 
 
-def _password(home: Path) -> Finding:
+def _check_password(home: Path) -> Finding:
     file = auth_file(home)
     if not file.exists():
         return Finding("ok", "no password yet: draftsmith up makes one")
@@ -186,11 +186,11 @@ def _password(home: Path) -> Finding:
     return Finding("ok", "only you can read Prefect's password")
 
 
-def _leftovers(home: Path, services: Services | None) -> Iterator[Finding]:
+def _check_leftovers(home: Path, services: Services | None) -> Iterator[Finding]:
     if services is None:
-        left = marked(home)
-        if left:
-            pids = ", ".join(str(process.pid) for process in left)
+        leftovers = processes_of_home(home)
+        if leftovers:
+            pids = ", ".join(str(process.pid) for process in leftovers)
             yield Finding("bad", f"left over from a supervisor that was killed: processes {pids}", "draftsmith down")
         file = pid_file(home)
         if file.is_file() and file.read_bytes().strip():
@@ -199,7 +199,7 @@ def _leftovers(home: Path, services: Services | None) -> Iterator[Finding]:
         yield Finding("ok", f"up, supervised by process {services.pid}")
 
 
-def _ports(home: Path) -> Finding:
+def _check_ports(home: Path) -> Finding:
     try:
         check_ports(Settings(home, Path("pipelines.yaml")))
     except UserError as error:
@@ -207,7 +207,7 @@ def _ports(home: Path) -> Finding:
     return Finding("ok", "the usual ports are free")
 
 
-def _servers(services: Services) -> Iterator[Finding]:
+def _check_servers(services: Services) -> Iterator[Finding]:
     api = PrefectApi(services.prefect_api_url, services.auth_string)
     try:
         yield Finding("ok", f"Prefect's server answers: version {api.get('/admin/version')}")
@@ -215,8 +215,8 @@ def _servers(services: Services) -> Iterator[Finding]:
             yield Finding("ok", f"a worker takes runs from pool {services.work_pool}")
         else:
             yield Finding("bad", f"no worker takes runs from pool {services.work_pool}", "see logs/services/worker.log")
-        yield _refuses_strangers(services)
-        yield from _schedules(api)
+        yield _check_strangers(services)
+        yield from _check_schedules(api)
     except ApiError as error:
         yield Finding("bad", f"Prefect's server does not do its work: {error}", "see logs/services/prefect.log")
     try:
@@ -226,20 +226,20 @@ def _servers(services: Services) -> Iterator[Finding]:
         yield Finding("bad", f"MLflow's server does not answer: {error}", "see logs/services/mlflow.log")
 
 
-def _refuses_strangers(services: Services) -> Finding:
+def _check_strangers(services: Services) -> Finding:
     pages = {"Prefect's": (f"{services.prefect_api_url}/health", f"{services.prefect_api_url}/admin/version")}
     if services.mlflow_is_ours:
         pages["MLflow's"] = (f"{services.mlflow_url}/health", f"{services.mlflow_url}/version")
-    for whose, (anybodys, ours) in pages.items():
-        stranger, nameless = _status(anybodys, {"Host": "stranger.example"}), _status(ours, {})
+    for server, (open_url, guarded_url) in pages.items():
+        stranger, nameless = _http_status(open_url, {"Host": "stranger.example"}), _http_status(guarded_url, {})
         if stranger not in (400, 403) or nameless != 401:
             return Finding(
-                "bad", f"{whose} server lets strangers in (foreign host: {stranger}, no password: {nameless})"
+                "bad", f"{server} server lets strangers in (foreign host: {stranger}, no password: {nameless})"
             )
     return Finding("ok", "the servers refuse foreign hosts, and visitors without the password")
 
 
-def _status(url: str, headers: dict[str, str]) -> int:
+def _http_status(url: str, headers: dict[str, str]) -> int:
     try:
         fetch(url, headers=headers)
     except ApiError as error:
@@ -247,12 +247,12 @@ def _status(url: str, headers: dict[str, str]) -> int:
     return 200
 
 
-def _schedules(api: PrefectApi) -> Iterator[Finding]:
-    """Every active schedule has its next run: with some versions the scheduler fails and nothing says so."""
+def _check_schedules(api: PrefectApi) -> Iterator[Finding]:
+    """Check that every active schedule has its next run: with some versions the scheduler fails silently."""
     waiting = {
-        str(one["id"]): one
-        for one in api.post("/deployments/filter", {"limit": 200})
-        if not one["paused"] and any(schedule["active"] for schedule in one["schedules"])
+        str(deployment["id"]): deployment
+        for deployment in api.post("/deployments/filter", {"limit": 200})
+        if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"])
     }
     if not waiting:
         yield Finding("note", "no deployed pipeline has an active schedule: the scheduler was not tried")
@@ -273,10 +273,10 @@ def _schedules(api: PrefectApi) -> Iterator[Finding]:
 
 
 def _next_run(api: PrefectApi, deployment_id: str) -> datetime | None:
-    wanted: dict[str, Any] = {
+    query: dict[str, Any] = {
         "flow_runs": {"deployment_id": {"any_": [deployment_id]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
         "sort": "EXPECTED_START_TIME_ASC",
         "limit": 1,
     }
-    found = api.post("/flow_runs/filter", wanted)
-    return datetime.fromisoformat(found[0]["expected_start_time"]) if found else None
+    runs = api.post("/flow_runs/filter", query)
+    return datetime.fromisoformat(runs[0]["expected_start_time"]) if runs else None

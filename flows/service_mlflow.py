@@ -1,8 +1,8 @@
-"""MLFLOW: its server in one process, its database made first: `python -m flows.service_mlflow HOME PORT`.
+"""MLflow's server in one process, after its database is made: `python -m flows.service_mlflow HOME PORT`.
 
 `mlflow server` would start a second process that only waits for the first (190 MB and one more slow import), and its
-database must be seen to before it opens it: concurrent first use destroys a fresh one. So this does what that command
-does, without the extra process: prepare the database under its lock, then serve MLflow's own app on loopback.
+database must be ready before it opens it: concurrent first use destroys a fresh one. So this does what that command
+does, without the extra process: it prepares the database under its lock, then serves MLflow's own app on loopback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PASSWORD_VARIABLE = "DRAFTSMITH_MLFLOW_AUTH_STRING"
 
 
 def guarded(app: ASGIApp, auth_string: str) -> ASGIApp:
-    """MLflow's app for known hosts and origins, behind the password; its health alone is anybody's."""
+    """MLflow's app for known hosts and origins, behind the password; only its health address is open."""
     inner = BehindPassword(OwnArtifactsOnly(app), auth_string, open_paths=("/health",))
     return KnownPlacesOnly(inner, allowed_hosts())
 
@@ -31,7 +31,7 @@ def main() -> None:
     """Prepare the database, then be the server until SIGTERM."""
     home, port = Path(sys.argv[1]), int(sys.argv[2])
     database = os.environ["MLFLOW_BACKEND_STORE_URI"]
-    if database.startswith("sqlite:"):  # any other has been seen to by flows/service_databases.py
+    if database.startswith("sqlite:"):  # flows/service_databases.py has prepared any other
         from storage.tracking import ensure_database
 
         ensure_database(home)

@@ -1,7 +1,7 @@
-"""What `draftsmith up` runs: command, environment, health address and order of each part.
+"""The parts that `draftsmith up` runs: command, environment, health address and order of each.
 
-Every part gets its own few secrets and no others: each server its password and database, the worker (and with it every
-run) the password to talk to the servers. Nothing secret stands on a command line, which all can read.
+Every part gets only the secrets that it needs: each server its password and database, the worker (and with it every
+run) the password of the servers. No secret stands on a command line, which all can read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flows.service_databases import VARIABLES, database_url, on_database
 from flows.service_mlflow import PASSWORD_VARIABLE
 
 MARK = "DRAFTSMITH_SERVICES"
-"""In the environment of every process below a supervisor, its home: nothing that it started can hide."""
+"""The variable that names the home in the environment of every process below a supervisor, by which all are found."""
 _SERVER_ONLY = (
     "PREFECT_SERVER_",
     "PREFECT_API_DATABASE_",
@@ -37,12 +37,12 @@ _SERVER_ONLY = (
     "MLFLOW_REGISTRY_STORE_URI",
     *VARIABLES,
 )
-_OURS = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_PROFILE", MARK)
+_CLIENT_VARIABLES = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_PROFILE", MARK)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `up` was asked for."""
+    """The settings of `up`."""
 
     home: Path
     file: Path  # the pipelines file
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def logs(self) -> Path:
-        """Where the parts write what they have to say."""
+        """The folder of the parts' logs."""
         return self.home / "logs" / "services"
 
 
@@ -65,11 +65,11 @@ class Part:
     health_url: str = ""  # "": it is healthy while it lives
     worker_name: str = ""  # of a worker, which is healthy once Prefect hears it
     after: tuple[str, ...] = ()  # parts that must answer before it can start
-    stop_s: float = 10.0  # between the polite signal and the one that cannot be refused
+    stop_s: float = 10.0  # between SIGTERM and SIGKILL
 
 
 def services_of(settings: Settings, pid: int) -> Services:
-    """The addresses of what these settings start."""
+    """The addresses of the servers that these settings start."""
     prefect = f"http://{LOOPBACK}:{settings.prefect_port}"
     mlflow = external_mlflow() or f"http://{LOOPBACK}:{settings.mlflow_port}"
     elsewhere = database_url("mlflow") or os.environ.get("MLFLOW_BACKEND_STORE_URI")
@@ -93,12 +93,12 @@ def external_mlflow() -> str:
 
 def ensure_auth_string(home: Path) -> str:
     """The password of the servers: $PREFECT_SERVER_API_AUTH_STRING, or one that is made once and kept."""
-    wanted = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
-    if wanted and ":" not in wanted:
+    configured = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
+    if configured and ":" not in configured:
         raise UserError("$PREFECT_SERVER_API_AUTH_STRING must read name:password, with a colon")
-    known = read_auth_string(home)
-    auth = wanted or known or f"draftsmith:{secrets.token_urlsafe(24)}"
-    if auth != known:
+    stored = read_auth_string(home)
+    auth = configured or stored or f"draftsmith:{secrets.token_urlsafe(24)}"
+    if auth != stored:
         write_privately(auth_file(home), auth + "\n")
     return auth
 
@@ -152,7 +152,7 @@ def _mlflow(settings: Settings, services: Services) -> Part:
         "MLFLOW_BACKEND_STORE_URI": uri or f"sqlite:///{(folder / 'mlflow.db').absolute()}",
         "MLFLOW_ARTIFACTS_DESTINATION": os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or str(folder / "artifacts"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes and 700 MB that nothing here uses
-        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # the guard before it knows which (flows/server_guard.py)
+        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # flows/server_guard.py, before it, checks the host
         PASSWORD_VARIABLE: services.auth_string,
     }
     program = (sys.executable, "-m", "flows.service_mlflow", str(settings.home), str(settings.mlflow_port))
@@ -161,8 +161,8 @@ def _mlflow(settings: Settings, services: Services) -> Part:
 
 
 def _common_environment(settings: Settings, keep_server: bool = False) -> dict[str, str]:
-    """The caller's environment without what belongs to servers, and with what belongs to this home."""
-    dropped = _OURS if keep_server else _OURS + _SERVER_ONLY
+    """The caller's environment without the servers' variables, and with those of this home."""
+    dropped = _CLIENT_VARIABLES if keep_server else _CLIENT_VARIABLES + _SERVER_ONLY
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return inherited | {
         **QUIET,
@@ -177,28 +177,28 @@ def _common_environment(settings: Settings, keep_server: bool = False) -> dict[s
 
 
 def check_ports(settings: Settings) -> None:
-    """Both ports are free.
+    """Check that both ports are free.
 
     Raises:
         UserError: one is taken; the line names it and the option that chooses another.
     """
-    wanted = [("Prefect", settings.prefect_port, "--prefect-port")]
+    ports = [("Prefect", settings.prefect_port, "--prefect-port")]
     if not external_mlflow():
-        wanted.append(("MLflow", settings.mlflow_port, "--mlflow-port"))
-    if len(wanted) == 2 and settings.prefect_port == settings.mlflow_port:
+        ports.append(("MLflow", settings.mlflow_port, "--mlflow-port"))
+    if len(ports) == 2 and settings.prefect_port == settings.mlflow_port:
         raise UserError(f"port {settings.prefect_port} cannot serve both: choose another with --mlflow-port")
-    for name, port, option in wanted:
+    for name, port, option in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((LOOPBACK, port))
             except OSError as error:
-                what = f"port {port}, wanted for {name}, cannot be used: {error.strerror}{_user_of(port)}"
+                what = f"port {port}, wanted for {name}, cannot be used: {error.strerror}{_process_on(port)}"
                 raise UserError(f"{what}; choose another with {option}") from None
 
 
-def _user_of(port: int) -> str:
-    """Who listens there, if we may know."""
+def _process_on(port: int) -> str:
+    """ " by process ID (NAME)" for the process that listens on a port; "" where it is not ours to see."""
     import psutil
 
     try:

@@ -20,7 +20,7 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     """One artifact as a table of facts."""
     content = store.record_of(key)
     record: dict[str, Any] = content["record"]
-    found = store.look(key)
+    presence = store.verify_local(key)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -33,26 +33,26 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     say("path", store.path_of(key))
     if "sample.html" in content["files"]:
         say("to look at", store.path_of(key) / "sample.html")
-    elsewhere = found.why == "absent"  # its record came from the shared store
-    state = "in the shared store, not on this machine" if elsewhere else f"BROKEN: {found.why}"
-    say("state", "whole" if found.artifact is not None else state)
+    elsewhere = presence.fault == "absent"  # its record came from the shared store
+    state = "in the shared store, not on this machine" if elsewhere else f"BROKEN: {presence.fault}"
+    say("state", "whole" if presence.artifact is not None else state)
     say("made by", f"{record.get('uses', '?')} as step {record.get('step', '?')} of {record.get('pipeline', '?')}")
     when = datetime.fromtimestamp(content["finished_at"], UTC).isoformat(" ", "seconds")
     say("when", f"{when}, in {duration(float(record.get('seconds', 0.0)))}, peak {record.get('peak_rss_mib', 0):g} MiB")
-    made = store.sessions(key)
-    for session in made if len(made) > 1 else []:
+    sessions = store.sessions(key)
+    for session in sessions if len(sessions) > 1 else []:
         at = datetime.fromtimestamp(session.finished_at, UTC).isoformat(" ", "seconds")
-        where = "the newest, above" if session.is_newest else str(session.path)
-        say("measured" if session.is_newest else "", f"{at}  {where}")
+        location = "the newest, above" if session.is_newest else str(session.path)
+        say("measured" if session.is_newest else "", f"{at}  {location}")
     for name, value in record.get("settings", {}).items():
         say(f"  with {name}", one_line(value, 200))
     for name, value in record.get("inputs", {}).items():
-        for one in value if isinstance(value, list) else [value]:
-            say(f"  in {name}", f"{one[:12]}  {_what(store, one)}")
+        for input_key in value if isinstance(value, list) else [value]:
+            say(f"  in {name}", f"{input_key[:12]}  {_what(store, input_key)}")
     for name, value in content["info"].items():
         say(f"  {name}", one_line(value, 200))
     files = content["files"]
-    if "dropped.parquet" in files and found.artifact is not None:
+    if "dropped.parquet" in files and presence.artifact is not None:
         from components.data.chats import dropped_examples
 
         for row in dropped_examples(store.path_of(key)):

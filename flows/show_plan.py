@@ -25,14 +25,16 @@ def print_plan(plan: Plan, console: Console) -> None:
         table.add_column("runs on", no_wrap=True)
     for step in plan.steps:
         style = "dim" if step.reused else ""
-        why = Text(step.reason, style=style if step.reused else "yellow")
+        reason = Text(step.reason, style=style if step.reused else "yellow")
         cells = [Text(cell, style=style) for cell in (step.name, step.kind, step.key[:12])]
-        table.add_row(*cells, why, *[Text(str(step.runs_on), style=style)] * elsewhere)
+        table.add_row(*cells, reason, *[Text(str(step.runs_on), style=style)] * elsewhere)
     for name, why_not in plan.skipped:
         table.add_row(Text(name, style="dim"), "", "", Text(f"left out: {why_not}", style="dim"))
     console.print(table)
-    left = len(plan.steps) - plan.num_reused
-    console.print(f"{len(plan.steps)} steps: {plan.num_reused} reused, {left} to run on {plan.device}", markup=False)
+    num_to_run = len(plan.steps) - plan.num_reused
+    console.print(
+        f"{len(plan.steps)} steps: {plan.num_reused} reused, {num_to_run} to run on {plan.device}", markup=False
+    )
 
 
 def as_mermaid(plan: Plan) -> str:
@@ -41,8 +43,8 @@ def as_mermaid(plan: Plan) -> str:
     lines = ["flowchart LR"]
     lines += [f'  {ids[name]}[("{in_mermaid(name)}")]' for name in plan.sources]
     for step in plan.steps:
-        why = "reused" if step.reused else in_mermaid(step.reason)
-        lines.append(f'  {ids[step.name]}["{in_mermaid(step.name)}<br/><small>{step.kind}: {why}</small>"]')
+        label = "reused" if step.reused else in_mermaid(step.reason)
+        lines.append(f'  {ids[step.name]}["{in_mermaid(step.name)}<br/><small>{step.kind}: {label}</small>"]')
         if not step.reused:
             lines.append(f"  style {ids[step.name]} stroke-width:3px")
     for step in plan.steps:

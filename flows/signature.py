@@ -1,4 +1,4 @@
-"""From an address to a function to what it takes: `drafts.train_draft` -> components.drafts:train_draft -> its slots.
+"""Resolves an address to a function and its inputs: `drafts.train_draft` -> components.drafts:train_draft -> its slots.
 
 Before the `*` stand artifacts, after it settings; `ctx` and `machine` are injected. The settings are checked by a
 pydantic model built from the signature, with nothing unknown let through.
@@ -63,10 +63,10 @@ class StepFunction:
     measures: bool
     adapter: TypeAdapter[Any]
 
-    def settings(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[tuple[str | int, ...], str]]]:
+    def settings(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[tuple[str | int, ...], str]]]:
         """(resolved settings as JSON values, [(place, what is wrong)]). Strict: '400' is not 400, true is not 1."""
         try:
-            parsed = self.adapter.validate_json(json.dumps({**self.defaults, **given}), strict=True)
+            parsed = self.adapter.validate_json(json.dumps({**self.defaults, **values}), strict=True)
         except ValidationError as error:
             return {}, [_setting_fault(fault, self.setting_names) for fault in error.errors(include_url=False)]
         resolved = dict(self.adapter.dump_python(parsed, mode="json"))
@@ -89,8 +89,8 @@ def resolve(address: str, packages: tuple[str, ...] = PACKAGES) -> StepFunction:
     room, _, name = address.rpartition(".")
     rooms = _rooms(packages)
     if not room or room not in rooms:
-        said = did_you_mean(room or name, rooms)
-        raise UserError(f"unknown step function {show(address)}: there is no room '{room or name}'{said}")
+        suggestion = did_you_mean(room or name, rooms)
+        raise UserError(f"unknown step function {show(address)}: there is no room '{room or name}'{suggestion}")
     try:
         module = importlib.import_module(f"{rooms[room]}.{room}")
     except UserError:
@@ -107,13 +107,13 @@ def resolve(address: str, packages: tuple[str, ...] = PACKAGES) -> StepFunction:
 
 def _rooms(packages: tuple[str, ...]) -> dict[str, str]:
     """room -> the package it stands in."""
-    found: dict[str, str] = {}
+    rooms: dict[str, str] = {}
     for package in packages:
         for folder in importlib.import_module(package).__path__:
             for path in sorted(Path(folder).iterdir()):
                 if (path / "__init__.py").is_file():
-                    found.setdefault(path.name, package)
-    return found
+                    rooms.setdefault(path.name, package)
+    return rooms
 
 
 def _exports(module: types.ModuleType) -> list[str]:
@@ -175,35 +175,35 @@ def _slot(address: str, name: str, hint: Any, parameter: inspect.Parameter) -> S
     return Slot(kind=kind, many=many, optional=parameter.default is not parameter.empty)
 
 
-def _dotted(place: tuple[str | int, ...]) -> str:
+def _dotted_path(place: tuple[str | int, ...]) -> str:
     """Where in a setting: "sources[0].max_rows"; without the names of types, which pydantic puts among them."""
-    said = ""
+    text = ""
     for part in place:
         if isinstance(part, int):
-            said += f"[{part}]"
+            text += f"[{part}]"
         elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
-            said += f".{part}"
-    return said.removeprefix(".")
+            text += f".{part}"
+    return text.removeprefix(".")
 
 
-def _setting_fault(fault: Any, known: tuple[str, ...]) -> tuple[tuple[str | int, ...], str]:
+def _setting_fault(fault: Any, setting_names: tuple[str, ...]) -> tuple[tuple[str | int, ...], str]:
     place = tuple(fault["loc"])
-    name, kind, given = _dotted(place), fault["type"], fault["input"]
+    name, kind, value = _dotted_path(place), fault["type"], fault["input"]
     if kind == "extra_forbidden":  # its name is any text
-        around, last = _dotted(place[:-1]), str(place[-1])
-        said = did_you_mean(last, known) if len(place) == 1 else ""
-        return place, f"unknown setting {show(f'{around}.{last}' if around else last)}{said}"
+        around, last = _dotted_path(place[:-1]), str(place[-1])
+        suggestion = did_you_mean(last, setting_names) if len(place) == 1 else ""
+        return place, f"unknown setting {show(f'{around}.{last}' if around else last)}{suggestion}"
     if kind == "missing" and len(place) == 1:
         return (), f"the setting '{name}' is missing"
     if kind == "literal_error":
         expected = fault["ctx"]["expected"].replace(" or ", ", ")
         choices = [word.strip("'") for word in expected.split(", ")]
-        said = did_you_mean(given, choices) if isinstance(given, str) else ""
-        return place, f"setting '{name}' must be one of {expected}, not {show(given)}" + (
-            said if "mean" in said else ""
+        suggestion = did_you_mean(value, choices) if isinstance(value, str) else ""
+        return place, f"setting '{name}' must be one of {expected}, not {show(value)}" + (
+            suggestion if "mean" in suggestion else ""
         )
     if kind == "value_error":  # the type's own words
         return place, f"setting '{name}': {one_line(fault['msg']).removeprefix('Value error, ')}"
-    return place, f"setting '{name}': {one_line(fault['msg'])}, not {show(given)}".replace(
+    return place, f"setting '{name}': {one_line(fault['msg'])}, not {show(value)}".replace(
         "Input should be", "must be", 1
     )

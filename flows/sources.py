@@ -19,7 +19,7 @@ from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
 from flows.problems import did_you_mean
-from storage.artifact_records import RECORD_FILE, BadRecord, read_checked
+from storage.artifact_records import RECORD_FILE, ArtifactRecord, BadRecord, read_checked
 from storage.artifacts import Store
 from storage.whole_files import sha256_of
 
@@ -48,16 +48,16 @@ def reference_error(reference: str) -> str:
     return ""
 
 
-def source_name(reference: str, wanted: type[Artifact]) -> str:
-    """What a plan calls an outside input: the reference, and of a registered version which part of it is taken."""
-    return f"{reference} ({wanted.__name__})" if reference.startswith("registry:") else reference
+def source_name(reference: str, kind: type[Artifact]) -> str:
+    """The name of an outside input in a plan: its reference, with the kind for a registered version."""
+    return f"{reference} ({kind.__name__})" if reference.startswith("registry:") else reference
 
 
-def source_misfit(reference: str, wanted: type[Artifact]) -> str:
-    """Why a registered version can never give a step what it wants, or ''."""
-    if not reference.startswith("registry:") or wanted.__name__ in OFFERED:
+def source_misfit(reference: str, kind: type[Artifact]) -> str:
+    """Why a registered version can never provide this kind, or ''."""
+    if not reference.startswith("registry:") or kind.__name__ in OFFERED:
         return ""
-    return f"wants {wanted.__name__}, but '{reference}' gives a {', '.join(OFFERED[:-1])} or {OFFERED[-1]}"
+    return f"wants {kind.__name__}, but '{reference}' gives a {', '.join(OFFERED[:-1])} or {OFFERED[-1]}"
 
 
 def kind_of_source(name: str, store: Store) -> str:
@@ -67,19 +67,19 @@ def kind_of_source(name: str, store: Store) -> str:
         UserError: it is missing, broken, or malformed.
     """
     named = _NAMED.fullmatch(name)
-    return named["kind"] if named else type(_find(name, store)).__name__
+    return named["kind"] if named else type(_find_artifact(name, store)).__name__
 
 
 @dataclass
 class Sources:
     """Finds the outside inputs of one plan, each alias once, so that the whole plan sees the same champion.
 
-    past: name (see source_name) -> key, of those that are taken as they were. found: name -> artifact, verified.
+    past: name (see source_name) -> key, of inputs reused from a past run. artifacts: name -> artifact, verified.
     """
 
     store: Store
     past: Mapping[str, str] = field(default_factory=dict)
-    found: dict[str, Artifact] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
     _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release, in its session
 
     def kind_of(self, name: str) -> str:
@@ -88,90 +88,92 @@ class Sources:
         Raises:
             UserError: it is missing, broken, or malformed; there is no such model, alias or version.
         """
-        if name not in self.found:
+        if name not in self.artifacts:
             named = _NAMED.fullmatch(name)
             if name in self.past:
-                self.found[name] = _find(f"store:{self.past[name]}", self.store)
+                self.artifacts[name] = _find_artifact(f"store:{self.past[name]}", self.store)
             else:
-                self.found[name] = self._of_version(named) if named else _find(name, self.store)
-        return type(self.found[name]).__name__
+                self.artifacts[name] = self._find_version(named) if named else _find_artifact(name, self.store)
+        return type(self.artifacts[name]).__name__
 
-    def _of_version(self, named: re.Match[str]) -> Artifact:
+    def _find_version(self, named: re.Match[str]) -> Artifact:
         from components.speedup.promotion_rule import judge
         from storage.registry import find_release
 
-        said = f"registry:{named['name']}@{named['which']}"
-        if said not in self._releases:
+        reference = f"registry:{named['name']}@{named['which']}"
+        if reference not in self._releases:
             try:
                 key, session = find_release(self.store.home, named["name"], named["which"], judge)
-                self._releases[said] = self.store.name_of_session(key, session)
+                self._releases[reference] = self.store.name_of_session(key, session)
             except UserError as error:
-                raise UserError(f"{said}: {error}") from error
-        release = self._releases[said]
-        key = _in_lineage(self.store, release, named["kind"], said)
-        found = self.store.bring(key)
-        if found.artifact is None:
-            gone = "is not in the store any more" if found.why == "absent" else f"is broken ({found.why})"
-            raise UserError(f"'{said}': its {named['kind']} {key[:12]} {gone}; {_how_to_remake(self.store, release)}")
-        return found.artifact
+                raise UserError(f"{reference}: {error}") from error
+        release = self._releases[reference]
+        key = _in_lineage(self.store, release, named["kind"], reference)
+        state = self.store.ensure_local(key)
+        if state.artifact is None:
+            problem = "is not in the store any more" if state.fault == "absent" else f"is broken ({state.fault})"
+            raise UserError(
+                f"'{reference}': its {named['kind']} {key[:12]} {problem}; {_how_to_remake(self.store, release)}"
+            )
+        return state.artifact
 
 
-def words_of(artifact: Artifact) -> frozenset[str]:
+def registry_names(artifact: Artifact) -> frozenset[str]:
     """The texts among an artifact's facts, for example its method: they choose code, as the settings of a step do."""
     return frozenset(value for value in artifact.info.values() if isinstance(value, str))
 
 
-def _find(reference: str, store: Store) -> Artifact:
+def _find_artifact(reference: str, store: Store) -> Artifact:
     """The artifact that `store:` or `path:` names, verified."""
-    if why := reference_error(reference):
-        raise UserError(why)
+    if fault := reference_error(reference):
+        raise UserError(fault)
     scheme, _, rest = reference.partition(":")
     if scheme == "path":
         return _from_directory(Path(rest.strip()))
-    found = store.bring(store.resolve(rest.strip()))
-    if found.artifact is None:
-        raise UserError(f"'{reference}' is broken: {found.why}")
-    return found.artifact
+    state = store.ensure_local(store.resolve(rest.strip()))
+    if state.artifact is None:
+        raise UserError(f"'{reference}' is broken: {state.fault}")
+    return state.artifact
 
 
-def _in_lineage(store: Store, release: str, kind: str, said: str) -> str:
+def _in_lineage(store: Store, release: str, kind: str, reference: str) -> str:
     """The key of the one artifact of this kind behind a release; data is looked for behind the drafter itself."""
     content = _record(store, release)
     if content is None:
-        raise UserError(f"'{said}': its Release {release[:12]} is not in the store any more")
+        raise UserError(f"'{reference}': its Release {release[:12]} is not in the store any more")
     if kind == "Release":
         return release
     if kind == "Draft":
         return str(content["info"]["draft_key"])
-    direct = _made_from(store, content)
+    direct = _input_keys(store, content)
     level = [str(content["info"]["draft_key"])] if kind not in ("Target", "DepthPolicy") else list(direct)
-    seen: set[str] = set()
+    visited: set[str] = set()
     while level:
         records = {key: _record(store, key) for key in level}
-        matching = sorted(key for key, one in records.items() if one is not None and one["kind"] == kind)
+        matching = sorted(key for key, record in records.items() if record is not None and record["kind"] == kind)
         if len(matching) > 1:
             raise UserError(
-                f"'{said}' was made from {len(matching)} {kind}: name one of them, store:{matching[0][:12]}"
+                f"'{reference}' was made from {len(matching)} {kind}: name one of them, store:{matching[0][:12]}"
             )
         if matching:
             return matching[0]
-        seen.update(level)
-        further = {key for one in records.values() if one is not None for key in _made_from(store, one)}
-        level = sorted(further - seen)
+        visited.update(level)
+        further = {key for record in records.values() if record is not None for key in _input_keys(store, record)}
+        level = sorted(further - visited)
     raise UserError(
-        f"'{said}': the {kind} it was made from is not in the store any more; {_how_to_remake(store, release)}"
+        f"'{reference}': the {kind} it was made from is not in the store any more; {_how_to_remake(store, release)}"
     )
 
 
-def _record(store: Store, key: str) -> dict[str, Any] | None:
+def _record(store: Store, key: str) -> ArtifactRecord | None:
     try:
         return store.record_of(key)
     except FileNotFoundError:
         return None
 
 
-def _made_from(store: Store, content: Mapping[str, Any]) -> Iterator[str]:
-    """What an artifact was made from, each in the session that it had then."""
+def _input_keys(store: Store, content: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of an artifact's inputs, each with the session that it had then."""
     then = content["record"].get("input_sessions", {})
     for value in content["record"].get("inputs", {}).values():
         for key in value if isinstance(value, list) else [value]:

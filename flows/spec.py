@@ -1,4 +1,4 @@
-"""What pipelines.yaml may say: the whole vocabulary, checked before anything is imported or run.
+"""The schema of pipelines.yaml, checked before anything is imported or run.
 
 Every problem is found in one pass and told as `pipelines.yaml:LINE: what is wrong (did you mean 'x'?)`. Whether steps
 fit their functions is the next question, answered in wiring.py.
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from components.contract import UserError
 from flows.params import ParamSpec, declaration_error
 from flows.problems import Problems, did_you_mean, show
-from flows.runs_on import RunsOn, WrongPlace, of_pipeline, of_step
+from flows.runs_on import RunsOn, WrongPlace, parse_pipeline_placement, parse_step_placement
 from flows.spec_checks import (
     cycle_of,
     param_name_error,
@@ -111,7 +111,7 @@ class _File(_Strict):
 
 @dataclass(frozen=True)
 class Spec:
-    """A pipelines.yaml that says nothing wrong by itself. name: how its lines are quoted."""
+    """A checked pipelines.yaml. name: the file name in messages."""
 
     file: Path
     pipelines: dict[str, PipelineSpec]
@@ -135,7 +135,7 @@ def load_spec(file: Path) -> Spec:
         parsed = _File.model_validate(content)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            line, what = _say(fault, lines)
+            line, what = _describe_fault(fault, lines)
             problems.add(line, what)
         problems.stop()
         raise
@@ -163,16 +163,16 @@ def _check_pipeline(name: str, pipeline: PipelineSpec, lines: Lines, problems: P
     for param, declared in pipeline.params.items():
         line = lines.at(*place, "params", param)
         _check_name(param, r"[a-z][a-z0-9_]*", "parameter", line, problems)
-        if why := param_name_error(param):
-            problems.add(line, f"parameter name '{param}': {why}")
-        if why := declaration_error(declared):
-            problems.add(line, f"parameter '{param}': {why}")
-    _check_place(of_pipeline, pipeline.runs_on, (*place, "runs_on"), "", lines, problems)
+        if fault := param_name_error(param):
+            problems.add(line, f"parameter name '{param}': {fault}")
+        if fault := declaration_error(declared):
+            problems.add(line, f"parameter '{param}': {fault}")
+    _check_place(parse_pipeline_placement, pipeline.runs_on, (*place, "runs_on"), "", lines, problems)
     graph: dict[str, list[str]] = {}
     for step, declared_step in pipeline.steps.items():
         at: Place = (*place, "steps", step)
         _check_name(step, r"[a-z][a-z0-9_]*", "step", lines.at(*at), problems)
-        _check_place(of_step, declared_step.runs_on, (*at, "runs_on"), f"step '{step}': ", lines, problems)
+        _check_place(parse_step_placement, declared_step.runs_on, (*at, "runs_on"), f"step '{step}': ", lines, problems)
         for inner, what in step_problems(step, declared_step, pipeline.params, pipeline.steps):
             problems.add(lines.at(*place, "steps", step, *inner), f"step '{step}': {what}", cause=(name, what))
         graph[step] = [
@@ -186,11 +186,11 @@ def _check_pipeline(name: str, pipeline: PipelineSpec, lines: Lines, problems: P
 
 
 def _check_place(
-    read: Callable[[Any], RunsOn], given: Any, place: Place, what: str, lines: Lines, problems: Problems
+    read: Callable[[Any], RunsOn], value: Any, place: Place, what: str, lines: Lines, problems: Problems
 ) -> None:
     """`runs_on:` of a pipeline or a step."""
     try:
-        read(given)
+        read(value)
     except WrongPlace as error:
         problems.add(lines.at(*place, *error.place), f"{what}{error}")
 
@@ -201,19 +201,19 @@ def _check_starts(name: str, pipelines: dict[str, PipelineSpec], lines: Lines, p
     slugs: set[str] = set()
     for index, schedule in enumerate(pipeline.schedules):
         at: Place = (*place, "schedules", index)
-        for part, why in schedule_problems(schedule.cron, schedule.timezone):
-            problems.add(lines.at(*at, part), f"schedule '{schedule.slug}': {why}")
+        for part, fault in schedule_problems(schedule.cron, schedule.timezone):
+            problems.add(lines.at(*at, part), f"schedule '{schedule.slug}': {fault}")
         if schedule.slug in slugs:
             problems.add(lines.at(*at, "slug"), f"schedule '{schedule.slug}' is given twice")
         slugs.add(schedule.slug)
-        for param, why in value_problems(pipeline.params, schedule.params):
-            problems.add(lines.at(*at, "params", param), f"schedule '{schedule.slug}': {why}")
+        for param, fault in value_problems(pipeline.params, schedule.params):
+            problems.add(lines.at(*at, "params", param), f"schedule '{schedule.slug}': {fault}")
     for index, trigger in enumerate(pipeline.triggers):
         at = (*place, "triggers", index)
-        for part, why in trigger_problems(name, trigger, pipelines):
-            problems.add(lines.at(*at, part), f"trigger number {index + 1}: {why}")
-        for param, why in value_problems(pipeline.params, trigger.params):
-            problems.add(lines.at(*at, "params", param), f"trigger number {index + 1}: {why}")
+        for part, fault in trigger_problems(name, trigger, pipelines):
+            problems.add(lines.at(*at, part), f"trigger number {index + 1}: {fault}")
+        for param, fault in value_problems(pipeline.params, trigger.params):
+            problems.add(lines.at(*at, "params", param), f"trigger number {index + 1}: {fault}")
     circle = cycle_of(
         {other: [t.after for t in spec.triggers if t.after and t.after != other] for other, spec in pipelines.items()}
     )
@@ -245,39 +245,40 @@ def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     return PipelineSpec if len(place) >= 2 else _File
 
 
-def _say(fault: Any, lines: Lines) -> tuple[int, str]:
+def _describe_fault(fault: Any, lines: Lines) -> tuple[int, str]:
     """A pydantic fault in our words, with its line."""
     place = tuple(fault["loc"])
     name, around = str(place[-1]), place[:-1]
     line = lines.at(*place)
-    where = _where(place)
-    kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
+    prefix = _location_prefix(place)
+    kind, context, value = fault["type"], fault.get("ctx", {}), fault["input"]
     if kind == "extra_forbidden":
         model = _model_at(around)
-        known = [field.alias or key for key, field in model.model_fields.items()]
-        said = did_you_mean(name, known)
-        return line, f"{where}unknown key '{name}'{said if 'did you mean' in said else ''}"
+        known_keys = [field.alias or key for key, field in model.model_fields.items()]
+        suggestion = did_you_mean(name, known_keys)
+        return line, f"{prefix}unknown key '{name}'{suggestion if 'did you mean' in suggestion else ''}"
     if kind == "missing":
-        return lines.at(*around), f"{_where((*around, ''))}'{name}' is missing"
+        return lines.at(*around), f"{_location_prefix((*around, ''))}'{name}' is missing"
     if kind == "too_short":
-        return line, f"{where}'{name}' is empty"
-    wanted = _WANTED.get(kind)
+        return line, f"{prefix}'{name}' is empty"
+    expected = _EXPECTED.get(kind)
     if place[2:] == ("approval",):
-        wanted = "true, false or {within_minutes: N}"
+        expected = "true, false or {within_minutes: N}"
     if kind == "literal_error":
         choices = str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
-        said = did_you_mean(given, choices)
-        wanted = f"one of {', '.join(choices)}"
-        return line, f"{where}'{name}' must be {wanted}, not {show(given)}{said if 'did you mean' in said else ''}"
+        suggestion = did_you_mean(value, choices)
+        expected = f"one of {', '.join(choices)}"
+        hint = suggestion if "did you mean" in suggestion else ""
+        return line, f"{prefix}'{name}' must be {expected}, not {show(value)}{hint}"
     if kind == "string_pattern_mismatch":
-        wanted = "a-z, 0-9 and - only"
+        expected = "a-z, 0-9 and - only"
     for bound, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
         if bound in context:
-            wanted = f"{words} {context[bound]:g}"
-    return line, f"{where}'{name}' must be {wanted or fault['msg']}, not {show(given)}"
+            expected = f"{words} {context[bound]:g}"
+    return line, f"{prefix}'{name}' must be {expected or fault['msg']}, not {show(value)}"
 
 
-_WANTED = {
+_EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -289,8 +290,8 @@ _WANTED = {
 }
 
 
-def _where(place: tuple[str | int, ...]) -> str:
-    """Which thing around the last key is meant: "step 'draft': "."""
+def _location_prefix(place: tuple[str | int, ...]) -> str:
+    """A prefix that names the step, parameter or pipeline around the last key: "step 'draft': "."""
     kinds = {"steps": "step", "params": "parameter", "schedules": "schedule", "triggers": "trigger"}
     if len(place) >= 5 and place[2] in kinds:
         what = place[3] if isinstance(place[3], str) else f"number {place[3] + 1}"

@@ -36,13 +36,13 @@ def step_problems(
             if what := _reference_error(reference, name, steps):
                 yield ("in", parameter), what
     if step.condition is not None:
-        found = CONDITION.match(step.condition.strip())
-        if not found:
+        match = CONDITION.match(step.condition.strip())
+        if not match:
             yield ("if",), f"'if' knows machine.cuda, params.NAME and not ..., not {show(step.condition)}"
-        elif found.group(1) and found.group(1) not in params:
-            yield ("if",), f"unknown parameter '{found.group(1)}'{did_you_mean(found.group(1), params)}"
-        elif found.group(1) and params[found.group(1)].type != "bool":
-            yield ("if",), f"'if' wants a parameter of type bool; '{found.group(1)}' is {params[found.group(1)].type}"
+        elif match.group(1) and match.group(1) not in params:
+            yield ("if",), f"unknown parameter '{match.group(1)}'{did_you_mean(match.group(1), params)}"
+        elif match.group(1) and params[match.group(1)].type != "bool":
+            yield ("if",), f"'if' wants a parameter of type bool; '{match.group(1)}' is {params[match.group(1)].type}"
 
 
 def _matrix_problems(step: StepSpec) -> Iterator[tuple[Place, str]]:
@@ -62,17 +62,17 @@ def _matrix_problems(step: StepSpec) -> Iterator[tuple[Place, str]]:
 
 
 def _insert_error(inside: str, params: Mapping[str, ParamSpec], matrix: Mapping[str, Any] | None) -> str:
-    found = NAME.match(inside)
-    if found and found.group(1) == "matrix" and matrix is None:
+    match = NAME.match(inside)
+    if match and match.group(1) == "matrix" and matrix is None:
         return f"${{{inside}}}: a matrix value cannot choose an input; inputs fan out along the matrix by themselves"
-    if not found:
+    if not match:
         return f"${{{inside}}}: only ${{params.NAME}} and ${{matrix.NAME}} can be inserted"
-    scope, word = found.groups()
-    known: Mapping[str, Any] = params if scope == "params" else (matrix or {})
-    if word in known:
+    scope, word = match.groups()
+    declared: Mapping[str, Any] = params if scope == "params" else (matrix or {})
+    if word in declared:
         return ""
     what = "parameter" if scope == "params" else "matrix axis"
-    return f"${{{inside}}}: unknown {what} '{word}'{did_you_mean(word, known)}"
+    return f"${{{inside}}}: unknown {what} '{word}'{did_you_mean(word, declared)}"
 
 
 def _reference_error(reference: Any, step: str, steps: Mapping[str, Any]) -> str:
@@ -98,20 +98,20 @@ def param_name_error(name: str) -> str:
     return "Python keeps this word for itself, choose another" if keyword.iskeyword(name) else ""
 
 
-def value_problems(params: Mapping[str, ParamSpec], given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def value_problems(params: Mapping[str, ParamSpec], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(parameter, what is wrong) for the values that a schedule or a trigger gives."""
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in params:
             yield name, f"unknown parameter '{name}'{did_you_mean(name, params)}"
-        elif why := value_error(params[name], value):
-            yield name, f"parameter '{name}' {why}"
+        elif fault := value_error(params[name], value):
+            yield name, f"parameter '{name}' {fault}"
 
 
 def trigger_problems(pipeline: str, trigger: TriggerSpec, pipelines: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(key of the trigger, what is wrong)."""
-    given = [word for word in ("after", "file", "registry") if getattr(trigger, word) is not None]
-    if len(given) != 1:
-        yield "", f"give exactly one of after, file, registry, not {' and '.join(given) or 'none of them'}"
+    starts = [word for word in ("after", "file", "registry") if getattr(trigger, word) is not None]
+    if len(starts) != 1:
+        yield "", f"give exactly one of after, file, registry, not {' and '.join(starts) or 'none of them'}"
         return
     if trigger.after is not None and trigger.after == pipeline:
         yield "after", "a pipeline cannot start after itself"
@@ -146,8 +146,8 @@ def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
             raise ValueError(timezone)
         zoneinfo.ZoneInfo(timezone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        said = did_you_mean(timezone, zoneinfo.available_timezones())
-        yield "timezone", f"unknown timezone {show(timezone)}{said}"
+        suggestion = did_you_mean(timezone, zoneinfo.available_timezones())
+        yield "timezone", f"unknown timezone {show(timezone)}{suggestion}"
 
 
 def cycle_of(graph: Mapping[str, list[str]]) -> list[str]:

@@ -16,7 +16,7 @@ from storage.redaction import holds_password, is_secret_name
 OF_OUR_SERVERS: Final = ("PREFECT_", "MLFLOW_", "DRAFTSMITH_")
 """How the variables begin that hold the passwords and addresses of what `draftsmith up` serves."""
 ROOMS_WITHOUT_KEYS: Final = ("drafts", "decoding", "bench", "speedup", "report")
-"""Of the steps in these rooms none fetches or sends anything."""
+"""No step in these rooms fetches or sends anything."""
 
 
 def forget_secrets(address: str, settings: Mapping[str, Any]) -> None:

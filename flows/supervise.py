@@ -1,4 +1,4 @@
-"""Starts the child process of a step from a warm fork server and stays with it until it has ended.
+"""Starts the child process of a step from a warm fork server and supervises it until it ends.
 
 The fork server has imported the heavy libraries once; each step is a fork of it, so its start is cheap and its memory
 is returned. The engine's own process never imports them.
@@ -61,10 +61,10 @@ def run_child(
     end: ChildEnd | None = None
     try:
         while end is None:
-            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
-            if left <= 0:
+            remaining = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if remaining <= 0:
                 return ChildEnd("failed", f"stopped after {timeout_s or 0:g} s, its timeout_minutes")
-            ready = wait([connection, process.sentinel], timeout=left)
+            ready = wait([connection, process.sentinel], timeout=remaining)
             end = _read(connection, on_event)
             if end is None and process.sentinel in ready:
                 end = _read(connection, on_event) or ChildEnd("failed", _death(process))
@@ -78,15 +78,15 @@ def run_child(
 
 def _start(order: Mapping[str, Any], preload: tuple[str, ...]) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=child.guard, args=(theirs, json.dumps(order)), name=f"step {order['key'][:12]}")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=child.guard, args=(sender, json.dumps(order)), name=f"step {order['key'][:12]}")
     with _start_lock, _nameless_main(), _environment():
         _keep_sockets_short()
         context.set_forkserver_preload(list(preload))
         forkserver.ensure_running()
         process.start()
-    theirs.close()
-    return process, ours
+    sender.close()
+    return process, receiver
 
 
 def _read(connection: Connection, on_event: Callable[[Mapping[str, Any]], None]) -> ChildEnd | None:
@@ -143,7 +143,7 @@ def _nameless_main() -> Iterator[None]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """What the fork server and all its children see: our defaults unless the user has set them."""
+    """Set our default environment variables, unless the user has, for the fork server and its children."""
     added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -2,8 +2,8 @@
 
 Prefect can start one by itself, but that one outlives a killed run: an orphan of 250 MB for each kill. This is the same
 server (its app under uvicorn, without UI and scheduler) as a child that Linux ends when its parent dies. It answers on
-loopback only, on a port that was free, to whoever knows a password that is made for it alone: what it is told stands in
-the database from which `draftsmith up` runs deployments, so that nobody else may tell it anything.
+loopback only, on a port that was free, to clients with a password made for it alone: it writes to the database
+from which `draftsmith up` runs deployments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TemporaryServer:
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What a process must find in its environment to talk to it."""
+        """The environment variables that a client of this server needs."""
         return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self._password}
 
     def wait(self) -> None:
@@ -58,17 +58,19 @@ class TemporaryServer:
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while not answers(self.url):
-            ended = self.process.poll() is not None
-            if ended or time.monotonic() > deadline:
+            has_ended = self.process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
                 what = (
-                    f"ended with {self.process.returncode}" if ended else f"did not answer in {START_TIMEOUT_S:.0f} s"
+                    f"ended with {self.process.returncode}"
+                    if has_ended
+                    else f"did not answer in {START_TIMEOUT_S:.0f} s"
                 )
                 raise RuntimeError(f"Prefect's temporary server {what}, see {self.log}; --direct runs without Prefect")
             time.sleep(0.1)
         self._lock.close()
 
     def stop(self) -> None:
-        """End it; what it has been told is in its database first."""
+        """Stop the server; it saves what it has received first."""
         self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)

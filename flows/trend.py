@@ -49,7 +49,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Dot:
-    """One value. series: what tells it apart from others of its run, in words."""
+    """One value. series: the label that distinguishes it from other values of its run."""
 
     at: datetime
     series: str
@@ -63,7 +63,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Trend:
-    """Every value of a metric that was asked for, oldest first. metric: with its view."""
+    """Every selected value of a metric, oldest first. metric: VIEW.COLUMN."""
 
     metric: str
     dots: tuple[Dot, ...]
@@ -79,7 +79,7 @@ class Trend:
 
 
 def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) -> Trend:
-    """The last `limit` values of each series of a metric, those of earlier sessions too: a trend is of what was.
+    """The last `limit` values of each series of a metric, earlier sessions included.
 
     filters: column -> the value that rows must have.
 
@@ -88,30 +88,31 @@ def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) 
     """
     with open_history(home, all_sessions=True) as ask:
         columns = _columns(ask)
-        view, expression, name = _place(metric, columns)
-        known = columns[view]
+        view, expression, name = _find_metric(metric, columns)
+        view_columns = columns[view]
         for column in filters:
-            if column not in known:
-                raise UserError(f"trend: {view} has no column {column!r}; it has: {', '.join(known)}")
+            if column not in view_columns:
+                raise UserError(f"trend: {view} has no column {column!r}; it has: {', '.join(view_columns)}")
         lo, hi = INTERVALS.get(name, ("NULL", "NULL"))
-        lo, hi = (lo, hi) if lo in known else ("NULL", "NULL")
-        apart = [column for column in TELLS_APART if column in known and column not in OUTCOMES.get(view, ())]
-        at = next(column for column in ("created_at", "started_at", "ended_at") if column in known)
-        key = "artifact_key" if "artifact_key" in known else "draft_key" if view == "v_draft" else None
+        lo, hi = (lo, hi) if lo in view_columns else ("NULL", "NULL")
+        apart = [column for column in TELLS_APART if column in view_columns and column not in OUTCOMES.get(view, ())]
+        at = next(column for column in ("created_at", "started_at", "ended_at") if column in view_columns)
+        key = "artifact_key" if "artifact_key" in view_columns else "draft_key" if view == "v_draft" else None
         made_by = f"LEFT JOIN artifact a ON a.artifact_key = v.{key} AND {_SAME_SESSION[at]}" if key else ""
-        drafter = f"LEFT JOIN ({_DRAFTERS}) d ON d.artifact_key = v.draft_key" if "draft_key" in known else ""
+        drafter = f"LEFT JOIN ({_DRAFTERS}) d ON d.artifact_key = v.draft_key" if "draft_key" in view_columns else ""
         newest = "d.created_at NULLS FIRST, v.draft_key," if drafter else ""
         facts = {
-            column: f"a.{column}" if key else f"v.{column}" if column in known else "NULL"
+            column: f"a.{column}" if key else f"v.{column}" if column in view_columns else "NULL"
             for column in ("machine_id", "draftsmith_version")
         }
-        run = "v.run_id" if "run_id" in known else "a.run_id" if key else "NULL"
-        told = ", ".join(f"v.{column}" for column in apart)
-        where = " AND ".join(f"CAST(v.{column} AS VARCHAR) = ${column}" for column in filters)
-        shown = ", ".join([*facts.values(), run, *([told] if told else [])])
-        sql = f"""SELECT v.{at}, {expression}, {lo}, {hi}, {shown}
+        run = "v.run_id" if "run_id" in view_columns else "a.run_id" if key else "NULL"
+        series_facts = ", ".join(f"v.{column}" for column in apart)
+        condition = " AND ".join(f"CAST(v.{column} AS VARCHAR) = ${column}" for column in filters)
+        selected = ", ".join([*facts.values(), run, *([series_facts] if series_facts else [])])
+        sql = f"""SELECT v.{at}, {expression}, {lo}, {hi}, {selected}
                   FROM {view} v {made_by} {drafter}
-                  WHERE {expression} IS NOT NULL {"AND " + where if where else ""} ORDER BY v.{at}, {newest} 2"""
+                  WHERE {expression} IS NOT NULL {"AND " + condition if condition else ""}
+                  ORDER BY v.{at}, {newest} 2"""
         rows = ask(sql, dict(filters))[1]
     return Trend(f"{view}.{name}", _dots(rows, apart, limit))
 
@@ -127,13 +128,13 @@ def table(trend: Trend, over: str) -> tuple[list[str], list[list[Any]]]:
                 rows.append([series, dot.at, dot.value, dot.lo, dot.hi, change, dot.machine, dot.version, dot.run])
                 before = dot.value
         return ["series", "at", "value", "lo", "hi", "change", "machine_id", "version", "run_id"], rows
-    place: Callable[[Dot], str] = (lambda dot: dot.machine) if over == "machines" else (lambda dot: dot.version)
+    group_of: Callable[[Dot], str] = (lambda dot: dot.machine) if over == "machines" else (lambda dot: dot.version)
     rows = []
     for series in trend.series():
         dots = trend.of(series)
-        for where in dict.fromkeys(map(place, dots)):
-            values = [dot.value for dot in dots if place(dot) == where]
-            rows.append([series, where, len(values), values[-1], median(values), min(values), max(values)])
+        for group in dict.fromkeys(map(group_of, dots)):
+            values = [dot.value for dot in dots if group_of(dot) == group]
+            rows.append([series, group, len(values), values[-1], median(values), min(values), max(values)])
     return ["series", over[:-1], "values", "newest", "median", "min", "max"], rows
 
 
@@ -174,13 +175,13 @@ def draw(trend: Trend, over: str, to: Path) -> None:
 def _columns(ask: Any) -> dict[str, dict[str, str]]:
     """View -> column -> type."""
     sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal ORDER BY column_index"
-    found: dict[str, dict[str, str]] = {}
+    columns: dict[str, dict[str, str]] = {}
     for view, column, kind in ask(sql, {})[1]:
-        found.setdefault(view, {})[column] = kind
-    return found
+        columns.setdefault(view, {})[column] = kind
+    return columns
 
 
-def _place(metric: str, columns: Mapping[str, Mapping[str, str]]) -> tuple[str, str, str]:
+def _find_metric(metric: str, columns: Mapping[str, Mapping[str, str]]) -> tuple[str, str, str]:
     """(view, SQL expression, column) of a metric; names come from the catalogue, never from the user."""
     view, _, name = metric.rpartition(".")
     if view == "info":
@@ -188,16 +189,16 @@ def _place(metric: str, columns: Mapping[str, Mapping[str, str]]) -> tuple[str, 
             raise UserError(f"trend: {metric!r}: a fact has a name of letters, digits and underscores")
         return "artifacts", f"TRY_CAST(v.info ->> '{name}' AS DOUBLE)", name
     numbers = {
-        where: [column for column, kind in columns[where].items() if _is_number(kind)]
-        for where in ([view] if view else VIEWS)
-        if where in columns
+        candidate: [column for column, kind in columns[candidate].items() if _is_number(kind)]
+        for candidate in ([view] if view else VIEWS)
+        if candidate in columns
     }
-    for where, names in numbers.items():
+    for candidate, names in numbers.items():
         if name in names:
-            return where, f"CAST(v.{name} AS DOUBLE)", name
-    known = sorted({column for names in numbers.values() for column in names})
+            return candidate, f"CAST(v.{name} AS DOUBLE)", name
+    choices = sorted({column for names in numbers.values() for column in names})
     raise UserError(
-        f"trend: no view has a number {metric!r}{did_you_mean(name, known)}; `info.NAME` takes a fact of artifacts"
+        f"trend: no view has a number {metric!r}{did_you_mean(name, choices)}; `info.NAME` takes a fact of artifacts"
     )
 
 
@@ -206,23 +207,26 @@ def _is_number(kind: str) -> bool:
 
 
 def _dots(rows: Sequence[Sequence[Any]], apart: Sequence[str], limit: int) -> tuple[Dot, ...]:
-    """Values with the names of their series: only what differs is said."""
-    told = [column for i, column in enumerate(apart) if len({row[7 + i] for row in rows}) > 1]
+    """Values with the names of their series, which hold only the facts that differ."""
+    varying = [column for i, column in enumerate(apart) if len({row[7 + i] for row in rows}) > 1]
     dots: dict[tuple[str, str | datetime], Dot] = {}  # the last of a run counts: rows come with the newest last
     for at, value, lo, hi, machine, version, run, *facts in rows:
-        said = dict(zip(apart, facts, strict=True))
-        series = ", ".join(_said(column, said[column]) for column in told if said[column] is not None) or "all"
+        fact_of = dict(zip(apart, facts, strict=True))
+        series = (
+            ", ".join(_series_label(column, fact_of[column]) for column in varying if fact_of[column] is not None)
+            or "all"
+        )
         dots[series, run or at] = Dot(
             at, series, float(value), lo, hi, machine or "unknown", version or "unknown", run or ""
         )
     ordered = sorted(dots.values(), key=lambda dot: dot.at)
-    kept: list[Dot] = []
+    newest: list[Dot] = []
     for series in dict.fromkeys(dot.series for dot in ordered):
-        kept += [dot for dot in ordered if dot.series == series][-limit:]
-    return tuple(sorted(kept, key=lambda dot: dot.at))
+        newest += [dot for dot in ordered if dot.series == series][-limit:]
+    return tuple(sorted(newest, key=lambda dot: dot.at))
 
 
-def _said(column: str, value: Any) -> str:
+def _series_label(column: str, value: Any) -> str:
     short = {
         "depth_k": "k", "tree_budget": "tree", "batch_size": "batch", "kv_len": "context", "temperature": "T",
         "num_threads": "threads", "concurrency": "concurrency",

@@ -3,9 +3,9 @@
     python -m flows.watch
 
 One loop, one child of `draftsmith up`. A file counts once it has stopped growing: the same size and time at two looks
-in a row. What has been told is written down after the server has taken it, so an event is told again rather than lost;
-its id is made from what it says, so that the server knows the second one for the same. What is there at the first look
-at a pattern is not news. Aliases moved by hand in MLflow are noticed, logged and told like any other move.
+in a row. Events are recorded after the server has accepted them, so an event is sent twice rather than lost; its id
+is made from its content, so that the server recognises the second one. Files that exist at the first look at a pattern
+cause no event. Aliases moved by hand in MLflow are noticed, logged and sent like any other move.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MOST_PATHS_TOLD = 100
 Stamp = list[int]  # [size in bytes, time of the last change in ns]
 
 
-def pattern_of(file: Path, given: str) -> str:
+def pattern_of(file: Path, pattern: str) -> str:
     """The pattern of a file trigger, made absolute; a relative one starts at the folder of the pipelines file."""
-    return given if os.path.isabs(given) else os.path.join(glob.escape(str(file.resolve().parent)), given)
+    return pattern if os.path.isabs(pattern) else os.path.join(glob.escape(str(file.resolve().parent)), pattern)
 
 
 def file_resource(pattern: str) -> str:
@@ -53,7 +53,7 @@ def move_resource(name: str, alias: str) -> str:
 
 
 class Watcher:
-    """Looks again and again. `state` is what has been told, kept in home/watch.json."""
+    """Finds new events. `state` records what the server has accepted; it is kept in home/watch.json."""
 
     def __init__(self, file: Path, home: Path) -> None:
         self.file, self.home, self.place = file, home, home / "watch.json"
@@ -63,15 +63,15 @@ class Watcher:
         except (FileNotFoundError, ValueError):
             self.state = {}
 
-    def look(self) -> list[dict[str, Any]]:
-        """Events that are due. They are due again at the next look unless `told` is called."""
+    def pending_events(self) -> list[dict[str, Any]]:
+        """Events that are due. They are due again at the next look unless `acknowledge` is called."""
         return [*self._new_files(), *self._moves()]
 
-    def told(self, events: list[dict[str, Any]]) -> None:
+    def acknowledge(self, events: list[dict[str, Any]]) -> None:
         """These events have reached the server."""
         for event in events:
             if event["event"] == FILE_EVENT:
-                self.state["files"][event["payload"]["pattern"]] |= event["told"]
+                self.state["files"][event["payload"]["pattern"]] |= event["stamps"]
             else:
                 self.state["moves"].append(event["payload"]["promotion_id"])
         self._save()
@@ -87,26 +87,26 @@ class Watcher:
         }
 
     def _new_files(self) -> Iterator[dict[str, Any]]:
-        known = self.state.setdefault("files", {})
-        wanted = self._patterns()
-        for pattern in sorted(wanted):
-            there = _stamps(pattern)
-            if pattern not in known:  # the first look: what is there is no news
-                known[pattern] = there
+        known_files = self.state.setdefault("files", {})
+        patterns = self._patterns()
+        for pattern in sorted(patterns):
+            stamps = _stamps(pattern)
+            if pattern not in known_files:  # the first look: what is there is no news
+                known_files[pattern] = stamps
                 self._save()
                 continue
             before = self.seen_before.get(pattern, {})
-            self.seen_before[pattern] = there
-            new = {path: stamp for path, stamp in there.items() if known[pattern].get(path) != stamp}
+            self.seen_before[pattern] = stamps
+            new = {path: stamp for path, stamp in stamps.items() if known_files[pattern].get(path) != stamp}
             still = {path: stamp for path, stamp in new.items() if before.get(path) == stamp}
             if still:
                 paths = sorted(still)
                 payload = {"pattern": pattern, "paths": paths[:MOST_PATHS_TOLD], "num_files": len(paths)}
                 yield _event(FILE_EVENT, file_resource(pattern), pattern, payload, sorted(still.items())) | {
-                    "told": still
+                    "stamps": still
                 }
-        for gone in set(known) - wanted:
-            del known[gone]
+        for removed in set(known_files) - patterns:
+            del known_files[removed]
 
     def _moves(self) -> Iterator[dict[str, Any]]:
         from storage.registry import notice_moves
@@ -139,12 +139,12 @@ class Watcher:
 
 
 def send(events: list[dict[str, Any]]) -> None:
-    """Tell Prefect's server; returns when it has taken them all. Raises what its client raises when it is down."""
+    """Send events to Prefect's server; returns when it has accepted them all. Raises its client's errors."""
     from prefect.client.orchestration import get_client
 
-    told = [{name: value for name, value in event.items() if name != "told"} for event in events]
+    body = [{name: value for name, value in event.items() if name != "stamps"} for event in events]
     with get_client(sync_client=True) as client:
-        client.request("POST", "/events", json=told).raise_for_status()
+        client.request("POST", "/events", json=body).raise_for_status()
 
 
 def watch(file: Path, home: Path, stop: threading.Event) -> None:
@@ -152,9 +152,9 @@ def watch(file: Path, home: Path, stop: threading.Event) -> None:
     watcher, last = Watcher(file, home), ""
     while not stop.wait(SECONDS_BETWEEN_LOOKS):
         try:
-            if events := watcher.look():
+            if events := watcher.pending_events():
                 send(events)
-                watcher.told(events)
+                watcher.acknowledge(events)
             fault = ""
         except UserError as error:
             fault = str(error)
@@ -168,15 +168,15 @@ def watch(file: Path, home: Path, stop: threading.Event) -> None:
 
 def _stamps(pattern: str) -> dict[str, Stamp]:
     """Files that match, with size and time."""
-    found: dict[str, Stamp] = {}
+    stamps: dict[str, Stamp] = {}
     for path in glob.iglob(pattern, recursive=True):
         try:
             facts = os.stat(path)
         except FileNotFoundError:
             continue  # gone since it was listed
         if os.path.isfile(path):
-            found[path] = [facts.st_size, facts.st_mtime_ns]
-    return found
+            stamps[path] = [facts.st_size, facts.st_mtime_ns]
+    return stamps
 
 
 def _event(event: str, resource: str, name: str, payload: dict[str, Any], unique: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from components.contract import Mapper, Tell, UserError
+from components.contract import Mapper, ReportProgress, UserError
 from components.remote_code import allow_code
 from flows.problems import one_line
 from flows.supervise import place_for_sockets
@@ -76,12 +76,12 @@ def _connection() -> dict[str, Any]:
 
 
 def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper:
-    """What stands behind `ctx.map` in the child process of a wide step.
+    """The mapper behind `ctx.map` in the child process of a wide step.
 
-    order: cluster, workers, address (see RunsOn), remote_code, and what `_connection` says. step: its name, for people.
+    order: cluster, workers, address (see RunsOn), remote_code and the fields of `_connection`. step: its name.
     """
 
-    def mapper(function: Callable[[Any, Tell], Any], shards: Sequence[Any]) -> Iterator[Any]:
+    def mapper(function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]) -> Iterator[Any]:
         if not shards:
             return
         os.environ.update(order["environment"])
@@ -112,13 +112,13 @@ def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper
                 except UserError:
                     raise
                 except Exception as error:  # of Dask, of Ray, or of the step itself
-                    said = f"{type(error).__name__}: {one_line(error, 200)}"
-                    raise ClusterFailed(f"shard {number} of {len(shards)} on {cluster}: {said}") from error
+                    message = f"{type(error).__name__}: {one_line(error, 200)}"
+                    raise ClusterFailed(f"shard {number} of {len(shards)} on {cluster}: {message}") from error
 
     return mapper
 
 
-def run_shard(function: Callable[[Any, Tell], Any], shard: Any, remote_code: Sequence[str]) -> Any:
+def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote_code: Sequence[str]) -> Any:
     """The body of a shard's task, in a worker. A wrong input ends as Failed with its one line, not as a traceback.
 
     remote_code: models whose own code may run; the worker may be one that others have started.
@@ -147,7 +147,7 @@ def deliver(task: Any, task_run: Any, state: Any) -> None:
 def _cluster(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
     """A task runner whose cluster answers; one that was started here ends here."""
     start = {"dask": _dask, "ray": _ray}[order["cluster"]]
-    where = order["address"] or "this machine"
+    location = order["address"] or "this machine"
     with ExitStack() as stack:
         try:
             runner = stack.enter_context(start(order, scratch))
@@ -156,8 +156,8 @@ def _cluster(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
             reason = str(error).strip()
             if "Traceback" in reason:  # Ray hands on its head's
                 reason = reason.splitlines()[-1]
-            said = f"no {order['cluster']} cluster on {where}: {one_line(reason, 200)}{hint}"
-            raise ClusterFailed(said) from error
+            message = f"no {order['cluster']} cluster on {location}: {one_line(reason, 200)}{hint}"
+            raise ClusterFailed(message) from error
         yield runner
 
 
@@ -224,10 +224,10 @@ def _join_ray(address: str, stack: ExitStack) -> Any:
 def _ray_folder() -> Iterator[str]:
     """A place for Ray's sockets, whose paths may not be long; those of processes that were killed are removed."""
     place = place_for_sockets(MAX_RAY_PLACE)
-    for left in Path(place).glob("draftsmith-ray-*"):
-        pid = left.name.split("-")[2]
-        if left.stat().st_uid == os.getuid() and pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in Path(place).glob("draftsmith-ray-*"):
+        pid = leftover.name.split("-")[2]
+        if leftover.stat().st_uid == os.getuid() and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(leftover, ignore_errors=True)
     folder = tempfile.mkdtemp(prefix=f"draftsmith-ray-{os.getpid()}-", dir=place)
     try:
         yield folder

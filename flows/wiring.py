@@ -1,8 +1,8 @@
-"""Do the pieces fit? Steps of one pipeline expanded along their matrices, every input matched to a slot by kind.
+"""Checks that the steps of a pipeline fit together: matrices expanded, inputs matched to slots by kind.
 
 A `matrix` makes one step per combination, named `draft[eagle3]`. A later step whose parameter takes one artifact fans
 out along the same axes (`acceptance[eagle3]`), zipping inputs that share an axis; a parameter that takes a list takes
-them all. A step that `if:` switches off takes along the steps that cannot do without it.
+them all. A step that `if:` switches off also skips the steps that require it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.contract import UserError
-from flows.held_apart import trained_on_benchmark
+from flows.held_apart import check_train_eval_overlap
 from flows.inserts import fill, params_at, params_in
 from flows.params import tidy
 from flows.problems import Problems, did_you_mean, one_line
-from flows.runs_on import HERE, RunsOn, misplaced, of_step
-from flows.served import unserved
+from flows.runs_on import HERE, RunsOn, misplaced, parse_step_placement
+from flows.served import check_engine_compatibility
 from flows.signature import PACKAGES, Slot, StepFunction, resolve
 from flows.sources import is_outside, reference_error, source_misfit, source_name
 from flows.spec import PipelineSpec, Spec, StepSpec, pipeline_of
-from flows.tuned import at_odds_with_tuning
+from flows.tuned import check_tuning_consistency
 
 Outside = Callable[[str], str]  # the name of an outside input (flows/sources.py) -> its kind
 MOST_COMBINATIONS = 1_000  # of one step; a sweep of every method, depth and data type has under a hundred
@@ -52,8 +52,8 @@ class WiredStep:
         """All names in `inputs`, flat."""
         return [name for value in self.inputs.values() for name in (value if isinstance(value, list) else [value])]
 
-    def words(self) -> frozenset[str]:
-        """Every piece of text in the settings: what a registry of names may be asked for."""
+    def registry_names(self) -> frozenset[str]:
+        """Every text in the settings: each may be a name in a registry of the code."""
         return frozenset(_texts(self.settings))
 
 
@@ -115,21 +115,23 @@ class _Wirer:
         self.place = ("pipelines", name, "steps")
         self.lines, self.params, self.device, self.outside = spec.lines, params, device, outside
         self.packages, self.everything, self.problems = packages, everything, problems
-        self.made: dict[str, list[WiredStep]] = {}  # base -> its expanded steps; absent when it could not be wired
+        self.steps_by_base: dict[
+            str, list[WiredStep]
+        ] = {}  # base -> its expanded steps; absent when it could not be wired
         self.kinds: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self.told: set[str] = set()  # what is wrong with outside inputs, once each
+        self.reported: set[str] = set()  # faults of outside inputs, each reported once
 
     def run(self) -> Wiring:
         order = _ordered(self.pipeline.steps)
         for base in order:
             self._wire_step(base, self.pipeline.steps[base])
-        steps = tuple(step for base in order for step in self.made.get(base, []))
-        for line, what in trained_on_benchmark(steps):
+        steps = tuple(step for base in order for step in self.steps_by_base.get(base, []))
+        for line, what in check_train_eval_overlap(steps):
             self.problems.add(line, what)
-        for base, why in unserved(steps):
-            self._note(base, why, "with", "engines")
-        for problem in at_odds_with_tuning(steps):
+        for base, reason in check_engine_compatibility(steps):
+            self._note(base, reason, "with", "engines")
+        for problem in check_tuning_consistency(steps):
             self._note(*problem)
         return Wiring(steps, tuple(self.skipped.items()))
 
@@ -145,13 +147,13 @@ class _Wirer:
             self._note(base, one_line(error), "uses")
             return
         self.kinds[base] = function.kind.__name__
-        if why := misplaced(of_step(step.runs_on), function.function, function.measures):
-            self._note(base, why, "runs_on")
+        if reason := misplaced(parse_step_placement(step.runs_on), function.function, function.measures):
+            self._note(base, reason, "runs_on")
         inputs = self._matched_inputs(base, step, function)
-        if not self.everything and step.condition is not None and not self._holds(step.condition):
+        if not self.everything and step.condition is not None and not self._condition_holds(step.condition):
             self.skipped[base] = f"if: {step.condition}"
             return
-        lost = next(self._lost(inputs or {}, function), None)
+        lost = next(self._missing_inputs(inputs or {}, function), None)
         if lost is not None:
             self.skipped[base] = f"it needs '{lost}', which is left out"
             return
@@ -161,9 +163,9 @@ class _Wirer:
             self._expand(base, step, function, inputs or {})
         )  # finds wrong settings even when inputs are wrong
         if inputs is not None:
-            self.made[base] = expanded
+            self.steps_by_base[base] = expanded
 
-    def _holds(self, condition: str) -> bool:
+    def _condition_holds(self, condition: str) -> bool:
         *negated, word = condition.split()
         value = self.device.startswith("cuda") if word == "machine.cuda" else self.params[word.removeprefix("params.")]
         return bool(value) != bool(negated)
@@ -173,8 +175,8 @@ class _Wirer:
         fits = True
         for parameter in step.inputs:
             if parameter not in function.slots:
-                said = did_you_mean(parameter, function.slots)
-                hint = ": it is a setting, give it under 'with'" if parameter in function.setting_names else said
+                suggestion = did_you_mean(parameter, function.slots)
+                hint = ": it is a setting, give it under 'with'" if parameter in function.setting_names else suggestion
                 self._note(base, f"{function.address} takes no input '{parameter}'{hint}", "in", parameter)
                 fits = False
         matched: dict[str, list[str]] = {}
@@ -184,18 +186,18 @@ class _Wirer:
                     self._note(base, f"the input '{parameter}' ({slot}) is missing: give it under 'in'")
                     fits = False
                 continue
-            given = fill(step.inputs[parameter], {"params": self.params})
-            references = given if isinstance(given, list) else [given]
-            if isinstance(given, list) and not slot.many:
+            value = fill(step.inputs[parameter], {"params": self.params})
+            references = value if isinstance(value, list) else [value]
+            if isinstance(value, list) and not slot.many:
                 self._note(base, f"'{parameter}' takes one {slot.kind.__name__}, not a list", "in", parameter)
                 fits = False
             for reference in references:
-                if why := self._misfit(parameter, slot, str(reference)):
-                    if why not in self.told:  # a whole pipeline may name one champion that is not there
+                if reason := self._misfit(parameter, slot, str(reference)):
+                    if reason not in self.reported:  # a whole pipeline may name one champion that is not there
                         inserted = params_in(step.inputs[parameter])
-                        self._note(base, why, "in", parameter, cause=f"{inserted[0]}: {why}" if inserted else "")
+                        self._note(base, reason, "in", parameter, cause=f"{inserted[0]}: {reason}" if inserted else "")
                     if is_outside(str(reference)):
-                        self.told.add(why)
+                        self.reported.add(reason)
                     fits = False
                 elif str(reference).split("[")[0] in self.pipeline.steps and reference.split("[")[0] not in self.kinds:
                     fits = False  # its own problem is already noted
@@ -206,10 +208,10 @@ class _Wirer:
 
     def _misfit(self, parameter: str, slot: Slot, reference: str) -> str:
         if is_outside(reference):
-            if why := reference_error(reference):
-                return why
-            if why := source_misfit(reference, slot.kind):
-                return f"'{parameter}' {why}"
+            if reason := reference_error(reference):
+                return reason
+            if reason := source_misfit(reference, slot.kind):
+                return f"'{parameter}' {reason}"
             try:
                 kind = self.outside(source_name(reference, slot.kind))
             except UserError as error:
@@ -219,21 +221,21 @@ class _Wirer:
             base = reference.split("[")[0]
             if base not in self.pipeline.steps:
                 return f"unknown step '{reference}'{did_you_mean(base, self.pipeline.steps)}"
-            known = [step.name for step in self.made.get(base, [])]
-            if reference != base and known and reference not in known:
-                return f"unknown step '{reference}'{did_you_mean(reference, known)}"
+            names = [step.name for step in self.steps_by_base.get(base, [])]
+            if reference != base and names and reference not in names:
+                return f"unknown step '{reference}'{did_you_mean(reference, names)}"
             kind = self.kinds.get(base, slot.kind.__name__)
         if kind != slot.kind.__name__:
             return f"'{parameter}' wants {slot.kind.__name__}, but '{base}' makes {kind}"
         return ""
 
-    def _lost(self, inputs: Mapping[str, list[str]], function: StepFunction) -> Iterator[str]:
-        """References to steps that are left out and cannot be done without."""
+    def _missing_inputs(self, inputs: Mapping[str, list[str]], function: StepFunction) -> Iterator[str]:
+        """References to skipped steps that are required."""
         for parameter, references in inputs.items():
-            gone = [name for name in references if name.split("[")[0] in self.skipped]
+            skipped = [name for name in references if name.split("[")[0] in self.skipped]
             slot = function.slots[parameter]
-            if gone and not slot.optional and (not slot.many or len(gone) == len(references)):
-                yield gone[0]
+            if skipped and not slot.optional and (not slot.many or len(skipped) == len(references)):
+                yield skipped[0]
 
     def _fans_out_too_far(
         self, base: str, step: StepSpec, function: StepFunction, inputs: Mapping[str, list[str]]
@@ -262,23 +264,25 @@ class _Wirer:
             if function.slots[parameter].many
         }
         axes = [[((base, axis), value) for value in values] for axis, values in step.matrix.items()]
-        seen: set[tuple[str, str]] = set()
-        for chosen, coords in _joined({parameter: options for parameter, options in single.items() if options}):
-            for own in itertools.product(*axes):
-                here: Coords = {**coords, **dict(own)}
+        reported: set[tuple[str, str]] = set()
+        for joined_inputs, coords in _join_options(
+            {parameter: options for parameter, options in single.items() if options}
+        ):
+            for matrix_coords in itertools.product(*axes):
+                here: Coords = {**coords, **dict(matrix_coords)}
                 name = f"{base}[{','.join(_word(value) for value in here.values())}]" if here else base
                 matrix = {axis: value for (owner, axis), value in here.items() if owner == base}
-                given = fill(step.settings, {"params": self.params, "matrix": matrix})
-                settings, faults = function.settings(given)
+                filled = fill(step.settings, {"params": self.params, "matrix": matrix})
+                settings, faults = function.settings(filled)
                 for place, what in faults:
-                    if (str(place), what) not in seen:
-                        seen.add((str(place), what))
+                    if (str(place), what) not in reported:
+                        reported.add((str(place), what))
                         inserted = [] if what.startswith("unknown") else params_at(step.settings, place)
                         param = next(iter(inserted), "")
-                        told = f"{what} (from the parameter '{param}')" if param else what
-                        self._note(base, told, "with", *place, cause=param)
+                        message = f"{what} (from the parameter '{param}')" if param else what
+                        self._note(base, message, "with", *place, cause=param)
                 wired: dict[str, str | list[str]] = {
-                    **chosen,
+                    **joined_inputs,
                     **{key: list(names) for key, names in many.items() if names},
                 }
                 yield WiredStep(
@@ -291,24 +295,28 @@ class _Wirer:
                     inputs={slot: wired[slot] for slot in function.slots if slot in wired},
                     retries=step.retries,
                     timeout_minutes=step.timeout_minutes,
-                    runs_on=of_step(step.runs_on),
+                    runs_on=parse_step_placement(step.runs_on),
                 )
 
     def _options(self, reference: str) -> list[tuple[str, Coords]]:
         """(name, coords) of everything that a reference stands for; a name with [..] stands for itself, fixed."""
         if is_outside(reference):
             return [(reference, {})]
-        made = self.made.get(reference.split("[")[0], [])
+        steps = self.steps_by_base.get(reference.split("[")[0], [])
         if "[" in reference:
-            return [(step.name, {}) for step in made if step.name == reference]
-        return [(step.name, step.coords) for step in made]
+            return [(step.name, {}) for step in steps if step.name == reference]
+        return [(step.name, step.coords) for step in steps]
 
 
-def _joined(options: Mapping[str, list[tuple[str, Coords]]]) -> Iterator[tuple[dict[str, str], Coords]]:
+def _join_options(options: Mapping[str, list[tuple[str, Coords]]]) -> Iterator[tuple[dict[str, str], Coords]]:
     """Every choice of one option per parameter whose coordinates agree wherever they share an axis."""
     for choice in itertools.product(*options.values()):
         coords: Coords = {}
-        if all(coords.setdefault(axis, value) == value for _, where in choice for axis, value in where.items()):
+        if all(
+            coords.setdefault(axis, value) == value
+            for _, option_coords in choice
+            for axis, value in option_coords.items()
+        ):
             yield {parameter: name for parameter, (name, _) in zip(options, choice, strict=True)}, coords
 
 

@@ -1,4 +1,4 @@
-"""YAML into plain values plus the line of every one of them; what YAML would quietly bend is refused.
+"""YAML into plain values plus the line of every one of them; what YAML would silently reinterpret is refused.
 
 Only the safe loader's tags are known. Scalars are read as YAML 1.2 does (`no` and `on` are words, `1e-4` is a number,
 dates are text). Duplicate keys, tabs, merge keys, unknown tags, deep nesting and alias bombs are refused; aliases are
@@ -115,8 +115,8 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
 def _refuse_control_characters(text: str, problems: Problems) -> None:
     """Characters that no line may hold, each line with one once."""
     for number, line in enumerate(_ROWS.split(text), start=1):
-        if found := _UNPRINTABLE.search(line):
-            problems.add(number, f"the character U+{ord(found[0]):04X} at column {found.start() + 1}: take it out")
+        if match := _UNPRINTABLE.search(line):
+            problems.add(number, f"the character U+{ord(match[0]):04X} at column {match.start() + 1}: take it out")
     problems.stop()
 
 
@@ -150,8 +150,8 @@ def _refuse_bombs(text: str, problems: Problems) -> None:
 
 def _syntax_error(text: str, error: yaml.YAMLError) -> tuple[int, str]:
     """(line, what is wrong): a quote or a bracket that is not closed is told where it was opened."""
-    found, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
-    mark = found or context
+    problem_mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark = problem_mark or context
     what, around = str(getattr(error, "problem", None) or error), str(getattr(error, "context", None) or "")
     rows = _ROWS.split(text.rstrip())
     line = min(mark.line + 1, len(rows)) if mark is not None else 1
@@ -166,15 +166,15 @@ def _syntax_error(text: str, error: yaml.YAMLError) -> tuple[int, str]:
     if mark is not None:
         brackets, quoted = _open_before(text, (mark.line, mark.column))
         if quoted is not None and quoted.end_mark.line + 1 >= line:
-            opened = quoted.start_mark
-            why = f"the quote at column {opened.column + 1} is closed only on line {quoted.end_mark.line + 1}"
-            return opened.line + 1, f"{why}: close it where its text ends"
+            start = quoted.start_mark
+            message = f"the quote at column {start.column + 1} is closed only on line {quoted.end_mark.line + 1}"
+            return start.line + 1, f"{message}: close it where its text ends"
         if brackets:
-            opened = brackets[-1].start_mark
+            start = brackets[-1].start_mark
             sign = "[" if isinstance(brackets[-1], yaml.FlowSequenceStartToken) else "{"
             if (mark.line + 1, mark.column) >= (len(rows), len(rows[-1])):
-                return opened.line + 1, f"the {sign} at column {opened.column + 1} is not closed"
-            what += f", inside the {sign} of line {opened.line + 1}" if opened.line + 1 < line else ""
+                return start.line + 1, f"the {sign} at column {start.column + 1} is not closed"
+            what += f", inside the {sign} of line {start.line + 1}" if start.line + 1 < line else ""
         elif "simple key" in around and context is not None:
             line = context.line + 1
     return line, f"not YAML: {one_line(what)}"
@@ -234,8 +234,8 @@ def _mapping(
             problems.add(line, "a key must be a plain word")
             continue
         key = str(key_node.value)
-        if found := CONTROL.search(key):
-            problems.add(line, f"a key holds the control character U+{ord(found[0]):04X}")
+        if match := CONTROL.search(key):
+            problems.add(line, f"a key holds the control character U+{ord(match[0]):04X}")
             continue
         if key in result:
             problems.add(line, f"'{one_line(key, 60)}' is given twice (first on line {lines.at(*place, key)})")
@@ -249,8 +249,8 @@ def _scalar(node: yaml.ScalarNode, line: int, problems: Problems) -> Any:
     kind = node.tag.rpartition(":")[2]
     text = str(node.value)
     if kind == "str":
-        if found := CONTROL.search(text):
-            problems.add(line, f"a text holds the control character U+{ord(found[0]):04X}")
+        if match := CONTROL.search(text):
+            problems.add(line, f"a text holds the control character U+{ord(match[0]):04X}")
         return text
     if kind == "null":
         return None

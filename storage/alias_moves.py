@@ -1,13 +1,13 @@
 """Moves of a registered model's aliases that survive a kill, and those that somebody else has made.
 
-MLflow's aliases are plain upserts without a history. A move here is written down before it is made (`moving.json`),
-made, verified, appended to the promotion log, and then forgotten; whoever comes next finishes what a kill cut short,
-under the same name, so it is in the log once. What MLflow says besides the log was moved by hand: it is logged as such.
-Everything here is done under the registry's lock.
+MLflow's aliases are plain upserts without a history. A move here is noted in `moving.json`, made, verified, appended to
+the promotion log, and the note is deleted; whoever comes next finishes a move that a kill cut short, under the same id,
+so it is in the log once. An alias that is not where the log says was moved by hand, and is logged as such. Every
+function here needs the registry's lock.
 
 Homes that share a store share the log, but each may have an MLflow of its own, with versions and aliases of its own
-under the same names. So each registry has a mark, and each entry the mark of where it was made. It stands in MLflow
-itself: the same by whatever address MLflow is asked, and a new one in a database that is made anew.
+under the same names. So each registry has a mark, and each entry the mark of where it was made. It is kept in
+MLflow itself: the same at every address of that MLflow, and a new one in a database that is made anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from storage import journal
 from storage.records import PromotionRow, new_promotion
 from storage.sharing import send_promotion
-from storage.tracking import RELEASES, experiment_of
+from storage.tracking import RELEASES, ensure_experiment
 from storage.whole_files import replace_file
 
 if TYPE_CHECKING:
@@ -33,95 +33,95 @@ MARK = "draftsmith.registry"  # a tag of the experiment RELEASES, and a fact of 
 
 
 def mark_of(home: Path, client: MlflowClient) -> str:
-    """The mark of the registry behind this client; it is made on first use."""
-    found = client.get_experiment_by_name(RELEASES)
-    mark = found.tags.get(MARK) if found is not None else None
+    """The mark of the registry behind this client, which the first call makes."""
+    experiment = client.get_experiment_by_name(RELEASES)
+    mark = experiment.tags.get(MARK) if experiment is not None else None
     if mark is None:
-        experiment = experiment_of(home, client, RELEASES)
-        client.set_experiment_tag(experiment, MARK, uuid.uuid4().hex)
-        mark = client.get_experiment(experiment).tags[MARK]  # somebody else may have set it meanwhile
+        experiment_id = ensure_experiment(home, client, RELEASES)
+        client.set_experiment_tag(experiment_id, MARK, uuid.uuid4().hex)
+        mark = client.get_experiment(experiment_id).tags[MARK]  # somebody else may have set it meanwhile
     return str(mark)
 
 
-def made_in(mark: str, log: Iterable[PromotionRow]) -> list[PromotionRow]:
-    """The moves made in the registry of this mark; those from before there were marks count as everybody's."""
+def moves_in_registry(mark: str, log: Iterable[PromotionRow]) -> list[PromotionRow]:
+    """The moves made in the registry of this mark; moves without a mark are older, and count for every registry."""
     return [row for row in log if json.loads(row.numbers).get(MARK) in (None, mark)]
 
 
-def move(home: Path, client: MlflowClient, row: PromotionRow) -> None:
-    """Move an alias, see that it moved, log it. `previous` follows `champion`."""
+def move_alias(home: Path, client: MlflowClient, row: PromotionRow) -> None:
+    """Move an alias, verify the move and log it. `previous` moves to where `champion` was."""
     assert row.to_version is not None, "an alias is moved to a version"
     home.mkdir(parents=True, exist_ok=True)
-    replace_file(_unfinished(home), journal.as_line(row), durable=True)
-    _make(home, client, row)
+    replace_file(_pending_move_file(home), journal.as_line(row), durable=True)
+    _apply(home, client, row)
 
 
 def finish_interrupted(home: Path, client: MlflowClient) -> None:
-    """Finish the move that a kill cut short, unless somebody has moved the alias or deleted the version since.
+    """Finish the move that a kill cut short, unless the alias was moved or the version deleted since.
 
-    A note of it that cannot be read is set aside: if the alias was moved, `outside_moves` says so next.
+    A note that cannot be read is renamed: if the alias was moved, `log_external_moves` logs that next.
     """
     try:
-        row = journal.from_line(_unfinished(home).read_text(encoding="utf-8"))
+        row = journal.from_line(_pending_move_file(home).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
     except (ValueError, TypeError, KeyError, AttributeError, IsADirectoryError):
-        _unfinished(home).rename(_unfinished(home).with_suffix(f".broken-{time.time_ns()}"))
+        _pending_move_file(home).rename(_pending_move_file(home).with_suffix(f".broken-{time.time_ns()}"))
         return
-    there = aliases_of(client, row.name).get(row.alias)
-    if there in (row.from_version, row.to_version) and row.to_version in version_numbers(client, row.name):
-        _make(home, client, row)
+    alias_version = aliases_of(client, row.name).get(row.alias)
+    if alias_version in (row.from_version, row.to_version) and row.to_version in version_numbers(client, row.name):
+        _apply(home, client, row)
     else:
-        _unfinished(home).unlink()
+        _pending_move_file(home).unlink()
 
 
-def outside_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
-    """Log every alias that is not where the log of this registry's moves says; returns the new entries.
+def log_external_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
+    """Log every alias that is not where this registry's log has put it; returns the new entries.
 
-    What a damaged log has lost and the history still knows was moved by nobody else.
+    A move that a damaged log has lost and the history still has is none of these.
     """
-    logged_all = journal.promotions(home)
-    if not logged_all:
+    logged = journal.promotions(home)
+    if not logged:
         return []
     mark = mark_of(home, client)
-    found = _elsewhere(client, mark, made_in(mark, logged_all))
-    if found and (lost := _lost(home, logged_all)):
-        every = sorted([*logged_all, *lost], key=lambda row: row.promoted_at)
-        found = _elsewhere(client, mark, made_in(mark, every))
-    for row in found:
-        log(home, row)
-    return found
+    moves = _external_moves(client, mark, moves_in_registry(mark, logged))
+    if moves and (lost_moves := _moves_missing_from_log(home, logged)):
+        all_moves = sorted([*logged, *lost_moves], key=lambda row: row.promoted_at)
+        moves = _external_moves(client, mark, moves_in_registry(mark, all_moves))
+    for row in moves:
+        log_move(home, row)
+    return moves
 
 
-def _lost(home: Path, logged: Iterable[PromotionRow]) -> list[PromotionRow]:
-    """The moves that the history knows and the log does not."""
+def _moves_missing_from_log(home: Path, logged: Iterable[PromotionRow]) -> list[PromotionRow]:
+    """The moves that are in the history and not in the log."""
     from storage.results import UNREADABLE, rows_of
 
-    known = {row.promotion_id for row in logged}
+    logged_ids = {row.promotion_id for row in logged}
     try:
-        return [PromotionRow(**row) for row in rows_of(home, "promotion") if row["promotion_id"] not in known]
+        return [PromotionRow(**row) for row in rows_of(home, "promotion") if row["promotion_id"] not in logged_ids]
     except UNREADABLE:  # it can be made anew, from the log
         return []
 
 
-def _elsewhere(client: MlflowClient, mark: str, rows: list[PromotionRow]) -> list[PromotionRow]:
+def _external_moves(client: MlflowClient, mark: str, rows: list[PromotionRow]) -> list[PromotionRow]:
     """An entry for each alias that is not where these moves say."""
-    found = []
+    moves = []
     for name in dict.fromkeys(row.name for row in rows):
-        logged, there = replayed(row for row in rows if row.name == name), aliases_of(client, name)
-        for alias in sorted(logged.keys() | there.keys()):
-            before, after = logged.get(alias), there.get(alias)
+        expected, actual = aliases_after(row for row in rows if row.name == name), aliases_of(client, name)
+        for alias in sorted(expected.keys() | actual.keys()):
+            before, after = expected.get(alias), actual.get(alias)
             if before != after:
                 tags = client.get_model_version(name, str(after)).tags if after is not None else {}
-                why = "moved in MLflow, not by Draftsmith" if after is not None else "deleted in MLflow"
-                found.append(
-                    new_promotion(name, alias, "external", before, after, "not known", why, {**tags, MARK: mark})
+                reason = "moved in MLflow, not by Draftsmith" if after is not None else "deleted in MLflow"
+                moves.append(
+                    new_promotion(name, alias, "external", before, after, "not known", reason, {**tags, MARK: mark})
                 )
-    return found
+    return moves
 
 
-def replayed(rows: Iterable[PromotionRow]) -> dict[str, int]:
-    """alias -> version of one model, as its log says."""
+def aliases_after(rows: Iterable[PromotionRow]) -> dict[str, int]:
+    """alias -> version of one model after these moves."""
     aliases: dict[str, int] = {}
     for row in rows:
         if not row.alias:  # newer evidence moves nothing
@@ -137,7 +137,7 @@ def replayed(rows: Iterable[PromotionRow]) -> dict[str, int]:
 
 
 def moves_previous(row: PromotionRow) -> bool:
-    """Whether `previous` is set to where `champion` was; a move made in MLflow, or back, leaves it alone."""
+    """Whether a move sets `previous` to where `champion` was; one made in MLflow, or by a restore, does not."""
     is_ours = row.action not in ("external", "restore")
     return row.alias == "champion" and is_ours and row.from_version not in (None, row.to_version)
 
@@ -154,32 +154,34 @@ def aliases_of(client: MlflowClient, name: str) -> dict[str, int]:
         return {}
 
 
-def _make(home: Path, client: MlflowClient, row: PromotionRow) -> None:
-    """Safe to repeat from any point: the log takes an entry once."""
+def _apply(home: Path, client: MlflowClient, row: PromotionRow) -> None:
+    """Make and log a move. It can be repeated from any point: the log takes an entry once."""
     if moves_previous(row):
         client.set_registered_model_alias(row.name, "previous", str(row.from_version))
     client.set_registered_model_alias(row.name, row.alias, str(row.to_version))
-    there = aliases_of(client, row.name).get(row.alias)
-    assert there == row.to_version, f"{row.name}@{row.alias} was moved to version {there} by somebody else meanwhile"
-    log(home, row)
-    _unfinished(home).unlink()
+    alias_version = aliases_of(client, row.name).get(row.alias)
+    assert alias_version == row.to_version, (
+        f"{row.name}@{row.alias} was moved to version {alias_version} by somebody else meanwhile"
+    )
+    log_move(home, row)
+    _pending_move_file(home).unlink()
 
 
-def log(home: Path, row: PromotionRow) -> None:
+def log_move(home: Path, row: PromotionRow) -> None:
     """Put an entry into the promotion log, the shared store and the history; each takes it once."""
-    from storage.results import remember_promotion
+    from storage.results import record_promotion
 
     journal.log_promotion(home, row)
     send_promotion(row)
-    remember_promotion(home, row)
+    record_promotion(home, row)
 
 
-def _unfinished(home: Path) -> Path:
+def _pending_move_file(home: Path) -> Path:
     return home / "mlflow" / "moving.json"
 
 
 def version_numbers(client: MlflowClient, name: str) -> set[int]:
-    """The versions of a model; a name with a quote is none of ours."""
+    """The numbers of a model's versions; none for a name with a quote, which Draftsmith never gives."""
     if "'" in name:
         return set()
-    return {int(found.version) for found in client.search_model_versions(f"name = '{name}'")}
+    return {int(version.version) for version in client.search_model_versions(f"name = '{name}'")}

@@ -2,8 +2,8 @@
 
 The files of an artifact are covered by the sha256 that its record gives each; the record itself, with its settings and
 its info, is covered by `digest`. Between machines that share a store, $DRAFTSMITH_STORE_SECRET adds `seal`, an
-HMAC-SHA256 of the digest (RFC 2104, Python's own hmac): whoever can write the store but does not know the secret cannot
-make a record that the others take. Keys of a public kind would need a list of who may sign, which nobody here keeps.
+HMAC-SHA256 of the digest (RFC 2104, Python's own hmac): who can write the store without knowing the secret cannot make
+a record that other machines accept. Public keys would need a list of who may sign, which does not exist here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 from components.contract import KINDS, UserError
 from components.outside_json import parse_json, read_object
@@ -26,34 +25,57 @@ SECRET_VARIABLE: Final = "DRAFTSMITH_STORE_SECRET"
 _KEY = re.compile(r"\w[\w-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _UNSIGNED: Final = ("digest", "seal")
-_FIELDS: Final = frozenset({"key", "kind", "session", "info", "record", "files", "finished_at", *_UNSIGNED})
+
+
+class FileFacts(TypedDict):
+    """What a record says of one file: its size in bytes and the hex sha256 of its content."""
+
+    size: int
+    sha256: str
+
+
+class ArtifactRecord(TypedDict):
+    """The content of artifact.json. files: by path below the directory. finished_at: seconds since 1970.
+
+    record: how the artifact came to be (pipeline, step, settings, inputs, machine, ...).
+    """
+
+    key: str
+    kind: str
+    session: NotRequired[str]
+    info: dict[str, Any]
+    record: dict[str, Any]
+    files: dict[str, FileFacts]
+    finished_at: float
+    digest: NotRequired[str]
+    seal: NotRequired[str]
 
 
 class BadRecord(ValueError):
-    """A record that cannot be used; str() says why, in words that follow the record's name."""
+    """A record that cannot be used; the message follows the record's name in a sentence."""
 
 
-def read_checked(directory: Path) -> dict[str, Any]:
+def read_checked(directory: Path) -> ArtifactRecord:
     """The record in an artifact's directory. Raises BadRecord where there is none, or none that can be used."""
     try:
         content = read_object(directory / RECORD_FILE)
     except UserError as error:
-        said = str(error).removeprefix(f"{directory / RECORD_FILE}: ")
-        raise BadRecord(f"{RECORD_FILE} cannot be read ({said})") from error
-    return checked(content)
+        message = str(error).removeprefix(f"{directory / RECORD_FILE}: ")
+        raise BadRecord(f"{RECORD_FILE} cannot be read ({message})") from error
+    return check_record(content)
 
 
-def parse_checked(text: str | bytes) -> dict[str, Any]:
+def parse_checked(text: str | bytes) -> ArtifactRecord:
     """The record that a text of JSON holds. Raises BadRecord where it cannot be used."""
     try:
         content = parse_json(text, RECORD_FILE)
     except UserError as error:
         raise BadRecord(f"its record cannot be read ({str(error).removeprefix(f'{RECORD_FILE}: ')})") from error
-    return checked(content)
+    return check_record(content)
 
 
-def checked(content: Any) -> dict[str, Any]:
-    """The record, if it has the form of one and the digest that it says. Raises BadRecord otherwise.
+def check_record(content: Any) -> ArtifactRecord:
+    """The record, once its form and its digest are checked. Raises BadRecord otherwise.
 
     A record from before records had digests has none, and its form alone is checked.
     """
@@ -74,37 +96,38 @@ def checked(content: Any) -> dict[str, Any]:
             raise BadRecord(f"{name} has no size")
         if not isinstance(facts.get("sha256"), str) or not _SHA256.fullmatch(facts["sha256"]):
             raise BadRecord(f"{name} has no sha256")
-    if unknown := set(content) - _FIELDS:
+    if unknown := set(content) - set(ArtifactRecord.__annotations__):
         raise BadRecord(f"its record has a field {min(unknown)[:40]!r}, which no record has")
-    if "digest" in content and content["digest"] != digest_of(content):
+    record = cast("ArtifactRecord", content)
+    if "digest" in record and record["digest"] != digest_of(record):
         raise BadRecord("its record has changed since it was made")
-    return content
+    return record
 
 
-def digest_of(content: Mapping[str, Any]) -> str:
+def digest_of(content: ArtifactRecord) -> str:
     """The sha256 of a record without its digest and seal, as hex."""
-    bare = {name: value for name, value in content.items() if name not in _UNSIGNED}
-    as_read = json.loads(json.dumps(bare))  # keys become texts, as they are for whoever reads the file
-    return digest_of_json(as_read)
+    unsigned = {name: value for name, value in content.items() if name not in _UNSIGNED}
+    parsed = json.loads(json.dumps(unsigned))  # keys become texts, as they are for whoever reads the file
+    return digest_of_json(parsed)
 
 
-def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(content: ArtifactRecord) -> ArtifactRecord:
     """The record with its digest."""
     return {**content, "digest": digest_of(content)}
 
 
-def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as it goes to other machines: with the seal of the team's secret, where there is one."""
-    return {**content, "seal": seal_of(str(content["key"]), digest_of(content))} if has_secret() else dict(content)
+def with_seal(content: ArtifactRecord) -> ArtifactRecord:
+    """The record as other machines get it: with the seal of the team's secret, where there is one."""
+    return {**content, "seal": seal_of(str(content["key"]), digest_of(content))} if has_secret() else content.copy()
 
 
-def is_ours(content: Mapping[str, Any]) -> bool:
+def has_valid_seal(content: ArtifactRecord) -> bool:
     """Whether a record from another machine has the seal of the team's secret; True where there is no secret."""
     return not has_secret() or is_seal(str(content.get("seal", "")), str(content["key"]), digest_of(content))
 
 
 def has_secret() -> bool:
-    """Whether this machine shares its store with those alone that know a secret."""
+    """Whether $DRAFTSMITH_STORE_SECRET restricts the shared store to those that know it."""
     return bool(os.environ.get(SECRET_VARIABLE))
 
 
@@ -115,5 +138,5 @@ def seal_of(name: str, digest: str) -> str:
 
 
 def is_seal(seal: str, name: str, digest: str) -> bool:
-    """Whether a seal is that of this content under this name; it takes as long for any wrong one."""
+    """Whether a seal is that of this content under this name, in a time that does not depend on the seal."""
     return hmac.compare_digest(seal.encode(), seal_of(name, digest).encode())

@@ -2,9 +2,9 @@
 
 A step writes into `partial/KEY`, which outlives a crash so that the next run goes on from it. Only when the step has
 returned are its files hashed, `artifact.json` written last, everything flushed to disk, and the directory renamed to
-`store/KEY`; what stood there moves to `earlier/KEY` first (storage/sessions.py), and a kill between the two renames is
-made up for by whoever comes next, so that neither is lost. Nothing found is trusted unseen: every file must be there
-with its size and sha256, and a directory that fails is set aside in `broken/`, never used. One lock a key keeps two
+`store/KEY`; what stood there moves to `earlier/KEY` first (storage/sessions.py). A kill between the two renames loses
+neither: whoever comes next finishes the move. Nothing in the store is believed unread: every file must be there with
+its size and sha256, and a directory that fails is moved to `broken/` and never used. One lock a key keeps two
 processes from making the same thing twice.
 
     home/store/KEY/               files and artifact.json
@@ -14,7 +14,7 @@ processes from making the same thing twice.
     home/locks/ verified/ broken/
 
 With $DRAFTSMITH_STORE (storage/remote_store.py) this is the verified cache of a store that many machines share: what is
-absent here is looked for there, and what is finished here is put there.
+absent here is downloaded from it, and what is finished here is uploaded to it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contract import KINDS, OF_SAFETENSORS, Artifact, UserError
+from components.contract import KINDS, SAFETENSORS_PARTIAL, Artifact, UserError
 from storage import sessions
-from storage.artifact_records import BadRecord, read_checked, with_digest
+from storage.artifact_records import ArtifactRecord, BadRecord, FileFacts, read_checked, with_digest
 from storage.locks import open_lock
 from storage.remote_store import shared_store
 from storage.sessions import RECORD_FILE as RECORD_FILE
 from storage.sessions import Session
 from storage.whole_files import (
     Stamps,
-    broken_file,
+    file_fault,
     flush,
-    remember_stamps,
     sha256_of,
     stamp_of,
     write_flushed,
+    write_stamps,
 )
 
 LONGEST_BELOW = 600
@@ -59,7 +59,7 @@ def default_home() -> Path:
 
 
 def require_writable(home: Path) -> None:
-    """Said before anything starts: raises UserError where nothing can be written below the home."""
+    """Raise UserError where nothing can be written below the home; called before anything starts."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
@@ -77,10 +77,10 @@ def require_writable(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the store knows of a key: `artifact` is None unless the directory is whole; `why` says what is wrong."""
+    """The state of a key in the store. artifact: None unless the directory is whole. fault: what is wrong with it."""
 
     artifact: Artifact | None
-    why: str  # "" when whole; "absent"; or what is broken about it
+    fault: str  # "" when whole; "absent"; or what is broken about it
 
 
 class DamagedRecord(UserError, ValueError):
@@ -101,13 +101,13 @@ class Store:
             UserError: it is no key, and might lead out of the store.
         """
         bare, _, session = key.partition(".")
-        sessions.part_of_path(bare)
+        sessions.require_path_part(bare)
         if session:
-            return sessions.earlier_dir(self.home, bare) / sessions.part_of_path(session)
+            return sessions.earlier_dir(self.home, bare) / sessions.require_path_part(session)
         return self.home / "store" / bare
 
-    def look(self, key: str, *, anew: bool = False) -> Finding:
-        """Verify an artifact and change nothing. anew: read every file, whenever it was verified last."""
+    def verify_local(self, key: str, *, anew: bool = False) -> Finding:
+        """Verify the artifact of a key in this home; change nothing. anew: read files that were verified lately too."""
         path = self.path_of(key)
         if not path.is_dir():
             return Finding(None, "absent")
@@ -117,51 +117,51 @@ class Store:
             return Finding(None, str(error))
         if record["key"] != key.partition(".")[0]:
             return Finding(None, f"its record is that of {record['key'][:12]}")
-        why = broken_file(self.home, key, path, record["files"], anew=anew)
-        if why:
-            return Finding(None, why)
+        fault = file_fault(self.home, key, path, record["files"], anew=anew)
+        if fault:
+            return Finding(None, fault)
         return Finding(KINDS[record["kind"]](key=key, path=path, info=record["info"]), "")
 
-    def foresee(self, key: str) -> Finding:
-        """What `find` would find, and change nothing. Of the shared store its word is taken: files come when needed."""
-        found = self.look(key)
-        content = self.remote.record(key) if found.artifact is None and self.remote is not None else None
-        if content is None:
-            return found
-        return Finding(KINDS[content["kind"]](key=key, path=self.path_of(key), info=content["info"]), "")
+    def probe(self, key: str) -> Finding:
+        """Look for an artifact here, then in the shared store, whose record is believed; change nothing."""
+        local = self.verify_local(key)
+        record = self.remote.record(key) if local.artifact is None and self.remote is not None else None
+        if record is None:
+            return local
+        return Finding(KINDS[record["kind"]](key=key, path=self.path_of(key), info=record["info"]), "")
 
-    def bring(self, key: str) -> Finding:
-        """Verify an artifact; fetch it first when it is absent here and the shared store has it."""
-        found = self.look(key)
-        if found.why != "absent" or (self.remote is None and not self._is_sealed(key)):
-            return found
+    def ensure_local(self, key: str) -> Finding:
+        """Verify an artifact; download it first when it is absent here and the shared store has it."""
+        local = self.verify_local(key)
+        if local.fault != "absent" or (self.remote is None and not self._is_sealed(key)):
+            return local
         with self.lock(key):
             self.settle(key)
-            found = self.look(key)
-            if found.why != "absent":  # another process has brought it meanwhile
-                return found
-            artifact = self.fetch(key)
-            return found if artifact is None else Finding(artifact, "")
+            local = self.verify_local(key)
+            if local.fault != "absent":  # another process has downloaded it meanwhile
+                return local
+            artifact = self.download(key)
+            return local if artifact is None else Finding(artifact, "")
 
-    def find(self, key: str) -> Artifact | None:
-        """The artifact of this key, verified; fetched when only the shared store has it.
+    def get(self, key: str) -> Artifact | None:
+        """The artifact of this key, verified; downloaded when only the shared store has it.
 
-        A broken one is set aside in `broken/` and counts as absent.
+        A broken one is moved to `broken/` and counts as absent.
         """
-        found = self.bring(key)
-        if found.artifact is not None or found.why == "absent" or "." in key:
-            return found.artifact
-        with self.lock(key, wait=False) as held:
-            if not held:  # somebody is making it anew at this moment
+        finding = self.ensure_local(key)
+        if finding.artifact is not None or finding.fault == "absent" or "." in key:
+            return finding.artifact
+        with self.lock(key, wait=False) as is_locked:
+            if not is_locked:  # somebody is making it anew at this moment
                 return None
-            found = self.look(key)
-            if found.artifact is None and found.why != "absent":
-                self.set_aside(key)
-            return found.artifact or self.fetch(key)
+            finding = self.verify_local(key)
+            if finding.artifact is None and finding.fault != "absent":
+                self.quarantine(key)
+            return finding.artifact or self.download(key)
 
-    def fetch(self, key: str) -> Artifact | None:
-        """Bring an artifact that is absent here from the shared store, verified. Call it holding `lock(key)`."""
-        if self.remote is None or "." in key:  # of earlier sessions the rows are brought, to the history
+    def download(self, key: str) -> Artifact | None:
+        """Download an artifact that is absent here from the shared store, and verify it. Hold `lock(key)`."""
+        if self.remote is None or "." in key:  # of earlier sessions only the rows come, into the history
             return None
         out = self.home / "partial" / f"{key}.incoming"
         shutil.rmtree(out, ignore_errors=True)  # of a process that died
@@ -174,7 +174,7 @@ class Store:
         return self._seal(out, content, {name: stamp_of(out / name) for name in content["files"]})
 
     def share(self, key: str) -> bool:
-        """Put a finished artifact into the shared store, if there is one; True when nothing is left to do."""
+        """Upload a finished artifact to the shared store, if there is one; True when nothing is left to do."""
         if self.remote is None:
             return True
         for path in [*sessions.earlier_paths(self.home, key), self.path_of(key)]:
@@ -183,48 +183,57 @@ class Store:
         (self.home / "to_share" / key).unlink(missing_ok=True)
         return True
 
-    def begin(self, key: str) -> tuple[Path, Path]:
-        """(out, scratch): where a step writes, and where its checkpoints go. What a crash left there is kept, but for
-        the files that safetensors was writing just then: nobody else would ever remove them. Call it holding the lock.
+    def open_staging(self, key: str) -> tuple[Path, Path]:
+        """The folders (out, scratch) for a step's artifact and its checkpoints. What a crash left there stays, but for
+        the partial files of safetensors: nobody else would ever remove them. Hold `lock(key)`.
         """
         self.settle(key)
         out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
         out.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(parents=True, exist_ok=True)
         (out / RECORD_FILE).unlink(missing_ok=True)  # a finish that died before its rename
-        for torn in (file for folder in (out, scratch) for file in folder.rglob(OF_SAFETENSORS)):
+        for torn in (file for folder in (out, scratch) for file in folder.rglob(SAFETENSORS_PARTIAL)):
             torn.unlink(missing_ok=True)
         return out, scratch
 
-    def finish(self, key: str, kind: str, info: Mapping[str, Any], record: Mapping[str, Any]) -> Artifact:
-        """Seal `partial/KEY` and move it into the store; what is there under this key becomes an earlier session.
+    def commit(self, key: str, kind: str, info: Mapping[str, Any], record: Mapping[str, Any]) -> Artifact:
+        """Seal `partial/KEY` and move it into the store; the artifact there now becomes an earlier session.
 
-        Call it holding `lock(key)`. `record` is kept in artifact.json: how the artifact came to be.
+        Hold `lock(key)`. record: how the artifact came to be, kept in artifact.json.
         """
         out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
         stamps: Stamps = {}
-        files: dict[str, dict[str, Any]] = {}
+        files: dict[str, FileFacts] = {}
         for file in sorted(path for path in out.rglob("*") if path.is_file() and path.name != RECORD_FILE):
             name = file.relative_to(out).as_posix()
             flush(file)
             files[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
             stamps[name] = stamp_of(file)
-        before = [session.finished_at for session in self.sessions(key)[:1]]
-        at = max([time.time(), *(earlier + 0.001 for earlier in before)])  # newer, also where a clock was put back
-        content: dict[str, Any] = {"key": key, "kind": kind, "session": sessions.new_session(at), "info": dict(info)}
-        content = with_digest(content | {"record": dict(record), "files": files, "finished_at": at})
-        if self.remote is not None:  # said before it is there, so that a kill in between leaves nothing unshared
+        earlier_times = [session.finished_at for session in self.sessions(key)[:1]]
+        # newer than the session before, also where the clock was put back
+        finished_at = max([time.time(), *(earlier + 0.001 for earlier in earlier_times)])
+        content: ArtifactRecord = {
+            "key": key,
+            "kind": kind,
+            "session": sessions.new_session(finished_at),
+            "info": dict(info),
+            "record": dict(record),
+            "files": files,
+            "finished_at": finished_at,
+        }
+        content = with_digest(content)
+        if self.remote is not None:  # noted before it is there, so that a kill in between leaves nothing unshared
             (self.home / "to_share").mkdir(exist_ok=True)
             (self.home / "to_share" / key).touch()
-        made = self._seal(out, content, stamps)
+        artifact = self._seal(out, content, stamps)
         shutil.rmtree(scratch, ignore_errors=True)
         self.share(key)
-        return made
+        return artifact
 
     def settle(self, key: str) -> bool:
-        """Finish what a kill cut short just before an artifact was in its place; True when it is there now.
+        """Finish a commit that a kill cut short; True when the artifact is in its place now.
 
-        Call it holding `lock(key)`. A directory that is not whole is left as an unfinished step's.
+        Hold `lock(key)`. A directory that is not whole stays as that of an unfinished step.
         """
         if not self._is_sealed(key):
             return False
@@ -240,14 +249,14 @@ class Store:
         return True
 
     def settle_all(self) -> None:
-        """Do so for every artifact that nobody is making at this moment."""
+        """Settle every artifact that nobody is making at this moment."""
         for record in sorted((self.home / "partial").glob(f"*/{RECORD_FILE}")):
-            with self.lock(record.parent.name, wait=False) as held:
-                if held:
+            with self.lock(record.parent.name, wait=False) as is_locked:
+                if is_locked:
                     self.settle(record.parent.name)
 
     def sessions(self, key: str) -> list[Session]:
-        """Every making of this key that is kept here, the newest first."""
+        """Every session of this key that is kept here, the newest first."""
         now = self.path_of(key)
         paths = [*([now] if now.is_dir() else []), *reversed(sessions.earlier_paths(self.home, key))]
         records = [(path, sessions.read_record(path)) for path in paths]
@@ -258,20 +267,20 @@ class Store:
         ]
 
     def name_of_session(self, key: str, session: str) -> str:
-        """What one making of a key goes by: KEY.SESSION, or KEY for the newest and for one that is not kept whole."""
-        earlier = [one.path.name for one in self.sessions(key) if one.name == session and not one.is_newest]
-        named = f"{key}.{earlier[0]}" if earlier else key
-        return named if self.look(named).artifact is not None else key
+        """The name of a session of a key: KEY.SESSION, or KEY for the newest and for one that is not kept whole."""
+        earlier = [making.path.name for making in self.sessions(key) if making.name == session and not making.is_newest]
+        name = f"{key}.{earlier[0]}" if earlier else key
+        return name if self.verify_local(name).artifact is not None else key
 
     def path_of_session(self, key: str, session: str) -> Path:
-        """The directory of one making of a key; the newest where that is not kept here."""
-        return next((one.path for one in self.sessions(key) if one.name == session), self.path_of(key))
+        """The directory of a session of a key; that of the newest where the session is not kept here."""
+        return next((making.path for making in self.sessions(key) if making.name == session), self.path_of(key))
 
     def _is_sealed(self, key: str) -> bool:
-        """A process has sealed `partial/KEY`, and died or is about to move it into the store."""
+        """Whether a process has sealed `partial/KEY`, and died or is about to move it into the store."""
         return (self.home / "partial" / key / RECORD_FILE).is_file()
 
-    def _seal(self, out: Path, content: Mapping[str, Any], stamps: Mapping[str, list[int]]) -> Artifact:
+    def _seal(self, out: Path, content: ArtifactRecord, stamps: Mapping[str, list[int]]) -> Artifact:
         """Write artifact.json last and whole, flush, and move `out` into the store."""
         record = out.with_name(f"{out.name}.record")
         write_flushed(record, json.dumps(content, indent=1))
@@ -280,15 +289,15 @@ class Store:
             flush(folder)
         return self._move_in(out, content, stamps)
 
-    def _move_in(self, out: Path, content: Mapping[str, Any], stamps: Mapping[str, list[int]]) -> Artifact:
-        """Rename a sealed directory into the store, after what is there under this key has made room."""
+    def _move_in(self, out: Path, content: ArtifactRecord, stamps: Mapping[str, list[int]]) -> Artifact:
+        """Rename a sealed directory into the store, after moving away what is there under this key."""
         key, path = str(content["key"]), self.path_of(str(content["key"]))
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             self._make_room(key)
         os.rename(out, path)
         flush(path.parent)
-        remember_stamps(self.home, key, stamps)
+        write_stamps(self.home, key, stamps)
         for older in sessions.earlier_paths(self.home, key):
             sessions.thin(older, path)
         return KINDS[content["kind"]](key=key, path=path, info=dict(content["info"]))
@@ -296,28 +305,28 @@ class Store:
     def _make_room(self, key: str) -> None:
         """Move the present artifact of a key to its earlier sessions, or a broken one aside."""
         content = sessions.read_record(self.path_of(key))
-        if content is None or self.look(key).artifact is None:
-            self.set_aside(key)
+        if content is None or self.verify_local(key).artifact is None:
+            self.quarantine(key)
             return
-        place = sessions.earlier_dir(self.home, key) / sessions.place_name(content)
+        place = sessions.earlier_dir(self.home, key) / sessions.directory_name(content)
         place.parent.mkdir(parents=True, exist_ok=True)
         os.rename(self.path_of(key), place)
         flush(place.parent)
         flush(place.parent.parent)
 
-    def forget_partial(self, key: str) -> None:
-        """Throw away what an unfinished step has left (used when a step is forced to start again)."""
+    def discard_staging(self, key: str) -> None:
+        """Delete what an unfinished step has written (used when a step is forced to start again)."""
         shutil.rmtree(self.home / "partial" / key, ignore_errors=True)
         shutil.rmtree(self.home / "partial" / f"{key}.scratch", ignore_errors=True)
 
-    def set_aside(self, key: str) -> Path:
-        """Move an artifact out of the store into `broken/`, and say where it is now. Call it holding `lock(key)`."""
+    def quarantine(self, key: str) -> Path:
+        """Move an artifact from the store into `broken/`; returns its new path. Hold `lock(key)`."""
         place = self.home / "broken" / f"{key}.{time.time_ns()}"
         place.parent.mkdir(parents=True, exist_ok=True)
         os.rename(self.path_of(key), place)
         return place
 
-    def record_of(self, key: str) -> dict[str, Any]:
+    def record_of(self, key: str) -> ArtifactRecord:
         """artifact.json of an artifact, here or in the shared store: key, kind, info, record, files, finished_at.
 
         Raises:
@@ -329,7 +338,7 @@ class Store:
             content = self.remote.record(key) if self.remote is not None else None
             if content is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / RECORD_FILE))
-            return dict(content)
+            return content
         try:
             return read_checked(path)
         except BadRecord as error:
@@ -341,8 +350,8 @@ class Store:
     def keys(self) -> list[str]:
         """Keys of all directories in the store of this machine, oldest first; unverified."""
         folder = self.home / "store"
-        found = [path for path in folder.iterdir() if (path / RECORD_FILE).is_file()] if folder.is_dir() else []
-        return [path.name for path in sorted(found, key=lambda path: (path / RECORD_FILE).stat().st_mtime)]
+        paths = [path for path in folder.iterdir() if (path / RECORD_FILE).is_file()] if folder.is_dir() else []
+        return [path.name for path in sorted(paths, key=lambda path: (path / RECORD_FILE).stat().st_mtime)]
 
     def resolve(self, prefix: str) -> str:
         """The one key that starts with `prefix`, here or else in the shared store; KEY.SESSION for an earlier session.

@@ -1,8 +1,8 @@
 """Compaction: many small Parquet files become few large ones, while others read and write, whenever it is killed.
 
 Ten thousand files take seconds to scan, one file of the same rows takes milliseconds. A compaction writes a segment of
-the files that count, then swaps the manifest, then deletes what nobody reads any more. Killed before the swap, nothing
-has changed; killed after it, nothing is missing; what it left lying is swept up by the next. Segments grow by tiers
+the files that count, then swaps the manifest, then deletes what nobody reads any more. A kill before the swap changes
+nothing, a kill after it loses nothing, and the next compaction deletes what was left over. Segments grow by tiers
 (O'Neil et al. 1996): a segment is rewritten only together with at least a quarter of its size in newer rows, so a row
 is copied a few times in its life and a table has a handful of files.
 """
@@ -45,37 +45,37 @@ def _compact_table(history: Path, directory: Path, table: str, at_least: int, wh
         old = segments.read_manifest(directory)
         _sweep(history, directory, old)
         old = segments.read_manifest(directory)
-        fresh = segments.fresh_keys(directory, old)
-        if len(fresh) < at_least or len(fresh) + len(old.segments) < 2:
+        new_keys = segments.fresh_keys(directory, old)
+        if len(new_keys) < at_least or len(new_keys) + len(old.segments) < 2:
             return 0
-        for name, why in segments.faulty_files(directory):  # what is merged counts as whole from then on
-            raise segments.DamagedHistory(f"{directory / name}: {why}; {segments.HOW_TO_MEND}")
-        names = [f"{key}.parquet" for key in fresh]
-        rows = _opened(directory, names, table).count_rows()
-        kept = list(old.segments)
-        taken: list[Segment] = []
-        while kept and (whole or kept[-1].rows <= TIER * rows):
-            taken.insert(0, kept.pop())
-            rows += taken[0].rows
-        sources = [*(segment.file for segment in taken), *names]
-        made = _write_segment(directory, table, _batches(directory, sources, table))
-        assert made.rows == rows, f"{table}: {made.rows} rows written of {rows}"
-        keys = _write_keys(directory, segments.segment_keys(directory, old) | set(fresh))
-        gone = [*sources, *([old.keys] if old.keys else [])]
-        _swap(history, directory, old, Manifest((*kept, made), keys), gone)
+        for name, fault in segments.faulty_files(directory):  # what is merged counts as whole from then on
+            raise segments.DamagedHistory(f"{directory / name}: {fault}; {segments.REPAIR_HINT}")
+        names = [f"{key}.parquet" for key in new_keys]
+        rows = _open_files(directory, names, table).count_rows()
+        untouched = list(old.segments)
+        merged: list[Segment] = []
+        while untouched and (whole or untouched[-1].rows <= TIER * rows):
+            merged.insert(0, untouched.pop())
+            rows += merged[0].rows
+        sources = [*(segment.file for segment in merged), *names]
+        segment = _write_segment(directory, table, _read_batches(directory, sources, table))
+        assert segment.rows == rows, f"{table}: {segment.rows} rows written of {rows}"
+        keys = _write_keys(directory, segments.segment_keys(directory, old) | set(new_keys))
+        replaced = [*sources, *([old.keys] if old.keys else [])]
+        _swap(history, directory, old, Manifest((*untouched, segment), keys), replaced)
         return len(sources)
 
 
-def _write_keys(directory: Path, known: set[str]) -> str:
+def _write_keys(directory: Path, keys: set[str]) -> str:
     """A new file of the keys in segments; it counts once a manifest names it."""
     name = segments.new_name("keys", ".txt")
-    segments.write_text(directory / name, "\n".join(sorted(known)) + "\n")
+    segments.write_text(directory / name, "\n".join(sorted(keys)) + "\n")
     return name
 
 
-def _swap(history: Path, directory: Path, old: Manifest, new: Manifest, gone: list[str]) -> None:
+def _swap(history: Path, directory: Path, old: Manifest, new: Manifest, replaced: list[str]) -> None:
     """From now on the new manifest counts; files it replaces are deleted, or retired while somebody reads."""
-    retired = (*old.retired, *gone)
+    retired = (*old.retired, *replaced)
     with segments.writing(directory, alone=True):
         segments.swap_manifest(directory, Manifest(new.segments, new.keys, retired))
     _sweep(history, directory, segments.read_manifest(directory))
@@ -85,34 +85,34 @@ def _sweep(history: Path, directory: Path, manifest: Manifest) -> None:
     """Delete retired files if nobody reads, and what killed compactions and writers have left."""
     with segments.writing(directory, alone=True):
         named = manifest.files()
-        left = [
+        leftovers = [
             name
             for name in os.listdir(directory)
             if (name.startswith(("_segment-", "_keys-")) and name not in named) or name.endswith(".tmp")
         ]
-        segments.delete(directory, left)  # no manifest ever named them, and no writer is at work
+        segments.delete(directory, leftovers)  # no manifest ever named them, and no writer is at work
     if not manifest.retired:
         return
-    with segments.nobody_reads(history) as nobody:
-        if nobody:
+    with segments.nobody_reads(history) as is_unread:
+        if is_unread:
             with segments.writing(directory, alone=True):
                 segments.delete(directory, manifest.retired)
                 segments.swap_manifest(directory, Manifest(manifest.segments, manifest.keys))
 
 
-def _batches(directory: Path, names: Iterable[str], table: str) -> Iterator[pa.Table]:
+def _read_batches(directory: Path, names: Iterable[str], table: str) -> Iterator[pa.Table]:
     """The rows of some files under the present schema, about ROWS_AT_ONCE at a time."""
-    waiting: list[pa.RecordBatch] = []
-    for batch in _opened(directory, names, table).to_batches(batch_size=ROWS_AT_ONCE, fragment_readahead=16):
-        waiting.append(batch)
-        if sum(map(len, waiting)) >= ROWS_AT_ONCE:
-            yield pa.Table.from_batches(waiting)
-            waiting = []
-    if waiting:
-        yield pa.Table.from_batches(waiting)
+    pending: list[pa.RecordBatch] = []
+    for batch in _open_files(directory, names, table).to_batches(batch_size=ROWS_AT_ONCE, fragment_readahead=16):
+        pending.append(batch)
+        if sum(map(len, pending)) >= ROWS_AT_ONCE:
+            yield pa.Table.from_batches(pending)
+            pending = []
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
-def _opened(directory: Path, names: Iterable[str], table: str) -> Dataset:
+def _open_files(directory: Path, names: Iterable[str], table: str) -> Dataset:
     files = [str(directory / name) for name in names]
     return dataset(files, schema=reading_schema(table), format=segments.CHECKED_PARQUET)
 

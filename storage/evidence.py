@@ -1,10 +1,10 @@
-"""Newer evidence for a registered version: its release was measured again, and what it is believed by is the newest.
+"""Newer evidence for a registered version whose release was measured again.
 
-A version's evidence stands in its tags, and `promote` decides by them. When the release behind it is measured again (a
+The tags of a version hold its evidence, and `promote` decides by them. When the release behind it is measured again (a
 newer session of the same release key) and still serves the same drafter at the same depth, the version gets the new
 numbers, and the promotion log an entry with those before and those after. A release that now serves something else is a
-version of its own, since what a version serves never changes; the one before is told so, and is no longer promoted on
-numbers that a newer measurement has overtaken. An invalid measurement takes the place of no valid one: it is logged.
+version of its own, since what a version serves never changes; the older one is then no longer promoted, since a newer
+measurement exists. An invalid measurement never replaces a valid one: it is only logged.
 """
 
 from __future__ import annotations
@@ -36,94 +36,98 @@ _EVIDENCE_TAGS = (
 )
 _EVIDENCE_TAGS += ("draftsmith.depth_", "draftsmith.verdict", "draftsmith.machine", SESSION_TAG)
 _VERDICT, _INVALID = "draftsmith.verdict", "invalid"
-_TOLD = ("speedup_meas", "speedup_pred", "depth_k", "verdict")
+_CHANGED_FACTS = ("speedup_meas", "speedup_pred", "depth_k", "verdict")
 
 
 def serves_the_same(tags: Mapping[str, str], facts: ReleaseFacts) -> bool:
-    """A version with these tags decodes as the release would: the same drafter at the same depth."""
+    """Whether a version with these tags decodes as the release would: the same drafter at the same depth."""
     return all(tags.get(name) == facts.tags.get(name) for name in _SERVED)
 
 
 def is_newer(facts: ReleaseFacts, tags: Mapping[str, str]) -> bool:
-    """The release was measured after what a version has for evidence."""
+    """Whether the release was measured after the evidence of a version with these tags."""
     return facts.session > tags.get(SESSION_TAG, "")
 
 
 def log_evidence(
     home: Path, client: MlflowClient, facts: ReleaseFacts, name: str, version: int, who: str, outcome: str = ""
 ) -> PromotionRow:
-    """Say in the promotion log, once, that a version was measured again: its numbers before and those now.
+    """Log once that a version was measured again, with its numbers before and after; returns the log entry.
 
-    outcome: why they are not its evidence, where they are not.
+    outcome: why the new numbers are not its evidence, where they are not.
     """
     mark = mark_of(home, client)
     promotion_id = f"{EVIDENCE}-{facts.session}-{name}-{version}-{mark[:8]}"
-    known = next((row for row in journal.promotions(home) if row.promotion_id == promotion_id), None)
-    if known is not None:
-        return known
+    logged = next((row for row in journal.promotions(home) if row.promotion_id == promotion_id), None)
+    if logged is not None:
+        return logged
     before = {tag: value for tag, value in tags_of(client, name, version).items() if tag.startswith(_EVIDENCE_TAGS)}
-    changes = [f"{what} {old} -> {new}" for what, old, new in _changes(before, facts.tags)]
-    why = f"measured again in session {facts.session}: {', '.join(changes) or 'the same numbers'}"
-    why += f"; {outcome}" if outcome else ""
+    changes = [f"{what} {old} -> {new}" for what, old, new in _changed_facts(before, facts.tags)]
+    reason = f"measured again in session {facts.session}: {', '.join(changes) or 'the same numbers'}"
+    reason += f"; {outcome}" if outcome else ""
     numbers = {**facts.tags, MARK: mark, "before": json.dumps(before, sort_keys=True)}
-    row = new_promotion(name, "", EVIDENCE, version, version, who, why, numbers)
+    row = new_promotion(name, "", EVIDENCE, version, version, who, reason, numbers)
     row = dataclasses.replace(row, promotion_id=promotion_id)
-    alias_moves.log(home, row)
+    alias_moves.log_move(home, row)
     return row
 
 
 def renew_tags(client: MlflowClient, facts: ReleaseFacts, version: int) -> None:
     """Give a version the numbers of its newest session; the tag that says which session comes with `settle_session`."""
-    there = tags_of(client, facts.name, version)
+    present = tags_of(client, facts.name, version)
     for tag, value in facts.tags.items():
-        if tag != SESSION_TAG and there.get(tag) != value:
+        if tag != SESSION_TAG and present.get(tag) != value:
             client.set_model_version_tag(facts.name, str(version), tag, value)
-    for tag in there.keys() - facts.tags.keys():
+    for tag in present.keys() - facts.tags.keys():
         if tag.startswith(_EVIDENCE_TAGS):  # not measured this time
             client.delete_model_version_tag(facts.name, str(version), tag)
 
 
 def settle_session(client: MlflowClient, facts: ReleaseFacts, version: int) -> None:
-    """Note that a version has the evidence of this session, and that everything that follows from it is done."""
+    """Note that a version has the evidence of this session, once everything that follows from it is done."""
     client.set_model_version_tag(facts.name, str(version), SESSION_TAG, facts.session)
 
 
 def older_versions(client: MlflowClient, facts: ReleaseFacts, *, valid: bool = False) -> list[tuple[str, int]]:
-    """(model, version) of the same release with evidence of earlier sessions. valid: those alone whose evidence is."""
-    found = client.search_model_versions(f"tags.`{KEY_TAG}` = '{facts.release_key}'")
-    older = [one for one in found if is_newer(facts, one.tags) and not (valid and one.tags.get(_VERDICT) == _INVALID)]
-    return sorted((one.name, int(one.version)) for one in older)
+    """(model, version) of the same release with evidence of earlier sessions. valid: only those with valid evidence."""
+    versions = client.search_model_versions(f"tags.`{KEY_TAG}` = '{facts.release_key}'")
+    older = [
+        version
+        for version in versions
+        if is_newer(facts, version.tags) and not (valid and version.tags.get(_VERDICT) == _INVALID)
+    ]
+    return sorted((version.name, int(version.version)) for version in older)
 
 
-def counts_for_nothing(home: Path, client: MlflowClient, facts: ReleaseFacts, who: str) -> tuple[str, int] | None:
-    """Log an invalid measurement of a release that has valid ones; the version it was of, or None when it counts."""
+def log_invalid_measurement(home: Path, client: MlflowClient, facts: ReleaseFacts, who: str) -> tuple[str, int] | None:
+    """Log an invalid measurement of a release that has valid ones; its (model, version), or None when it counts."""
     valid = older_versions(client, facts, valid=True) if facts.tags.get(_VERDICT) == _INVALID else []
     for name, version in valid:
         log_evidence(home, client, facts, name, version, who, "it is invalid and does not count")
     return valid[-1] if valid else None
 
 
-def overtaken(client: MlflowClient, tags: Mapping[str, str]) -> list[Check]:
-    """A failed check when the release of a version was measured again and now serves something else; else nothing."""
+def newest_evidence_checks(client: MlflowClient, tags: Mapping[str, str]) -> list[Check]:
+    """[a failed check] when the release of a version was measured again and now serves something else; else []."""
     key = tags.get(KEY_TAG)
-    found = client.search_model_versions(f"tags.`{KEY_TAG}` = '{key}'") if key else []
-    valid = [one for one in found if one.tags.get(_VERDICT) != _INVALID]
-    newer = [one for one in valid if one.tags.get(SESSION_TAG, "") > tags.get(SESSION_TAG, "")]
+    versions = client.search_model_versions(f"tags.`{KEY_TAG}` = '{key}'") if key else []
+    valid = [version for version in versions if version.tags.get(_VERDICT) != _INVALID]
+    newer = [version for version in valid if version.tags.get(SESSION_TAG, "") > tags.get(SESSION_TAG, "")]
     if not newer:
         return []
-    newest = max(newer, key=lambda one: one.tags[SESSION_TAG])
-    said = f"1: its release was measured again, and is {newest.name} version {newest.version} now"
-    return [Check("newest_evidence", False, 0.0, None, None, said)]
+    newest = max(newer, key=lambda version: version.tags[SESSION_TAG])
+    requirement = f"1: its release was measured again, and is {newest.name} version {newest.version} now"
+    return [Check("newest_evidence", False, 0.0, None, None, requirement)]
 
 
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _changed_facts(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """(fact, before, now) of what people look at first."""
-    facts = [("gate", before.get("gate.status"), now.get("gate.status"))]
-    facts += [(name, before.get(f"draftsmith.{name}"), now.get(f"draftsmith.{name}")) for name in _TOLD]
-    return [(name, _short(old), _short(new)) for name, old, new in facts if old != new]
+    facts = [("gate", before.get("gate.status"), after.get("gate.status"))]
+    facts += [(name, before.get(f"draftsmith.{name}"), after.get(f"draftsmith.{name}")) for name in _CHANGED_FACTS]
+    return [(name, _format_value(old), _format_value(new)) for name, old, new in facts if old != new]
 
 
-def _short(value: str | None) -> str:
+def _format_value(value: str | None) -> str:
     try:
         return "-" if value is None else f"{float(value):.4g}"
     except ValueError:

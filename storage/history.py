@@ -1,8 +1,8 @@
 """The history: one immutable, typed Parquet file for each (table, key, session), written and read by many at once.
 
 history/TABLE/KEY.SESSION.parquet is written under a temporary name and renamed, so a reader never sees half a file, and
-appends wait for nobody but the swap of a manifest (storage/segments.py). Nothing is ever replaced: what is measured
-again is another session, and stands beside the one before. The schema is enforced on write (storage/schema.py). Past a
+appends wait for nobody but the swap of a manifest (storage/segments.py). Nothing is ever replaced: a repeated
+measurement is another session, beside the one before. The schema is enforced on write (storage/schema.py). Past a
 few hundred files a table is compacted (storage/compaction.py). Everything here can be deleted and rebuilt from the
 store, the run journals and the promotion log.
 """
@@ -22,7 +22,7 @@ from components.rows import TABLES
 from storage import compaction, segments
 from storage.compaction import COMPACT_AT
 from storage.records import Provenance, columns_of
-from storage.schema import checked, schema_of
+from storage.schema import check_row, schema_of
 from storage.sessions import file_key
 
 
@@ -31,7 +31,7 @@ def history_dir(home: Path) -> Path:
     return home / "history"
 
 
-def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], where: str) -> None:
+def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, Any]], location: str) -> None:
     """Write the rows of one (table, key) as one Parquet file, or do nothing when it is there already.
 
     key: of a run, a promotion, or a session of an artifact (`file_key`).
@@ -41,35 +41,35 @@ def write_table(home: Path, table: str, key: str, rows: Iterable[Mapping[str, An
     if segments.is_known(directory, key):
         return
     columns = columns_of(table)
-    checked_rows = [checked(table, row, columns, f"{where} row {i}") for i, row in enumerate(rows, 1)]
-    made = pa.Table.from_pylist(checked_rows, schema=schema_of(table))
+    checked_rows = [check_row(table, row, columns, f"{location} row {i}") for i, row in enumerate(rows, 1)]
+    content = pa.Table.from_pylist(checked_rows, schema=schema_of(table))
     directory.mkdir(parents=True, exist_ok=True)
     with segments.writing(directory):
         if not segments.is_known(directory, key):
-            segments.write_parquet(directory / f"{key}.parquet", made)
+            segments.write_parquet(directory / f"{key}.parquet", content)
 
 
 def write_record(home: Path, table: str, key: str, rows: Sequence[Any]) -> None:
     """Write rows of storage's own tables (storage/records.py)."""
-    write_table(home, table, key, [dataclasses.asdict(row) for row in rows], where=key)
+    write_table(home, table, key, [dataclasses.asdict(row) for row in rows], location=key)
 
 
 def write_measured(home: Path, directory: Path, provenance: Provenance) -> None:
-    """Write every `TABLE.jsonl` of an artifact's directory into the history, with where it comes from.
+    """Write every `TABLE.jsonl` of an artifact's directory into the history, with its provenance.
 
     Raises:
         UserError: a file is not JSON lines, or a row does not have the columns and types of components/rows.py.
     """
-    known = dataclasses.asdict(provenance)
+    shared_columns = dataclasses.asdict(provenance)
     for table in TABLES:
         source, key = directory / f"{table}.jsonl", file_key(provenance.artifact_key, provenance.session)
         if source.is_file() and not is_known(home, table, key):
-            rows = ({**row, **known} for row in _json_rows(source))
-            write_table(home, table, key, rows, where=f"{provenance.step} {source.name}")
+            rows = ({**row, **shared_columns} for row in _json_rows(source))
+            write_table(home, table, key, rows, location=f"{provenance.step} {source.name}")
 
 
 def is_known(home: Path, table: str, key: str) -> bool:
-    """The rows of this key are in the history."""
+    """Whether the rows of this key are in the history."""
     return segments.is_known(history_dir(home) / table, key)
 
 

@@ -1,11 +1,11 @@
-"""What happens to each kind of finished artifact, and to each run: history, MLflow, registry. One place, one call.
+"""Records each finished artifact and each run in the journal, the history, MLflow and the registry.
 
     run = begin_run(home, "quickstart", params, judge, how="direct")
-    keep(artifact, "Draft", step, record, run)      # after every step, executed or reused
+    record_step(artifact, "Draft", step, record, run)      # after every step, executed or reused
     end_run(run, "completed")
 
 The journal is written first and holds everything; MLflow, DuckDB's files and the registry follow from it. When one of
-them is down the run goes on: the failure becomes one line in `run.problems`, and `resync` makes up for it later.
+them is down the run goes on: the failure becomes one line in `run.problems`, and `resync` repeats the call later.
 Rows that break their schema are different: they are a fault of the step that wrote them, and raise.
 """
 
@@ -22,17 +22,17 @@ from storage import journal
 from storage.artifacts import Store
 from storage.journal import Journal
 from storage.redaction import without_secrets
-from storage.remote_store import take_problems
+from storage.remote_store import drain_problems
 from storage.segments import DamagedHistory
 from storage.sessions import session_of
 from storage.sharing import catch_up, send
 from storage.tracking import ServerDown, Tracker, tracking_uri
 
-MADE_UP_FOR = "nothing is lost; `draftsmith resync` makes up for it"
+RESYNC_HINT = "nothing is lost; `draftsmith resync` makes up for it"
 
 
 class Step(Protocol):
-    """What keep needs to know of a planned step (flows/plan.py: PlannedStep)."""
+    """The fields of a planned step that are recorded (flows/plan.py: PlannedStep)."""
 
     @property
     def name(self) -> str: ...
@@ -50,11 +50,11 @@ class Step(Protocol):
     def reason(self) -> str: ...
 
 
-class PassedOver(Exception):
-    """Artifacts that `resync` could not read, a line each; everything else is known."""
+class ArtifactsSkipped(Exception):
+    """`resync` could not read some artifacts (`lines`, one each); everything else is recorded."""
 
     def __init__(self, unread: Mapping[str, str], folder: Path) -> None:
-        self.lines = [f"artifact {key[:12]}: {why}" for key, why in unread.items()]
+        self.lines = [f"artifact {key[:12]}: {reason}" for key, reason in unread.items()]
         super().__init__(f"all else is known now, but not {len(unread)} in {folder}: " + "; ".join(self.lines))
 
 
@@ -62,9 +62,9 @@ class PassedOver(Exception):
 class Run:
     """One run of a pipeline while it goes on.
 
-    problems: what could not be logged, one line each. notes: what is worth telling (a version registered, ...).
-    judge: the rule of the promotion gate. registered: the registry's answer for each Release of this run. may_promote:
-    the gate alone may move `champion`.
+    problems: what could not be logged, one line each. notes: lines to show (a version was registered, ...).
+    judge: the rule of the promotion gate. registered: the RegisteredVersion of each Release of this run. may_promote:
+    whether the gate alone may move `champion`.
     """
 
     run_id: str
@@ -80,11 +80,11 @@ class Run:
     may_promote: bool = True
 
     def mlflow_run(self) -> tuple[str, str] | None:
-        """(experiment, run) in MLflow; None when it was not reached."""
-        found: list[tuple[str, str]] = []
+        """(experiment, run) in MLflow; None when MLflow did not answer."""
+        ids: list[tuple[str, str]] = []
         if not self.mlflow_down and self.tracker.parent is not None:
-            _attempt(self, "mlflow", lambda: found.append(self.tracker.where()))
-        return found[0] if found else None
+            _best_effort(self, "mlflow", lambda: ids.append(self.tracker.experiment_and_run()))
+        return ids[0] if ids else None
 
 
 def begin_run(
@@ -105,23 +105,23 @@ def begin_run(
     pipeline_digest: Plan.digest.
     """
     facts = {"flow_run_id": flow_run_id, "pipeline_digest": pipeline_digest}
-    opened = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote)
-    run_id = str(opened.entries[0]["run_id"])
-    return Run(run_id, pipeline, home, judge, opened, Tracker(home), may_promote=may_promote)
+    run_journal = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote)
+    run_id = str(run_journal.entries[0]["run_id"])
+    return Run(run_id, pipeline, home, judge, run_journal, Tracker(home), may_promote=may_promote)
 
 
-def keep(
+def record_step(
     artifact: Artifact, kind: str, step: Step, record: Mapping[str, Any], run: Run, *, reused: bool = False
 ) -> None:
-    """Keep what a step has made, or found in the store: rows in the history, a child run in MLflow, a model version.
+    """Record what a step has made or reused: rows in the history, a child run in MLflow, a model version.
 
     record: how the artifact came to be, as the store keeps it: "seconds" and "inputs" {parameter: key or list
-    of keys} are read here. A reused artifact that the history has already costs nothing.
+    of keys} are read here. A reused artifact that is in the history already costs nothing.
 
     Raises:
         UserError: a row of the artifact does not have the columns and types of components/rows.py.
     """
-    from storage.results import remember_key
+    from storage.results import record_key
 
     store = Store(run.home)
     run.journal.add(
@@ -136,18 +136,18 @@ def keep(
         settings=dict(step.settings),
         inputs=_named_inputs(step, record),
         info=dict(artifact.info),
-        path=_within(run.home, artifact.path),
+        path=_relative_to_home(run.home, artifact.path),
         session=session_of(store.record_of(artifact.key)),
     )
-    _attempt(run, "history", lambda: remember_key(run.home, store, artifact.key))
+    _best_effort(run, "history", lambda: record_key(run.home, store, artifact.key))
     if not reused:
         _sync(run)
     if kind == "Release":
-        _attempt(run, "registry", lambda: _register(artifact, step.name, run))
+        _best_effort(run, "registry", lambda: _register(artifact, step.name, run))
 
 
-def keep_failure(step: Step, reason: str, seconds: float | None, run: Run) -> None:
-    """Keep that a step has failed, with the one-line reason."""
+def record_failure(step: Step, reason: str, seconds: float | None, run: Run) -> None:
+    """Record that a step has failed, with the one-line reason."""
     run.journal.add(
         "step",
         step=step.name,
@@ -168,26 +168,26 @@ def keep_failure(step: Step, reason: str, seconds: float | None, run: Run) -> No
 def end_run(run: Run, status: str, reason: str = "") -> None:
     """Close a run. status: "completed" or "failed", with the one-line reason."""
     from storage.history import compact
-    from storage.results import remember_run
+    from storage.results import record_run
 
     run.journal.add("end", status=status, reason=reason)
     run.journal.close()
-    _attempt(run, "history", lambda: remember_run(run.home, run.journal.entries))
-    _attempt(run, "history", lambda: compact(run.home))
+    _best_effort(run, "history", lambda: record_run(run.home, run.journal.entries))
+    _best_effort(run, "history", lambda: compact(run.home))
     run.mlflow_down = False  # one more try: it may be back
     _sync(run)
     send(run.home)
-    run.problems.extend(take_problems())
+    run.problems.extend(drain_problems())
 
 
 def resync(home: Path, judge: Judge) -> dict[str, int]:
-    """Tell the shared store, MLflow, the history and the registry everything they have missed; counts it.
+    """Record what the shared store, MLflow, the history and the registry lack; returns counts of what was read.
 
-    Safe to repeat. Whatever is still down raises, since the point of the call is to bring it up to date.
+    It can be repeated. A service that is still down raises, since the point of the call is to bring it up to date.
     judge: as for `begin_run`.
 
     Raises:
-        PassedOver: some artifacts could not be read; it is raised last, when all others have been told.
+        ArtifactsSkipped: some artifacts could not be read; it is raised last, when all others are recorded.
     """
     from storage import registry, results, tracking
 
@@ -196,30 +196,30 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
         store.remote.try_again()
     send(home, everything=True)
     catch_up(home)
-    unread = results.remember_all(home, store)
+    unread = results.record_all(home, store)
     runs = 0
     for entries in journal.all_runs(home):
-        results.remember_run(home, entries)
+        results.record_run(home, entries)
         runs += 1
     for row in journal.promotions(home):
-        results.remember_promotion(home, row)
+        results.record_promotion(home, row)
     tracking.resync(home)
-    before = registry.to_restore(home)
+    moves = registry.moves_to_restore(home)
     keys, releases = store.keys(), 0
     for key in keys:
         try:
             kind = store.record_of(key)["kind"]
         except results.UNREADABLE as error:
-            unread.setdefault(key, results.why_unread(error))
+            unread.setdefault(key, results.unread_reason(error))
             continue
         if kind == "Release":  # outside of the above: a registry that is down is no artifact that cannot be read
-            registry.register(home, store.path_of(key), judge, may_promote=not before)
+            registry.register(home, store.path_of(key), judge, may_promote=not moves)
             releases += 1
-    registry.restore(home, before)
+    registry.restore_aliases(home, moves)
     if store.remote is not None and store.remote.is_silent:
-        raise ConnectionError(take_problems()[0])
+        raise ConnectionError(drain_problems()[0])
     if unread:
-        raise PassedOver(unread, home / "store")
+        raise ArtifactsSkipped(unread, home / "store")
     return {"artifacts": len(keys), "runs": runs, "releases": releases}
 
 
@@ -234,29 +234,29 @@ def _register(artifact: Artifact, step: str, run: Run) -> None:
 
 
 def _sync(run: Run) -> None:
-    """Bring MLflow up to date; when it is down, do not wait for it again at every step."""
-    if not run.mlflow_down and not _attempt(run, "mlflow", lambda: run.tracker.sync(run.journal.entries)):
+    """Bring MLflow up to date; when it is down, it is not tried again at every step."""
+    if not run.mlflow_down and not _best_effort(run, "mlflow", lambda: run.tracker.sync(run.journal.entries)):
         run.mlflow_down = True
 
 
-def _attempt(run: Run, what: str, action: Callable[[], object]) -> bool:
-    """Do it, or note in one line that it could not be done: store and journal hold the results whatever happens."""
+def _best_effort(run: Run, service: str, action: Callable[[], object]) -> bool:
+    """Do `action`; False when it fails, with one line in `run.problems`. Store and journal hold the results anyway."""
     try:
         action()
     except UserError as error:
         if not isinstance(error, ServerDown | DamagedHistory):
             raise
-        _note(run, str(error) if isinstance(error, DamagedHistory) else f"{error} ({MADE_UP_FOR})")
+        _add_problem(run, str(error) if isinstance(error, DamagedHistory) else f"{error} ({RESYNC_HINT})")
         return False
     except Exception as error:  # the services' own errors are many and of many classes
-        said = " ".join(str(error).split())[:200]
-        where = f" at {tracking_uri(run.home)}" if what in ("mlflow", "registry") else ""
-        _note(run, without_secrets(f"{what}{where}: {type(error).__name__}: {said} ({MADE_UP_FOR})"))
+        message = " ".join(str(error).split())[:200]
+        address = f" at {tracking_uri(run.home)}" if service in ("mlflow", "registry") else ""
+        _add_problem(run, without_secrets(f"{service}{address}: {type(error).__name__}: {message} ({RESYNC_HINT})"))
         return False
     return True
 
 
-def _note(run: Run, line: str) -> None:
+def _add_problem(run: Run, line: str) -> None:
     if line not in run.problems:
         run.problems.append(line)
 
@@ -264,15 +264,15 @@ def _note(run: Run, line: str) -> None:
 def _named_inputs(step: Step, record: Mapping[str, Any]) -> dict[str, list[list[str]]]:
     """{parameter: [[name of the step that made it, key], ...]}; the plan knows the names, the record the keys."""
     keys = record.get("inputs", {})
-    named = {}
+    inputs = {}
     for parameter, names in step.inputs.items():
         flat_names = names if isinstance(names, list) else [names]
-        found = keys.get(parameter, "")
-        flat_keys = found if isinstance(found, list) else [found] * len(flat_names)
-        named[parameter] = [list(pair) for pair in zip(flat_names, flat_keys, strict=True)]
-    return named
+        value = keys.get(parameter, "")
+        flat_keys = value if isinstance(value, list) else [value] * len(flat_names)
+        inputs[parameter] = [list(pair) for pair in zip(flat_names, flat_keys, strict=True)]
+    return inputs
 
 
-def _within(home: Path, path: Path) -> str:
-    """The path as the home sees it, so that a home can be moved."""
+def _relative_to_home(home: Path, path: Path) -> str:
+    """The path relative to the home where it lies below it, so that a home can be moved."""
     return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)

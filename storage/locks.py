@@ -1,4 +1,4 @@
-"""A lock is an empty file that flock holds; its process ends, and so does the lock."""
+"""Locks: empty files under flock, which ends with its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One version of a registered model: logged from a release in a child process, found again, described for people.
+"""Versions of registered models: logged from a release in a child process, looked up, described for people.
 
 A version is models-from-code (components/publish/mlflow_model.py), so nothing is pickled; MLflow runs that file when it
 logs it, which happens in a child process to keep torch out of this one.
@@ -21,19 +21,19 @@ from components.escapes import in_markdown
 from storage.alias_moves import GONE, aliases_of
 from storage.promotion_gate import Decision
 from storage.release_facts import ROOT, ReleaseFacts, copy_of_components
-from storage.tracking import KEY_TAG, RELEASES, experiment_of, open_client
+from storage.tracking import KEY_TAG, RELEASES, ensure_experiment, open_client
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 MODEL_CODE = ROOT / "components" / "publish" / "mlflow_model.py"
-# What whoever loads a version may set (MLflow ignores keys that were not logged); explained in the model's code.
+# Settings of a loaded version (MLflow ignores keys that were not logged); explained in the model's code.
 SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
 RELEASE_FIRST = "run the pipeline that releases it first, such as `draftsmith run quickstart`"
 REQUIREMENTS = ("torch", "transformers", "safetensors", "tokenizers", "mlflow")
 _ABOUT = "A drafter for speculative decoding. Aliases: champion serves, previous is where `draftsmith rollback` goes."
 # (fact of a version, what people call it)
-_TOLD = (
+_FACT_LABELS = (
     ("verdict", "verdict"),
     ("depth_k", "depth to serve with"),
     ("depth_by_workload", "depth by workload"),
@@ -56,8 +56,8 @@ _TOLD = (
 def versions_of_release(client: MlflowClient, name: str, release_key: str) -> list[int]:
     """The versions that were registered from this release, oldest first."""
     assert "'" not in name + release_key, "both are made by us"
-    found = client.search_model_versions(f"name = '{name}' AND tags.`{KEY_TAG}` = '{release_key}'")
-    return sorted(int(version.version) for version in found)
+    versions = client.search_model_versions(f"name = '{name}' AND tags.`{KEY_TAG}` = '{release_key}'")
+    return sorted(int(version.version) for version in versions)
 
 
 def tags_of(client: MlflowClient, name: str, version: int) -> dict[str, str]:
@@ -77,20 +77,20 @@ def resolve(client: MlflowClient, name: str, version: int | str) -> int:
     if not str(version).isdecimal():
         aliases = aliases_of(client, name)
         if version not in aliases:
-            there = ", ".join(f"{alias}: {number}" for alias, number in sorted(aliases.items())) or "it has none"
-            raise UserError(f"{name}: no version has the alias '{version}' ({there})")
+            listed = ", ".join(f"{alias}: {number}" for alias, number in sorted(aliases.items())) or "it has none"
+            raise UserError(f"{name}: no version has the alias '{version}' ({listed})")
         return aliases[str(version)]
     try:
         return int(client.get_model_version(name, str(version)).version)
     except MlflowException as error:
         if error.error_code != GONE:
             raise
-        known = sorted(int(found.version) for found in client.get_registered_model(name).latest_versions)
-        raise UserError(f"{name}: there is no version {version} (the newest is {max(known, default=0)})") from error
+        numbers = sorted(int(latest.version) for latest in client.get_registered_model(name).latest_versions)
+        raise UserError(f"{name}: there is no version {version} (the newest is {max(numbers, default=0)})") from error
 
 
 def require_model(client: MlflowClient, name: str) -> None:
-    """Refuse a name that no registered model has, and say which there are."""
+    """Raise UserError, with the names there are, for a name that no registered model has."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -98,12 +98,12 @@ def require_model(client: MlflowClient, name: str) -> None:
     except MlflowException as error:
         if error.error_code not in (GONE, "INVALID_PARAMETER_VALUE"):
             raise
-        known = ", ".join(model.name for model in client.search_registered_models()) or "none yet"
-        raise UserError(f"there is no registered model '{name}' (known: {known}); {RELEASE_FIRST}") from error
+        names = ", ".join(model.name for model in client.search_registered_models()) or "none yet"
+        raise UserError(f"there is no registered model '{name}' (known: {names}); {RELEASE_FIRST}") from error
 
 
 def describe(client: MlflowClient, name: str, version: int, decision: Decision | None) -> None:
-    """Write what a version is, its evidence, and what the promotion gate said of it, for the registry's page."""
+    """Write a version's description: its facts, its evidence and the decision of the promotion gate."""
     text = description(tags_of(client, name, version), decision)
     client.update_model_version(name, str(version), description=text)
 
@@ -114,42 +114,48 @@ def description(tags: Mapping[str, str], decision: Decision | None) -> str:
     lines = [
         f"**{in_markdown(facts['method'])}** drafter for **{in_markdown(facts['target'])}**",
         "",
-        *_table("evidence", "value", "95 % interval"),
-        _row("measured speedup", _number(facts, "speedup_meas"), _interval(facts, "meas")),
-        _row("predicted speedup", _number(facts, "speedup_pred"), ""),
-        _row("acceptance length", _number(facts, "al"), _interval(facts, "al")),
-        _row("acceptance length while decoding", _number(facts, "al_meas"), ""),
-        _row("the same, replayed for those prompts", _number(facts, "al_replayed"), ""),
-        *(_row(said, facts[fact], "") for fact, said in _TOLD if fact in facts),
+        *_table_head("evidence", "value", "95 % interval"),
+        _table_row("measured speedup", _format_number(facts, "speedup_meas"), _format_interval(facts, "meas")),
+        _table_row("predicted speedup", _format_number(facts, "speedup_pred"), ""),
+        _table_row("acceptance length", _format_number(facts, "al"), _format_interval(facts, "al")),
+        _table_row("acceptance length while decoding", _format_number(facts, "al_meas"), ""),
+        _table_row("the same, replayed for those prompts", _format_number(facts, "al_replayed"), ""),
+        *(_table_row(label, facts[fact], "") for fact, label in _FACT_LABELS if fact in facts),
         "",
-        *_table("own gate", "value", "asked", "passed"),
+        *_table_head("own gate", "value", "asked", "passed"),
     ]
     for check in json.loads(facts["gate.checks"]):
         value = "" if check["value"] is None else f"{check['value']:.4g}"
-        lines.append(_row(check["name"], value, check["limit"], _yes(check["passed"])))
+        lines.append(_table_row(check["name"], value, check["limit"], _yes_no(check["passed"])))
     if decision is not None and decision.against is not None:
-        lines += ["", *_table(f"against version {decision.against}", "value", "asked", "passed")]
-        lines += [_row(check.name, check.measured(), check.asked, _yes(check.passed)) for check in decision.checks]
+        lines += ["", *_table_head(f"against version {decision.against}", "value", "asked", "passed")]
+        lines += [
+            _table_row(check.name, check.measured(), check.asked, _yes_no(check.passed)) for check in decision.checks
+        ]
     return "\n".join(lines)
 
 
-def _yes(passed: bool) -> str:
+def _yes_no(passed: bool) -> str:
     return "yes" if passed else "NO"
 
 
-def _interval(facts: Mapping[str, str], name: str) -> str:
-    return f"[{_number(facts, f'{name}_lo')}, {_number(facts, f'{name}_hi')}]" if f"{name}_lo" in facts else ""
+def _format_interval(facts: Mapping[str, str], name: str) -> str:
+    return (
+        f"[{_format_number(facts, f'{name}_lo')}, {_format_number(facts, f'{name}_hi')}]"
+        if f"{name}_lo" in facts
+        else ""
+    )
 
 
-def _number(tags: Mapping[str, str], fact: str) -> str:
+def _format_number(tags: Mapping[str, str], fact: str) -> str:
     return f"{float(tags[fact]):.2f}" if fact in tags else "-"
 
 
-def _table(*header: str) -> list[str]:
-    return [_row(*header), "|" + " --- |" * len(header)]
+def _table_head(*header: str) -> list[str]:
+    return [_table_row(*header), "|" + " --- |" * len(header)]
 
 
-def _row(*cells: str) -> str:
+def _table_row(*cells: str) -> str:
     return "| " + " | ".join(map(in_markdown, cells)) + " |"
 
 
@@ -192,7 +198,7 @@ def _log_version_here(request: Mapping[str, Any]) -> int:
     name = request["name"]
     run = request["source_run"]
     if run is None:
-        experiment = experiment_of(home, client, RELEASES)
+        experiment = ensure_experiment(home, client, RELEASES)
         run = client.create_run(experiment, tags=request["tags"], run_name=name).info.run_id
         client.set_terminated(run)
     with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run):
@@ -209,10 +215,10 @@ def _log_version_here(request: Mapping[str, Any]) -> int:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made = client.create_model_version(
+    version = client.create_model_version(
         name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
     )
-    return int(made.version)
+    return int(version.version)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Everything that the history knows of two drafters, for a comparison of them: arms prompt by prompt, acceptance maps.
+"""Selects the measured rows of two drafters for a comparison: arms prompt by prompt, acceptance maps.
 
-What is held against what, and the arithmetic, are in components/speedup (pairing.py, paired.py).
+The comparison itself is in components/speedup (pairing.py, paired.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.promotion import ArmPrompt, Measured
+from components.promotion import ArmPrompt, MeasuredRows
 from components.rows import AcceptanceMap
 
 _ARMS = Path(__file__).with_name("paired_prompts.sql")
@@ -19,14 +19,14 @@ FROM newest('acceptance_map') WHERE list_contains($drafts, draft_key)
 ORDER BY created_at DESC, artifact_key, prompt_id"""
 
 
-def measured_of(home: Path, *draft_keys: str) -> Measured:
-    """What was measured of some drafters. Maps come the newest first; their teacher-forced halves are left out."""
+def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
+    """The measured rows of some drafters. Maps come the newest first; their proxy_accepted is left out (empty)."""
     from storage.results import open_history
 
     drafts: dict[str, Any] = {"drafts": [key for key in draft_keys if key]}
-    with open_history(home) as ask:
-        arms, maps = ask(_ARMS.read_text(encoding="utf-8"), drafts), ask(_MAPS, drafts)
-    return Measured(
+    with open_history(home) as run_query:
+        arms, maps = run_query(_ARMS.read_text(encoding="utf-8"), drafts), run_query(_MAPS, drafts)
+    return MeasuredRows(
         [ArmPrompt(**dict(zip(arms[0], row, strict=True))) for row in arms[1]],
         [AcceptanceMap(**dict(zip(maps[0], row, strict=True))) for row in maps[1]],
     )

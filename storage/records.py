@@ -1,4 +1,4 @@
-"""The rows that storage itself writes: which runs there were, their steps, what they made, what was promoted.
+"""The rows that storage itself writes: runs, their steps, their artifacts, promotions.
 
 They stand beside the measured tables of components/rows.py and follow the same rule: `None` means "not known", never
 zero. Settings and other nested facts are JSON text, so that a column never changes its type (`settings ->> 'method'`).
@@ -24,9 +24,9 @@ from components.rows import TABLES
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a measured row comes from; added to every row of the tables in components/rows.py.
+    """The origin of a measured row; its fields are added to every row of the tables in components/rows.py.
 
-    session: which making of the artifact it is (storage/sessions.py); "" from before there were sessions.
+    session: the session of the artifact (storage/sessions.py); "" from before there were sessions.
     """
 
     artifact_key: str
@@ -79,7 +79,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """One making of an artifact: a key that was made again has a row for each session."""
+    """One session of an artifact: a key that was made again has a row for each."""
 
     artifact_key: str
     kind: str
@@ -100,7 +100,7 @@ class ArtifactRow:
 
 @dataclass(frozen=True)
 class SupersededRow:
-    """A making of an artifact that is not the newest valid one of its key: its rows stay, views leave them out."""
+    """A session of an artifact that is not the newest valid one of its key: its rows stay, views leave them out."""
 
     artifact_key: str
     session: str
@@ -135,10 +135,10 @@ def new_promotion(
     from_version: int | None,
     to_version: int | None,
     who: str,
-    why: str,
+    reason: str,
     numbers: Mapping[str, str],
 ) -> PromotionRow:
-    """A move of an alias, now. numbers: the facts it was made on."""
+    """A move of an alias made now. numbers: the facts on which it was decided."""
     at = now()
     return PromotionRow(
         promotion_id=f"{at:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:8]}",
@@ -149,7 +149,7 @@ def new_promotion(
         from_version=from_version,
         to_version=to_version,
         who=who,
-        why=why,
+        why=reason,
         numbers=json.dumps(dict(numbers), sort_keys=True),
     )
 

@@ -1,4 +1,4 @@
-"""The facts of a release that its registered version carries as tags: what it is, what it did, where it comes from.
+"""The facts of a release that its registered version carries as tags: its content, its numbers and its lineage.
 
 Everything is read from files of the store and the journal of the run that made it, so that a version registered late
 (`resync`) bears the same tags as one registered at once. The lineage is followed as far as the store still holds it.
@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from storage import journal
+from storage.artifact_records import ArtifactRecord
 from storage.artifacts import RECORD_FILE, Store
 from storage.records import git_commit
 from storage.sessions import read_record, session_of
 from storage.tracking import KEY_TAG
 
 ROOT = Path(__file__).resolve().parents[1]
-SESSION_TAG = "draftsmith.session"  # when the release was measured; versions from before there were sessions have none
-_FROM_INFO = (
+SESSION_TAG = "draftsmith.session"  # when the release was measured; older versions have none
+_INFO_FACTS = (
     "target_key",
     "draft_key",
     "method",
@@ -44,7 +45,7 @@ _FROM_INFO = (
 
 @dataclass(frozen=True)
 class ReleaseFacts:
-    """What the registry needs to know of a Release. may_promote: False where its pipeline wants an approval."""
+    """The facts of a Release for the registry. may_promote: False where its pipeline wants an approval."""
 
     release_key: str
     session: str
@@ -57,7 +58,7 @@ class ReleaseFacts:
 
 
 def facts_of(home: Path, release: Path) -> ReleaseFacts:
-    """What is known of a release; publish/export.py puts the numbers into its info.
+    """The facts of a release; publish/export.py puts the numbers into its info.
 
     release: its directory, in the store of this home or among its earlier sessions.
     """
@@ -72,8 +73,10 @@ def facts_of(home: Path, release: Path) -> ReleaseFacts:
         "gate.status": "passed" if info["gate_passed"] else "failed",
         "gate.checks": json.dumps(info["gate_checks"]),
     }
-    tags |= {f"draftsmith.{name}": info.get(name) for name in _FROM_INFO} | {"draftsmith.target": target}
-    tags |= _from_files(release, content) | _from_lineage(Store(home), content) | _from_run(home, record)
+    tags |= {f"draftsmith.{name}": info.get(name) for name in _INFO_FACTS} | {"draftsmith.target": target}
+    tags |= (
+        _facts_from_files(release, content) | _facts_from_lineage(Store(home), content) | _facts_from_run(home, record)
+    )
     return ReleaseFacts(
         release_key=content["key"],
         session=session_of(content),
@@ -81,16 +84,16 @@ def facts_of(home: Path, release: Path) -> ReleaseFacts:
         target=target,
         worth_using=info["verdict"] in ("use", "undecided"),
         gate_passed=bool(info["gate_passed"]),
-        may_promote=bool(_run_of(home, record).get("may_promote", True)),
+        may_promote=bool(_run_entry(home, record).get("may_promote", True)),
         tags={name: str(value) for name, value in tags.items() if value not in (None, "")},
     )
 
 
-def _from_files(release: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_from_files(release: Path, content: ArtifactRecord) -> dict[str, Any]:
     """Size and digests of what is published; the depth for each workload."""
-    files: Mapping[str, Any] = content["files"]
+    files = content["files"]
     weights = files.get("draftsmith/model.safetensors")
-    tags = {"draftsmith.sha256": _digest(files)}
+    tags: dict[str, Any] = {"draftsmith.sha256": _digest(files)}
     if weights is not None:
         tags |= {"draftsmith.drafter_bytes": weights["size"], "draftsmith.drafter_sha256": weights["sha256"]}
     if (release / "draftsmith" / "serve.json").is_file():
@@ -99,26 +102,32 @@ def _from_files(release: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     return tags
 
 
-def _from_lineage(store: Store, content: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_from_lineage(store: Store, content: ArtifactRecord) -> dict[str, Any]:
     """Depth policy, revision of the target, digest of the training data, and the machine that was measured on."""
     inputs: Mapping[str, Any] = content["record"].get("inputs", {})
     tags: dict[str, Any] = {"draftsmith.depth_policy": inputs.get("policy")}
     target_key = str(content["info"]["target_key"])
     loaded = store.path_of(target_key) / "target.json"
     if loaded.is_file():
-        found = json.loads(loaded.read_text(encoding="utf-8"))
-        _, _, pinned = str(found.get("model", "")).partition("@")
-        tags["draftsmith.target_revision"] = (f"{pinned} " if pinned else "") + f"sha256:{_digest(found['files'])}"
-    elif made := _record(store, target_key):  # by a step of its own
-        tags["draftsmith.target_revision"] = f"sha256:{_tensors(made)}"
-    data = [one for one in _ancestors(store, str(content["info"]["draft_key"])) if one["kind"] == "Conversations"]
+        manifest = json.loads(loaded.read_text(encoding="utf-8"))
+        _, _, pinned = str(manifest.get("model", "")).partition("@")
+        tags["draftsmith.target_revision"] = (f"{pinned} " if pinned else "") + f"sha256:{_digest(manifest['files'])}"
+    elif record := _read_record(store, target_key):  # by a step of its own
+        tags["draftsmith.target_revision"] = f"sha256:{_tensors_digest(record)}"
+    data = [
+        ancestor
+        for ancestor in _ancestors(store, str(content["info"]["draft_key"]))
+        if ancestor["kind"] == "Conversations"
+    ]
     if data:
-        tags["draftsmith.data"] = ", ".join(sorted(one["key"] for one in data))
-        tags["draftsmith.data_digest"] = f"sha256:{_digest({one['key']: {'sha256': _tensors(one)} for one in data})}"
+        tags["draftsmith.data"] = ", ".join(sorted(ancestor["key"] for ancestor in data))
+        tags["draftsmith.data_digest"] = (
+            f"sha256:{_digest({ancestor['key']: {'sha256': _tensors_digest(ancestor)} for ancestor in data})}"
+        )
     measured = None
     if end_to_end := str(inputs.get("end_to_end") or ""):
         session = content["record"].get("input_sessions", {}).get(end_to_end, "")
-        measured = read_record(store.path_of_session(end_to_end, session)) or _record(store, end_to_end)
+        measured = read_record(store.path_of_session(end_to_end, session)) or _read_record(store, end_to_end)
     machine = measured["record"].get("machine") if measured else None
     if machine:
         tags["draftsmith.machine"] = machine.get("machine_id")
@@ -126,9 +135,9 @@ def _from_lineage(store: Store, content: Mapping[str, Any]) -> dict[str, Any]:
     return tags
 
 
-def _from_run(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_from_run(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """The run that made the release: its id, the Prefect flow run behind it, the pipeline as it was written."""
-    start = _run_of(home, record)
+    start = _run_entry(home, record)
     return {
         "draftsmith.run_id": record.get("run_id"),
         "draftsmith.flow_run_id": start.get("flow_run_id"),
@@ -136,33 +145,33 @@ def _from_run(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_of(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+def _run_entry(home: Path, record: Mapping[str, Any]) -> journal.Entry:
     """The first entry of the journal of the run that made an artifact; {} where there is none."""
     file = home / "runs" / f"{record.get('run_id')}.jsonl"
     return (journal.first(journal.read(file), "run") or {}) if file.is_file() else {}
 
 
-def _ancestors(store: Store, key: str) -> Iterator[dict[str, Any]]:
+def _ancestors(store: Store, key: str) -> Iterator[ArtifactRecord]:
     """The records of an artifact and of everything it was made from, as far as the store has them."""
-    waiting, seen = [key], set[str]()
+    waiting, visited = [key], set[str]()
     while waiting:
-        one = waiting.pop()
-        found = _record(store, one) if one not in seen else None
-        seen.add(one)
-        if found is not None:
-            yield found
-            for value in found["record"].get("inputs", {}).values():
+        current = waiting.pop()
+        record = _read_record(store, current) if current not in visited else None
+        visited.add(current)
+        if record is not None:
+            yield record
+            for value in record["record"].get("inputs", {}).values():
                 waiting += value if isinstance(value, list) else [value]
 
 
-def _record(store: Store, key: str) -> dict[str, Any] | None:
+def _read_record(store: Store, key: str) -> ArtifactRecord | None:
     try:
         return store.record_of(key) if key else None
     except FileNotFoundError:
         return None
 
 
-def _tensors(content: Mapping[str, Any]) -> str:
+def _tensors_digest(content: ArtifactRecord) -> str:
     """The digest of an artifact's tensors alone: logs of the making are no part of the data."""
     return _digest({name: facts for name, facts in content["files"].items() if name.endswith(".safetensors")})
 
@@ -182,11 +191,11 @@ def _model_name(target: str, method: str) -> str:
 def copy_of_components(scratch: Path, with_builtin: bool) -> Path:
     """The code that the model needs, so that it loads where Draftsmith is not installed; weights if it serves them."""
 
-    def left_out(folder: str, names: list[str]) -> set[str]:
+    def ignored(folder: str, names: list[str]) -> set[str]:
         if with_builtin and Path(folder).name == "builtin":
             return set()
         return {name for name in names if "." in name and not name.endswith((".py", ".json"))} | {"__pycache__"}
 
     place = scratch / "components"
-    shutil.copytree(ROOT / "components", place, ignore=left_out)
+    shutil.copytree(ROOT / "components", place, ignore=ignored)
     return place

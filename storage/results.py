@@ -1,14 +1,13 @@
-"""Questions about every benchmark ever run, in SQL: DuckDB over the Parquet files of the history.
+"""SQL queries over every benchmark ever run: DuckDB over the Parquet files of the history.
 
-Each question opens an in-memory database, makes the views of views.sql over the files that are there now, and is then
-locked: one SELECT or EXPLAIN, no extensions, no settings, and no files at all, since Arrow reads the history for it (a
-COPY inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Any number of
-processes may ask while others write: the one lock held only puts off the deletion of merged files. What goes into the
-history is read from artifact.json, the journals and the promotion log alone, so `rebuild` makes again exactly what the
-runs made.
+Each query opens an in-memory database, makes the views of views.sql over the files that are there now, and locks it:
+one SELECT or EXPLAIN, no extensions, no settings, and no files at all, since Arrow reads the history for it (a COPY
+inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Any number of
+processes may query while others write: the one lock only delays the deletion of merged files. The history is filled
+from artifact.json, the journals and the promotion log alone, so `rebuild` makes the same rows again.
 
-What was measured again is another session of the same key (storage/sessions.py), and its rows stand beside the earlier
-ones. The tables hold every session; the views take of each key the newest that is valid, or every one on request.
+A repeated measurement is another session of the same key (storage/sessions.py). The tables hold the rows of every
+session; the views show the newest valid session of each key, or every one on request.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from pyarrow.dataset import Dataset, dataset, field
 
 from components.contract import UserError
 from storage import journal
+from storage.artifact_records import ArtifactRecord
 from storage.artifacts import RECORD_FILE, Store
 from storage.history import (
     compact,
@@ -50,7 +50,7 @@ from storage.records import (
     draftsmith_version,
 )
 from storage.schema import all_tables, reading_schema
-from storage.segments import CHECKED_PARQUET, HOW_TO_MEND, DamagedHistory, empty, faulty_files, reading
+from storage.segments import CHECKED_PARQUET, REPAIR_HINT, DamagedHistory, empty, faulty_files, reading
 from storage.sessions import file_key, session_of
 from storage.sharing import catch_up
 
@@ -59,15 +59,15 @@ __all__ = [
     "open_history",
     "query",
     "rebuild",
-    "remember_all",
-    "remember_artifact",
-    "remember_promotion",
-    "remember_run",
+    "record_all",
+    "record_artifact",
+    "record_promotion",
+    "record_run",
     "view_names",
 ]
 
 UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
-"""What reading an artifact raises whose artifact.json was cut short, or whose rows another version has written."""
+"""The errors of reading an artifact whose artifact.json was cut short, or whose rows another version has written."""
 
 _VIEWS = Path(__file__).with_name("views.sql")
 # What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
@@ -79,13 +79,13 @@ _EVERY = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superse
 
 
 _WORD = re.compile(r"\w+")
-Answer = tuple[list[str], list[tuple[Any, ...]]]
-Ask = Callable[[str, Mapping[str, Any]], Answer]
+QueryResult = tuple[list[str], list[tuple[Any, ...]]]
+RunQuery = Callable[[str, Mapping[str, Any]], QueryResult]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one question may take: seconds, rows of its answer, and GiB of memory while DuckDB works on it."""
+    """Limits of one query: seconds, rows of its result, and GiB of memory for DuckDB."""
 
     seconds: float = 120.0
     rows: int = 500_000
@@ -99,7 +99,7 @@ def query(
     *,
     all_sessions: bool = False,
     limits: Limits = Limits(),
-) -> Answer:
+) -> QueryResult:
     """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
 
     parameters: values of the $names in it; nothing is ever pasted into SQL. all_sessions: views show every session of
@@ -108,92 +108,92 @@ def query(
     Raises:
         UserError: the SQL is wrong, is not one SELECT, reaches outside the history, or takes more than its limits.
     """
-    with open_history(home, all_sessions=all_sessions, limits=limits) as ask:
-        return ask(sql, parameters or {})
+    with open_history(home, all_sessions=all_sessions, limits=limits) as run_query:
+        return run_query(sql, parameters or {})
 
 
 @contextmanager
-def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Limits()) -> Iterator[Ask]:
-    """Several questions over one state of the history: ask(sql, parameters) answers as `query` does."""
+def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Limits()) -> Iterator[RunQuery]:
+    """Several queries over one state of the history: run_query(sql, parameters) returns what `query` does."""
     catch_up(home)
     with (
         reading(history_dir(home)),
         _connect(home, _EVERY if all_sessions else _NEWEST, limits.memory_gib) as connection,
     ):
-        checked = set[str]()
+        checked_tables = set[str]()
 
-        def ask(sql: str, parameters: Mapping[str, Any]) -> Answer:
-            for table in sorted(_tables_of(sql) - checked):
-                for name, why in faulty_files(history_dir(home) / table):
-                    raise DamagedHistory(f"{history_dir(home) / table / name}: {why}; {HOW_TO_MEND}")
-                checked.add(table)
+        def run_query(sql: str, parameters: Mapping[str, Any]) -> QueryResult:
+            for table in sorted(_tables_of(sql) - checked_tables):
+                for name, fault in faulty_files(history_dir(home) / table):
+                    raise DamagedHistory(f"{history_dir(home) / table / name}: {fault}; {REPAIR_HINT}")
+                checked_tables.add(table)
             try:
                 statements = connection.extract_statements(sql)
                 allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
                 if len(statements) != 1 or statements[0].type not in allowed:
                     raise UserError(
-                        f"query: one SELECT, please: it reads and never writes. Views: {_names(connection)}"
+                        f"query: one SELECT, please: it reads and never writes. Views: {_view_names(connection)}"
                     )
-                columns, rows = _in_time(connection, statements[0], parameters, limits)
+                columns, rows = _execute_within(connection, statements[0], parameters, limits)
             except duckdb.OutOfMemoryException as error:
                 raise UserError(f"query: it takes more than {limits.memory_gib} GiB of memory: ask for less") from error
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 damaged = next(damaged_files(home), None)
                 if damaged is not None:
-                    raise UserError(f"{damaged}: is damaged; {HOW_TO_MEND}") from error
-                raise UserError(f"query: {_one_line(error)}. Views: {_names(connection)}") from error
+                    raise UserError(f"{damaged}: is damaged; {REPAIR_HINT}") from error
+                raise UserError(f"query: {_one_line(error)}. Views: {_view_names(connection)}") from error
             if len(rows) > limits.rows:
                 most = f"{limits.rows:,} rows"
                 raise UserError(f"query: it has more than {most}: add a LIMIT, or allow more (--max-rows)")
             return columns, rows
 
-        yield ask
+        yield run_query
 
 
 def _tables_of(sql: str) -> set[str]:
-    """The tables that a statement may read, by the words in it and in the views that they name."""
-    named, waiting = set[str](), set(_WORD.findall(sql.lower()))
-    while waiting:
-        word = waiting.pop()
+    """The tables that a statement may read, by its words and those of the views that it names."""
+    named, pending = set[str](), set(_WORD.findall(sql.lower()))
+    while pending:
+        word = pending.pop()
         named.add(word)
-        waiting |= _words_of_views().get(word, set()) - named
+        pending |= _words_of_views().get(word, set()) - named
     return named & set(all_tables())
 
 
 @cache
 def _words_of_views() -> dict[str, set[str]]:
-    """Each view and macro, and the words that stand in what it is made of."""
+    """View or macro -> the words of its definition."""
     parts = re.split(r"\bCREATE (?:VIEW|MACRO) (\w+)", _NEWEST + _VIEWS.read_text(encoding="utf-8"))
     return {name: set(_WORD.findall(body.lower())) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def _in_time(
+def _execute_within(
     connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Mapping[str, Any], limits: Limits
-) -> Answer:
-    """The columns and rows of one statement; one row more than allowed tells that there are more.
+) -> QueryResult:
+    """The columns and rows of one statement; one row more than allowed means that there are more.
 
-    DuckDB works in a thread of its own: while it works in this one, Python hears neither a clock nor Ctrl-C.
+    DuckDB works in a thread of its own: while it works in this one, neither a timeout nor Ctrl-C takes effect.
 
     Raises:
         UserError: it takes longer than allowed.
     """
-    answer: Future[Answer] = Future()
+    result: Future[QueryResult] = Future()
 
     def work() -> None:
         try:
             cursor = connection.execute(statement, dict(parameters) or None)
             columns = [str(column[0]) for column in cursor.description or []]
-            answer.set_result((columns, cursor.fetchmany(limits.rows + 1)))
-        except BaseException as error:  # handed to whoever asks
-            answer.set_exception(error)
+            result.set_result((columns, cursor.fetchmany(limits.rows + 1)))
+        except BaseException as error:  # raised again by result.result()
+            result.set_exception(error)
 
     worker = threading.Thread(target=work, name="query", daemon=True)
     worker.start()
     try:
-        return answer.result(limits.seconds)
+        return result.result(limits.seconds)
     except (TimeoutError, KeyboardInterrupt) as error:
         while worker.is_alive():
-            connection.interrupt()  # a statement that has not begun yet does not hear it
+            connection.interrupt()  # without effect on a statement that has not begun
             worker.join(0.1)
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -205,29 +205,29 @@ def _in_time(
 
 
 def view_names(home: Path) -> list[str]:
-    """The views and tables that a question may name."""
+    """The views and tables that a query may name."""
     with reading(history_dir(home)), _connect(home, _NEWEST) as connection:
-        return _names(connection).split(", ")
+        return _view_names(connection).split(", ")
 
 
-def remember_artifact(home: Path, path: Path) -> None:
-    """Put a finished artifact into the history: what it is, and its measured rows if it has any. Idempotent.
+def record_artifact(home: Path, path: Path) -> None:
+    """Put a finished artifact into the history: its record, and its measured rows if it has any. Idempotent.
 
     path: its directory, in the store or among its earlier sessions. Other sessions of its key stay as they are.
 
     Raises:
         UserError: a row does not have the columns and types of components/rows.py.
     """
-    content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
+    content: ArtifactRecord = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
     key, session = str(content["key"]), session_of(content)
     if session not in sessions_known(home, key):
-        _remember_session(home, path, content)
+        _record_session(home, path, content)
     if len(sessions_known(home, key)) > 1:
         _mark_superseded(home, key)
 
 
-def _remember_session(home: Path, path: Path, content: Mapping[str, Any]) -> None:
-    """The rows of one session; that of the artifact itself comes last, since by it the session is known."""
+def _record_session(home: Path, path: Path, content: ArtifactRecord) -> None:
+    """Write the rows of one session; that of the artifact comes last, since it marks the session as recorded."""
     record: Mapping[str, Any] = content["record"]
     machine = record.get("machine") or {}
     provenance = Provenance(
@@ -248,12 +248,12 @@ def _remember_session(home: Path, path: Path, content: Mapping[str, Any]) -> Non
         step=provenance.step,
         run_id=provenance.run_id,
         uses=str(record.get("uses", "")),
-        settings=_json(record.get("settings", {})),
-        inputs=_json(record.get("inputs", {})),
-        info=_json(content["info"]),
+        settings=_as_json(record.get("settings", {})),
+        inputs=_as_json(record.get("inputs", {})),
+        info=_as_json(content["info"]),
         seconds=None if seconds is None else float(seconds),
         machine_id=provenance.machine_id,
-        machine=_json(machine),
+        machine=_as_json(machine),
         created_at=provenance.created_at,
         draftsmith_version=provenance.draftsmith_version,
         session=provenance.session,
@@ -263,23 +263,23 @@ def _remember_session(home: Path, path: Path, content: Mapping[str, Any]) -> Non
 
 
 def _mark_superseded(home: Path, key: str) -> None:
-    """Note which sessions of a key are not its newest valid one; where none is valid, its newest.
+    """Mark the sessions of a key other than its newest valid one (where none is valid, its newest) as superseded.
 
-    Whoever comes next notes what a kill has left out, and once a session has given way it never comes back.
+    The next call marks what a kill has left out. A superseded session stays so.
     """
     columns = ["session", "created_at", "info"]
     with reading(history_dir(home)):
-        rows = _opened(home, "artifact").to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
+        rows = _open_table(home, "artifact").to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
     newest = max(rows, key=lambda row: (json.loads(row["info"]).get("verdict") != "invalid", row["created_at"]))
     for row in rows:
         if row is not newest:
             session = row["session"] or ""
-            made = SupersededRow(artifact_key=key, session=session, created_at=row["created_at"])
-            write_record(home, "superseded", file_key(key, session), [made])
+            superseded = SupersededRow(artifact_key=key, session=session, created_at=row["created_at"])
+            write_record(home, "superseded", file_key(key, session), [superseded])
 
 
-def remember_all(home: Path, store: Store) -> dict[str, str]:
-    """Put every session of every artifact of a store into the history; key -> why, of those that cannot be read.
+def record_all(home: Path, store: Store) -> dict[str, str]:
+    """Put every session of every artifact of a store into the history; returns key -> reason of the unreadable ones.
 
     They are left out, so that one bad artifact cannot hide the others.
     """
@@ -287,27 +287,27 @@ def remember_all(home: Path, store: Store) -> dict[str, str]:
     unread, keys = {}, store.keys()
     for key in keys:
         try:
-            remember_key(home, store, key)
+            record_key(home, store, key)
         except UNREADABLE as error:
-            unread[key] = why_unread(error)
+            unread[key] = unread_reason(error)
     return unread
 
 
-def remember_key(home: Path, store: Store, key: str) -> None:
-    """Put every session of one artifact into the history, those before the newest too if they are missing there."""
+def record_key(home: Path, store: Store, key: str) -> None:
+    """Put every session of one artifact into the history, earlier ones too if they are missing there."""
     for session in reversed(store.sessions(key)):
         if not session.is_newest:
-            remember_artifact(home, session.path)
-    remember_artifact(home, store.path_of(key))
+            record_artifact(home, session.path)
+    record_artifact(home, store.path_of(key))
 
 
-def why_unread(error: Exception) -> str:
-    """What `UNREADABLE` says of one artifact, in one line."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+def unread_reason(error: Exception) -> str:
+    """The message of an `UNREADABLE` error, in one line."""
+    message = " ".join(str(error).split())
+    return message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
 
 
-def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
+def record_run(home: Path, entries: list[journal.Entry]) -> None:
     """Put a finished run and its steps, read from its journal, into the history. Idempotent."""
     start, end = journal.first(entries, "run"), journal.first(entries, "end")
     if start is None or end is None:
@@ -316,7 +316,7 @@ def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
     run = RunRow(
         run_id=start["run_id"],
         pipeline=start["pipeline"],
-        params=_json(start["params"]),
+        params=_as_json(start["params"]),
         how=start["how"],
         status=end["status"],
         reason=end["reason"] or None,
@@ -339,8 +339,8 @@ def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
             why=step["why"],
             status=step["status"],
             seconds=step["seconds"],
-            settings=_json(step["settings"]),
-            inputs=_json(step["inputs"]),
+            settings=_as_json(step["settings"]),
+            inputs=_as_json(step["inputs"]),
             ended_at=as_time(step["time"]),
             session=step.get("session"),
         )
@@ -350,7 +350,7 @@ def remember_run(home: Path, entries: list[dict[str, Any]]) -> None:
     write_record(home, "run", run.run_id, [run])
 
 
-def remember_promotion(home: Path, row: PromotionRow) -> None:
+def record_promotion(home: Path, row: PromotionRow) -> None:
     """Put one entry of the promotion log into the history. Idempotent."""
     write_record(home, "promotion", row.promotion_id, [row])
 
@@ -358,20 +358,20 @@ def remember_promotion(home: Path, row: PromotionRow) -> None:
 def rows_of(home: Path, table: str) -> list[dict[str, Any]]:
     """Every row of a table of the history."""
     with reading(history_dir(home)):
-        return list(_opened(home, table).to_table().to_pylist())
+        return list(_open_table(home, table).to_table().to_pylist())
 
 
-def _opened(home: Path, table: str) -> Dataset:
+def _open_table(home: Path, table: str) -> Dataset:
     """The files of a table; raises DamagedHistory where one of them is no file."""
     try:
         return dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
     except (pa.ArrowException, OSError) as error:
-        where = f"{history_dir(home) / table}: cannot be opened ({type(error).__name__})"
-        raise DamagedHistory(f"{where}; {HOW_TO_MEND}") from error
+        message = f"{history_dir(home) / table}: cannot be opened ({type(error).__name__})"
+        raise DamagedHistory(f"{message}; {REPAIR_HINT}") from error
 
 
 def damaged_files(home: Path) -> Iterator[Path]:
-    """The files of the history that count and are gone, or not as they were written, or cannot be read to their end."""
+    """Yield the files that the history needs and that are missing, changed or unreadable."""
     for table in all_tables():
         folder = history_dir(home) / table
         faulty = {str(folder / name) for name, _ in faulty_files(folder, whole=True)}
@@ -384,18 +384,18 @@ def damaged_files(home: Path) -> Iterator[Path]:
 
 
 def rebuild(home: Path, store: Store) -> dict[str, int]:
-    """Make the whole history anew from the store, the run journals and the promotion log; counts what was read.
+    """Make the history anew from the store, the run journals and the promotion log; returns counts of what was read.
 
     Artifacts that cannot be read are left out and counted as "refused".
     """
     empty(history_dir(home))
-    refused = len(remember_all(home, store))
+    refused = len(record_all(home, store))
     counts = {"artifacts": len(store.keys()) - refused, "runs": 0, "promotions": 0, "refused": refused}
     for entries in journal.all_runs(home):
-        remember_run(home, entries)
+        record_run(home, entries)
         counts["runs"] += 1
     for row in journal.promotions(home):
-        remember_promotion(home, row)
+        record_promotion(home, row)
         counts["promotions"] += 1
     return counts
 
@@ -412,9 +412,9 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     connection = duckdb.connect(":memory:", config=config)
     try:
         for table in all_tables():
-            connection.register(table, _opened(home, table))
+            connection.register(table, _open_table(home, table))
         connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
-    except (RuntimeError, duckdb.Error) as error:  # what DuckDB makes of a Ctrl-C while it works in this thread
+    except (RuntimeError, duckdb.Error) as error:  # DuckDB's error for a Ctrl-C while it works in this thread
         if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from error
         raise
@@ -424,16 +424,16 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     return connection
 
 
-def _names(connection: duckdb.DuckDBPyConnection) -> str:
+def _view_names(connection: duckdb.DuckDBPyConnection) -> str:
     rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
     return ", ".join(sorted((str(row[0]) for row in rows), key=lambda name: (name in all_tables(), name)))
 
 
 def _one_line(error: Exception) -> str:
     """DuckDB's message without its picture of the query."""
-    said = str(error).split("\n\nLINE ")[0]
-    return " ".join(said.split()).rstrip(".!")
+    message = str(error).split("\n\nLINE ")[0]
+    return " ".join(message.split()).rstrip(".!")
 
 
-def _json(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)

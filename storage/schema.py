@@ -38,7 +38,7 @@ def all_tables() -> list[str]:
 
 
 def plain_type(hint: Any) -> tuple[Any, bool]:
-    """(type without None, may it be None?) of a column's type hint."""
+    """(the type without None, whether it may be None) of a column's type hint."""
     if get_origin(hint) is types.UnionType:
         inner = [part for part in get_args(hint) if part is not type(None)]
         assert len(inner) == 1, f"a column has one type, not {hint}"
@@ -62,15 +62,15 @@ def reading_schema(table: str) -> pa.Schema:
 
 @cache
 def defaults_of(table: str) -> dict[str, Any]:
-    """Column -> value, of the columns that rows written before them lack."""
+    """Column -> default, of the columns that older rows lack."""
     row_type = RECORDS.get(table) or MEASURED[table]
     return {
         field.name: field.default for field in dataclasses.fields(row_type) if field.default is not dataclasses.MISSING
     }
 
 
-def checked(table: str, row: Mapping[str, Any], columns: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The row with every value of its column's exact type; anything else is refused.
+def check_row(table: str, row: Mapping[str, Any], columns: Mapping[str, Any], location: str) -> dict[str, Any]:
+    """The row, once every value is checked to be of its column's exact type. location: its name in errors.
 
     Integers are accepted where a float is meant. NaN and infinity are refused: what was not measured is None.
 
@@ -80,29 +80,29 @@ def checked(table: str, row: Mapping[str, Any], columns: Mapping[str, Any], wher
     row = {**defaults_of(table), **row}
     unknown, missing = row.keys() - columns.keys(), columns.keys() - row.keys()
     if unknown or missing:
-        what = [f"unknown column {name}" for name in sorted(unknown)] + [
+        faults = [f"unknown column {name}" for name in sorted(unknown)] + [
             f"no column {name}" for name in sorted(missing)
         ]
-        raise UserError(f"{where}: {table} has {', '.join(what)}; its columns stand in components/rows.py")
-    return {name: _checked_value(row[name], hint, f"{where}: {table}.{name}") for name, hint in columns.items()}
+        raise UserError(f"{location}: {table} has {', '.join(faults)}; its columns stand in components/rows.py")
+    return {name: _check_value(row[name], hint, f"{location}: {table}.{name}") for name, hint in columns.items()}
 
 
-def _checked_value(value: Any, hint: Any, where: str) -> Any:
+def _check_value(value: Any, hint: Any, location: str) -> Any:
     kind, nullable = plain_type(hint)
     if value is None:
         if not nullable:
-            raise UserError(f"{where} is empty, but this column always has a value ({kind.__name__})")
+            raise UserError(f"{location} is empty, but this column always has a value ({kind.__name__})")
         return None
     if get_origin(kind) is list:
         if not isinstance(value, list):
-            raise UserError(f"{where} is {value!r}, expected a list")
-        return [_checked_value(item, get_args(kind)[0], where) for item in value]
+            raise UserError(f"{location} is {value!r}, expected a list")
+        return [_check_value(item, get_args(kind)[0], location) for item in value]
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise UserError(f"{where} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
+        raise UserError(f"{location} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
     if kind is float and not math.isfinite(value):
-        raise UserError(f"{where} is {value}; write None for what was not measured")
+        raise UserError(f"{location} is {value}; write None for what was not measured")
     if kind is int and not -(2**63) <= value < 2**63:
-        raise UserError(f"{where} is {value}, which does not fit 64 bits")
+        raise UserError(f"{location} is {value}, which does not fit 64 bits")
     return value

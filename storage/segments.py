@@ -1,4 +1,4 @@
-"""What the directory of one table holds: a Parquet file for each key, and segments that compaction made of many.
+"""The directory of one table: a Parquet file for each key, and segments that compaction made of many.
 
     TABLE/KEY.parquet            the rows of one key, immutable
     TABLE/_segment-ID.parquet    the rows of many keys
@@ -6,12 +6,12 @@
     TABLE/_manifest.json         {"segments": [{"file", "rows"}], "keys": file name, "retired": [file names], digests}
     TABLE/_sums.txt              "sha256 of the file, of its footer, its name" of each Parquet file, one a line
 
-Pages have checksums of their own, but a footer has none, and a file that is gone leaves no trace: that is what the sums
-are for. A file without one (a kill came between, or it is older) is believed. The manifest is swapped in by a rename,
+Pages have checksums of their own, but a footer has none, and a missing file leaves no trace: the sums reveal both. A
+file without a sum (a kill came between, or it is older) counts as whole. The manifest is swapped in by a rename,
 so a reader sees the state before a compaction or the one after it. Retired files are those whose rows a segment holds;
-they go when nobody reads. Three locks (flock: they end with their process) keep the promises. `reading`: shared by
-readers, taken by whoever deletes, never waited for. `writing`: shared by appends, so that they go on side by side;
-alone for the swap. `compacting`: one compactor a table.
+they go when nobody reads. Three locks (flock: they end with their process) guard the files. `reading`: shared by
+readers; a deletion takes it alone, and does not wait for it. `writing`: shared by appends, so that they go on side by
+side; taken alone for the swap. `compacting`: one compactor a table.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from components.contract import UserError
 from storage.locks import open_lock
 from storage.whole_files import put_in_place
 
-HOW_TO_MEND = "`draftsmith doctor --repair` makes the history anew from the artifacts, journals and promotions"
+REPAIR_HINT = "`draftsmith doctor --repair` makes the history anew from the artifacts, journals and promotions"
 CHECKED_PARQUET = ParquetFileFormat(
     default_fragment_scan_options=ParquetFragmentScanOptions(page_checksum_verification=True)
 )
-"""Parquet whose pages are held against their checksums as they are read."""
+"""The Parquet format whose pages are compared with their checksums as they are read."""
 
 
 class DamagedHistory(UserError):
-    """The history says something else than was written into it; it can be made anew."""
+    """The history is not as it was written; it can be made anew."""
 
 
 @dataclass(frozen=True)
@@ -79,33 +79,32 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        damaged = _was_compacted(directory)
+        damaged = _has_merged_keys(directory)
         if path.exists():  # a first compaction has ended meanwhile
             return read_manifest(directory)
         if damaged:
-            raise DamagedHistory(f"{path}: is missing, and with it merged rows; {HOW_TO_MEND}") from None
+            raise DamagedHistory(f"{path}: is missing, and with it merged rows; {REPAIR_HINT}") from None
         return Manifest()
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedHistory(f"{path}: cannot be read ({type(error).__name__}); {HOW_TO_MEND}") from error
+        raise DamagedHistory(f"{path}: cannot be read ({type(error).__name__}); {REPAIR_HINT}") from error
     try:
         segments = tuple(Segment(**segment) for segment in content["segments"])
-        found = Manifest(segments, content["keys"], tuple(content["retired"]), content.get("keys_sha256", ""))
+        manifest = Manifest(segments, content["keys"], tuple(content["retired"]), content.get("keys_sha256", ""))
     except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedHistory(f"{path}: another version of Draftsmith has written this; {HOW_TO_MEND}") from error
+        raise DamagedHistory(f"{path}: another version of Draftsmith has written this; {REPAIR_HINT}") from error
     if content.keys() != {"segments", "keys", "retired"} and content.get("digest") != _digest_of(
-        directory, found
+        directory, manifest
     ):  # else older
-        raise DamagedHistory(f"{path}: has changed since it was written; {HOW_TO_MEND}")
-    return found
+        raise DamagedHistory(f"{path}: has changed since it was written; {REPAIR_HINT}")
+    return manifest
 
 
 def _digest_of(directory: Path, manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps({"table": directory.name, **asdict(manifest)}).encode()).hexdigest()
 
 
-def _was_compacted(directory: Path) -> bool:
-    """Keys were merged into segments and have no file of their own any more; a compaction killed before its end has
-    left them theirs."""
+def _has_merged_keys(directory: Path) -> bool:
+    """Whether merged keys have no file of their own any more; a compaction that was killed leaves them theirs."""
     files = [file for file in directory.glob("_keys-*.txt") if file.is_file()]
     merged = {key for file in files for key in file.read_text(encoding="utf-8", errors="replace").split()}
     return any(not (directory / f"{key}.parquet").is_file() for key in merged)
@@ -118,8 +117,8 @@ def swap_manifest(directory: Path, manifest: Manifest) -> None:
     write_text(
         directory / "_manifest.json", json.dumps({**asdict(manifest), "digest": _digest_of(directory, manifest)})
     )
-    kept = [line for name, line in _sums(directory).items() if (directory / name).exists()]
-    write_text(directory / "_sums.txt", "".join(f"{' '.join(line)}\n" for line in kept))
+    lines = [line for name, line in _sums(directory).items() if (directory / name).exists()]
+    write_text(directory / "_sums.txt", "".join(f"{' '.join(line)}\n" for line in lines))
 
 
 def segment_keys(directory: Path, manifest: Manifest) -> set[str]:
@@ -131,10 +130,10 @@ def segment_keys(directory: Path, manifest: Manifest) -> set[str]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        why = f"cannot be read ({error.strerror})"
-        raise DamagedHistory(f"{directory / manifest.keys}: {why}; {HOW_TO_MEND}") from error
+        fault = f"cannot be read ({error.strerror})"
+        raise DamagedHistory(f"{directory / manifest.keys}: {fault}; {REPAIR_HINT}") from error
     if manifest.keys_sha256 not in ("", hashlib.sha256(data).hexdigest()):
-        raise DamagedHistory(f"{directory / manifest.keys}: has changed since it was written; {HOW_TO_MEND}")
+        raise DamagedHistory(f"{directory / manifest.keys}: has changed since it was written; {REPAIR_HINT}")
     return set(data.decode("utf-8", "replace").split())
 
 
@@ -142,38 +141,38 @@ def fresh_keys(directory: Path, manifest: Manifest) -> list[str]:
     """The keys that have a file of their own that counts, oldest first."""
     retired = set(manifest.retired)
     with os.scandir(directory) as entries:
-        found = [
+        files = [
             (entry.stat().st_mtime_ns, entry.name)
             for entry in entries
             if entry.name.endswith(".parquet") and entry.name[0] not in "_." and entry.name not in retired
         ]
-    return [name.removesuffix(".parquet") for _, name in sorted(found)]
+    return [name.removesuffix(".parquet") for _, name in sorted(files)]
 
 
 def is_known(directory: Path, key: str) -> bool:
-    """The rows of this key are there. Without the lock `writing` the answer may be old."""
-    return (directory / f"{key}.parquet").is_file() or key in _keys_now(directory)
+    """Whether the rows of this key are there. Without the lock `writing` the answer may be outdated."""
+    return (directory / f"{key}.parquet").is_file() or key in _merged_keys(directory)
 
 
 def names_of(directory: Path, artifact_key: str) -> set[str]:
     """The keys of the files that hold rows of an artifact: its own, or its own with a dot and a session."""
-    own = {path.name.removesuffix(".parquet") for path in directory.glob(f"{artifact_key}*.parquet")}
+    separate = {path.name.removesuffix(".parquet") for path in directory.glob(f"{artifact_key}*.parquet")}
     start = f"{artifact_key}."
-    return {name for name in own | _keys_now(directory) if name == artifact_key or name.startswith(start)}
+    return {name for name in separate | _merged_keys(directory) if name == artifact_key or name.startswith(start)}
 
 
-def _keys_now(directory: Path) -> set[str]:
+def _merged_keys(directory: Path) -> set[str]:
     while True:
         manifest = read_manifest(directory)
         try:
             return segment_keys(directory, manifest)
         except FileNotFoundError:  # a compaction has put another file of keys in its place meanwhile
             if read_manifest(directory) == manifest:
-                raise DamagedHistory(f"{directory / manifest.keys}: is missing; {HOW_TO_MEND}") from None
+                raise DamagedHistory(f"{directory / manifest.keys}: is missing; {REPAIR_HINT}") from None
 
 
 def files_of(directory: Path) -> list[str]:
-    """The files that hold a table's rows now. They stay until the lock `reading` is let go."""
+    """The files that hold a table's rows now. They stay until the lock `reading` is released."""
     if not directory.is_dir():
         return []
     manifest = read_manifest(directory)
@@ -192,30 +191,30 @@ def faulty_files(directory: Path, *, whole: bool = False) -> Iterator[tuple[str,
         return
     manifest = read_manifest(directory)
     named = {segment.file for segment in manifest.segments}
-    gone = [name for name in sums if not (directory / name).exists() and (name[0] != "_" or name in named)]
-    merged = _keys_now(directory) if gone or whole else set()
-    for name in gone:
+    missing = [name for name in sums if not (directory / name).exists() and (name[0] != "_" or name in named)]
+    merged = _merged_keys(directory) if missing or whole else set()
+    for name in missing:
         if name not in manifest.retired and name.removesuffix(".parquet") not in merged:
             yield name, "is missing"
     for name in (Path(file).name for file in files_of(directory)):
         if name in sums:
             try:
-                found = _sum_of(directory / name, whole=whole)
+                sums_now = _sum_of(directory / name, whole=whole)
             except OSError as error:
                 yield name, f"cannot be read ({error.strerror})"
                 continue
-            if found[1] != sums[name][1] or (whole and found[0] != sums[name][0]):
+            if sums_now[1] != sums[name][1] or (whole and sums_now[0] != sums[name][0]):
                 yield name, "is not as it was written"
 
 
 def note_sum(directory: Path, name: str) -> None:
-    """Note what a file that was just written is to be. Hold `writing`, so that no compaction does it at once."""
+    """Append the sums of a file that was just written. Hold `writing`, since a compaction rewrites the sums."""
     with (directory / "_sums.txt").open("a", encoding="utf-8") as file:
         file.write(f"{' '.join((*_sum_of(directory / name, whole=True), name))}\n")
 
 
 def _sums(directory: Path) -> dict[str, tuple[str, str, str]]:
-    """Name -> (sha256, that of the footer, name). A line that was cut short says nothing."""
+    """Name -> (sha256, that of the footer, name). A line that was cut short is ignored."""
     try:
         text = (directory / "_sums.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -238,12 +237,12 @@ def _sum_of(file: Path, *, whole: bool) -> tuple[str, str]:
 
 
 def new_name(kind: str, ending: str) -> str:
-    """A file name that nobody has had before: _segment-1a2b….parquet."""
+    """A new unique file name: _segment-1a2b….parquet."""
     return f"_{kind}-{uuid.uuid4().hex[:16]}{ending}"
 
 
 def write_parquet(path: Path, rows: pa.Table) -> None:
-    """A whole file or none."""
+    """Write a Parquet file whole or not at all."""
     part = part_of(path)
     pq.write_table(rows, part, compression="zstd", write_page_checksum=True)
     put_in_place(part, path)
@@ -251,14 +250,14 @@ def write_parquet(path: Path, rows: pa.Table) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A whole file or none."""
+    """Write a text file whole or not at all."""
     part = part_of(path)
     part.write_text(text, encoding="utf-8")
     put_in_place(part, path)
 
 
 def part_of(path: Path) -> Path:
-    """Where a file is written before it has its name."""
+    """The temporary path of a file while it is written."""
     return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
 
 
@@ -270,7 +269,7 @@ def delete(directory: Path, names: Sequence[str]) -> None:
 
 @contextmanager
 def reading(history: Path) -> Iterator[None]:
-    """While a question is asked no file that counts at its beginning is deleted."""
+    """Hold the shared lock of readers: no file that counts now is deleted until the end."""
     lock = history / ".reading.lock"
     try:
         history.mkdir(parents=True, exist_ok=True)
@@ -288,7 +287,7 @@ def reading(history: Path) -> Iterator[None]:
 
 @contextmanager
 def nobody_reads(history: Path) -> Iterator[bool]:
-    """Whether nobody reads now; if so, nobody begins to until the end. Never waits."""
+    """Yield whether nobody reads now; if so, nobody begins to read until the end. It never waits."""
     with open_lock(history / ".reading.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,7 +299,7 @@ def nobody_reads(history: Path) -> Iterator[bool]:
 
 @contextmanager
 def writing(directory: Path, *, alone: bool = False) -> Iterator[None]:
-    """Appends share it; a compaction takes it alone, for as long as it takes to swap the manifest."""
+    """Hold the lock of writers: shared by appends, alone for as long as a compaction swaps the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory / ".writing.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
         yield
@@ -308,7 +307,7 @@ def writing(directory: Path, *, alone: bool = False) -> Iterator[None]:
 
 @contextmanager
 def compacting(directory: Path) -> Iterator[None]:
-    """The right to change what is in segments."""
+    """Hold the right to change the segments."""
     with _lock(directory / ".compacting.lock", fcntl.LOCK_EX):
         yield
 

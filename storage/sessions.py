@@ -1,10 +1,10 @@
-"""Sessions: every making of an artifact has a name of its own beside its key, and what was made before is kept.
+"""Sessions: each time an artifact is made it gets a session beside its key, and its earlier sessions are kept.
 
-The key says what an artifact is made of; a step that measures and is run again gives other numbers under the same key.
-Each time an artifact is sealed, `artifact.json` gets a `session`, unique and sortable by time. The newest stands at
+The key names the inputs and code of an artifact; a measuring step that runs again gives other numbers under the same
+key. Each time an artifact is sealed, `artifact.json` gets a `session`, unique and sortable by time. The newest is in
 `store/KEY`, those before it at `earlier/KEY/SESSION`, whole where they are evidence. Of an artifact of another kind
 (features, a drafter) only the record is kept, since its files may be as large as all the rest and are made from what
-the record names. An artifact from before there were sessions has "" for a session.
+the record names. An artifact that is older than sessions has the session "".
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from components.contract import UserError
 from storage.artifact_records import RECORD_FILE as RECORD_FILE
+from storage.artifact_records import ArtifactRecord
 
 EVIDENCE = ("Measurements", "DepthPolicy", "Release", "Page")
-"""Kinds that say what was measured and decided: of these nothing is thrown away when they are made again."""
+"""Kinds that hold measurements and decisions: when they are made again, all files of the earlier ones are kept."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """One making of an artifact. name: "" from before there were sessions. finished_at: seconds since 1970."""
+    """One session of an artifact. name: "" where it is older than sessions. finished_at: seconds since 1970."""
 
     name: str
     path: Path
@@ -39,29 +40,29 @@ class Session:
 _NAME = re.compile(r"\w[\w-]{0,127}")
 
 
-def part_of_path(name: str) -> str:
-    """The name of a key or of a session, which becomes a part of a path and may have been read from anywhere.
+def require_path_part(name: str) -> str:
+    """The name of a key or session, once it is checked that it can safely become a part of a path.
 
     Raises:
         UserError: it holds anything but letters, digits, _ and -, and might lead elsewhere.
     """
-    if not is_part_of_path(name):
+    if not is_path_part(name):
         raise UserError(f"{name[:80]!r} is no key of an artifact: letters, digits, - and _ alone")
     return name
 
 
-def is_part_of_path(name: str) -> bool:
-    """Whether a name can be that of a key or of a session."""
+def is_path_part(name: str) -> bool:
+    """Whether a name has the form of a key or of a session."""
     return _NAME.fullmatch(name) is not None
 
 
 def file_key(key: str, session: str) -> str:
-    """KEY.SESSION, the name of one session of an artifact; KEY alone from before there were sessions."""
+    """KEY.SESSION, the name of one session of an artifact; KEY alone where it is older than sessions."""
     return f"{key}.{session}" if session else key
 
 
 def new_session(at: float) -> str:
-    """A name that nobody has had before, and that sorts by time. at: seconds since 1970."""
+    """A new unique name that sorts by time. at: seconds since 1970."""
     return f"{_stamp(at)}-{uuid.uuid4().hex[:8]}"
 
 
@@ -70,18 +71,19 @@ def session_of(content: Mapping[str, Any]) -> str:
     return str(content.get("session", ""))
 
 
-def place_name(content: Mapping[str, Any]) -> str:
-    """What the directory of an earlier session is called, also of one from before there were sessions."""
+def directory_name(content: ArtifactRecord) -> str:
+    """The name of the directory of an earlier session, also of one that is older than sessions."""
     return session_of(content) or f"{_stamp(float(content['finished_at']))}-unnamed"
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> ArtifactRecord | None:
     """artifact.json in a directory; None when there is none, or none that can be read."""
     try:
         content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) and {"key", "kind", "files", "finished_at"} <= content.keys() else None
+    is_record = isinstance(content, dict) and {"key", "kind", "files", "finished_at"} <= content.keys()
+    return cast("ArtifactRecord", content) if is_record else None
 
 
 def earlier_dir(home: Path, key: str) -> Path:
@@ -96,7 +98,7 @@ def earlier_paths(home: Path, key: str) -> list[Path]:
 
 
 def thin(path: Path, newer: Path) -> None:
-    """Take from an earlier session what need not be kept twice; safe to repeat, and to be killed in.
+    """Delete from an earlier session what need not be kept twice. It can be repeated, and killed at any moment.
 
     Of evidence every file stays, one with the newer session's bytes as a second name of the same file; of other kinds
     the record alone stays.
@@ -107,7 +109,7 @@ def thin(path: Path, newer: Path) -> None:
     if content["kind"] not in EVIDENCE:
         for name in content["files"]:
             (path / name).unlink(missing_ok=True)
-        for folder in sorted((one for one in path.rglob("*") if one.is_dir()), reverse=True):
+        for folder in sorted((inner for inner in path.rglob("*") if inner.is_dir()), reverse=True):
             folder.rmdir()
         return
     for name, facts in content["files"].items():
@@ -117,14 +119,14 @@ def thin(path: Path, newer: Path) -> None:
 
 
 def _share_bytes(file: Path, copy: Path) -> None:
-    """Make a copy another name of a file, where the file system can; it is a whole copy or the file at any moment."""
+    """Make `copy` a hard link to `file`, where the file system can; a kill leaves the copy or the link."""
     if file.samefile(copy):
         return
     beside = copy.with_name(f".{copy.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     try:
         os.link(file, beside)
-    except OSError:  # it knows no second names: the copy stays
+    except OSError:  # no hard links here: the copy stays
         return
     os.replace(beside, copy)
 

@@ -1,6 +1,6 @@
-"""Are the files of an artifact whole? Their sha256, what is remembered of it, and writes that are on disk at their end.
+"""Checks that the files of an artifact are whole, and writes files that are on disk when the call returns.
 
-Reading gigabytes again at every look would be slow, so `home/verified/KEY.json` keeps the inode, time and size that
+Reading gigabytes at every verification would be slow, so `home/verified/KEY.json` keeps the inode, time and size that
 each file had when its sha256 was right; a file that still has them is not read again for a week. (A disk that rots
 changes neither time nor size.)
 """
@@ -23,12 +23,12 @@ Stamps = dict[str, list[int]]
 """File name -> [inode, time of its last change in ns, size in bytes]."""
 
 
-def broken_file(home: Path, key: str, path: Path, files: Mapping[str, Any], *, anew: bool = False) -> str:
+def file_fault(home: Path, key: str, path: Path, files: Mapping[str, Any], *, anew: bool = False) -> str:
     """What is wrong with the listed files of an artifact, or ''. Files unchanged since they were hashed are not read.
 
     files: name -> {"size", "sha256"}. anew: read them all.
     """
-    known, fresh = Stamps() if anew else _known_stamps(home, key), Stamps()
+    remembered, current = Stamps() if anew else _read_stamps(home, key), Stamps()
     for name, facts in files.items():
         file = path / name
         if not file.is_file():
@@ -36,15 +36,15 @@ def broken_file(home: Path, key: str, path: Path, files: Mapping[str, Any], *, a
         stamp = stamp_of(file)
         if stamp[2] != facts["size"]:
             return f"{name} has {stamp[2]} bytes instead of {facts['size']}"
-        if known.get(name) != stamp and sha256_of(file) != facts["sha256"]:
+        if remembered.get(name) != stamp and sha256_of(file) != facts["sha256"]:
             return f"{name} has changed since it was made"
-        fresh[name] = stamp
-    if fresh != known:
-        remember_stamps(home, key, fresh)
+        current[name] = stamp
+    if current != remembered:
+        write_stamps(home, key, current)
     return ""
 
 
-def remember_stamps(home: Path, key: str, stamps: Mapping[str, list[int]]) -> None:
+def write_stamps(home: Path, key: str, stamps: Mapping[str, list[int]]) -> None:
     """Note that files with these stamps had the right sha256."""
     folder = home / "verified"
     try:
@@ -86,7 +86,7 @@ def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
 
 
 def put_in_place(written: Path, file: Path) -> None:
-    """Give a file that is written its name; what stood there before is gone.
+    """Rename a written file to its final name, replacing what stood there.
 
     Raises:
         UserError: a folder stands in its place.
@@ -101,7 +101,7 @@ def put_in_place(written: Path, file: Path) -> None:
 
 
 def stamp_of(file: Path) -> list[int]:
-    """What tells that a file is still the same one."""
+    """The inode, time and size of a file, by which it is recognised as unchanged."""
     stat = file.stat()
     return [stat.st_ino, stat.st_mtime_ns, stat.st_size]
 
@@ -123,7 +123,7 @@ def write_flushed(file: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
-def _known_stamps(home: Path, key: str) -> Stamps:
+def _read_stamps(home: Path, key: str) -> Stamps:
     file = home / "verified" / f"{key}.json"
     try:
         if not 0 <= time.time() - file.stat().st_mtime <= BELIEVED_S:  # from the future: a clock was wrong

@@ -17,7 +17,7 @@ from tiny_pipeline import draftsmith
 from components.contract import UserError
 from components.rows import AcceptanceByLanguage, read_rows
 from flows.direct import RunOptions, RunOutcome, run_direct
-from storage.named_queries import ask_by_name
+from storage.named_queries import run_named_query
 
 ROOT = Path(__file__).resolve().parents[1]
 CHATS = Path(os.environ.get("DRAFTSMITH_DEV_DATA", ROOT.parent / "shared" / "data")) / "chat"
@@ -142,7 +142,7 @@ def test_the_report_shows_both_languages_with_intervals_and_says_what_fell(run: 
     assert {row["language"] for row in table} == {"English", "Chinese", "all languages"} and len(table) == 6
     assert all("[" in row["acceptance length"] for row in table)
     assert [row["change"] == "-" for row in table] == [True, False] * 3
-    columns, found = ask_by_name(home, "languages", {"language": "zh"})
+    columns, found = run_named_query(home, "languages", {"language": "zh"})
     assert [row[columns.index("verdict")] for row in found] == ["baseline", "lower"]
 
 

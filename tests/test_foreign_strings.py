@@ -31,7 +31,7 @@ from storage.journal import Journal
 from storage.model_versions import description
 from storage.records import new_promotion
 from storage.release_facts import _model_name
-from storage.results import query, remember_artifact, remember_promotion, remember_run
+from storage.results import query, record_artifact, record_promotion, record_run
 
 HOSTILE = (
     "it's; DROP TABLE run; --",
@@ -156,17 +156,17 @@ def test_a_home_and_rows_with_any_text_are_asked_about_as_data(tmp_path: Path) -
     home = tmp_path / 'it\'s a "home"; $(touch x) [%20] {glob}* --'
     store, asked = Store(home), "f.detail, a.pipeline, a.settings ->> 'source', r.reason, p.name"
     for number, text in enumerate(HOSTILE[:4]):
-        out, _ = store.begin(f"k{number}")
+        out, _ = store.open_staging(f"k{number}")
         write_rows(out, [QualityFlag(text, text, text, text, "info", 1.0, text)])
         facts = {"pipeline": text, "step": text, "run_id": "r", "settings": {"source": text}}
-        remember_artifact(home, store.finish(f"k{number}", "Measurements", {"title": text}, facts).path)
+        record_artifact(home, store.commit(f"k{number}", "Measurements", {"title": text}, facts).path)
         run = Journal.start(home, text, {"x": text}, "direct")
         run.add("end", status="failed", reason=text)
         run.close()
-        remember_run(home, run.entries)
+        record_run(home, run.entries)
         move = new_promotion(text, text, "external", None, 1, text, text, {"x": text})
         journal.log_promotion(home, move)
-        remember_promotion(home, move)
+        record_promotion(home, move)
         assert journal.promotions(home)[-1] == move
     for text in HOSTILE[:4]:
         where = "f.code = $x AND a.step = $x AND r.pipeline = $x AND p.why = $x"

@@ -22,7 +22,7 @@ from components.bench.machine import describe_machine
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import AbstractDraft, Columns, Sampling
+from components.drafts.draft import AbstractDraft, CommittedPositions, Sampling
 from components.drafts.files import method_class
 from components.drafts.graphed_chain import GraphedChain
 from components.drafts.ngram import Ngram
@@ -133,12 +133,12 @@ def test_drafting_everywhere_equals_proposing(pair: tuple[AbstractTarget, Abstra
     out = target.forward(ids, target.new_cache(1, 24), logits="none", features=True)
     assert out.taps is not None and out.last is not None
     depth = draft.num_steps
-    everywhere = draft.draft_everywhere(ids[0], out.taps[0], out.last[0], depth)
+    everywhere = draft.propose_at_every_position(ids[0], out.taps[0], out.last[0], depth)
     for sizes in ([1] * 23, [5, 1, 3, 2, 4, 1, 7], [23]):
         state, done = draft.new_state(32), 0
         for size in sizes:
             stop = done + size
-            columns = Columns(ids[0, done + 1 : stop + 1], out.taps[0, done:stop], out.last[0, done:stop])
+            columns = CommittedPositions(ids[0, done + 1 : stop + 1], out.taps[0, done:stop], out.last[0, done:stop])
             proposal = draft.propose(state, columns, depth, Sampling(), torch.Generator())
             done = stop
             assert proposal.tokens.tolist() == everywhere[done - 1].tolist()

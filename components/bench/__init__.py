@@ -1,4 +1,4 @@
-"""What a drafter is worth on this machine: acceptance maps, step costs, end-to-end comparisons."""
+"""Measures drafters on this machine: acceptance maps, step costs, end-to-end comparisons."""
 
 from components.bench.acceptance import measure_acceptance
 from components.bench.autotune import autotune

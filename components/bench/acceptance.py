@@ -1,8 +1,8 @@
 """Step `bench.measure_acceptance`: acceptance maps of one drafter over the held-out prompts.
 
-The target answers every test prompt greedily, once; the drafter then guesses from every position of every answer
+The target answers every test prompt greedily, once; the drafter then drafts from every position of every answer
 (acceptance_map.py). Replaying a map gives the exact acceptance length of every depth, on the same prompts. A shard is
-a batch of prompts answered side by side; its rows are the same in every process.
+a batch of prompts that are answered together; its rows are the same in every process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Draft, Measurements, Prompts, Target, Tell
+from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target
 from components.rows import AcceptanceMap, write_rows
 from components.shards import written_whole
 
@@ -37,17 +37,17 @@ def measure_acceptance(
     trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
     ctx: Context,
 ) -> Measurements:
-    """What a round started at every output position would keep, for every depth at once.
+    """Acceptance map: for each output position, how many draft tokens a round starting there would accept.
 
     Args:
-        target: the large model whose tokens are guessed.
-        draft: the drafter that guesses.
+        target: the large model whose tokens are drafted.
+        draft: the drafter that is measured.
         prompts: its `test` split is answered.
         max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
         max_depth: deepest chain to draft, in tokens; 0 is the depth the drafter was trained for.
         dtype: arithmetic of target and drafter while measuring.
         batch_size: prompts that the target answers side by side.
-        trees: budgets (guesses verified in a pass) whose trees are mapped too, position by position; each adds its
+        trees: budgets (draft tokens verified in a pass) whose trees are mapped too, position by position; each adds its
             drafting time at every output token. An empty list maps chains only.
     """
     from components.bench.subjects import fitting_prompts
@@ -58,11 +58,11 @@ def measure_acceptance(
     k_max = min(max_depth or record["num_steps"], record["max_depth"])
     num_positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     room = max_new_tokens + positions_ahead(record, k_max)
-    asked = fitting_prompts(target, num_positions, prompts, "test", room, ctx)
+    encoded = fitting_prompts(target, num_positions, prompts, "test", room, ctx)
     shards = [
         MapShard(
             file=ctx.scratch / f"maps-{number:05d}.json",
-            prompts=tuple(asked[start : start + batch_size]),
+            prompts=tuple(encoded[start : start + batch_size]),
             target=target,
             draft=draft,
             k_max=k_max,
@@ -72,20 +72,20 @@ def measure_acceptance(
             device=ctx.device,
             num_threads=ctx.num_threads,
         )
-        for number, start in enumerate(range(0, len(asked), batch_size))
+        for number, start in enumerate(range(0, len(encoded), batch_size))
     ]
     for _ in ctx.map(map_shard, shards, what="batches of acceptance maps"):
         pass
-    said = _said_of_weights(record)
+    weight_columns = _weight_columns(record)
     rows = [
-        AcceptanceMap(**{**row, **said})
+        AcceptanceMap(**{**row, **weight_columns})
         for shard in shards
         for row in json.loads(shard.file.read_text(encoding="utf-8"))
     ]
     write_rows(ctx.out, rows)
     chains = [row for row in rows if row.tree_budget is None]
     positions = sum(len(row.accepted) for row in chains)
-    return Measurements.made(
+    return Measurements.of_step(
         ctx,
         {
             "method": record["method"],
@@ -97,33 +97,32 @@ def measure_acceptance(
             "num_positions": positions,
             "mean_accepted_everywhere": sum(sum(row.accepted) for row in chains) / max(1, positions),
             "repeated_bigrams": sum(row.repeated_bigrams for row in chains) / max(1, len(chains)),
-            **said,
+            **weight_columns,
         },
     )
 
 
 def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
-    """Positions that the map of a drafter needs past the answer: its guesses, or the window of a loop of its own."""
-    from components.bench.acceptance_map import extra_tokens
+    """Positions past the answer that a map needs: for draft tokens, or the window of a method with its own loop."""
     from components.decoding.chain import LOOPS
     from components.drafts.settings import LookaheadSettings
 
     if record["method"] not in LOOPS:
-        return extra_tokens(k_max)
+        return k_max
     return LookaheadSettings.model_validate(record["settings"]).positions_ahead(k_max)
 
 
-def _said_of_weights(record: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of a drafter whose weights were rounded; {} for one as it was trained."""
+def _weight_columns(record: Mapping[str, Any]) -> dict[str, str]:
+    """Row columns of a quantised drafter; {} for unquantised weights."""
     from components.drafts.storage import Storage
 
-    storage = Storage.of(record)
-    return {} if storage is None else {"weights": storage.in_words, "quantised_from": str(record["quantised_from"])}
+    storage = Storage.from_record(record)
+    return {} if storage is None else {"weights": storage.description, "quantised_from": str(record["quantised_from"])}
 
 
 @dataclass(frozen=True)
 class MapShard:
-    """Everything that the maps of one batch of prompts depend on, and the file they become."""
+    """All inputs of the maps of one batch of prompts, and the file that they are written to."""
 
     file: Path
     prompts: tuple[EncodedPrompt, ...]
@@ -137,28 +136,28 @@ class MapShard:
     num_threads: int
 
 
-def map_shard(shard: MapShard, tell: Tell) -> int:
-    """Answer and map the prompts of one shard and write its file; gives how many. Runs wherever the paths are seen."""
+def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
+    """Answer and map the prompts of one shard and write its file; returns their number. Runs in any process."""
     import torch
 
-    from components.bench.acceptance_map import acceptance_map, extra_tokens, guessable_tokens, repeated_bigrams
+    from components.bench.acceptance_map import acceptance_map, count_in_draft_vocabulary, repeated_bigrams
     from components.bench.subjects import greedy_answers, kept_length
     from components.bench.trees import check_branching, tree_shape
     from components.decoding.tree_acceptance import tree_acceptance
     from components.drafts.draft import TreeProposer
-    from components.targets.opened import opened_target
+    from components.targets.opened import cached_target
 
     torch.set_num_threads(shard.num_threads)
-    opened = opened_target(shard.target.path, shard.device, shard.dtype)
-    drafter = _opened_drafter(shard.draft.path, shard.target.path, shard.device, shard.dtype)
+    model = cached_target(shard.target.path, shard.device, shard.dtype)
+    drafter = _cached_drafter(shard.draft.path, shard.target.path, shard.device, shard.dtype)
     check_branching(drafter, shard.trees)
-    length = shard.max_new_tokens + extra_tokens(shard.k_max)
+    length = shard.max_new_tokens + shard.k_max
     count = len(shard.prompts)
-    answers = greedy_answers(opened, [prompt.ids for prompt in shard.prompts], length, count)
+    answers = greedy_answers(model, [prompt.ids for prompt in shard.prompts], length, count)
     rows = []
     for number, (prompt, answer) in enumerate(zip(shard.prompts, answers, strict=True), start=1):
-        kept = kept_length(answer[: shard.max_new_tokens], opened.shape.eos_token_ids)
-        found = acceptance_map(opened, drafter, prompt.ids, answer, kept, shard.k_max)
+        num_kept = kept_length(answer[: shard.max_new_tokens], model.shape.eos_token_ids)
+        position_map = acceptance_map(model, drafter, prompt.ids, answer, num_kept, shard.k_max)
         row = AcceptanceMap(
             target_key=shard.target.key,
             draft_key=shard.draft.key,
@@ -167,31 +166,31 @@ def map_shard(shard: MapShard, tell: Tell) -> int:
             workload=prompt.workload,
             k_max=shard.k_max,
             trained_depth=drafter.num_steps,
-            num_tokens=kept,
-            accepted=found.accepted,
-            proxy_accepted=found.proxy_accepted,
-            repeated_bigrams=repeated_bigrams(answer[:kept]),
+            num_tokens=num_kept,
+            accepted=position_map.accepted,
+            proxy_accepted=position_map.proxy_accepted,
+            repeated_bigrams=repeated_bigrams(answer[:num_kept]),
             dtype=shard.dtype,
             prompt_tokens=len(prompt.ids),
             language=prompt.language,
-            num_guessable=guessable_tokens(answer[1:kept], drafter),
+            num_guessable=count_in_draft_vocabulary(answer[1:num_kept], drafter),
         )
         rows.append(row)
         for budget in shard.trees:
             shape = tree_shape(shard.k_max, budget)
             assert isinstance(drafter, TreeProposer)
-            accepted = tree_acceptance(opened, drafter, prompt.ids, answer, kept, shape)
+            accepted = tree_acceptance(model, drafter, prompt.ids, answer, num_kept, shape)
             rows.append(replace(row, k_max=shape.depth, accepted=accepted, proxy_accepted=[], tree_budget=budget))
-        tell(number / count)
+        report_progress(number / count)
     with written_whole(shard.file) as beside:
         beside.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
     return count
 
 
 @functools.lru_cache(maxsize=1)
-def _opened_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> Drafter:
-    """The drafter that stays open from shard to shard."""
+def _cached_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> Drafter:
+    """The drafter, kept open from shard to shard."""
     from components.bench.subjects import open_drafter
-    from components.targets.opened import opened_target
+    from components.targets.opened import cached_target
 
-    return open_drafter(Draft(key="", path=draft), opened_target(target, device, dtype))
+    return open_drafter(Draft(key="", path=draft), cached_target(target, device, dtype))

@@ -1,4 +1,4 @@
-"""The arms of a comparison: plain decoding, prompt lookup, each drafter loaded but off and at the depths worth it."""
+"""The arms of a comparison: plain decoding, prompt lookup, and each drafter loaded but off and at several depths."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 from components.contract import DepthPolicy, UserError
 from components.outside_json import read_object
+from components.rows import ALL
 
 Depths = Literal["around", "all"] | list[int]
 
@@ -18,11 +19,11 @@ EDGE_DEPTHS = (3, 7)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of decoding, as the process that runs it is told.
+    """One way of decoding.
 
-    method: "none" for plain decoding. draft_key: "" where there is no trained drafter. A depth of 0 with a drafter:
-    loaded, but off (loaded_off.py). on_rival: plain decoding on the plain kernels, the second baseline. tree_budget:
-    guesses verified in a pass where they branch (depth is then the tree's); None for a chain.
+    method: "none" for plain decoding. draft_key: "" without a trained drafter. A depth of 0 with a drafter: loaded, but
+    off (loaded_off.py). on_rival: plain decoding on the plain kernels, the second baseline. tree_budget: draft tokens
+    verified in a pass of a tree (depth is then the tree's); None for a chain.
     """
 
     method: str
@@ -33,22 +34,22 @@ class Arm:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing drafts, on either kernel."""
+        """Whether it is plain decoding, on either kernel."""
         return self.method == "none"
 
     @property
     def is_baseline(self) -> bool:
-        """Plain decoding on the kernel that all drafters use: the run that others are compared with for identity."""
+        """Whether it is plain decoding on the kernel that all drafters use: outputs are compared with this arm's."""
         return self.is_plain and not self.on_rival
 
     @property
     def is_off(self) -> bool:
-        """A drafter is loaded and drafts nothing."""
+        """Whether a drafter is loaded but drafts nothing."""
         return not self.is_plain and self.depth == 0
 
     @property
     def label(self) -> str:
-        """How tables and notes call it."""
+        """Its name in tables and notes."""
         if self.is_plain:
             return "plain on plain kernels" if self.on_rival else "plain"
         if self.tree_budget is not None:
@@ -57,12 +58,12 @@ class Arm:
 
     @property
     def depth_of_loop(self) -> int:
-        """What the decoding loop is asked for: a drafter that is off is asked for a guess and gives none."""
+        """The depth for the decoding loop: 1 for a drafter that is off, which then proposes nothing."""
         return self.depth if self.is_plain else max(1, self.depth)
 
     @property
     def rows_of_pass(self) -> int:
-        """Rows of its verification pass: the newest token and every guess."""
+        """Rows of its verification pass: the newest token and every draft token."""
         return 1 + (self.tree_budget or self.depth)
 
 
@@ -70,9 +71,8 @@ PLAIN = Arm("none", "", 0)
 RIVAL = Arm("none", "", 0, on_rival=True)
 
 
-def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
-    """draft_key -> the depths that the policy chose over all workloads, at one batch size or another, and the one
-    that a released drafter serves at; 0 left out.
+def read_policy_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
+    """draft_key -> the depths above 0 that the policy chose over all workloads at any batch size, and the served depth.
 
     Raises UserError when the artifact is not a depth policy.
     """
@@ -81,25 +81,27 @@ def chosen_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
         raise UserError(
             f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
         )
-    written = read_object(file)
-    found: dict[str, set[int]] = {key: {depth} for key, depth in written.get("served", {}).items() if depth > 0}
-    for choice in written["choices"]:
-        if choice["workload"] == "all" and choice["depth_k"] > 0:
-            found.setdefault(choice["draft_key"], set()).add(int(choice["depth_k"]))
-    return {key: frozenset(depths) for key, depths in found.items()}
+    policy_record = read_object(file)
+    served = policy_record.get("served", {})
+    depths_of: dict[str, set[int]] = {key: {depth} for key, depth in served.items() if depth > 0}
+    for choice in policy_record["choices"]:
+        if choice["workload"] == ALL and choice["depth_k"] > 0:
+            depths_of.setdefault(choice["draft_key"], set()).add(int(choice["depth_k"]))
+    return {key: frozenset(depths) for key, depths in depths_of.items()}
 
 
-def depths_to_run(which: Depths, chosen: Collection[int], deepest: int) -> list[int]:
+def depths_to_run(which: Depths, policy_depths: Collection[int], deepest: int) -> list[int]:
     """The depths of one drafter, ascending.
 
-    "around": the chosen depths and their neighbours, 1, the edge settings and the deepest; "all": 1 to the deepest, and
-    the chosen ones; a list: those of it that the drafter can reach. `deepest` is the trained depth for the first two; a
-    depth chosen beyond it (acceptance and cost may be measured deeper) is run too, for it cannot be confirmed else.
+    "around": the policy's depths and their neighbours, 1, EDGE_DEPTHS and the deepest; "all": 1 to the deepest, and the
+    policy's; a list: those of it that the drafter can reach. `deepest` is the trained depth for the first two; a policy
+    depth beyond it (acceptance and cost may be measured deeper) is run too, so that it can be confirmed.
     """
     if which == "around":
-        wanted: Iterable[int] = (1, *(k + near for k in chosen for near in (-1, 0, 1)), *EDGE_DEPTHS, deepest)
+        neighbours = (k + step for k in policy_depths for step in (-1, 0, 1))
+        candidates: Iterable[int] = (1, *neighbours, *EDGE_DEPTHS, deepest)
     elif which == "all":
-        wanted = range(1, deepest + 1)
+        candidates = range(1, deepest + 1)
     else:
-        wanted, chosen = which, ()
-    return sorted({depth for depth in wanted if 1 <= depth <= deepest} | set(chosen))
+        candidates, policy_depths = which, ()
+    return sorted({depth for depth in candidates if 1 <= depth <= deepest} | set(policy_depths))

@@ -1,8 +1,8 @@
-"""Step `bench.autotune`: the threads and kernels on which a target decodes plainly fastest, chosen once for a run.
+"""Step `bench.autotune`: chooses, once for a run, the threads and kernels on which plain decoding is fastest.
 
-Steps that measure take it as their input `tuning`, so that what is predicted and what is decoded run alike, and every
-drafter is timed on the same target, on the same kernels of its own. It takes longer over the choice than a step that
-chooses for itself, so that a noisy second decides nothing.
+Measuring steps take it as their input `tuning`, so that prediction and decoding use the same threads and kernels, and
+every drafter is timed on the same target. It times longer than a step that chooses for itself, so that a noisy second
+does not decide.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def autotune(
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """Time plain decoding on 1 and on all threads, each with the kernels that are quickest there, and say which wins.
+    """Time plain decoding on 1 and on all threads, each with its quickest kernels, and choose the faster.
 
-    It makes no rows: what was chosen and what was tried are its facts.
+    It writes no rows: the choice and the trials are in its `info`.
 
     Args:
         target: the large model.
@@ -46,22 +46,22 @@ def autotune(
     positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     context = fitting_prompts(target, positions, prompts, "test", TOKENS, ctx)[0].ids
     with clock.quiet_interpreter():
-        chosen = choose_engine(
+        tuned = choose_engine(
             target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
         )
-    ctx.note(f"{chosen.num_threads} thread(s), kernel {chosen.kernel}")
-    return Measurements.made(
+    ctx.note(f"{tuned.num_threads} thread(s), kernel {tuned.kernel}")
+    return Measurements.of_step(
         ctx,
         {
             "target_key": target.key,
             "dtype": dtype,
             "device": ctx.device,
             "machine_id": machine.machine_id,
-            "num_threads": chosen.num_threads,
-            "kernel": chosen.kernel,
-            "rival": chosen.rival,
-            "draft_kernels": dict(chosen.draft_kernels),
-            "engines_tried": chosen.tried,
+            "num_threads": tuned.num_threads,
+            "kernel": tuned.kernel,
+            "rival": tuned.rival,
+            "draft_kernels": dict(tuned.draft_kernels),
+            "engines_tried": tuned.tried,
             **clock.conditions(torch.device(ctx.device)),
         },
     )

@@ -1,10 +1,10 @@
 """Chooses the threads and kernels on which plain decoding runs fastest: the baseline that speculation must beat.
 
-More threads are not always faster for a small model, and the linear kernels that win differ between them. So each
-thread count opens its own target (whose kernels are picked at that count), both decode the same text in turn, and the
-one with the fastest plain step is used for every arm of the measurement. A target too large to be held several times
-over is opened once, on plain kernels, for that question. Kernels are then picked layer by layer; if the plain ones
-together still win, they become a second baseline, the *rival*. Drafters are laid out last, on the threads chosen.
+More threads are not always faster for a small model, and the best linear kernels depend on the thread count. So each
+thread count opens its own target (whose kernels are picked at that count), all decode the same text in turn, and the
+one with the fastest plain step is used for every arm of the measurement. For a target too large to be held several
+times, thread counts are compared on one target with plain kernels. Kernels are then picked layer by layer; if the plain
+ones together still win, they become a second baseline, the *rival*. Drafters get their kernels last, on those threads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROUNDS = 10
 TOKENS = 12
 SLOW_TOKENS = 3  # of a target whose plain step takes longer than SLOW_STEP_NS
 SLOW_STEP_NS = 30_000_000
-WORTH_SWITCHING = 0.03  # below this gain fewer threads stay: an answer that flips from run to run helps nobody
+WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice must not flip from run to run
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
-HELD_TWICE = 200_000_000  # parameters; above it, a target is not opened once for every thread count
+MAX_PARAMS_OPENED_TWICE = 200_000_000  # parameters; above it, a target is not opened once for every thread count
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 
@@ -45,13 +45,13 @@ def choose_engine(
     num_threads: int = 0,
     seconds: float = 0.0,
 ) -> Tuning:
-    """Time plain decoding on the thread counts worth trying, and lay out target and drafters at the best.
+    """Time plain decoding on the thread counts worth trying, and choose kernels of target and drafters at the best.
 
     context:     token ids to decode after while timing.
     max_threads: the step's own limit; it and 1 are tried on a CPU.
     num_threads: 0 tries; another number is used as it is, but at most max_threads.
-    seconds:     that thread counts take turns for, at least; 0 is ROUNDS rounds. With more, the kernels of the chosen
-                 count are timed thoroughly: busy cores slow the others down many times over.
+    seconds:     the least time for which thread counts take turns; 0 is ROUNDS rounds. Above 0, the kernels of the
+                 chosen count are timed thoroughly.
     """
     if num_threads:
         counts = [min(num_threads, max_threads)]
@@ -63,41 +63,41 @@ def choose_engine(
     tried: list[dict[str, Any]] = []
     if len(counts) > 1:
         count, tried = _best_count(target, context, counts, dtype, device, seconds)
-    opened = _open(target, count, dtype, device, "thorough" if seconds > 0.0 and device == "cpu" else "auto")
+    candidate = _open(target, count, dtype, device, "thorough" if seconds > 0.0 and device == "cpu" else "auto")
     with threads(count):
-        kernels = {draft.key: open_drafter(draft, opened.target, "thorough").kernel for draft in drafts}
+        kernels = {draft.key: open_drafter(draft, candidate.target, "thorough").kernel for draft in drafts}
     rival = False
-    if opened.target.kernel not in ("plain", "transformers") and device == "cpu":
+    if candidate.target.kernel not in ("plain", "transformers") and device == "cpu":
         plain = _open(target, count, dtype, device, "plain")
-        ours, theirs = (min(steps) for steps in _rounds([opened, plain], context))
-        rival = theirs < ours * (1 - WORTH_COMPARING)
-        tried += [_said(opened, ours), _said(plain, theirs)]
+        tuned_ns, plain_ns = (min(steps) for steps in _time_rounds([candidate, plain], context))
+        rival = plain_ns < tuned_ns * (1 - WORTH_COMPARING)
+        tried += [_trial_facts(candidate, tuned_ns), _trial_facts(plain, plain_ns)]
     elif not tried:
-        tried = [_said(opened, min(_rounds([opened], context)[0]))]
-    return Tuning(count, opened.target.kernel, rival, kernels, tried)
+        tried = [_trial_facts(candidate, min(_time_rounds([candidate], context)[0]))]
+    return Tuning(count, candidate.target.kernel, rival, kernels, tried)
 
 
 def _best_count(
     target: Target, context: Sequence[int], counts: list[int], dtype: Dtype, device: str, seconds: float
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The thread count whose plain step is quickest, and what was tried. Fewer threads stay at a tie."""
-    if target_facts(target)["num_params"] > HELD_TWICE:
+    """The thread count with the quickest plain step (at a tie the smaller one), and facts of all trials."""
+    if target_facts(target)["num_params"] > MAX_PARAMS_OPENED_TWICE:
         once = _open(target, counts[-1], dtype, device, "plain")
         candidates = [once._replace(num_threads=count) for count in counts]
     else:
         candidates = [_open(target, count, dtype, device, "auto") for count in counts]
-    rounds = _rounds(candidates, context, seconds)
-    tried = [_said(candidate, min(steps)) for candidate, steps in zip(candidates, rounds, strict=True)]
-    return counts[-1 if plainly_faster(rounds[-1], rounds[0]) else 0], tried
+    rounds = _time_rounds(candidates, context, seconds)
+    tried = [_trial_facts(candidate, min(steps)) for candidate, steps in zip(candidates, rounds, strict=True)]
+    return counts[-1 if clearly_faster(rounds[-1], rounds[0]) else 0], tried
 
 
-def plainly_faster(more: Sequence[float], fewer: Sequence[float]) -> bool:
+def clearly_faster(more: Sequence[float], fewer: Sequence[float]) -> bool:
     """Whether more threads, by the times of their rounds, are worth taking over fewer.
 
-    They have to win by the quickest round, which other work does not reach, and by the median, which shows what other
-    work does to them: threads that wait for each other lose most by it. At a tie fewer threads stay.
+    They have to win by the quickest round, which other work on the machine does not affect, and by the median, which
+    shows its effect: threads that wait for each other lose most by it. At a tie fewer threads win.
     """
-    return all(of(more) < of(fewer) * (1 - WORTH_SWITCHING) for of in (min, statistics.median))
+    return all(typical(more) < typical(fewer) * (1 - WORTH_SWITCHING) for typical in (min, statistics.median))
 
 
 class _Candidate(NamedTuple):
@@ -108,11 +108,11 @@ class _Candidate(NamedTuple):
 
 def _open(target: Target, num_threads: int, dtype: Dtype, device: str, kernel: str) -> _Candidate:
     with threads(num_threads):
-        opened = open_target(target, device=device, dtype=dtype, kernel=kernel)
-    return _Candidate(opened, num_threads, Session(opened))
+        model = open_target(target, device=device, dtype=dtype, kernel=kernel)
+    return _Candidate(model, num_threads, Session(model))
 
 
-def _said(candidate: _Candidate, step_ns: float) -> dict[str, Any]:
+def _trial_facts(candidate: _Candidate, step_ns: float) -> dict[str, Any]:
     return {
         "num_threads": candidate.num_threads,
         "kernel": candidate.target.kernel,
@@ -120,20 +120,20 @@ def _said(candidate: _Candidate, step_ns: float) -> dict[str, Any]:
     }
 
 
-def _rounds(candidates: list[_Candidate], context: Sequence[int], seconds: float = 0.0) -> list[list[float]]:
+def _time_rounds(candidates: list[_Candidate], context: Sequence[int], seconds: float = 0.0) -> list[list[float]]:
     """Nanoseconds a plain token in each of ROUNDS rounds or more, until `seconds` are over, taking turns.
 
-    A first round warms up; where it was slow, rounds are short ones. Other work makes rounds longer, never shorter. By
-    the median alone, a moment of it once made two threads win where one is 15 % faster, and by the quickest alone
-    another: the prediction was of an engine that nobody decodes on.
+    A first round warms up; if it was slow, rounds are short. Other work makes rounds longer, never shorter: by the
+    median alone, or by the quickest alone, a moment of it once made two threads win where one is 15 % faster.
     """
     times: list[list[float]] = [[] for _ in candidates]
     until, tokens = time.monotonic() + seconds, SLOW_TOKENS
     while len(times[-1]) < ROUNDS + 1 or time.monotonic() < until:
-        for index, one in enumerate(candidates):
-            with threads(one.num_threads):
-                run = decode(one.target, None, context, max_new_tokens=tokens, ignore_eos=True, session=one.session)
+        for index, candidate in enumerate(candidates):
+            with threads(candidate.num_threads):
+                session = candidate.session
+                run = decode(session.target, None, context, max_new_tokens=tokens, ignore_eos=True, session=session)
             times[index].append(run.decode_ns / (tokens - 1))
         if len(times[-1]) == 1:
-            tokens = SLOW_TOKENS if min(one[0] for one in times) > SLOW_STEP_NS else TOKENS
-    return [one[1:] for one in times]
+            tokens = SLOW_TOKENS if min(steps[0] for steps in times) > SLOW_STEP_NS else TOKENS
+    return [steps[1:] for steps in times]

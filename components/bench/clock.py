@@ -1,11 +1,11 @@
 """How time is measured: the clock, its overhead, a quiet interpreter, and the statistics of blocks.
 
-Totals are read off the wall, after the device has finished. Phases inside a generation are marked by a stopwatch: on a
-CPU the same clock, on a GPU CUDA events, which the device stamps as it gets there, so that looking does not make host
-and device wait for each other.
+Totals are wall-clock times, read after the device has finished. Phases inside a generation are marked by a stopwatch:
+on a CPU the same clock, on a GPU CUDA events, which the device stamps, so that reading them does not make host and
+device wait for each other.
 
-A number is the median round of a slice, some tens of milliseconds long, and a block's that of its quietest: other
-work makes times longer, never shorter. Blocks are taken at different moments and in several processes.
+A slice, some tens of milliseconds long, is summarised by its median round, and a block by its quietest slices: other
+work makes times longer, never shorter. Blocks are measured at different moments and in several processes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class BlockStat(NamedTuple):
 def slices_stat(slices: Sequence[Sequence[float]]) -> BlockStat:
     """The median of each slice's samples, steady over the slices; and their median absolute deviation (not scaled).
 
-    A slice's median ignores single preemptions; that the quietest slices count ignores what lasts longer than a slice.
+    A slice's median ignores single preemptions; using the quietest slices ignores disturbances longer than a slice.
     """
-    medians = [statistics.median(one) for one in slices]
+    medians = [statistics.median(samples) for samples in slices]
     middle = steady(medians)
-    deviations = [abs(x - middle) for one in slices for x in one]
+    deviations = [abs(x - middle) for samples in slices for x in samples]
     return BlockStat(middle, float(statistics.median(deviations)), len(deviations))
 
 
@@ -86,7 +86,7 @@ def timer_overhead_ns(clock: Callable[[], int] = time.perf_counter_ns, reps: int
 
 @contextlib.contextmanager
 def quiet_interpreter() -> Iterator[None]:
-    """No garbage collection inside: what is alive is frozen, what dies meanwhile waits."""
+    """Disable garbage collection inside; live objects are frozen."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
@@ -101,7 +101,7 @@ def quiet_interpreter() -> Iterator[None]:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """torch uses `count` threads inside, and what it used before afterwards."""
+    """Set torch's thread count inside, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -116,7 +116,7 @@ def load_average() -> float | None:
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
-    """What a reader needs to judge timings: load, the cost of looking at the clock, the processor's state."""
+    """Facts that qualify timings: load_average, timer_overhead_ns and device_state."""
     return {
         "load_average": load_average(),
         "timer_overhead_ns": timer_overhead_ns(clock_for(device)),

@@ -1,8 +1,8 @@
 """Blocks of cost cells: every phase and depth of every drafter, on the same texts, in turns.
 
-A block decodes one text at one batch size and KV length. All arms take turns on it (slices.py), so that whatever the
-machine does meanwhile meets all of them alike, plain decoding too: it is the one baseline that they share. What a block
-decodes stands in cost_texts.py, how a round is taken apart in phases.py.
+A block decodes one text at one batch size and KV length. All arms, plain decoding included, take turns on it
+(slices.py), so that disturbances of the machine affect them alike. Its texts come from cost_texts.py, the phases of a
+round from phases.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured: every arm at every setting, `tokens` a sequence."""
+    """The measurements to make: every arm at every setting, decoding `tokens` tokens a sequence."""
 
     arms: tuple[Arm, ...]
     settings: tuple[Setting, ...]
@@ -37,18 +37,18 @@ class Grid:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, with the guesses of its last round."""
+        """Tokens of the longest sequence, with the draft tokens of its last round."""
         batch_sizes, kv_lengths = zip(*self.settings, strict=True)
         return longest_context(kv_lengths, batch_sizes, self.tokens) + max(arm.rows_of_pass for arm in self.arms)
 
     def room_for(self, setting: Setting, bytes_per_token: int, free_bytes: int) -> int:
-        """Arms whose caches fit the memory at once; 0: not one, and a swapping cell says nothing."""
+        """How many arms' caches fit the memory at once; 0 if not even one does."""
         length = longest_context([setting.kv_len], [setting.batch_size], self.tokens)
         length += max(arm.rows_of_pass for arm in self.arms)
         return int(MEMORY_SHARE * free_bytes) // (setting.batch_size * length * bytes_per_token)
 
     def groups(self, room: int) -> list[list[Arm]]:
-        """The arms in groups that take turns: all at once, or, where they do not fit, plain decoding in each group."""
+        """The arms in groups that take turns: all in one, or, where they do not fit, plain decoding in each group."""
         if room >= len(self.arms):
             return [list(self.arms)]
         if room < 2:
@@ -62,19 +62,19 @@ class Grid:
 def run_block(
     process: Measuring, grid: Grid, setting: Setting, texts: Sequence[Sequence[int]], block: int, tokens_a_slice: int
 ) -> list[ArmRun]:
-    """Every arm on the texts of one block; [] where not one fits the memory."""
+    """Run every arm on the texts of one block; [] where not even one fits the memory."""
     room = grid.room_for(setting, process.facts["bytes_per_token"], process.facts["free_bytes"])
     if room < 1:
         return []
-    asked = contexts(texts, block, setting.batch_size, setting.kv_len, grid.tokens)
+    rows = contexts(texts, block, setting.batch_size, setting.kv_len, grid.tokens)
     runs: list[ArmRun] = []
     for arms in grid.groups(room):
-        runs += process.turns(asked, arms, num_tokens=grid.tokens, tokens_a_slice=tokens_a_slice, ignore_eos=True)
+        runs += process.turns(rows, arms, num_tokens=grid.tokens, tokens_a_slice=tokens_a_slice, ignore_eos=True)
     return runs
 
 
-class Taken(NamedTuple):
-    """When and how the rounds of one block were timed. kernels: of the target, by whether it is the rival."""
+class BlockConditions(NamedTuple):
+    """How the rounds of one block were timed. kernels: the target's kernel, keyed by Arm.on_rival."""
 
     target_key: str
     dtype: str
@@ -86,29 +86,29 @@ class Taken(NamedTuple):
     clock_mhz: float | None = None
 
 
-def cells_of(runs: Sequence[ArmRun], setting: Setting, taken: Taken) -> list[CostCell]:
-    """The rows of one block: each phase of each arm, the median round of its quietest slices.
+def cost_cells(runs: Sequence[ArmRun], setting: Setting, conditions: BlockConditions) -> list[CostCell]:
+    """The rows of one block: for each phase of each arm, the median round of its quietest slices.
 
-    A drafter that is loaded but off has none: what it costs is its speed against plain decoding, and it is no depth.
+    A drafter that is loaded but off has none: its cost shows in its speed against plain decoding.
     """
     cells = []
     for run in runs:
         arm, slices = run.arm, run.whole_slices()
         if arm.is_off or not slices:
             continue
-        phases = {"verify" if arm.depth else "target_step": [one.target_ns for one in slices]}
+        phases = {"verify" if arm.depth else "target_step": [rounds.target_ns for rounds in slices]}
         if arm.depth:
-            phases["draft"] = [one.draft_ns for one in slices]
+            phases["draft"] = [rounds.draft_ns for rounds in slices]
             phases["draft_prefill"] = [[run.first_round[2]]]
-        if not arm.on_rival:  # a second baseline has nothing else to say
-            phases["host"] = [one.host_ns for one in slices]
+        if not arm.on_rival:  # of a second baseline only its target steps are compared
+            phases["host"] = [rounds.host_ns for rounds in slices]
             phases["prefill"] = [[run.prefill_ns]]
         for phase, samples in phases.items():
             stat = slices_stat(samples)
             cells.append(
                 CostCell(
-                    target_key=taken.target_key,
-                    # Plain steps belong to no drafter; a row says so in `draft_key` and `method`.
+                    target_key=conditions.target_key,
+                    # "" and "none" for plain steps
                     draft_key=arm.draft_key,
                     method=arm.method,
                     phase=phase,
@@ -116,24 +116,24 @@ def cells_of(runs: Sequence[ArmRun], setting: Setting, taken: Taken) -> list[Cos
                     batch_size=setting.batch_size,
                     num_rows=_num_rows(phase, run),
                     kv_len=setting.kv_len,
-                    block=taken.block,
+                    block=conditions.block,
                     reps_in_block=stat.num_samples,
                     median_ns=stat.median,
                     mad_ns=stat.mad,
-                    dtype=taken.dtype,
-                    kernel=taken.kernels[arm.on_rival],
-                    num_threads=taken.num_threads,
+                    dtype=conditions.dtype,
+                    kernel=conditions.kernels[arm.on_rival],
+                    num_threads=conditions.num_threads,
                     tree_budget=arm.tree_budget,
-                    load_average=taken.load_average,
-                    clock_mhz=taken.clock_mhz,
-                    process=taken.process,
+                    load_average=conditions.load_average,
+                    clock_mhz=conditions.clock_mhz,
+                    process=conditions.process,
                 )
             )
     return cells
 
 
 def _num_rows(phase: str, run: ArmRun) -> int:
-    """Rows of one sequence in one call; of a prefill, the mean over the batch."""
+    """Rows of one sequence in one call; for a prefill, the mean over the batch."""
     if phase in ("prefill", "draft_prefill"):
-        return round(sum(one.prompt_tokens for one in run.decoded) / len(run.decoded))
+        return round(sum(decoded.prompt_tokens for decoded in run.decoded) / len(run.decoded))
     return run.arm.rows_of_pass - 1 if phase == "draft" else run.arm.rows_of_pass

@@ -1,16 +1,16 @@
-"""What cost cells decode: contexts of any length and number, made of test prompts and the target's own answers.
+"""The contexts of cost cells, of any length and number, made of test prompts and the target's own answers.
 
-A cell at KV length L decodes `tokens` tokens after a context that ends half as many before L, so that L is the mean. In
-a batch the lengths spread evenly by an eighth to both sides of that: served requests are never of one length, and a
-ragged batch is other work (other masks, other writes) than an aligned one. Contexts longer than a text have other
-texts before it; real tokens all, since random ones flatter or punish kernels and drafters alike.
+A cell at KV length L decodes `tokens` tokens after a context of L - tokens / 2, so that L is the mean length. In a
+batch the lengths spread evenly by an eighth to both sides of that: served requests differ in length, and a ragged batch
+needs other masks and writes than an aligned one. Contexts longer than a text have other texts before it; all tokens
+are real, since random ones would distort the times of kernels and drafters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts are put together
+LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts join several
 SPREAD = 1 / 8  # of the KV length, to each side, in a batch
 
 
@@ -21,17 +21,17 @@ def longest_context(kv_lengths: Sequence[int], batch_sizes: Sequence[int], token
 
 
 def contexts(texts: Sequence[Sequence[int]], block: int, batch_size: int, kv_len: int, tokens: int) -> list[list[int]]:
-    """The contexts of one cell: `batch_size` of them, other ones in every block."""
+    """The `batch_size` contexts of one cell, different ones in every block."""
     middle = max(1, kv_len - tokens // 2)
-    found = []
+    cell_contexts = []
     for row in range(batch_size):
         share = 0.0 if batch_size == 1 else 2 * row / (batch_size - 1) - 1
-        found.append(_cut(texts, block + row, max(1, middle + round(share * SPREAD * kv_len))))
-    return found
+        cell_contexts.append(_cut(texts, block + row, max(1, middle + round(share * SPREAD * kv_len))))
+    return cell_contexts
 
 
 def _cut(texts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
-    """The beginning of a text, or, where it is too short, the whole of it after others."""
+    """The first `length` tokens of text number `first`; a text that is too short follows others."""
     text = list(texts[first % len(texts)])
     if len(text) >= length:
         return text[:length]

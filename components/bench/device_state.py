@@ -1,8 +1,7 @@
-"""What state the processor was in while time was measured: its clock, temperature, limits, governor.
+"""Reads the processor's state while time is measured: clock, temperature, limits, governor.
 
-A number taken while a processor was throttled, or on a saving governor, is true of that state only. A GPU is asked
-through the driver's own tool, by the identity of the device that torch uses; a CPU through what the kernel shows. What
-a machine does not tell is absent, never guessed.
+A time measured on a throttled processor, or with a power-saving governor, holds for that state only. The state of a GPU
+comes from the driver's tool, that of a CPU from the operating system. Unknown facts are absent.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def device_state(device: torch.device) -> dict[str, Any]:
-    """The facts of now. Takes up to a tenth of a second on a GPU: ask between blocks, not inside one."""
+    """The current facts. Takes up to 0.1 s on a GPU: call it between blocks, not inside one."""
     return _gpu_state(device) if device.type == "cuda" else _cpu_state()
 
 
 def clock_mhz(state: dict[str, Any]) -> float | None:
-    """The clock of what computes, from `device_state`; None where the machine does not tell."""
-    found = state.get("sm_clock_mhz", state.get("cpu_clock_mhz"))
-    return None if found is None else float(found)
+    """The clock of the computing device, from `device_state`; None where unknown."""
+    megahertz = state.get("sm_clock_mhz", state.get("cpu_clock_mhz"))
+    return None if megahertz is None else float(megahertz)
 
 
 def _cpu_state() -> dict[str, Any]:
@@ -51,19 +50,19 @@ def _cpu_state() -> dict[str, Any]:
 
 
 def _gpu_state(device: torch.device) -> dict[str, Any]:
-    """The fields above that the driver knows; {} where its tool is missing or says nothing."""
+    """The GPU_FIELDS that the driver knows; {} where its tool is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
-    # The driver counts devices as it likes, torch counts those that it may see: the UUID is the same for both.
-    who = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    asked = [tool, f"--id={who}", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
-    return parsed_gpu_state(done.stdout) if done.returncode == 0 else {}
+    # Driver and torch may number devices differently; the UUID is the same for both.
+    gpu_id = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    command = [tool, f"--id={gpu_id}", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return parse_gpu_state(done.stdout) if done.returncode == 0 else {}
 
 
-def parsed_gpu_state(line: str) -> dict[str, Any]:
-    """One CSV line of the tool by our names; numbers where they are numbers, what it does not know left out."""
+def parse_gpu_state(line: str) -> dict[str, Any]:
+    """One CSV line of the tool by our names; numeric fields as float, unknown ones left out."""
     values = [value.strip() for value in line.strip().split(",")]
     if len(values) != len(GPU_FIELDS):
         return {}

@@ -1,10 +1,10 @@
-"""Step `bench.compare_end_to_end`: plain decoding against speculative decoding, measured as a user would feel it.
+"""Step `bench.compare_end_to_end`: plain decoding against speculative decoding, end to end.
 
-Same prompts, same engine, same dtype, same threads, same kept tokens; arms take turns of some tens of milliseconds, in
-several fresh processes, until the question which depth to serve is settled or the time for it is spent. Every output is
-compared with plain decoding token by token. Prompt lookup, which needs no training, runs on the same engine: a drafter
-has to beat it too. Each drafter also runs loaded but off: what speculation costs those who do not use it. The phases of
-every round are kept as cost cells, so that the prediction can be held against costs of the very same moments.
+All arms have the same prompts, engine, dtype, threads and kept tokens. They take turns of some tens of milliseconds, in
+several fresh processes, until it is settled which depth to serve or the time is spent. Every output is compared with
+plain decoding token by token. Prompt lookup, which needs no training, runs on the same engine, since a drafter has to
+beat it too. Each drafter also runs loaded but off: the cost of speculation for requests that do not use it. The phases
+of every round are kept as cost cells, so that predictions can be compared with costs of the same moments.
 """
 
 from __future__ import annotations
@@ -65,62 +65,62 @@ def compare_end_to_end(
         precision: half-width of the 95 % interval of a speed ratio, as a share, at which two ways of decoding are told
             apart well enough (0.03 = 3 %).
         seconds: time for measuring; opening the processes comes on top. A decision that is open by then is measured for
-            as long again, once; what is not settled after that is said.
+            as long again, once; what is not settled after that is noted.
         num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
             the decision is open.
         depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
             settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
         lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
         loaded_off: also run each drafter loaded but off: it keeps what it needs to go on later and drafts nothing.
-        trees: budgets (guesses verified in a pass) to run as trees too; an empty list runs chains only.
+        trees: budgets (draft tokens verified in a pass) to run as trees too; an empty list runs chains only.
         batch_sizes: sequences decoded side by side; prompts are grouped by workload, and what fills no group is left
             out at that size.
         num_warm_up: warm-up prompts that every arm decodes before time counts.
         dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
     """
-    from components.bench.arms import chosen_depths
+    from components.bench.arms import read_policy_depths
     from components.bench.measuring import Measuring
-    from components.bench.settling import open_arms
+    from components.bench.settling import check_settled
     from components.bench.subjects import fitting_prompts, spread
-    from components.bench.timed_runs import Asked, Study
-    from components.bench.tuning import tuned_or_chosen
+    from components.bench.timed_runs import Study, StudyPlan
+    from components.bench.tuning import resolve_tuning
     from components.targets.load import target_facts
 
     for draft in drafts:
-        refuse_what_a_loop_cannot(draft, batch_sizes, trees)
+        check_loop_supports(draft, batch_sizes, trees)
     positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     room = max_new_tokens + ROOM_FOR_GUESSES
-    asked = spread(fitting_prompts(target, positions, prompts, "test", room, ctx), num_prompts)
-    if max(batch_sizes) > len(asked):
+    timed_prompts = spread(fitting_prompts(target, positions, prompts, "test", room, ctx), num_prompts)
+    if max(batch_sizes) > len(timed_prompts):
         raise UserError(
-            f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(asked)}"
+            f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(timed_prompts)}"
         )
-    warm_up = only_untimed(fitting_prompts(target, positions, prompts, "warm_up", room, ctx), asked)[:num_warm_up]
-    tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms, side_arms = planned_arms(
-        drafts, chosen_depths(policy), depths, lookup_depths, loaded_off, trees, rival=tuned.rival
+    warm_up = drop_timed(fitting_prompts(target, positions, prompts, "warm_up", room, ctx), timed_prompts)[:num_warm_up]
+    tuned = resolve_tuning(tuning, target, drafts, timed_prompts[0].ids, dtype, num_threads, ctx, machine)
+    arms, side_arms = plan_arms(
+        drafts, read_policy_depths(policy), depths, lookup_depths, loaded_off, trees, rival=tuned.rival
     )
     ctx.note(
-        f"{len(arms)} arms on {len(asked)} prompts in {num_processes} processes or more, for {seconds:.0f} s, or until "
-        f"settled to {precision:.0%}: {', '.join(arm.label for arm in arms)}"
+        f"{len(arms)} arms on {len(timed_prompts)} prompts in {num_processes} processes or more, for {seconds:.0f} s, "
+        f"or until settled to {precision:.0%}: {', '.join(arm.label for arm in arms)}"
     )
     study = Study(
-        Asked(arms, side_arms, asked, warm_up, sorted(set(batch_sizes)), max_new_tokens),
+        StudyPlan(arms, side_arms, timed_prompts, warm_up, sorted(set(batch_sizes)), max_new_tokens),
         open_process=lambda number: Measuring(number, target, drafts, arms, tuned, dtype, ctx),
-        unsettled=lambda found: open_arms(found, side_arms, precision),
+        find_open_arms=lambda group_runs: check_settled(group_runs, side_arms, precision),
         progress=lambda done, total: ctx.progress(done, total, "seconds of measuring"),
         note=ctx.note,
     )
     study.run(seconds, num_processes)
-    return Measurements.made(
-        ctx, {"num_prompts": len(asked), **_write(study, tuned, target, drafts, dtype, machine, ctx)}
+    return Measurements.of_step(
+        ctx, {"num_prompts": len(timed_prompts), **_write_rows(study, tuned, target, drafts, dtype, machine, ctx)}
     )
 
 
-def planned_arms(
+def plan_arms(
     drafts: Sequence[Draft],
-    chosen: Mapping[str, frozenset[int]],
+    policy_depths: Mapping[str, frozenset[int]],
     depths: Literal["around", "all"] | list[int],
     lookup_depths: Sequence[int],
     loaded_off: bool,
@@ -128,10 +128,12 @@ def planned_arms(
     *,
     rival: bool,
 ) -> tuple[list[Arm], frozenset[Arm]]:
-    """Plain decoding, prompt lookup, and every drafter off, at its depths and as trees; and which of them are shown
-    beside the decision only."""
+    """All arms (plain decoding, prompt lookup, every drafter off, at its depths and as trees), and the side arms.
+
+    Side arms are shown in the results, but take no part in the decision which depth to serve.
+    """
     from components.bench.arms import PLAIN, RIVAL, Arm, depths_to_run
-    from components.bench.trees import tree_shape
+    from components.bench.trees import tree_arms
     from components.decoding.chain import LOOPS
     from components.drafts.files import read_record
 
@@ -141,29 +143,26 @@ def planned_arms(
         record = read_record(draft.path)
         method, trained, reach = str(record["method"]), int(record["num_steps"]), int(record["max_depth"])
         deepest = max(depths) if isinstance(depths, list) and depths else trained
-        within_reach = [depth for depth in chosen.get(draft.key, ()) if depth <= reach]
-        if loaded_off and method not in LOOPS:  # a loop of its own guesses by passes of the target: no drafter
+        within_reach = [depth for depth in policy_depths.get(draft.key, ()) if depth <= reach]
+        if loaded_off and method not in LOOPS:  # such a method drafts with the target itself: no drafter
             arms.append(Arm(method, draft.key, 0))
             side.add(arms[-1])
         arms += [Arm(method, draft.key, depth) for depth in depths_to_run(depths, within_reach, min(deepest, reach))]
-        arms += [
-            Arm(method, draft.key, tree_shape(trained, budget).depth, tree_budget=budget)
-            for budget in sorted(set(trees))
-        ]
+        arms += tree_arms(method, draft.key, trained, trees)
     return arms, frozenset(side)
 
 
-def only_untimed(warm_up: Sequence[EncodedPrompt], asked: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The warm-up prompts that are not timed as well; raises UserError when none is left."""
-    timed = {tuple(prompt.ids) for prompt in asked}
-    found = [prompt for prompt in warm_up if tuple(prompt.ids) not in timed]
-    if not found:
+def drop_timed(warm_up: Sequence[EncodedPrompt], timed_prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+    """The warm-up prompts that are not also timed; raises UserError when none is left."""
+    timed = {tuple(prompt.ids) for prompt in timed_prompts}
+    untimed = [prompt for prompt in warm_up if tuple(prompt.ids) not in timed]
+    if not untimed:
         raise UserError("prompts: every warm_up prompt is also a test prompt: give warm-up prompts of their own")
-    return found
+    return untimed
 
 
-def refuse_what_a_loop_cannot(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
-    """Raises UserError for a method with a decoding loop of its own where batches or trees are asked of it."""
+def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
+    """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
     from components.decoding.chain import LOOPS
     from components.drafts.files import read_record
 
@@ -179,7 +178,7 @@ def refuse_what_a_loop_cannot(draft: Draft, batch_sizes: Sequence[int], trees: S
         raise UserError(f"trees: {method} ({draft.key[:12]}) decodes chains alone: set trees [], or leave it out")
 
 
-def _write(
+def _write_rows(
     study: Study,
     tuned: Tuning,
     target: Target,
@@ -188,7 +187,7 @@ def _write(
     machine: Machine,
     ctx: Context,
 ) -> dict[str, Any]:
-    """Turn runs into rows: compare every output with plain decoding, note what is to be doubted. Returns the facts."""
+    """Write the rows: requests compared with plain decoding, rounds, costs, quality flags. Returns facts for `info`."""
     from components.bench import clock
     from components.bench.request_rows import Conditions, request_rows, round_rows
     from components.bench.run_flags import run_flags
@@ -196,18 +195,18 @@ def _write(
     from components.drafts.files import read_record
     from components.targets.load import open_target
 
-    runs = timed_runs(study.found)
+    runs = timed_runs(study.group_runs)
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
     with clock.threads(tuned.num_threads):
-        opened = open_target(target, device=ctx.device, dtype=dtype, kernel=tuned.kernel)
-        requests = request_rows(runs, opened, shared)
+        model = open_target(target, device=ctx.device, dtype=dtype, kernel=tuned.kernel)
+        requests = request_rows(runs, model, shared)
     trained = {draft.key: int(read_record(draft.path)["num_steps"]) for draft in drafts}
     flags = run_flags(runs, shared.session_id, study.conditions["load_average"], machine.num_cores, trained)
-    cells = cells_of_study(study.found, target.key, dtype, tuned.num_threads, study.conditions["load_average"])
+    cells = study_cost_cells(study.group_runs, target.key, dtype, tuned.num_threads, study.conditions["load_average"])
     write_rows(ctx.out, [*requests, *round_rows(runs, shared), *cells, *flags])
     decoded = len({run.prompt.prompt_id for run in runs})
-    if decoded < len(study.asked.prompts):
-        ctx.note(f"the time was enough for {decoded} of {len(study.asked.prompts)} prompts")
+    if decoded < len(study.plan.prompts):
+        ctx.note(f"the time was enough for {decoded} of {len(study.plan.prompts)} prompts")
     return {
         "num_threads": tuned.num_threads,
         "kernel": tuned.kernel,
@@ -215,38 +214,38 @@ def _write(
         "machine_id": machine.machine_id,
         "num_prompts_decoded": decoded,
         "num_processes": study.num_processes,
-        "ended": study.ended,
+        "ended": study.stop_reason,
         **study.conditions,
         "arms": summary(requests),
     }
 
 
-def cells_of_study(
-    found: Sequence[GroupRun], target_key: str, dtype: str, num_threads: int, load: float | None
+def study_cost_cells(
+    group_runs: Sequence[GroupRun], target_key: str, dtype: str, num_threads: int, load: float | None
 ) -> list[CostCell]:
-    """The phases of every arm's rounds as cost cells, a block for each prompt, at the mean context of all of them."""
-    from components.bench.cost_blocks import Setting, Taken, cells_of
+    """The phases of every arm's rounds as cost cells: one block for each prompt, kv_len the mean context of all."""
+    from components.bench.cost_blocks import BlockConditions, Setting, cost_cells
 
     contexts = [
-        len(prompt.ids) + len(one.tokens) / 2
-        for group_run in found
+        len(prompt.ids) + len(decoded.tokens) / 2
+        for group_run in group_runs
         for run in group_run.runs[:1]
-        for prompt, one in zip(group_run.group, run.decoded, strict=True)
+        for prompt, decoded in zip(group_run.group, run.decoded, strict=True)
     ]
     kv_len = round(sum(contexts) / len(contexts))
     return [
         cell
-        for group_run in found
-        for cell in cells_of(
-            group_run.runs,
-            Setting(len(group_run.group), kv_len),
-            Taken(target_key, dtype, num_threads, group_run.kernels, group_run.process, group_run.number, load),
+        for run in group_runs
+        for cell in cost_cells(
+            run.runs,
+            Setting(len(run.group), kv_len),
+            BlockConditions(target_key, dtype, num_threads, run.kernels, run.process, run.number, load),
         )
     ]
 
 
 def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """One line an arm, pooled over prompts: decode tokens a second, speedup over plain, AL, identity."""
+    """One record an arm, pooled over prompts: decode tokens/s, speedup over plain, acceptance length, identity."""
     from components.bench.request_rows import rounded
 
     timed = [r for r in requests if counts(r)]

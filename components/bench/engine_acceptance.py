@@ -1,12 +1,12 @@
-"""What engines say about their own speculation: per request in the answer, and server-wide in Prometheus counters.
+"""Reads the acceptance that engines report: per request in the answer, and server-wide in Prometheus counters.
 
     vLLM       metrics.speculative_decoding of the last chunk (--per-request-spec-decode-metrics), and
                vllm:spec_decode_num_{drafts,draft_tokens,accepted_tokens}_total, ..._per_pos_total{position} at /metrics
     SGLang     meta_info: spec_verify_ct, spec_num_correct_drafts, spec_num_proposed_drafts and a histogram
-    llama.cpp  timings: draft_n, draft_n_accepted (no rounds: predicted_n and they give them, see below)
+    llama.cpp  timings: draft_n, draft_n_accepted (rounds are computed from them and predicted_n, see below)
 
-Everything is turned into counts of one convention: a round drafts d, accepts a of them and emits a + 1. Rounds that
-drafted nothing are in none of these counts.
+All are converted to one convention: a round drafts d, accepts a of them and emits a + 1. Rounds that drafted nothing
+are not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SGLANG_COUNTS: Final = (
     ("spec_num_correct_drafts", "spec_num_proposed_drafts"),
     ("spec_accepted_drafts", "spec_proposed_drafts"),
 )
-"""(accepted, drafted), both without the bonus token; older names of the same engine counted it in and are not read."""
+"""(accepted, drafted), both without the bonus token; the engine's older names, which include it, are not read."""
 _SGLANG_HISTOGRAMS: Final = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 _PREFIX: Final = "vllm:spec_decode_num_"
 
@@ -28,8 +28,8 @@ _PREFIX: Final = "vllm:spec_decode_num_"
 class Acceptance:
     """Counts over rounds that drafted.
 
-    per_position[i]: rounds that accepted draft i + 1, None where the engine does not tell.
-    rounds: (drafted, accepted) of each round in order, None where the engine does not tell.
+    per_position[i]: rounds that accepted draft i + 1; None where the engine does not report it.
+    rounds: (drafted, accepted) of each round in order; None where the engine does not report them.
     """
 
     num_rounds: int
@@ -40,36 +40,36 @@ class Acceptance:
 
 
 def read_acceptance(payload: Mapping[str, Any]) -> Acceptance | None:
-    """The acceptance in an answer (its last chunk, or all of it), or None where it has none."""
+    """The acceptance in an answer (its last chunk, or the whole of it); None where it has none."""
     choices = payload.get("choices")
-    places = [payload, *(choices if isinstance(choices, list) else [])]
-    for place in places:
-        if not isinstance(place, Mapping):
+    holders = [payload, *(choices if isinstance(choices, list) else [])]
+    for holder in holders:
+        if not isinstance(holder, Mapping):
             continue
-        metrics = place.get("metrics")
+        metrics = holder.get("metrics")
         if isinstance(metrics, Mapping) and isinstance(metrics.get("speculative_decoding"), Mapping):
             return _vllm(metrics["speculative_decoding"])
         for name in ("meta_info", "sglext"):
-            meta = place.get(name)
-            if isinstance(meta, Mapping) and (found := _sglang(meta)) is not None:
-                return found
-        timings = place.get("timings")
-        if isinstance(timings, Mapping) and (found := _llama_cpp(timings)) is not None:
-            return found
+            meta = holder.get(name)
+            if isinstance(meta, Mapping) and (acceptance := _sglang(meta)) is not None:
+                return acceptance
+        timings = holder.get("timings")
+        if isinstance(timings, Mapping) and (acceptance := _llama_cpp(timings)) is not None:
+            return acceptance
     return None
 
 
-def _vllm(found: Mapping[str, Any]) -> Acceptance:
-    histogram = [int(count) for count in found["acceptance_histogram"]]
-    steps = found.get("per_step_accepted")
+def _vllm(metrics: Mapping[str, Any]) -> Acceptance:
+    histogram = [int(count) for count in metrics["acceptance_histogram"]]
+    steps = metrics.get("per_step_accepted")
     rounds = None
-    if isinstance(steps, list) and isinstance(found.get("per_step_drafted"), list):
-        rounds = [(int(d), int(a)) for d, a in zip(found["per_step_drafted"], steps, strict=True)]
+    if isinstance(steps, list) and isinstance(metrics.get("per_step_drafted"), list):
+        rounds = [(int(d), int(a)) for d, a in zip(metrics["per_step_drafted"], steps, strict=True)]
     return Acceptance(
-        num_rounds=int(found["num_spec_steps"]),
-        num_drafted=int(found["num_draft_tokens"]),
-        num_accepted=int(found["num_accepted_draft_tokens"]),
-        per_position=reached(histogram),
+        num_rounds=int(metrics["num_spec_steps"]),
+        num_drafted=int(metrics["num_draft_tokens"]),
+        num_accepted=int(metrics["num_accepted_draft_tokens"]),
+        per_position=at_least_counts(histogram),
         rounds=rounds,
     )
 
@@ -79,15 +79,15 @@ def _sglang(meta: Mapping[str, Any]) -> Acceptance | None:
     for accepted, drafted in _SGLANG_COUNTS:
         if isinstance(verified, int) and isinstance(meta.get(accepted), int) and isinstance(meta.get(drafted), int):
             histogram = next((meta[name] for name in _SGLANG_HISTOGRAMS if isinstance(meta.get(name), list)), None)
-            counts = reached([int(count) for count in histogram]) if histogram else None
+            counts = at_least_counts([int(count) for count in histogram]) if histogram else None
             return Acceptance(verified, meta[drafted], meta[accepted], counts)
     return None
 
 
 def _llama_cpp(timings: Mapping[str, Any]) -> Acceptance | None:
-    """llama-server counts no rounds here; every token that is neither a kept guess nor the first ends a round.
+    """llama-server reports no rounds: every token that is neither an accepted draft nor the first ends one.
 
-    That holds while each round drafts something (p_min 0); rounds without guesses would be counted in.
+    That holds if each round drafts something (p_min 0); rounds without drafts would be counted too.
     """
     if "draft_n" not in timings:
         return None
@@ -95,8 +95,8 @@ def _llama_cpp(timings: Mapping[str, Any]) -> Acceptance | None:
     return Acceptance(max(0, int(timings["predicted_n"]) - 1 - accepted), int(timings["draft_n"]), accepted)
 
 
-def reached(histogram: Sequence[int]) -> list[int]:
-    """From how many rounds accepted exactly j to how many accepted at least i + 1, for i = 0, 1, ..."""
+def at_least_counts(histogram: Sequence[int]) -> list[int]:
+    """From the number of rounds that accepted exactly j to that of at least i + 1, for i = 0, 1, ..."""
     return [sum(histogram[position:]) for position in range(1, len(histogram))]
 
 
@@ -110,9 +110,9 @@ class Counters:
     per_position: Mapping[int, float]
 
     def since(self, before: Counters) -> Acceptance:
-        """What was counted between two readings of the same server; a restart in between shows as a drop.
+        """The acceptance between two readings of the same server.
 
-        Raises ValueError for a counter that went down.
+        Raises ValueError for a counter that went down: the server restarted.
         """
         positions = range(max(self.per_position, default=-1) + 1)
         passed = [
@@ -128,7 +128,7 @@ class Counters:
 
 
 def read_counters(text: str) -> Counters | None:
-    """vLLM's speculation counters in the text of /metrics; None where it has none (no speculation, other engine)."""
+    """vLLM's speculation counters from the text of /metrics; None without any (no speculation, other engine)."""
     from prometheus_client.parser import text_string_to_metric_families
 
     sums: dict[str, float] = {}

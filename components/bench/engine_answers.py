@@ -1,4 +1,4 @@
-"""One request to a serving engine: sent as exact token ids where it takes them, streamed, timed at the client.
+"""Sends one request to a serving engine: as exact token ids where possible, streamed, timed at the client.
 
     vllm            POST /v1/completions  prompt as ids, token ids back, acceptance in the last chunk
     sglang          POST /generate        input_ids; every chunk holds all output so far and the counts
@@ -6,8 +6,8 @@
     transformers,
     openai          POST /v1/completions  prompt as a text that encodes to the same ids; token counts from usage
 
-Time to first token is the first chunk that holds a token; an engine that sends several at once is told apart by
-`first_chunk_tokens`. A failure of any kind is an Answer with its reason: requests are counted, never lost.
+Time to first token is that of the first chunk with a token; `first_chunk_tokens` shows engines that send several at
+once. Every failure becomes an Answer with its reason, so that no request is lost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of every server: ids, and a text that encodes to the same ids (None where there is none)."""
+class ServerPrompt:
+    """A prompt for every server: token ids, and a text that encodes to the same ids (None if no text does)."""
 
     prompt_id: str
     workload: str
@@ -38,9 +38,9 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What came back. Times are client-side nanoseconds of one clock; tokens is None where the engine shows no ids.
+    """The answer to one request. Times are client-side nanoseconds of one clock; tokens is None without token ids.
 
-    chunk_tokens: how many tokens each chunk brought, in order; empty where the engine shows no ids.
+    chunk_tokens: the number of tokens of each chunk, in order; empty where the engine returns no ids.
     """
 
     sent_ns: int
@@ -57,24 +57,26 @@ class Answer:
     error: str | None = None
 
 
-def body_of(server: Connected, asked: Asked, max_new_tokens: int, temperature: float) -> tuple[str, dict[str, Any]]:
-    """(address, JSON body) of a streaming request in this engine's own words."""
+def request_body(
+    server: Connected, prompt: ServerPrompt, max_new_tokens: int, temperature: float
+) -> tuple[str, dict[str, Any]]:
+    """(address, JSON body) of a streaming request in this engine's API."""
     root = server.settings.root
     if server.engine == "sglang":
         sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        return f"{root}/generate", {"input_ids": asked.ids, "sampling_params": sampling, "stream": True}
+        return f"{root}/generate", {"input_ids": prompt.ids, "sampling_params": sampling, "stream": True}
     if server.engine == "llama.cpp":
         return f"{root}/completion", {
-            "prompt": asked.ids,
+            "prompt": prompt.ids,
             "n_predict": max_new_tokens,
             "temperature": temperature,
             "stream": True,
             "return_tokens": True,
-            "cache_prompt": False,  # every request pays for its own prompt
+            "cache_prompt": False,  # no reuse of earlier prompts
         }
     body: dict[str, Any] = {
         "model": server.model,
-        "prompt": asked.ids if server.engine == "vllm" else asked.text,
+        "prompt": prompt.ids if server.engine == "vllm" else prompt.text,
         "max_tokens": max_new_tokens,
         "temperature": temperature,
         "stream": True,
@@ -82,30 +84,30 @@ def body_of(server: Connected, asked: Asked, max_new_tokens: int, temperature: f
     }
     if server.engine == "vllm":
         body["return_token_ids"] = True
-        body["cache_salt"] = secrets.token_hex(16)  # no request finds another's prompt in the prefix cache
+        body["cache_salt"] = secrets.token_hex(16)  # no hits in the prefix cache
     return f"{root}/v1/completions", body
 
 
-async def ask(
-    client: httpx.AsyncClient, server: Connected, asked: Asked, max_new_tokens: int, temperature: float
+async def send_request(
+    client: httpx.AsyncClient, server: Connected, prompt: ServerPrompt, max_new_tokens: int, temperature: float
 ) -> Answer:
-    """One timed request; never raises for what a server or a network may do."""
+    """Send one timed request; server and network failures become Answer.error."""
     import httpx
 
-    address, body = body_of(server, asked, max_new_tokens, temperature)
+    address, body = request_body(server, prompt, max_new_tokens, temperature)
     answer = Answer(sent_ns=time.perf_counter_ns())
-    if body.get("prompt", asked.ids) is None:
+    if body.get("prompt", prompt.ids) is None:
         answer.error = "this engine takes text only, and no text encodes to these tokens"
         answer.end_ns = answer.sent_ns
         return answer
     try:
         async with client.stream("POST", address, json=body, headers=server.settings.headers()) as reply:
             if reply.status_code != 200:
-                said = (await reply.aread()).decode("utf-8", "replace")
-                answer.error = f"status {reply.status_code}: {said}"
+                message = (await reply.aread()).decode("utf-8", "replace")
+                answer.error = f"status {reply.status_code}: {message}"
             else:
                 async for event in _events(reply):
-                    _take(answer, event, time.perf_counter_ns())
+                    _add_chunk(answer, event, time.perf_counter_ns())
                 if answer.error is None and not answer.finish_reason:
                     answer.error = "the stream ended before the answer did"
     except httpx.HTTPError as error:
@@ -114,14 +116,14 @@ async def ask(
         answer.error = f"not an answer of {server.engine}: {error}"
     answer.end_ns = time.perf_counter_ns()
     if answer.error is not None:
-        answer.error = server.settings.shown(answer.error)
+        answer.error = server.settings.without_key(answer.error)
     return answer
 
 
 async def _events(reply: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
     """The JSON objects of a stream of server-sent events.
 
-    Lines end at line feeds only: httpx's own line splitting also breaks at U+2028, which JSON text may hold.
+    Lines end at line feeds only: httpx's own line splitting also breaks at U+2028, which JSON text may contain.
     """
     rest = b""
     async for piece in reply.aiter_bytes():
@@ -135,19 +137,19 @@ async def _events(reply: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
                 yield event
 
 
-def _take(answer: Answer, event: Mapping[str, Any], now: int) -> None:
+def _add_chunk(answer: Answer, event: Mapping[str, Any], now: int) -> None:
     """Add one chunk to the answer."""
     if "error" in event:
         answer.error = str(event["error"])
         return
     if "meta_info" in event:
-        _take_cumulative(answer, event, now)
+        _add_cumulative_chunk(answer, event, now)
         return
     choices = event.get("choices") or []
     place: Mapping[str, Any] = choices[0] if choices else event
     ids = place.get("token_ids", place.get("tokens"))
     text = str(place.get("text") or place.get("content") or "")
-    _took(answer, text, ids if isinstance(ids, list) else None, now)
+    _append_output(answer, text, ids if isinstance(ids, list) else None, now)
     if place.get("finish_reason"):
         answer.finish_reason = str(place["finish_reason"])
     elif event.get("stop") is True:  # llama.cpp
@@ -159,17 +161,17 @@ def _take(answer: Answer, event: Mapping[str, Any], now: int) -> None:
     answer.acceptance = read_acceptance(event) or answer.acceptance
 
 
-def _take_cumulative(answer: Answer, event: Mapping[str, Any], now: int) -> None:
-    """SGLang's chunk: everything so far."""
+def _add_cumulative_chunk(answer: Answer, event: Mapping[str, Any], now: int) -> None:
+    """Add one chunk of SGLang, which holds the output so far."""
     meta = event["meta_info"]
     ids, text = event.get("output_ids"), str(event.get("text") or "")
-    known = len(answer.tokens or ())
+    num_before = len(answer.tokens or ())
     total = int(meta["completion_tokens"])
     if isinstance(ids, list):
-        whole = len(ids) == total  # with incremental output a chunk holds only what is new
-        _took(answer, text[len(answer.text) :] if whole else text, ids[known:] if whole else ids, now)
+        whole = len(ids) == total  # with incremental output a chunk holds only new tokens
+        _append_output(answer, text[len(answer.text) :] if whole else text, ids[num_before:] if whole else ids, now)
     elif total > (answer.completion_tokens or 0):
-        _took(answer, text[len(answer.text) :], None, now)
+        _append_output(answer, text[len(answer.text) :], None, now)
     answer.prompt_tokens, answer.completion_tokens = meta.get("prompt_tokens"), total
     finish = meta.get("finish_reason")
     if isinstance(finish, Mapping):
@@ -177,8 +179,8 @@ def _take_cumulative(answer: Answer, event: Mapping[str, Any], now: int) -> None
     answer.acceptance = read_acceptance(event) or answer.acceptance
 
 
-def _took(answer: Answer, text: str, ids: Sequence[int] | None, now: int) -> None:
-    """Note text and tokens that have just come; a chunk without either moves no clock."""
+def _append_output(answer: Answer, text: str, ids: Sequence[int] | None, now: int) -> None:
+    """Append new text and tokens and set the times; a chunk without either changes nothing."""
     if not text and not ids:
         return
     if ids is not None:

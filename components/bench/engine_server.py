@@ -1,4 +1,4 @@
-"""A serving engine behind an address that is measured: what it was started with, and what its counters say."""
+"""A serving engine under measurement: its stated settings, and its counters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from components.bench.engine_acceptance import Counters, read_counters
-from components.data.server_address import ServerAddress, reach
+from components.data.server_address import ServerAddress, wait_until_ready
 
 if TYPE_CHECKING:
     import httpx
@@ -21,7 +21,7 @@ class EngineServer(ServerAddress):
     engine: which it is; auto asks it. openai is any other with /v1/completions.
     model: the name it serves; empty takes the first of /v1/models.
     method: how it speculates (eagle3, mtp, ngram ...); empty is external where it drafts, none where it does not.
-    depth_k: guesses a round it was started with; 0 takes what it reports itself.
+    depth_k: draft tokens a round it was started with; 0 takes what it reports itself.
     draft_key: the artifact key of the drafter it serves, where it is one of ours.
     api_key_variable: the environment variable that holds its key; the key is written nowhere.
     """
@@ -35,7 +35,7 @@ class EngineServer(ServerAddress):
 
 @dataclass(frozen=True)
 class Connected:
-    """A server that answers."""
+    """A server that answered, and its identity."""
 
     settings: EngineServer
     engine: str
@@ -44,31 +44,31 @@ class Connected:
 
     @property
     def label(self) -> str:
-        """How tables and notes call it."""
+        """Its name in tables and notes."""
         method = f" {self.settings.method or 'external'} k={self.settings.depth_k}" if self.settings.depth_k else ""
         return f"{self.engine} {self.version}".strip() + method
 
 
 async def connect(client: httpx.AsyncClient, server: EngineServer, wait_s: float) -> Connected:
-    """Wait until a server answers, and ask what it is; raises UserError after `wait_s` seconds without an answer."""
-    return Connected(server, *await reach(client, server, wait_s))
+    """Wait until a server answers and identify it; raises UserError after `wait_s` seconds without an answer."""
+    return Connected(server, *await wait_until_ready(client, server, wait_s))
 
 
 async def empty_cache(client: httpx.AsyncClient, server: Connected) -> bool:
-    """Empty SGLang's prefix cache, so that a turn pays for its prompts; whether it was done, or is not needed."""
+    """Empty SGLang's prefix cache before a turn; returns False where the server refused."""
     import httpx
 
     if server.engine != "sglang":
         return True
     try:
         reply = await client.post(f"{server.settings.root}/flush_cache", headers=server.settings.headers())
-    except httpx.TransportError:  # its requests fail next, each a row with its reason
+    except httpx.TransportError:  # its requests fail next, with their reasons
         return False
     return reply.status_code == 200
 
 
-async def counters(client: httpx.AsyncClient, server: Connected) -> Counters | None:
-    """The server's speculation counters now; None where it shows none, or none that can be read."""
+async def read_server_counters(client: httpx.AsyncClient, server: Connected) -> Counters | None:
+    """The server's current speculation counters; None where it has none that can be read."""
     import httpx
 
     try:
@@ -79,5 +79,5 @@ async def counters(client: httpx.AsyncClient, server: Connected) -> Counters | N
         return None
     try:
         return read_counters(reply.text)
-    except (ValueError, KeyError):  # not Prometheus text, or cut off: its requests are still worth their rows
+    except (ValueError, KeyError):  # not Prometheus text, or cut off
         return None

@@ -1,13 +1,13 @@
-"""A Python process of its own that answers requests, one at a time: memory, layout and threads start afresh in it.
+"""Runs an object in a fresh Python process, with fresh memory layout and threads; it answers requests one at a time.
 
-Two processes that measure the same thing differ, by a few per cent, in ways that no repetition inside one of them
-shows: where memory lies, which pages are shared, how threads were placed. So a measurement is spread over several.
+Two processes that measure the same thing differ by a few per cent for reasons that repetition inside one does not
+show: memory addresses, shared pages, placement of threads. So a measurement is spread over several processes.
 
     process = FreshProcess("components.bench.measuring_process:MeasuringProcess", order)
     reply = process.ask({"do": "turns", ...})
 
-`module:class` is made in the process with the order and is called with each request. Orders, requests and replies are
-JSON lines over two pipes; nothing is unpickled. The process ends when the pipe to it closes, however its owner ends.
+The process constructs `module:class` with the order and calls it with each request. Orders, requests and replies are
+JSON lines over two pipes. The process ends when the pipe to it closes, even if its owner is killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class FreshProcess:
-    """See the head of this file. reply_at_start: what the opened object says of itself (its `facts`)."""
+    """The owner's end of the process. reply_at_start: the `facts` of the constructed object."""
 
     def __init__(self, what: str, order: Mapping[str, Any]) -> None:
         from_us, to_us = os.pipe(), os.pipe()
@@ -58,8 +58,8 @@ class FreshProcess:
         """The reply to one request.
 
         Raises:
-            UserError: the input is wrong, as the process says.
-            RuntimeError: it failed, with its own traceback, or it is gone.
+            UserError: the process raised one.
+            RuntimeError: the process failed, with its traceback, or it has ended.
         """
         try:
             self._requests.write(json.dumps(request) + "\n")
@@ -67,7 +67,7 @@ class FreshProcess:
             line = self._replies.readline()
         except BrokenPipeError:
             line = ""
-        if not line.endswith("\n"):  # nothing, or what was written when it ended
+        if not line.endswith("\n"):  # empty, or cut off when the process ended
             code = self._process.wait()
             raise RuntimeError(
                 f"the measuring process ended with exit code {code} and without an answer (out of memory?)"
@@ -80,9 +80,9 @@ class FreshProcess:
         return reply["reply"]
 
     def close(self) -> None:
-        """End the process and wait until it is gone. It keeps nothing, and to take itself down would take a second."""
+        """Kill the process and wait for it: it has nothing to save, and an orderly exit takes a second."""
         self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, and a request was never read
+        with contextlib.suppress(BrokenPipeError):  # the process has ended with a request unread
             self._requests.close()
         self._replies.close()
         self._process.wait()
@@ -99,7 +99,7 @@ def _answer(make: Any, text: str) -> dict[str, Any]:
         return {"reply": make(json.loads(text))}
     except UserError as error:
         return {"user_error": str(error)}
-    except Exception:  # whatever it is, the owner must hear it; the process goes on and the owner decides
+    except Exception:  # the owner gets every failure and decides
         return {"failed": traceback.format_exc()}
 
 

@@ -1,8 +1,8 @@
-"""Step `bench.measure_llama_cpp`: llama.cpp's command-line programs on the same workloads, in the same rows.
+"""Step `bench.measure_llama_cpp`: measures llama.cpp's command-line programs on the same workloads.
 
 Every prompt runs through llama-completion (plain) and llama-speculative-simple at each depth, in random order, one
-process a run: no server, no other request, no cache between runs. A program that saw other tokens than the target's
-tokenizer gives is an error row: it measured another prompt. For a running llama-server use bench.measure_server.
+process a run, so no cache is shared between runs. A run whose program read other tokens than the target's tokenizer
+gives becomes an error row. For a running llama-server use bench.measure_server.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _METHODS: Final[dict[SpeculationType, str]] = {
 _PLAIN: Final = ("llama-completion", "llama-cli")
 _SPECULATIVE: Final = "llama-speculative-simple"
 _LIBRARIES: Final = ("libllama*.so*", "libggml*.so*", "libmtmd*.so*")
-"""By name, since ../lib may be the system's."""
+"""Only these names, since ../lib may be the system's."""
 _ATTEMPTS: Final = 8
-"""Runs of a program that ends well without its counts: its logging may be cut off at exit (its issue 22142)."""
+"""Most runs of a program that exits with 0 without its counts: it may cut off its log at exit (its issue 22142)."""
 
 
 def measure_llama_cpp(
@@ -70,7 +70,7 @@ def measure_llama_cpp(
         draft_model: the drafter as a GGUF file; empty where the model holds it (draft-mtp).
         speculation: llama.cpp's --spec-type.
         draft_key: the artifact key of the drafter, where it is one of ours and `draft` is not given.
-        depths: guesses a round (--spec-draft-n-max); 3 and 7 are common on a CPU. Empty measures plain only.
+        depths: draft tokens a round (--spec-draft-n-max); 3 and 7 are common on a CPU. Empty measures plain only.
         programs: the folder with llama-completion and llama-speculative-simple; empty looks on the PATH.
         num_prompts: test prompts of each workload, evenly over the split.
         max_new_tokens: the longest answer, tokens.
@@ -81,30 +81,29 @@ def measure_llama_cpp(
         timeout_s: how long one process may take, seconds; then it counts as failed.
         dtype: the arithmetic of the GGUF files, for the record.
     """
-    from components.bench.end_to_end import only_untimed
+    from components.bench.end_to_end import drop_timed
     from components.bench.llama_cpp_output import read_version
     from components.bench.llama_cpp_rows import SessionFacts
-    from components.bench.subjects import fitting_prompts, spread
+    from components.bench.subjects import fitting_prompts, spread_by_workload
     from components.rows import write_rows
     from components.targets.load import open_tokenizer, target_facts
 
-    tools = Tools.found(programs, model, draft_model, depths)
-    version = read_version(printed_version(tools.plain))
+    tools = Tools.locate(programs, model, draft_model, depths)
+    version = read_version(version_output(tools.plain))
     room = int(target_facts(target)["shape"]["max_position_embeddings"])
-    found = fitting_prompts(target, room, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
-    workloads = sorted({prompt.workload for prompt in found})
-    timed = [p for w in workloads for p in spread([p for p in found if p.workload == w], num_prompts)]
+    fitting = fitting_prompts(target, room, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
+    timed = spread_by_workload(fitting, num_prompts)
     warm_up = fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx) if num_warm_up else []
-    warm_up = only_untimed(warm_up, timed)[:num_warm_up] if num_warm_up else []
+    warm_up = drop_timed(warm_up, timed)[:num_warm_up] if num_warm_up else []
     tokenizer = open_tokenizer(target)
-    plan = _planned(warm_up, timed, depths, reps, ctx.seed)
+    plan = _plan_runs(warm_up, timed, depths, reps, ctx.seed)
     ctx.note(f"{len(plan)} runs of {tools.speculative if depths else tools.plain}, one process each")
     settings = Settings(
         model, draft_model, speculation, max_new_tokens, room, num_threads or ctx.num_threads, timeout_s
     )
     runs: list[Run] = []
     for rep, is_warmup, prompt, depth in plan:
-        runs.append(_run(tools, settings, tokenizer, prompt, depth, rep, is_warmup, ctx.scratch / "prompt.txt"))
+        runs.append(_run_program(tools, settings, tokenizer, prompt, depth, rep, is_warmup, ctx.scratch / "prompt.txt"))
         ctx.progress(len(runs), len(plan), "runs")
     if all(run.printed is None for run in runs):
         raise UserError(f"{_SPECULATIVE}: every run failed; the first: {runs[0].error}")
@@ -112,9 +111,9 @@ def measure_llama_cpp(
     shared = SessionFacts(
         ctx.key[:16], target.key, draft_key, _METHODS[speculation], version, dtype, settings.num_threads, max_new_tokens
     )
-    requests = shared.requests(runs, _compared(target, runs, tokenizer, num_compared, max_new_tokens, ctx))
+    requests = shared.requests(runs, _expected_texts(target, runs, tokenizer, num_compared, max_new_tokens, ctx))
     write_rows(ctx.out, [*requests, *shared.acceptance(runs)])
-    return Measurements.made(
+    return Measurements.of_step(
         ctx,
         {
             "engine": f"llama.cpp {version}".strip(),
@@ -127,7 +126,7 @@ def measure_llama_cpp(
     )
 
 
-def _planned(
+def _plan_runs(
     warm_up: Sequence[EncodedPrompt], timed: Sequence[EncodedPrompt], depths: Sequence[int], reps: int, seed: int
 ) -> list[tuple[int, bool, EncodedPrompt, int]]:
     """(rep, is_warmup, prompt, depth) of every run: warm-up first, then each prompt at all depths in random order."""
@@ -140,12 +139,12 @@ def _planned(
 
 
 def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The GGUF files, the programs and their libraries behind the settings, for the step's key: file -> sha256."""
+    """The GGUF files, programs and libraries that the settings name, for the step's key: file -> sha256."""
     from components.targets.file_digests import sha256_of
 
     model, draft = str(settings["model"]), str(settings.get("draft_model", ""))
     depths = settings.get("depths", [3, 7])
-    tools = Tools.found(str(settings.get("programs", "")), model, draft, depths)
+    tools = Tools.locate(str(settings.get("programs", "")), model, draft, depths)
     used = [tools.plain, *([tools.speculative] if depths else [])]
     files = [model, *([draft] if draft else []), *used, *_libraries(used)]
     return {str(file): sha256_of(Path(file).expanduser()) for file in files}
@@ -153,20 +152,20 @@ def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs, as paths."""
+    """Paths of the programs."""
 
     plain: str
     speculative: str
 
     @classmethod
-    def found(cls, programs: str, model: str, draft_model: str, depths: Sequence[int]) -> Tools:
-        """Where the programs lie; raises UserError for one that is missing, and for a model file that is."""
+    def locate(cls, programs: str, model: str, draft_model: str, depths: Sequence[int]) -> Tools:
+        """Find the programs; raises UserError for a missing program or model file."""
         for setting, file in (("model", model), ("draft_model", draft_model)):
             if file and not Path(file).expanduser().is_file():
                 raise UserError(f"{setting}: {file}: no such file; convert the model with convert_hf_to_gguf.py")
-        where = str(Path(programs).expanduser()) if programs else None
-        plain = next((path for name in _PLAIN if (path := shutil.which(name, path=where))), None)
-        speculative = shutil.which(_SPECULATIVE, path=where)
+        search_path = str(Path(programs).expanduser()) if programs else None
+        plain = next((path for name in _PLAIN if (path := shutil.which(name, path=search_path))), None)
+        speculative = shutil.which(_SPECULATIVE, path=search_path)
         missing = [_PLAIN[0]] * (plain is None) + [_SPECULATIVE] * (speculative is None and bool(depths))
         if missing:
             raise UserError(
@@ -177,7 +176,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every run shares."""
+    """Settings of all runs."""
 
     model: str
     draft_model: str
@@ -195,13 +194,13 @@ class Settings:
             plain = ["-n", str(self.max_new_tokens), "-no-cnv", "--no-display-prompt", "--perf"]
             return [tools.plain, *shared, *plain]
         draft = ["-md", str(Path(self.draft_model).expanduser())] if self.draft_model else []
-        # it stops only when more than n tokens are there; a draft before that is cut so that its round ends at n
+        # The program stops after more than n tokens; -n max - 1 makes its last round end at max_new_tokens.
         limit = ["-n", str(self.max_new_tokens - 1), "-lv", "4"]
         spec = ["--spec-type", self.speculation, "--spec-draft-n-max", str(depth), "--spec-draft-p-min", "0"]
         return [tools.speculative, *shared, *draft, *spec, *limit]
 
 
-def _run(
+def _run_program(
     tools: Tools,
     settings: Settings,
     tokenizer: Any,
@@ -211,47 +210,47 @@ def _run(
     is_warmup: bool,
     prompt_file: Path,
 ) -> Run:
-    """One process; a failure of any kind is a Run with its reason."""
+    """Run one process; every failure becomes a Run with its reason."""
     from components.bench.llama_cpp_output import read_plain, read_speculative
     from components.bench.llama_cpp_rows import Run
-    from components.bench.openai_server import asked_of
+    from components.bench.openai_server import server_prompt
 
-    text = asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids).text
+    text = server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids).text
     if text is None:
         return Run(prompt, depth, rep, is_warmup, None, "", "no text encodes to these tokens")
     prompt_file.write_text(text + "\n", encoding="utf-8", newline="")
     command = settings.command(tools, depth, prompt_file)
     for _ in range(_ATTEMPTS):
         try:
-            done = subprocess.run(command, capture_output=True, timeout=settings.timeout_s, check=False)
+            finished = subprocess.run(command, capture_output=True, timeout=settings.timeout_s, check=False)
         except subprocess.TimeoutExpired:
             return Run(prompt, depth, rep, is_warmup, None, "", f"no end within {settings.timeout_s:g} s")
-        log, output = done.stderr.decode("utf-8", "replace"), done.stdout.decode("utf-8", "replace")
+        log, output = finished.stderr.decode("utf-8", "replace"), finished.stdout.decode("utf-8", "replace")
         printed = read_speculative(log) if depth else read_plain(log)
-        if done.returncode != 0 or printed is not None:
+        if finished.returncode != 0 or printed is not None:
             break
-    if done.returncode != 0 or printed is None:
+    if finished.returncode != 0 or printed is None:
         last = next((line for line in reversed(log.splitlines()) if line.strip()), "nothing")
-        said = f"exit {done.returncode} without its counts, its last line: {last.strip()[:200]}"
-        return Run(prompt, depth, rep, is_warmup, None, "", said)
+        message = f"exit {finished.returncode} without its counts, its last line: {last.strip()[:200]}"
+        return Run(prompt, depth, rep, is_warmup, None, "", message)
     if printed.prompt_tokens != len(prompt.ids):
-        said = f"it saw {printed.prompt_tokens} prompt tokens, the target's tokenizer {len(prompt.ids)}"
-        return Run(prompt, depth, rep, is_warmup, None, "", said)
-    shown = output.lstrip("\n") if depth == 0 else output.removeprefix("\n\n").removeprefix(text)
-    return Run(prompt, depth, rep, is_warmup, printed, shown, None)
+        message = f"it saw {printed.prompt_tokens} prompt tokens, the target's tokenizer {len(prompt.ids)}"
+        return Run(prompt, depth, rep, is_warmup, None, "", message)
+    answer = output.lstrip("\n") if depth == 0 else output.removeprefix("\n\n").removeprefix(text)
+    return Run(prompt, depth, rep, is_warmup, printed, answer, None)
 
 
 def _libraries(programs: Sequence[str]) -> list[str]:
-    """llama.cpp's shared libraries beside its programs and in ../lib, sorted: a shared build keeps its code there."""
+    """llama.cpp's shared libraries beside its programs and in ../lib, sorted."""
     folders = {
-        place for name in programs for place in (Path(name).resolve().parent, Path(name).resolve().parent / "../lib")
+        folder for name in programs for folder in (Path(name).resolve().parent, Path(name).resolve().parent / "../lib")
     }
-    found = {file.resolve() for folder in folders for name in _LIBRARIES for file in folder.glob(name)}
-    return sorted(str(file) for file in found if file.is_file())
+    files = {file.resolve() for folder in folders for name in _LIBRARIES for file in folder.glob(name)}
+    return sorted(str(file) for file in files if file.is_file())
 
 
-def printed_version(program: str, timeout_s: float = 60.0) -> str:
-    """What a program says of its version; raises UserError for one that cannot be run or does not end."""
+def version_output(program: str, timeout_s: float = 60.0) -> str:
+    """The output of a program's --version; raises UserError if it cannot be run or does not end."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -261,16 +260,16 @@ def printed_version(program: str, timeout_s: float = 60.0) -> str:
     return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
 
 
-def _compared(
+def _expected_texts(
     target: Target, runs: Sequence[Run], tokenizer: Any, num_compared: int, max_new_tokens: int, ctx: Context
 ) -> dict[str, str]:
-    """prompt_id -> the text of our own plain greedy answer, of the first prompts of each workload."""
-    from components.bench.engine_answers import Asked
-    from components.bench.engine_rows import compared_answers
+    """prompt_id -> the text of our own plain greedy answer, for the first prompts of each workload."""
+    from components.bench.engine_answers import ServerPrompt
+    from components.bench.engine_rows import decode_expected
 
     timed = {run.prompt.prompt_id: run.prompt for run in runs if not run.is_warmup}
-    asked = [Asked(p.prompt_id, p.workload, p.ids, None) for p in timed.values()]
-    expected = compared_answers(target, asked, num_compared, max_new_tokens, "float32", ctx)
+    server_prompts = [ServerPrompt(p.prompt_id, p.workload, p.ids, None) for p in timed.values()]
+    expected = decode_expected(target, server_prompts, num_compared, max_new_tokens, "float32", ctx)
     if expected is None:
         return {}
     return {name: tokenizer.decode(ids, skip_special_tokens=True) for name, ids in expected.tokens.items()}

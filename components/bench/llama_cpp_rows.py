@@ -1,4 +1,4 @@
-"""Runs of llama.cpp's programs as rows: a Request for every run, and the counts of each workload and depth."""
+"""Turns runs of llama.cpp's programs into rows: a Request a run, and the counts of each workload and depth."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from components.bench.llama_cpp_output import Printed
+from components.bench.llama_cpp_output import ProgramOutput
 from components.bench.subjects import EncodedPrompt
 from components.rows import EngineAcceptance, Request
 
 
 @dataclass(frozen=True)
 class Run:
-    """One process: what it was asked and what it printed. error says why printed is None."""
+    """One process: its input and its output. error is the reason where printed is None."""
 
     prompt: EncodedPrompt
     depth: int
     rep: int
     is_warmup: bool
-    printed: Printed | None
+    printed: ProgramOutput | None
     output: str
     error: str | None
 
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What all rows of one session share."""
+    """Columns that all rows of one session share."""
 
     session_id: str
     target_key: str
@@ -44,14 +44,15 @@ class SessionFacts:
     def _request(self, number: int, run: Run, expected: str | None) -> Request:
         printed = run.printed
         counts = printed.acceptance if printed is not None else None
-        # The speculative program's prefill leaves the last prompt token to its decoding loop: all n tokens come out of
-        # decode_ns. Rates count n - 1 tokens, as after a prefill that makes the first: a mean token's time moves over.
+        # The speculative program's prefill leaves the last prompt token to its decoding loop, so decode_ns makes all n
+        # tokens. Rates count n - 1 tokens, as if prefill made the first: a mean token's time moves to ttft_ns.
         first_ns = round(printed.decode_ns / printed.tokens) if printed is not None and run.depth else 0
         identical = None
         if printed is not None and expected is not None and not run.is_warmup:
-            said, ours = run.output.strip(), expected.strip()
-            # the program may run past the limit by a round: then ours is how its answer begins
-            identical = said.startswith(ours) if printed.tokens > self.max_new_tokens else said == ours
+            output, wanted_text = run.output.strip(), expected.strip()
+            # the program may run past the limit by a round: then its answer only begins with ours
+            ran_on = printed.tokens > self.max_new_tokens
+            identical = output.startswith(wanted_text) if ran_on else output == wanted_text
         return Request(
             session_id=self.session_id,
             request_id=f"{self.session_id}-{number:06d}",
@@ -94,16 +95,13 @@ class SessionFacts:
         for run in runs:
             if run.depth and not run.is_warmup and run.printed is not None:
                 groups.setdefault((run.prompt.workload, run.depth), []).append(run)
-        return [self._counted(workload, depth, of_it) for (workload, depth), of_it in groups.items()]
+        return [self._counted(workload, depth, of_group) for (workload, depth), of_group in groups.items()]
 
     def _counted(self, workload: str, depth: int, runs: Sequence[Run]) -> EngineAcceptance:
-        told = [
-            run.printed.acceptance for run in runs if run.printed is not None and run.printed.acceptance is not None
-        ]
-        positions = [
-            [*one.per_position, *[0] * (depth - len(one.per_position))] for one in told if one.per_position is not None
-        ]
-        by_position = [sum(counts) for counts in zip(*positions, strict=True)] if len(positions) == len(told) else []
+        acceptances = [run.printed.acceptance for run in runs if run.printed is not None and run.printed.acceptance]
+        lists = [counts.per_position for counts in acceptances if counts.per_position is not None]
+        padded = [[*counts, *[0] * (depth - len(counts))] for counts in lists]
+        by_position = [sum(column) for column in zip(*padded, strict=True)] if len(lists) == len(acceptances) else []
         return EngineAcceptance(
             session_id=self.session_id,
             target_key=self.target_key,
@@ -116,9 +114,9 @@ class SessionFacts:
             engine_version=self.version,
             source="program",
             num_requests=len(runs),
-            num_rounds=sum(one.num_rounds for one in told),
-            num_drafted=sum(one.num_drafted for one in told),
-            num_accepted=sum(one.num_accepted for one in told),
+            num_rounds=sum(counts.num_rounds for counts in acceptances),
+            num_drafted=sum(counts.num_drafted for counts in acceptances),
+            num_accepted=sum(counts.num_accepted for counts in acceptances),
             accepted_per_position=by_position,
             drafted_per_position=None,
         )

@@ -1,7 +1,7 @@
-"""Describes the machine that a measurement belongs to, without importing torch.
+"""Describes the machine of a measurement without importing torch, since `flows` needs it at plan time.
 
-`flows` asks at plan time, where torch must not be loaded: library versions come from installed metadata, the processor
-from the operating system, a GPU's name from its driver's own tool.
+Library versions come from installed metadata, the processor from the operating system, a GPU's name from its driver's
+tool.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def _library_versions() -> dict[str, str]:
 
 
 def _gpu_name(device: str) -> str:
-    """What the NVIDIA driver calls this device; the index counts as the driver does."""
+    """The device's name from the NVIDIA driver, whose numbering the index follows."""
     tool = shutil.which("nvidia-smi")
     index = int(device.partition(":")[2] or 0)
     if tool is not None:
-        asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+        command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
         if done.returncode == 0 and index < len(names):
             return names[index]

@@ -1,4 +1,4 @@
-"""The owner's side of a measuring process: typed requests, and what comes back as the objects that rows are made of."""
+"""The owner's side of a measuring process: typed requests and replies."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from components.decoding.chain import Decoded, RoundFacts
 from components.speedup.steady import steady
 
 SLICE_NS: Final = 40e6
-"""Time of plain decoding in one slice: long against what a change of arms costs the caches, short against the seconds
-for which other work comes and goes."""
-LONGEST_SLICE: Final = 16
-"""Tokens of a slice at most."""
+"""Time of plain decoding in one slice: long against the cache misses after a change of arms, short against the seconds
+for which other work disturbs."""
+MAX_SLICE_TOKENS: Final = 16
+"""Most tokens of a slice."""
 FIRST_SHARE: Final = 0.6
-"""The share of a time budget that the least number of processes takes: a quiet machine needs no more."""
+"""The share of the time budget for the least number of processes, enough on a quiet machine."""
 
 
 class WholeSlice(NamedTuple):
-    """Rounds of one slice, nanoseconds of each: the round, its pass of the target, its proposal.
+    """Rounds of one slice, in nanoseconds: each round, its pass of the target, its proposal.
 
     drafted: tokens that were drafted in each round, over the whole batch.
     """
@@ -38,12 +38,12 @@ class WholeSlice(NamedTuple):
 
     @property
     def host_ns(self) -> list[int]:
-        """The rest of each round: the loop itself."""
+        """The rest of each round: the decoding loop itself."""
         return [a - b - c for a, b, c in zip(*self[:3], strict=True)]
 
 
 class ArmRun(NamedTuple):
-    """One arm's generations side by side (one, where batch size is 1), and its turns."""
+    """One arm's generations, decoded as a batch, and its turns."""
 
     arm: Arm
     decoded: list[Decoded]
@@ -51,22 +51,22 @@ class ArmRun(NamedTuple):
     prefill_ns: int
 
     def whole_slices(self) -> list[WholeSlice]:
-        """The rounds in which the whole batch took part, slice by slice, the generation's first round left out.
+        """The rounds in which the whole batch took part, slice by slice, without the generation's first round.
 
-        The first round's proposal takes the whole prompt in; a sequence that is done leaves the batch.
+        The first round's proposal processes the whole prompt; a finished sequence leaves the batch.
         """
-        found, begun = [], 0
-        for one in self.slices:
-            rounds = list(enumerate(zip(*one[1:], strict=True), start=begun))
-            begun += len(rounds)
+        whole_slices, first_number = [], 0
+        for turn in self.slices:
+            rounds = list(enumerate(zip(*turn[1:], strict=True), start=first_number))
+            first_number += len(rounds)
             whole = [
-                (ns, target, draft, sum(of.rounds[number].drafted for of in self.decoded))
+                (ns, target, draft, sum(decoded.rounds[number].drafted for decoded in self.decoded))
                 for number, (ns, target, draft, size) in rounds
                 if number and size == len(self.decoded)
             ]
             if whole:
-                found.append(WholeSlice(*(list(column) for column in zip(*whole, strict=True))))
-        return found
+                whole_slices.append(WholeSlice(*(list(column) for column in zip(*whole, strict=True))))
+        return whole_slices
 
     @property
     def first_round(self) -> tuple[int, int, int]:
@@ -76,7 +76,7 @@ class ArmRun(NamedTuple):
 
 
 class Measuring:
-    """A fresh process with everything opened. number: from 1, which of the processes of a measurement it is."""
+    """A fresh process with target and drafters loaded. number: its number among those of a measurement, from 1."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class Measuring:
         graphs: bool = False,
     ) -> None:
         self.number, self.arms = number, list(arms)
-        wanted = {arm.draft_key for arm in arms}
+        draft_keys = {arm.draft_key for arm in arms}
         order = {
             "target": {"key": target.key, "path": str(target.path)},
             "drafts": [
                 {"key": draft.key, "path": str(draft.path), "kernel": tuning.kernel_of(draft)}
                 for draft in drafts
-                if draft.key in wanted
+                if draft.key in draft_keys
             ],
             "arms": [dataclasses.asdict(arm) for arm in arms],
             "kernel": tuning.kernel,
@@ -111,7 +111,7 @@ class Measuring:
         self._process = FreshProcess(f"{MeasuringProcess.__module__}:{MeasuringProcess.__name__}", order)
         self.facts: Mapping[str, Any] = self._process.reply_at_start
         self.kernels: dict[bool, str] = {False: str(self.facts["kernel"]), True: str(self.facts["rival_kernel"])}
-        """What the target's passes run on, by whether the arm is `on_rival`."""
+        """The kernel of the target's passes, keyed by Arm.on_rival."""
 
     def turns(
         self,
@@ -122,7 +122,7 @@ class Measuring:
         tokens_a_slice: int,
         ignore_eos: bool,
     ) -> list[ArmRun]:
-        """Let these arms continue the contexts by at most `num_tokens` tokens each, taking turns."""
+        """Continue the contexts by at most `num_tokens` tokens with each of these arms, in turns."""
         indices = [index for index, arm in enumerate(self.arms) if arm in arms]
         replies = self._process.ask(
             {
@@ -137,7 +137,7 @@ class Measuring:
         return [
             ArmRun(
                 self.arms[index],
-                [_decoded(one) for one in reply["decoded"]],
+                [_decoded(record) for record in reply["decoded"]],
                 [Slice(*each) for each in reply["slices"]],
                 reply["prefill_ns"],
             )
@@ -146,19 +146,19 @@ class Measuring:
 
     def texts(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Each prompt and exactly `num_tokens` greedy tokens after it."""
-        asked = {"do": "texts", "prompts": [list(prompt) for prompt in prompts], "num_tokens": num_tokens}
-        found: list[list[int]] = self._process.ask(asked)
-        return found
+        request = {"do": "texts", "prompts": [list(prompt) for prompt in prompts], "num_tokens": num_tokens}
+        texts: list[list[int]] = self._process.ask(request)
+        return texts
 
     def conditions(self) -> dict[str, Any]:
-        """Load, clock and governor of the machine now."""
-        found: dict[str, Any] = self._process.ask({"do": "conditions"})
-        return found
+        """The machine's current load, clock and governor (clock.conditions)."""
+        conditions: dict[str, Any] = self._process.ask({"do": "conditions"})
+        return conditions
 
     def clock_mhz(self) -> float | None:
-        """The clock of what computes now; None where the machine does not tell."""
-        found: float | None = self._process.ask({"do": "clock_mhz"})
-        return found
+        """The computing device's current clock; None where unknown."""
+        megahertz: float | None = self._process.ask({"do": "clock_mhz"})
+        return megahertz
 
     def __enter__(self) -> Self:
         return self
@@ -168,15 +168,15 @@ class Measuring:
 
 
 def slice_length(plain: ArmRun) -> int:
-    """Tokens of a slice, from what a plain round takes: see SLICE_NS."""
-    rounds = [ns for one in plain.whole_slices() for ns in one.round_ns]
-    return max(1, min(LONGEST_SLICE, round(SLICE_NS / steady(rounds)))) if rounds else 1
+    """Tokens of a slice, so that plain decoding takes about SLICE_NS."""
+    rounds = [ns for rounds_of_slice in plain.whole_slices() for ns in rounds_of_slice.round_ns]
+    return max(1, min(MAX_SLICE_TOKENS, round(SLICE_NS / steady(rounds)))) if rounds else 1
 
 
 def seconds_a_token(runs: Sequence[ArmRun]) -> float:
-    """What a token takes in all of these arms together, as the clock went: to say beforehand how long it takes."""
-    return sum(sum(sum(one.round_ns) for one in run.slices) / len(run.decoded[0].tokens) for run in runs) / 1e9
+    """Seconds for one token in all of these arms together, undisturbed or not: an estimate for notes."""
+    return sum(sum(sum(turn.round_ns) for turn in run.slices) / len(run.decoded[0].tokens) for run in runs) / 1e9
 
 
-def _decoded(said: Mapping[str, Any]) -> Decoded:
-    return Decoded(**{**said, "rounds": [RoundFacts(*facts) for facts in said["rounds"]]})
+def _decoded(record: Mapping[str, Any]) -> Decoded:
+    return Decoded(**{**record, "rounds": [RoundFacts(*facts) for facts in record["rounds"]]})

@@ -1,8 +1,7 @@
-"""What a fresh process of a measurement does: it opens target and drafters once, and decodes what it is told to.
+"""The measuring side of a fresh process: loads target and drafters once, and decodes the contexts of each request.
 
-The order says what to open and on which kernels; requests then give contexts and arms, and the arms take turns on them
-(slices.py). Everything that comes in and goes out is JSON (fresh_process.py), so that the owner needs no torch tensors,
-and holds no weights while this process measures.
+The order names the files and kernels; requests then give contexts and arms, and the arms take turns on them
+(slices.py). Requests and replies are JSON (fresh_process.py), so the owner holds no weights meanwhile.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import torch
 from components.bench import clock
 from components.bench.arms import Arm
 from components.bench.device_state import clock_mhz, device_state
-from components.bench.loaded_off import kept_off
-from components.bench.phases import timed
+from components.bench.loaded_off import make_idle
+from components.bench.phases import wrap_timed
 from components.bench.slices import Generation, take_turns
 from components.bench.subjects import greedy_answers, open_drafter
 from components.bench.trees import check_branching, tree_shape
@@ -40,7 +39,7 @@ from components.targets.model import AbstractTarget
 
 
 class MeasuringProcess:
-    """Opened by an order, asked by requests; see `__call__`.
+    """Constructed with an order, called with requests.
 
     The order: {"target": {key, path}, "drafts": [{key, path, kernel}], "arms": [Arm], "kernel", "rival": bool, "dtype",
     "device", "num_threads", "graphs": bool, "seed"}.
@@ -49,14 +48,14 @@ class MeasuringProcess:
     def __init__(self, order: dict[str, Any]) -> None:
         torch.set_num_threads(int(order["num_threads"]))
         target = Target(key=order["target"]["key"], path=Path(order["target"]["path"]))
-        opened = {"device": order["device"], "dtype": order["dtype"]}
-        self.target: AbstractTarget = open_target(target, kernel=order["kernel"], **opened)
-        self.rival = open_target(target, kernel="plain", **opened) if order["rival"] else None
+        placement = {"device": order["device"], "dtype": order["dtype"]}
+        self.target: AbstractTarget = open_target(target, kernel=order["kernel"], **placement)
+        self.rival = open_target(target, kernel="plain", **placement) if order["rival"] else None
         self.arms = [Arm(**arm) for arm in order["arms"]]
         self.drafters: dict[str, Drafter] = {}
-        for one in order["drafts"]:
-            draft = Draft(key=one["key"], path=Path(one["path"]))
-            self.drafters[draft.key] = open_drafter(draft, self.target, one["kernel"])
+        for entry in order["drafts"]:
+            draft = Draft(key=entry["key"], path=Path(entry["path"]))
+            self.drafters[draft.key] = open_drafter(draft, self.target, entry["kernel"])
         for arm in self.arms:
             if arm.tree_budget is not None:
                 check_branching(self.drafters[arm.draft_key], [arm.tree_budget])
@@ -68,7 +67,7 @@ class MeasuringProcess:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the owner writes into its rows."""
+        """Facts for the owner's rows."""
         return {
             "kernel": self.target.kernel,
             "rival_kernel": None if self.rival is None else self.rival.kernel,
@@ -78,24 +77,24 @@ class MeasuringProcess:
         }
 
     def __call__(self, request: dict[str, Any]) -> Any:
-        """Answer {"do": "turns" | "texts" | "conditions" | "clock_mhz", ...}, the rest being the method's arguments."""
-        asked = dict(request)
-        known: dict[str, Callable[..., Any]] = {
+        """Answer {"do": "turns" | "texts" | "conditions" | "clock_mhz", ...}; the rest are the method's arguments."""
+        arguments = dict(request)
+        handlers: dict[str, Callable[..., Any]] = {
             "turns": self.turns,
             "texts": self.texts,
             "conditions": self.conditions,
             "clock_mhz": self.clock_mhz,
         }
-        do = known[asked.pop("do")]
+        handle = handlers[arguments.pop("do")]
         with torch.inference_mode(), clock.quiet_interpreter():
-            return do(**asked)
+            return handle(**arguments)
 
     def conditions(self) -> dict[str, Any]:
-        """Load, clock and governor now."""
+        """Current load, clock and governor."""
         return clock.conditions(self.target.device)
 
     def clock_mhz(self) -> float | None:
-        """The clock of what computes now; None where the machine does not tell."""
+        """The computing device's current clock; None where unknown."""
         return clock_mhz(device_state(self.target.device))
 
     def texts(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -106,17 +105,17 @@ class MeasuringProcess:
     def turns(
         self, contexts: list[list[int]], arms: list[int], num_tokens: int, tokens_a_slice: int, ignore_eos: bool
     ) -> list[dict[str, Any]]:
-        """Let these arms continue the contexts (several: side by side, as a batch) by taking turns.
+        """Continue the contexts (several: as a batch) with these arms, in turns.
 
-        Gives for each arm {"decoded": [Decoded, ...], "slices": [Slice, ...], "prefill_ns"}.
+        Returns for each arm {"decoded": [Decoded, ...], "slices": [Slice, ...], "prefill_ns"}.
         """
-        wanted = {self.arms[index] for index in arms}
-        self._sessions = {arm: session for arm, session in self._sessions.items() if arm in wanted}  # others give room
+        live = {self.arms[index] for index in arms}
+        self._sessions = {arm: cache for arm, cache in self._sessions.items() if arm in live}  # frees those of others
         generations = [self._generation(index, contexts, num_tokens, ignore_eos) for index in arms]
         take_turns(generations, tokens_a_slice, self.order)
         return [
             {
-                "decoded": [asdict(one) for one in generation.result or []],
+                "decoded": [asdict(decoded) for decoded in generation.result or []],
                 "slices": [list(each) for each in generation.slices],
                 "prefill_ns": generation.prefill_ns,
             }
@@ -130,24 +129,22 @@ class MeasuringProcess:
         target = self.rival if arm.on_rival else self.target
         assert target is not None, "an arm on the rival was ordered without it"
         shape = self._shape(arm)
-        timed_target, proposer, probe = timed(target, self._proposer(arm), self.watch, shape)
-        asked: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": ignore_eos}
+        timed_target, proposer, probe = wrap_timed(target, self._proposer(arm), self.watch, shape)
+        limits: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": ignore_eos}
 
-        def alone(own: Clock) -> Rounds[list[Decoded]]:
+        def alone(turn_clock: Clock) -> Rounds[list[Decoded]]:
             session = self._session(arm, target, len(contexts[0]) + num_tokens + arm.rows_of_pass)
-            one = yield from decode_rounds(
-                timed_target, proposer, contexts[0], depth=arm.depth_of_loop, session=session, clock=own, **asked
-            )
-            return [one]
+            settings = {"depth": arm.depth_of_loop, "session": session, "clock": turn_clock, **limits}
+            return [(yield from decode_rounds(timed_target, proposer, contexts[0], **settings))]
 
-        def together(own: Clock) -> Rounds[list[Decoded]]:
-            how: dict[str, Any] = {"depth": arm.depth_of_loop} if shape is None else {"shape": shape}
-            return (yield from batch_rounds(timed_target, proposer, contexts, clock=own, **how, **asked))
+        def together(turn_clock: Clock) -> Rounds[list[Decoded]]:
+            settings = {"depth": arm.depth_of_loop} if shape is None else {"shape": shape}
+            return (yield from batch_rounds(timed_target, proposer, contexts, clock=turn_clock, **settings, **limits))
 
         return Generation(alone if len(contexts) == 1 and shape is None else together, probe, self.clock)
 
     def _session(self, arm: Arm, target: AbstractTarget, capacity: int) -> Session:
-        """The arm's own cache: others take their turns while it holds a text."""
+        """The arm's own cache, which keeps its text while others have their turns."""
         if arm not in self._sessions:
             self._sessions[arm] = Session(target, capacity)
         return self._sessions[arm]
@@ -159,7 +156,7 @@ class MeasuringProcess:
         if arm.is_plain:
             return None
         proposer: Proposer = self.drafters[arm.draft_key] if arm.draft_key else Ngram()
-        return kept_off(proposer) if arm.is_off else proposer
+        return make_idle(proposer) if arm.is_off else proposer
 
     def _record_graphs(self) -> None:
         """Record the small passes of target and drafters as CUDA graphs; on a CPU they are static but not recorded."""
@@ -168,7 +165,7 @@ class MeasuringProcess:
         self.target, self.rival = GraphedTarget(self.target), None
         for key, drafter in self.drafters.items():
             if isinstance(drafter, OneBlockDraft):
-                self.drafters[key] = GraphedChain(drafter)  # type: ignore[assignment]  # it drafts as what it records
+                self.drafters[key] = GraphedChain(drafter)  # type: ignore[assignment]  # same interface
 
 
 def free_memory(device: torch.device) -> int:

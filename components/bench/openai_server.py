@@ -1,12 +1,12 @@
-"""Step `bench.measure_server`: serving engines on the same workloads, as a client sees them, in the same rows.
+"""Step `bench.measure_server`: measures serving engines on the same workloads, as a client sees them.
 
 Every server gets the same prompts as the same token ids. Workload by workload and concurrency by concurrency, servers
 take turns in random order; within a turn at most `concurrency` requests are in flight, each followed by the next at
 once (a closed loop). Counters are read before and after each turn, so other clients of a server must be quiet.
 
-Every request pays for its own prompt where the engine lets it: vLLM gets a salt for each request, llama.cpp is told not
-to reuse prompts, SGLang's cache is emptied before each turn. Others may answer from a prefix cache: then TTFT at the
-second repetition or concurrency is that of a hit.
+Prefix caches are avoided where the engine allows it: vLLM gets a salt for each request, llama.cpp reuses no prompts,
+SGLang's cache is emptied before each turn. Other engines may have a prefix cache: then TTFT at the second repetition or
+concurrency is that of a hit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
     from components.bench.engine_acceptance import Acceptance
-    from components.bench.engine_answers import Answer, Asked
+    from components.bench.engine_answers import Answer, ServerPrompt
     from components.bench.engine_server import Connected
 
 
@@ -39,16 +39,16 @@ class Turn:
     concurrency: int
     rep: int
     is_warmup: bool
-    asked: Sequence[Asked]
+    prompts: Sequence[ServerPrompt]
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A turn that is over. counted: the server's own counters, after minus before; None where it has none."""
+class TurnResult:
+    """A finished turn. server_counts: the server's own counters, after minus before; None where it has none."""
 
     turn: Turn
     answers: Sequence[Answer]
-    counted: Acceptance | None
+    server_counts: Acceptance | None
 
 
 def measure_server(
@@ -93,9 +93,9 @@ def measure_server(
         timeout_s: how long a request may go without news from the server before it counts as failed, seconds.
         dtype: the arithmetic of the server, for the record; our own answers are decoded in bfloat16 where it is that.
     """
-    from components.bench.end_to_end import only_untimed
-    from components.bench.engine_rows import EngineSession, compared_answers
-    from components.bench.subjects import fitting_prompts, spread
+    from components.bench.end_to_end import drop_timed
+    from components.bench.engine_rows import EngineSession, decode_expected
+    from components.bench.subjects import fitting_prompts, spread_by_workload
     from components.rows import write_rows
     from components.targets.load import open_tokenizer, target_facts
 
@@ -103,30 +103,31 @@ def measure_server(
         raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
     room = int(target_facts(target)["shape"]["max_position_embeddings"])
     tokenizer = open_tokenizer(target)
-    found = fitting_prompts(target, room, prompts, "test", max_new_tokens, ctx)
-    by_workload = {prompt.workload: [p for p in found if p.workload == prompt.workload] for prompt in found}
-    chosen = [prompt for workload in sorted(by_workload) for prompt in spread(by_workload[workload], num_prompts)]
-    timed = [asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in chosen]
+    fitting = fitting_prompts(target, room, prompts, "test", max_new_tokens, ctx)
+    picked = spread_by_workload(fitting, num_prompts)
+    timed = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in picked]
     warm_up = []
     if num_warm_up:
-        warming = only_untimed(fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx), chosen)
+        warming = drop_timed(fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx), picked)
         warming = warming[:num_warm_up]
-        warm_up = [asked_of(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
-    expected = compared_answers(target, timed, num_compared, max_new_tokens, dtype, ctx)
+        warm_up = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
+    expected = decode_expected(target, timed, num_compared, max_new_tokens, dtype, ctx)
     sweep = Sweep(max_new_tokens, temperature, sorted(set(concurrency)), reps, ctx)
-    taken = asyncio.run(sweep.run([with_key(one, draft) for one in servers], warm_up, timed, wait_s, timeout_s))
-    rows = EngineSession(ctx.key[:16], target.key, dtype, temperature).rows(taken, tokenizer, expected)
+    results = asyncio.run(
+        sweep.run([with_draft_key(server, draft) for server in servers], warm_up, timed, wait_s, timeout_s)
+    )
+    rows = EngineSession(ctx.key[:16], target.key, dtype, temperature).rows(results, tokenizer, expected)
     if all(row.status == "error" for row in rows.requests):
         raise UserError(f"servers: every request failed; the first: {rows.requests[0].error}")
-    write_rows(ctx.out, [*rows.requests, *rows.rounds, *rows.counted])
+    write_rows(ctx.out, [*rows.requests, *rows.rounds, *rows.acceptance])
     failed = sum(row.status == "error" for row in rows.requests)
     if failed:
         ctx.note(f"{failed} of {len(rows.requests)} requests failed; each is a row with its reason")
-    return Measurements.made(
+    return Measurements.of_step(
         ctx,
         {
             "label": label,
-            "servers": [server.label for server in dict.fromkeys(turn.turn.server for turn in taken)],
+            "servers": [server.label for server in dict.fromkeys(result.turn.server for result in results)],
             "num_prompts": len(timed),
             "num_requests": len(rows.requests),
             "num_failed": failed,
@@ -136,24 +137,24 @@ def measure_server(
     )
 
 
-def with_key(server: EngineServer, draft: Draft | None) -> EngineServer:
-    """The server with the key of the drafter that it serves, where it stated none."""
+def with_draft_key(server: EngineServer, draft: Draft | None) -> EngineServer:
+    """The server's settings, with the drafter's key if they state none and the method is the drafter's."""
     if draft is None or server.draft_key or server.method != draft.info["method"]:
         return server
     return server.model_copy(update={"draft_key": draft.key})
 
 
-def asked_of(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> Asked:
-    """A prompt as ids, and as the text that a server without ids has to be given to see the same ones."""
-    from components.bench.engine_answers import Asked
+def server_prompt(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> ServerPrompt:
+    """A prompt as token ids, and as a text that encodes to the same ids, for servers that take text only."""
+    from components.bench.engine_answers import ServerPrompt
     from components.data.server_tokens import text_of
 
-    return Asked(prompt_id, workload, ids, text_of(tokenizer, ids))
+    return ServerPrompt(prompt_id, workload, ids, text_of(tokenizer, ids))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """How every server is asked."""
+    """Settings of the requests to all servers."""
 
     max_new_tokens: int
     temperature: float
@@ -164,71 +165,73 @@ class Sweep:
     async def run(
         self,
         servers: Sequence[EngineServer],
-        warm_up: Sequence[Asked],
-        timed: Sequence[Asked],
+        warm_up: Sequence[ServerPrompt],
+        timed: Sequence[ServerPrompt],
         wait_s: float,
         timeout_s: float,
-    ) -> list[Taken]:
-        """Every turn, in the order in which they were taken; warm-up first."""
+    ) -> list[TurnResult]:
+        """Run all turns; results in their order, warm-up first."""
         import httpx
 
-        from components.bench.engine_rows import arm_of, refuse_doubles
+        from components.bench.engine_rows import arm_of, check_arms_differ
         from components.bench.engine_server import connect
 
-        # A connection for every request: servers close idle ones, and losing that race is no failure of theirs.
+        # One connection per request: a server may close an idle one just as a request is sent.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=httpx.Timeout(timeout_s), limits=limits, trust_env=False) as client:
             connected = [await connect(client, server, wait_s) for server in servers]
             for server in connected:
                 self.ctx.note(f"{server.settings.base_url}: {server.label}, model {server.model}")
-            refuse_doubles([arm_of(server, server.settings.method, server.settings.depth_k) for server in connected])
+            check_arms_differ([arm_of(server, server.settings.method, server.settings.depth_k) for server in connected])
             turns = self._turns(connected, warm_up, timed)
-            total, taken = sum(len(turn.asked) for turn in turns), list[Taken]()
+            total, results = sum(len(turn.prompts) for turn in turns), list[TurnResult]()
             for turn in turns:
-                taken.append(await self._take(client, turn))
-                self.ctx.progress(sum(len(one.answers) for one in taken), total, "requests")
-        return taken
+                results.append(await self._run_turn(client, turn))
+                self.ctx.progress(sum(len(result.answers) for result in results), total, "requests")
+        return results
 
-    def _turns(self, servers: Sequence[Connected], warm_up: Sequence[Asked], timed: Sequence[Asked]) -> list[Turn]:
+    def _turns(
+        self, servers: Sequence[Connected], warm_up: Sequence[ServerPrompt], timed: Sequence[ServerPrompt]
+    ) -> list[Turn]:
         order = random.Random(self.ctx.seed)
-        groups: Mapping[str, list[Asked]] = {
-            workload: [asked for asked in timed if asked.workload == workload]
-            for workload in dict.fromkeys(asked.workload for asked in timed)
+        groups: Mapping[str, list[ServerPrompt]] = {
+            workload: [prompt for prompt in timed if prompt.workload == workload]
+            for workload in dict.fromkeys(prompt.workload for prompt in timed)
         }
         turns = [Turn(server, "warm_up", 1, 0, True, warm_up) for server in servers if warm_up]
         for rep in range(self.reps):
             for concurrency in self.concurrency:
-                for workload, asked in groups.items():
+                for workload, group in groups.items():
                     shuffled = order.sample(list(servers), len(servers))
-                    turns += [Turn(server, workload, concurrency, rep, False, asked) for server in shuffled]
+                    turns += [Turn(server, workload, concurrency, rep, False, group) for server in shuffled]
         return turns
 
-    async def _take(self, client: httpx.AsyncClient, turn: Turn) -> Taken:
-        """One closed loop: `concurrency` workers, each with its next request as soon as the last has ended."""
-        from components.bench.engine_answers import ask
-        from components.bench.engine_server import counters, empty_cache
+    async def _run_turn(self, client: httpx.AsyncClient, turn: Turn) -> TurnResult:
+        """Run one closed loop: each of `concurrency` workers sends its next request when its last one has ended."""
+        from components.bench.engine_answers import send_request
+        from components.bench.engine_server import empty_cache, read_server_counters
 
         if not await empty_cache(client, turn.server):
-            where = turn.server.settings.base_url
+            address = turn.server.settings.base_url
             self.ctx.note(
-                f"{where}: /flush_cache was refused: times to the first token may be hits of its prefix cache"
+                f"{address}: /flush_cache was refused: times to the first token may be hits of its prefix cache"
             )
-        before = await counters(client, turn.server)
+        before = await read_server_counters(client, turn.server)
         answers: dict[int, Answer] = {}
-        waiting = iter(enumerate(turn.asked))
+        waiting = iter(enumerate(turn.prompts))
 
         async def work() -> None:
-            for number, asked in waiting:
-                answers[number] = await ask(client, turn.server, asked, self.max_new_tokens, self.temperature)
+            for number, prompt in waiting:
+                answers[number] = await send_request(client, turn.server, prompt, self.max_new_tokens, self.temperature)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(turn.concurrency, len(turn.asked))):
+            for _ in range(min(turn.concurrency, len(turn.prompts))):
                 group.create_task(work())
-        after = await counters(client, turn.server)
-        counted = None
+        after = await read_server_counters(client, turn.server)
+        server_counts = None
         if before is not None and after is not None:
             try:
-                counted = after.since(before)
+                server_counts = after.since(before)
             except ValueError as error:
                 raise UserError(f"servers: {turn.server.settings.base_url}: {error}; measure again") from error
-        return Taken(turn, [answers[number] for number in range(len(turn.asked))], counted)
+        return TurnResult(turn, [answers[number] for number in range(len(turn.prompts))], server_counts)

@@ -1,8 +1,8 @@
-"""Where the time of a round goes, read off the real decoding loop.
+"""Times the phases of a round inside the real decoding loop.
 
-The loop runs as it always does, over a target and a drafter that note when each call began and ended; what lies between
-the calls is the loop itself. Phases timed one by one in a tight loop flatter: there every pass finds its own weights in
-the processor's cache, while in a round drafter and target take turns.
+The loop runs unchanged over a target and a drafter that record when each call began and ended; the rest is the loop
+itself. Phases timed one by one in a tight loop are too fast: there every pass finds its weights in the processor's
+cache, while in a round drafter and target alternate.
 """
 
 from __future__ import annotations
@@ -17,24 +17,31 @@ from torch import Tensor
 from components.bench.clock import Stopwatch
 from components.bench.slices import Passes
 from components.decoding.tree_shapes import TreeShape
-from components.drafts.draft import BatchProposer, Branches, Columns, Proposal, Proposer, Sampling, TreeProposer
+from components.drafts.draft import (
+    BatchProposer,
+    Branches,
+    CommittedPositions,
+    Proposal,
+    Proposer,
+    Sampling,
+    TreeProposer,
+)
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TreeRows
 
-Span = tuple[Any, Any]  # moments at which a call began and ended, as the stopwatch marks them
+Span = tuple[Any, Any]  # the stopwatch's marks at the begin and end of a call
 
 
 class TimedTarget(AbstractTarget):
-    """A target that notes the span of every forward pass; everything else is passed on."""
+    """A target that records the span of every forward pass and delegates everything else."""
 
     def __init__(self, target: AbstractTarget, watch: Stopwatch) -> None:
         self.inner, self.mark = target, watch.mark
         self.shape, self.device, self.dtype, self.kernel = target.shape, target.device, target.dtype, target.kernel
         self.spans: list[Span] = []
         self.batch_sizes: list[int] = []  # of every pass
-        self.about_to: Callable[[Any], None] | None = None  # told of the moment at which a pass begins
+        self.about_to: Callable[[Any], None] | None = None  # called with the begin of every pass
 
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
-        """Passed on."""
         return self.inner.new_cache(batch_size, capacity)
 
     def forward(
@@ -47,7 +54,7 @@ class TimedTarget(AbstractTarget):
         features: bool = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
-        """One pass, timed."""
+        """Run and time one pass."""
         begin = self.mark()
         out = self.inner.forward(ids, cache, num_valid=num_valid, logits=logits, features=features, tree=tree)
         self.spans.append((begin, self.mark()))
@@ -57,21 +64,18 @@ class TimedTarget(AbstractTarget):
         return out
 
     def final_norm(self, last: Tensor) -> Tensor:
-        """Passed on."""
         return self.inner.final_norm(last)
 
     def unembed(self, normed: Tensor) -> Tensor:
-        """Passed on."""
         return self.inner.unembed(normed)
 
     @property
     def embedding(self) -> Tensor:
-        """Passed on."""
         return self.inner.embedding
 
 
 class TimedProposer:
-    """A proposer that notes the span of every proposal, for one sequence or for a batch."""
+    """A proposer that records the span of every proposal, for one sequence or for a batch."""
 
     def __init__(self, proposer: Proposer, watch: Stopwatch) -> None:
         self.inner, self.mark = proposer, watch.mark
@@ -80,11 +84,12 @@ class TimedProposer:
         self.spans: list[Span] = []
 
     def new_state(self, capacity: int) -> Any:
-        """Passed on."""
         return self.inner.new_state(capacity)
 
-    def propose(self, state: Any, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator) -> Proposal:
-        """One proposal, timed."""
+    def propose(
+        self, state: Any, columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """Make and time one proposal."""
         begin = self.mark()
         proposal = self.inner.propose(state, columns, depth, sampling, rng)
         self.spans.append((begin, self.mark()))
@@ -93,12 +98,12 @@ class TimedProposer:
     def propose_batch(
         self,
         states: Sequence[Any],
-        columns: Sequence[Columns],
+        columns: Sequence[CommittedPositions],
         depth: int,
         sampling: Sampling,
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
-        """The proposals of a whole batch, timed as one; one after the other where the method knows no better."""
+        """Make the proposals of a batch, timed as one; one by one if the method cannot batch."""
         begin = self.mark()
         if isinstance(self.inner, BatchProposer):
             proposals = self.inner.propose_batch(states, columns, depth, sampling, rngs)
@@ -110,39 +115,39 @@ class TimedProposer:
 
 
 class TimedTreeProposer(TimedProposer):
-    """A proposer whose guesses branch: a proposal lasts from the first `begin` of a round to the pass that verifies it.
+    """A proposer of trees: a proposal lasts from the first `begin` of a round to the pass that verifies it.
 
-    What lies between is the tree being grown: calls of the drafter, and the decoder's choice of nodes.
+    In between the tree grows: calls of the drafter, and the decoder's choice of nodes.
     """
 
     def __init__(self, proposer: TreeProposer, watch: Stopwatch) -> None:
         super().__init__(proposer, watch)  # type: ignore[arg-type]  # a TreeProposer has all of Proposer
         self.draft_ids = proposer.draft_ids
-        self._tree, self._begun = proposer, None
+        self._tree, self._begin_mark = proposer, None
 
-    def begin(self, state: Any, columns: Columns, depth: int) -> Branches:
-        """Passed on; the first of a round starts its proposal."""
-        if self._begun is None:
-            self._begun = self.mark()
+    def begin(self, state: Any, columns: CommittedPositions, depth: int) -> Branches:
+        """Delegate; the first call of a round starts its proposal."""
+        if self._begin_mark is None:
+            self._begin_mark = self.mark()
         return self._tree.begin(state, columns, depth)
 
-    def grown(self, moment: Any) -> None:
-        """A pass begins at this moment: the trees are grown."""
-        if self._begun is not None:
-            self.spans.append((self._begun, moment))
-            self._begun = None
+    def end_proposal(self, moment: Any) -> None:
+        """End the proposal at `moment`, when the verifying pass begins."""
+        if self._begin_mark is not None:
+            self.spans.append((self._begin_mark, moment))
+            self._begin_mark = None
 
 
 class PhaseProbe:
-    """Tells what the rounds of one generation were made of, from the spans that its target and proposer noted."""
+    """Reads the phases of one generation's rounds from the spans that its target and proposer recorded."""
 
     def __init__(self, target: TimedTarget, proposer: TimedProposer | None, watch: Stopwatch) -> None:
         self.target, self.proposer, self.watch = target, proposer, watch
 
     def take(self) -> Passes:
-        """The passes since it was last asked, each with what was proposed between it and the pass before.
+        """The passes since the last call, each with the time of the proposals since the pass before.
 
-        A pass without a proposal (near the end of the context lookahead has no room for one) has 0; see slices.Probe.
+        It is 0 for a pass without a proposal (lookahead has no room for one near the end of the context).
         """
         passes, sizes = self.target.spans, self.target.batch_sizes
         drafts = [] if self.proposer is None else self.proposer.spans
@@ -157,10 +162,10 @@ class PhaseProbe:
         return Passes([end - begin for begin, end in spans[: len(passes)]], draft_ns, sizes)
 
 
-def timed(
+def wrap_timed(
     target: AbstractTarget, proposer: Proposer | None, watch: Stopwatch, shape: TreeShape | None = None
 ) -> tuple[AbstractTarget, Proposer | None, PhaseProbe]:
-    """Target and proposer that note when each call began and ended, and who reads that. shape: guesses branch so."""
+    """Target and proposer that record their calls, and the probe that reads them. shape: of trees, None for chains."""
     timed_target = TimedTarget(target, watch)
     if proposer is None:
         return timed_target, None, PhaseProbe(timed_target, None, watch)
@@ -169,6 +174,6 @@ def timed(
     else:
         assert isinstance(proposer, TreeProposer), f"the guesses of {proposer.method} do not branch"
         timed_proposer = TimedTreeProposer(proposer, watch)
-        timed_target.about_to = timed_proposer.grown
+        timed_target.about_to = timed_proposer.end_proposal
     # `method` is a class variable of what it wraps
     return timed_target, cast("Proposer", timed_proposer), PhaseProbe(timed_target, timed_proposer, watch)

@@ -1,4 +1,4 @@
-"""Turns timed generations into rows, each output compared with plain decoding of the same prompt and batch size."""
+"""Turns timed generations into rows; each output is compared with plain decoding of its prompt and batch size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.bench.identity import NOT_COMPARED, Identity, Judge, PlainText
+from components.bench.identity import NOT_COMPARED, Identity, IdentityChecker, PlainText
 from components.bench.timed_runs import TimedRun
 from components.rows import Request, Round
 from components.targets.model import AbstractTarget
@@ -15,7 +15,7 @@ from components.targets.model import AbstractTarget
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all requests of one session share."""
+    """Columns that all requests of one session share."""
 
     session_id: str
     target_key: str
@@ -29,20 +29,20 @@ def request_rows(runs: Sequence[TimedRun], target: AbstractTarget, shared: Condi
     for run in runs:
         if run.arm.is_baseline:
             plain.setdefault((run.prompt.prompt_id, run.batch_size), run.decoded.tokens)
-    judge = Judge(target)
+    checker = IdentityChecker(target)
     rows = []
     for run in runs:
-        verdict, known = NOT_COMPARED, None
+        identity, plain_text = NOT_COMPARED, None
         if not run.arm.is_baseline:
             expected = plain[run.prompt.prompt_id, run.batch_size]
-            known = judge.plain(run.prompt.ids, expected)
-            verdict = judge.judge(run.prompt.ids, expected, run.decoded.tokens, run.arm.rows_of_pass)
-        rows.append(_request(run, verdict, known, shared))
+            plain_text = checker.check_plain(run.prompt.ids, expected)
+            identity = checker.compare(run.prompt.ids, expected, run.decoded.tokens, run.arm.rows_of_pass)
+        rows.append(_request(run, identity, plain_text, shared))
     return rows
 
 
 def round_rows(runs: Sequence[TimedRun], shared: Conditions) -> list[Round]:
-    """The rounds of speculative runs; plain decoding has one token a round and needs no rows to say so."""
+    """The rounds of speculative runs; plain decoding has one token a round and gets no rows."""
     return [
         Round(_request_id(run, shared), number, *facts)
         for run in runs
@@ -51,7 +51,7 @@ def round_rows(runs: Sequence[TimedRun], shared: Conditions) -> list[Round]:
     ]
 
 
-def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: Conditions) -> Request:
+def _request(run: TimedRun, identity: Identity, plain: PlainText | None, shared: Conditions) -> Request:
     decoded = run.decoded
     return Request(
         session_id=shared.session_id,
@@ -76,9 +76,9 @@ def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: 
         ttft_ns=decoded.ttft_ns,
         decode_ns=round(run.steady_ns),
         output_sha256=sha256_of_tokens(decoded.tokens),
-        identical=verdict.identical,
-        first_divergence=verdict.first_divergence,
-        tie=verdict.tie,
+        identical=identity.identical,
+        first_divergence=identity.first_divergence,
+        tie=identity.tie,
         dtype=shared.dtype,
         kernel=run.kernel,
         num_threads=shared.num_threads,
@@ -87,17 +87,17 @@ def _request(run: TimedRun, verdict: Identity, plain: PlainText | None, shared: 
         batch_id=None if run.batch_id is None else f"{shared.session_id}-batch-{run.batch_id:06d}",
         process=run.process,
         elapsed_ns=decoded.decode_ns,
-        first_wrong=verdict.first_wrong,
-        divergence_shortfall=verdict.shortfall,
-        divergence_noise=verdict.noise,
+        first_wrong=identity.first_wrong,
+        divergence_shortfall=identity.shortfall,
+        divergence_noise=identity.noise,
         tie_chance=None if plain is None else plain.tie_chance,
-        rounded_tokens=verdict.num_rounded,
-        rounded_expected=verdict.rounded_expected,
+        rounded_tokens=identity.num_rounded,
+        rounded_expected=identity.rounded_expected,
     )
 
 
 def rounded(value: float | None, digits: int) -> float | None:
-    """A figure of a summary to so many decimals, None as it is."""
+    """The value rounded to `digits` decimals; None stays None."""
     return None if value is None else round(value, digits)
 
 

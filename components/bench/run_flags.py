@@ -1,7 +1,6 @@
-"""Reasons to doubt an end-to-end comparison that only the runs themselves show.
+"""Quality flags of an end-to-end comparison that need the runs themselves: load, drift, overshoot, looping text.
 
-What the numbers of a finished comparison say (divergences, too few rounds, prediction gaps) is flagged where they are
-judged, in `speedup`; here stands what would be lost with the runs: order, drift, overshoot, the text.
+Flags that follow from the rows (divergences, too few rounds, prediction gaps) are raised in `speedup`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from components.rows import UNTRAINED, QualityFlag
 
 MAX_DIFFERENCE = 0.10  # of plain decoding between two processes
 MAX_DISTURBED = 0.15  # share of plain decoding's time that other work added
-LOAD_OF_OTHERS = 1.0  # load average beyond the cores that our own threads may fill
+LOAD_OF_OTHERS = 1.0  # load average above the number of cores, which our own threads may fill
 MAX_OVERSHOOT_SHARE = 0.05
 MAX_REPEATED_BIGRAMS = 0.4
 
@@ -27,7 +26,7 @@ def run_flags(
     num_cores: int,
     trained_depths: Mapping[str, int],
 ) -> list[QualityFlag]:
-    """Flags of one session; thresholds above. trained_depths: draft_key -> depth that the drafter is trained for."""
+    """The flags of one session. trained_depths: draft_key -> depth that the drafter is trained for."""
     plain = [run for run in runs if run.arm.is_baseline]
     flags: list[QualityFlag] = []
 
@@ -52,7 +51,7 @@ def difference_of_processes(plain: Sequence[TimedRun]) -> float | None:
     """Steady time a token of the slowest process over the quickest, minus 1; None with one process."""
     times: dict[int, list[float]] = {}
     for run in plain:
-        if run.batch_size == min(one.batch_size for one in plain):
+        if run.batch_size == min(other.batch_size for other in plain):
             total = times.setdefault(run.process, [0.0, 0.0])
             total[0] += run.steady_ns
             total[1] += len(run.decoded.tokens) - 1
@@ -61,17 +60,17 @@ def difference_of_processes(plain: Sequence[TimedRun]) -> float | None:
 
 
 def disturbed_share(plain: Sequence[TimedRun]) -> float:
-    """1 - steady time over time as it was: what other work added to plain decoding."""
+    """1 - steady time / elapsed time of plain decoding: the share that other work added."""
     return 1.0 - sum(run.steady_ns for run in plain) / max(1, sum(run.decoded.decode_ns for run in plain))
 
 
-def _arm_flags(timed: Sequence[TimedRun], session_id: str, trained_depths: Mapping[str, int]) -> list[QualityFlag]:
+def _arm_flags(runs: Sequence[TimedRun], session_id: str, trained_depths: Mapping[str, int]) -> list[QualityFlag]:
     """Overshoot and depth beyond training, arm by arm."""
     flags = []
-    for arm in dict.fromkeys(run.arm for run in timed):
-        mine = [run for run in timed if run.arm == arm]
-        raw = sum(len(run.decoded.tokens_raw) for run in mine)
-        share = sum(run.decoded.overshoot for run in mine) / raw
+    for arm in dict.fromkeys(run.arm for run in runs):
+        arm_runs = [run for run in runs if run.arm == arm]
+        raw = sum(len(run.decoded.tokens_raw) for run in arm_runs)
+        share = sum(run.decoded.overshoot for run in arm_runs) / raw
         if share > MAX_OVERSHOOT_SHARE:
             detail = f"{arm.label}: share of tokens computed past the end and thrown away; longer answers waste less"
             flags.append(QualityFlag(session_id, arm.draft_key, arm.method, "overshoot", "info", share, detail))

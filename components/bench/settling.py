@@ -1,4 +1,4 @@
-"""When may a measurement end? What is known so far, put to components/speedup/settled.py."""
+"""Decides when a measurement may end, by components/speedup/settled.py on the runs so far."""
 
 from __future__ import annotations
 
@@ -11,65 +11,66 @@ from components.bench.arms import Arm
 from components.bench.timed_runs import GroupRun, steady_round_ns
 from components.rows import CostCell
 from components.speedup.bootstrap import Floats
-from components.speedup.settled import Contender, half_widths, settled
+from components.speedup.settled import ArmStanding, half_widths, settled
 from components.speedup.steady import steady
 
 
-class Open(NamedTuple):
-    """The arms that the decision waits for, none where it is settled; and in words what is known."""
+class Decision(NamedTuple):
+    """The arms that the decision waits for ([]: it is settled), and a summary in words."""
 
     arms: Collection[Arm]
-    said: str
+    summary: str
 
 
-def open_arms(found: Sequence[GroupRun], side_arms: Collection[Arm], precision: float) -> Open:
+def check_settled(group_runs: Sequence[GroupRun], side_arms: Collection[Arm], precision: float) -> Decision:
     """Which arms need another process, from all that was decoded so far at the smallest batch size.
 
-    Plain decoding is a contender like the others. Acceptance is of the prompts decoded, and no process tells more about
-    it: what is asked here is whether time is known well enough, prompt by prompt as it is.
+    Plain decoding is an arm like the others. Acceptance is that of the decoded prompts, on which more processes tell
+    nothing new: the question is whether times are known precisely enough.
     """
-    size = min(len(group_run.group) for group_run in found)
-    mine = [group_run for group_run in found if len(group_run.group) == size]
-    arms = [arm for arm in _arms_of(mine) if arm not in side_arms and not arm.on_rival]
-    cost = _log_costs(mine, arms, size)
-    arms, cost = _timed_at_all(arms, cost)
+    size = min(len(group_run.group) for group_run in group_runs)
+    smallest = [group_run for group_run in group_runs if len(group_run.group) == size]
+    arms = [arm for arm in _arms_of(smallest) if arm not in side_arms and not arm.on_rival]
+    cost = _log_costs(smallest, arms, size)
+    arms, cost = _with_timed_rounds(arms, cost)
     if not arms:
-        return Open(_arms_of(mine), "no answer was long enough to time a round")
-    tokens, rounds = _counts(mine, arms)
-    # Two halves that are alike: prompts then add no variance.
-    where = settled(cost, np.tile(tokens[:, None] / 2, 2), np.tile(rounds[:, None] / 2, 2), precision=precision)
-    best = arms[where.best]
-    if where.is_settled:
-        others = [c.half_width for c in where.contenders if c.state == "equivalent"]
-        within = f"; as good as it, within {max(others):.1%}: {_named(arms, where.contenders)}" if others else ""
-        return Open([], f"{best.label} is the fastest{within}")
-    waiting = [arms[index] for index in where.more]
+        return Decision(_arms_of(smallest), "no answer was long enough to time a round")
+    tokens, rounds = _counts(smallest, arms)
+    # Two equal halves, so that prompts add no variance.
+    verdict = settled(cost, np.tile(tokens[:, None] / 2, 2), np.tile(rounds[:, None] / 2, 2), precision=precision)
+    best = arms[verdict.best]
+    if verdict.is_settled:
+        others = [c.half_width for c in verdict.standings if c.state == "equivalent"]
+        labels = _equivalent_labels(arms, verdict.standings)
+        within = f"; as good as it, within {max(others):.1%}: {labels}" if others else ""
+        return Decision([], f"{best.label} is the fastest{within}")
+    waiting = [arms[index] for index in verdict.arms_to_measure]
     parts = [
-        f"{arms[index].label} {contender.by:+.1%} +- {contender.half_width:.1%}"
-        for index, contender in enumerate(where.contenders)
-        if contender.state == "open"
+        f"{arms[index].label} {standing.by:+.1%} +- {standing.half_width:.1%}"
+        for index, standing in enumerate(verdict.standings)
+        if standing.state == "open"
     ]
-    return Open(waiting, f"{best.label} is the fastest so far; slower by, not told apart: {', '.join(parts)}")
+    return Decision(waiting, f"{best.label} is the fastest so far; slower by, not told apart: {', '.join(parts)}")
 
 
-def _timed_at_all(arms: Sequence[Arm], cost: Floats) -> tuple[list[Arm], Floats]:
-    """Without the arms whose answers all ended in their first round: more of them would tell no more."""
-    known = [not np.isnan(of_one).all() for of_one in cost]
-    return [arm for arm, is_known in zip(arms, known, strict=True) if is_known], cost[known]
+def _with_timed_rounds(arms: Sequence[Arm], cost: Floats) -> tuple[list[Arm], Floats]:
+    """Drop arms whose answers all ended in their first round, for which more processes measure nothing."""
+    is_timed = [not np.isnan(of_one).all() for of_one in cost]
+    return [arm for arm, keep in zip(arms, is_timed, strict=True) if keep], cost[is_timed]
 
 
-def _named(arms: Sequence[Arm], contenders: Sequence[Contender]) -> str:
-    return ", ".join(arm.label for arm, one in zip(arms, contenders, strict=True) if one.state == "equivalent")
+def _equivalent_labels(arms: Sequence[Arm], standings: Sequence[ArmStanding]) -> str:
+    return ", ".join(arm.label for arm, standing in zip(arms, standings, strict=True) if standing.state == "equivalent")
 
 
-def _arms_of(found: Sequence[GroupRun]) -> list[Arm]:
-    return list(dict.fromkeys(run.arm for group_run in found for run in group_run.runs))
+def _arms_of(group_runs: Sequence[GroupRun]) -> list[Arm]:
+    return list(dict.fromkeys(run.arm for group_run in group_runs for run in group_run.runs))
 
 
-def _log_costs(found: Sequence[GroupRun], arms: Sequence[Arm], size: int) -> Floats:
-    """[arms, processes]: log of a round over the plain step of the process on its quicker kernel."""
-    times = {key: ns for key, ns in steady_round_ns(found).items() if not np.isnan(ns)}
-    processes = sorted({group_run.process for group_run in found})
+def _log_costs(group_runs: Sequence[GroupRun], arms: Sequence[Arm], size: int) -> Floats:
+    """[arms, processes]: log of a round's time over the process's plain step on its quicker kernel."""
+    times = {key: ns for key, ns in steady_round_ns(group_runs).items() if not np.isnan(ns)}
+    processes = sorted({group_run.process for group_run in group_runs})
     plain = {
         process: min((ns for (p, arm, _), ns in times.items() if p == process and arm.is_plain), default=np.nan)
         for process in processes
@@ -82,28 +83,31 @@ def _log_costs(found: Sequence[GroupRun], arms: Sequence[Arm], size: int) -> Flo
     )
 
 
-def _counts(found: Sequence[GroupRun], arms: Sequence[Arm]) -> tuple[Floats, Floats]:
-    """([arms], [arms]): tokens and rounds over the prompts that all of these arms decoded."""
-    told: dict[Arm, dict[str, tuple[int, int]]] = {arm: {} for arm in arms}
-    for group_run in found:
+def _counts(group_runs: Sequence[GroupRun], arms: Sequence[Arm]) -> tuple[Floats, Floats]:
+    """([arms], [arms]): tokens and rounds of the prompts that all of these arms decoded."""
+    counts_of: dict[Arm, dict[str, tuple[int, int]]] = {arm: {} for arm in arms}
+    for group_run in group_runs:
         for run in group_run.runs:
-            for prompt, one in zip(group_run.group, run.decoded, strict=True):
-                if run.arm in told:
-                    told[run.arm][prompt.prompt_id] = (len(one.tokens) - 1, len(one.rounds))
-    shared = set.intersection(*(set(by_prompt) for by_prompt in told.values()))
-    sums = np.array([[sum(of[name][i] for name in shared) for i in (0, 1)] for of in told.values()], dtype=np.float64)
+            for prompt, decoded in zip(group_run.group, run.decoded, strict=True):
+                if run.arm in counts_of:
+                    counts_of[run.arm][prompt.prompt_id] = (len(decoded.tokens) - 1, len(decoded.rounds))
+    shared = set.intersection(*(set(by_prompt) for by_prompt in counts_of.values()))
+    sums = np.array(
+        [[sum(by_prompt[name][i] for name in shared) for i in (0, 1)] for by_prompt in counts_of.values()],
+        dtype=np.float64,
+    )
     return np.maximum(sums[:, 0], 1.0), np.maximum(sums[:, 1], 1.0)
 
 
 def cost_half_widths(cells: Sequence[CostCell]) -> dict[str, float]:
-    """Arm by arm, half the width of the 95 % interval of a round's cost over a plain step, a share; {} of one process.
+    """Arm -> half-width of the 95 % interval of a round's cost over a plain step, as a share; {} for one process.
 
-    Where several batch sizes or KV lengths were timed, an arm is as uncertain as its worst cell.
+    With several batch sizes or KV lengths, an arm has the width of its worst cell.
     """
     widest: dict[str, float] = {}
     for setting in sorted({(cell.batch_size, cell.kv_len) for cell in cells}):
-        mine = [cell for cell in cells if (cell.batch_size, cell.kv_len) == setting]
-        names, cost = _cost_matrix(mine)
+        at_setting = [cell for cell in cells if (cell.batch_size, cell.kv_len) == setting]
+        names, cost = _cost_matrix(at_setting)
         if not names:
             continue
         for name, width in zip(names, half_widths(cost), strict=True):
@@ -135,7 +139,7 @@ def _cost_matrix(cells: Sequence[CostCell]) -> tuple[list[str], Floats]:
 
 
 def _steady_times(cells: Sequence[CostCell]) -> Mapping[tuple[int, str, str, int, int], float]:
-    """(process, phase, draft_key, depth, tree budget or 0) -> ns; of plain steps those of the quickest kernel."""
+    """(process, phase, draft_key, depth, tree budget or 0) -> ns; for plain steps of the quickest kernel."""
     blocks: dict[tuple[int, str, str, int, int], dict[str, list[float]]] = {}
     for c in cells:
         key = (c.process, c.phase, c.draft_key, c.depth_k, c.tree_budget or 0)

@@ -1,9 +1,8 @@
-"""Generations that take turns on one machine, a few tens of milliseconds each, so that all meet the same moments.
+"""Generations that take turns of some tens of milliseconds, so that disturbances affect all of them alike.
 
-Every way of decoding (an arm) continues the same prompt. In one cycle each of them, in random order, goes on until it
-has said the same next tokens of the text: the same work, at the same context length, within the same tenth of a second.
-A machine that slows down for a second slows all arms down alike; whole generations one after the other would give the
-slow second to one of them.
+Every way of decoding (an arm) continues the same prompt. In one cycle each of them, in random order, decodes the same
+next tokens of the text: the same work, at the same context length, within the same tenth of a second. A machine that
+slows down for a second then slows all arms alike; with whole generations in sequence, it would slow one of them.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from components.decoding.chain import Clock, Result, Rounds
 class Slice(NamedTuple):
     """One turn of one generation: the cycle it belongs to, and nanoseconds round by round.
 
-    target_ns, draft_ns: the pass and the proposal of each round (draft_ns is 0 where nothing drafts); what is left of
-    round_ns is the loop's own. num_sequences: of the batch that each round's pass held.
+    target_ns, draft_ns: the pass and the proposal of each round (draft_ns is 0 without drafting); the rest of round_ns
+    is the loop's own. num_sequences: in the batch of each round's pass.
     """
 
     cycle: int
@@ -40,20 +39,20 @@ class Passes(NamedTuple):
 
 
 class Probe(Protocol):
-    """Tells what the rounds since it was last asked were made of."""
+    """Gives the phases of the rounds since its last call."""
 
     def take(self) -> Passes:
-        """The rounds since; the first call tells of the prefill alone."""
+        """The rounds since the last call; the first call gives the prefill alone."""
 
 
 class StandingClock:
-    """A clock that tells nanoseconds and stands still while others have their turn."""
+    """A nanosecond clock that stands still between the turns of its generation."""
 
     def __init__(self, clock: Clock = time.perf_counter_ns) -> None:
         self._clock, self._stood, self._since = clock, 0, clock()
 
     def __call__(self) -> int:
-        """Nanoseconds of its own turns so far, after an arbitrary origin; asked within a turn."""
+        """Nanoseconds of its own turns so far, from an arbitrary origin; call it within a turn."""
         return self._clock() - self._stood
 
     def stop(self) -> None:
@@ -69,8 +68,8 @@ class StandingClock:
 class Generation(Generic[Result]):
     """A generation that waits for its turns.
 
-    make: begins it, given the clock that it is to read its times from. probe: knows the phases of its rounds. clock:
-    waits for the device first where work is asynchronous.
+    make: starts it, with the clock for its times. probe: gives the phases of its rounds. clock: waits for the device
+    first where work is asynchronous.
     """
 
     make: Callable[[Clock], Rounds[Result]]
@@ -83,32 +82,32 @@ class Generation(Generic[Result]):
 
     def __post_init__(self) -> None:
         """Prepare; nothing is decoded yet."""
-        self._own = StandingClock(self.clock)
-        self._rounds = self.make(self._own)
+        self._turn_clock = StandingClock(self.clock)
+        self._rounds = self.make(self._turn_clock)
 
     @property
     def is_done(self) -> bool:
-        """Whether it has said all it says."""
+        """Whether it has ended."""
         return self.result is not None
 
     def prefill(self) -> None:
-        """Take the prompt in."""
-        self._own.go()
+        """Process the prompt."""
+        self._turn_clock.go()
         begin = self.clock()
         self._next()
         self.prefill_ns = self.clock() - begin
-        self._own.stop()
+        self._turn_clock.stop()
         self.probe.take()
 
     def turn(self, cycle: int, num_tokens: int) -> None:
-        """Go on, round by round, until it has said `num_tokens` tokens in all, or the end."""
+        """Decode round by round until it has `num_tokens` tokens in all, or ends."""
         times: list[int] = []
-        self._own.go()
+        self._turn_clock.go()
         while not self.is_done and self.num_kept < num_tokens:
             begin = self.clock()
             self._next()
             times.append(self.clock() - begin)
-        self._own.stop()
+        self._turn_clock.stop()
         if times:
             passes = self.probe.take()
             assert len(passes.target_ns) == len(times), "a round is one pass of the target"
@@ -122,7 +121,7 @@ class Generation(Generic[Result]):
 
 
 def take_turns(generations: Sequence[Generation[Result]], tokens_a_slice: int, order: random.Random) -> None:
-    """Decode all of them to their ends; see the head of this file."""
+    """Decode all of them to their ends, in turns of `tokens_a_slice` tokens."""
     for generation in order.sample(generations, len(generations)):
         generation.prefill()
     cycle = 0

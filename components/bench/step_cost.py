@@ -1,10 +1,9 @@
-"""Step `bench.measure_step_cost`: what the parts of a round cost on this machine, over batch sizes and KV lengths.
+"""Step `bench.measure_step_cost`: times the phases of a round on this machine, over batch sizes and KV lengths.
 
 T_target (one row a sequence), T_verify(k + 1 rows), T_draft(k proposals) and the rest of a round, each timed inside the
-real decoding loop (phases.py) on the target's own text; prefill apart. All drafters are measured together, so that one
-plain decoding is the baseline of all. Their arms take turns of some tens of milliseconds (slices.py), in several fresh
-processes one after the other; a measurement goes on until the costs of all arms are known well enough or its time is
-spent, and says which.
+real decoding loop (phases.py) on the target's own text; prefill apart. All drafters are measured together, against one
+plain decoding. Their arms take turns of some tens of milliseconds (slices.py), in several fresh processes in sequence,
+until the costs of all arms are known to the asked precision or the time is spent; the step notes which.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ def measure_step_cost(
         max_depth: deepest chain to time, in tokens; 0 is the depth each drafter was trained for.
         batch_sizes: sequences decoded side by side, of different lengths.
         kv_lengths: lengths of the KV cache to measure at, in tokens; each is the middle of what a block runs through.
-        trees: budgets (guesses verified in a pass) to time as trees too; an empty list times chains only.
+        trees: budgets (draft tokens verified in a pass) to time as trees too; an empty list times chains only.
         graphs: record the small passes of target and drafter as CUDA graphs; on a CPU the same static passes run
             without being recorded, which is slower.
         precision: half-width of the 95 % interval of a round's cost over a plain step, as a share, at which an arm is
             known well enough (0.03 = 3 %).
-        seconds: time budget for measuring; opening the processes comes on top. What was not reached by then is said.
+        seconds: time budget for measuring; opening the processes comes on top. Precision not reached by then is noted.
         num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
             precision is not reached.
         tokens_per_block: tokens decoded for each sequence of one block.
@@ -70,13 +69,13 @@ def measure_step_cost(
     from components.bench.cost_blocks import Grid, Setting
     from components.bench.cost_study import CostStudy
     from components.bench.cost_texts import longest_context
-    from components.bench.end_to_end import refuse_what_a_loop_cannot
+    from components.bench.end_to_end import check_loop_supports
     from components.bench.subjects import fitting_prompts
-    from components.bench.tuning import tuned_or_chosen
+    from components.bench.tuning import resolve_tuning
     from components.targets.load import target_facts
 
     for draft in drafts:
-        refuse_what_a_loop_cannot(draft, batch_sizes, trees)
+        check_loop_supports(draft, batch_sizes, trees)
     positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     settings = [Setting(size, length) for size in sorted(set(batch_sizes)) for length in sorted(set(kv_lengths))]
     if longest_context(kv_lengths, batch_sizes, tokens_per_block) + 65 > positions:
@@ -84,33 +83,32 @@ def measure_step_cost(
             f"kv_lengths: {max(kv_lengths)} tokens and what a block adds do not fit the target's {positions} "
             "positions: ask for shorter ones"
         )
-    asked = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
-    tuned = tuned_or_chosen(tuning, target, drafts, asked[0].ids, dtype, num_threads, ctx, machine)
-    arms = arms_of(drafts, max_depth, trees, rival=tuned.rival and not graphs)
+    encoded = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
+    tuned = resolve_tuning(tuning, target, drafts, encoded[0].ids, dtype, num_threads, ctx, machine)
+    arms = plan_arms(drafts, max_depth, trees, rival=tuned.rival and not graphs)
     grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
         f"until every cost is known to {precision:.1%}"
     )
-    study = CostStudy(target, drafts, grid, asked, tuned, dtype, graphs, ctx)
+    study = CostStudy(target, drafts, grid, encoded, tuned, dtype, graphs, ctx)
     study.run(seconds, num_processes, precision)
     write_rows(ctx.out, [*study.cells, *study.flags(machine.num_cores)])
     facts = {"draft_keys": [draft.key for draft in drafts], "machine_id": machine.machine_id}
-    return Measurements.made(ctx, {**facts, "precision_asked": precision, **study.facts(), **_said_of(study.cells)})
+    return Measurements.of_step(
+        ctx, {**facts, "precision_asked": precision, **study.facts(), **_headline_facts(study.cells)}
+    )
 
 
-def _said_of(cells: Sequence[CostCell]) -> dict[str, Any]:
-    """What people look for first: the methods, and their times."""
+def _headline_facts(cells: Sequence[CostCell]) -> dict[str, Any]:
+    """The facts that people look for first: the methods, and their times."""
     return {"methods": sorted({cell.method for cell in cells} - {"none"}), "medians_ms": medians(cells)}
 
 
-def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
-    """Plain decoding, on both kernels where there is a rival, and every drafter at every depth and as trees.
-
-    Recorded passes have no rival: it would be timed as it is not decoded.
-    """
+def plan_arms(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
+    """Plain decoding, on both kernels with a rival, and every drafter at every depth and as trees."""
     from components.bench.arms import PLAIN, RIVAL, Arm
-    from components.bench.trees import tree_shape
+    from components.bench.trees import tree_arms
     from components.drafts.files import read_record
 
     arms = [PLAIN, *([RIVAL] if rival else [])]
@@ -119,15 +117,12 @@ def arms_of(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, ri
         method, trained = str(record["method"]), int(record["num_steps"])
         deepest = min(max_depth or trained, int(record["max_depth"]))
         arms += [Arm(method, draft.key, depth) for depth in range(1, deepest + 1)]
-        arms += [
-            Arm(method, draft.key, tree_shape(trained, budget).depth, tree_budget=budget)
-            for budget in sorted(set(trees))
-        ]
+        arms += tree_arms(method, draft.key, trained, trees)
     return arms
 
 
 def medians(cells: Sequence[CostCell]) -> dict[str, float]:
-    """The steady time over all blocks in ms, for people: "eagle3 verify k=3" -> 5.2; batch and length where several."""
+    """Phase -> steady time over all blocks in ms, such as "eagle3 verify k=3" -> 5.2; batch and length if several."""
     from components.speedup.steady import steady
 
     batches, lengths = ({getattr(cell, name) for cell in cells} for name in ("batch_size", "kv_len"))

@@ -1,7 +1,7 @@
-"""How target and drafters are to be run wherever a run measures them: the threads and kernels of `bench.autotune`.
+"""The threads and kernels with which a run measures target and drafters, as `bench.autotune` chose them.
 
-Which threads and which kernels are quickest is itself a measurement: two processes that each ask for themselves hardly
-ever take the same kernels, and in a noisy moment other threads, and then one predicts what another does not decode.
+The choice is itself a measurement: processes that choose for themselves seldom take the same kernels, and in a noisy
+moment other threads, so that predictions would be of another engine than the one that decodes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from components.contract import Context, Draft, Machine, Measurements, Target, U
 
 
 class Tuning(NamedTuple):
-    """num_threads: of torch. kernel: what an opened target says in its `kernel`; see targets/load.py. rival: whether
-    the plain kernels are a second baseline. draft_kernels: draft_key -> what an opened drafter says in its `kernel`.
-    tried: [{"num_threads", "kernel", "plain_step_ms"}]; see calibration.py."""
+    """The chosen threads and kernels.
+
+    num_threads: of torch. kernel: the `kernel` of an opened target; see targets/load.py. rival: whether the plain
+    kernels are a second baseline. draft_kernels: draft_key -> the `kernel` of an opened drafter.
+    tried: [{"num_threads", "kernel", "plain_step_ms"}]; see calibration.py.
+    """
 
     num_threads: int
     kernel: str
@@ -37,40 +40,40 @@ def read_tuning(
     ctx: Context,
     machine: Machine,
 ) -> Tuning | None:
-    """What `bench.autotune` chose for this target, dtype and machine; None where no choice was given.
+    """Read the choice of `bench.autotune` for this target, dtype and machine; None for tuning None.
 
-    num_threads: the step's own setting, 0 where it leaves the choice to others.
-    Raises UserError for a choice that was made for something else, and where two answers are given to one question.
+    num_threads: the step's own setting, 0 for none.
+    Raises UserError for a choice made for something else, or one beside the step's own num_threads.
     """
     if tuning is None:
         return None
-    said, facts = f"tuning ({tuning.key[:12]})", tuning.info
-    ours = {"target_key": target.key, "dtype": dtype, "device": ctx.device, "machine_id": machine.machine_id}
-    if not {*ours, "num_threads", "kernel", "rival"} <= facts.keys():
-        raise UserError(f"{said}: these measurements choose no threads: give what bench.autotune makes")
+    label, facts = f"tuning ({tuning.key[:12]})", tuning.info
+    needed = {"target_key": target.key, "dtype": dtype, "device": ctx.device, "machine_id": machine.machine_id}
+    if not {*needed, "num_threads", "kernel", "rival"} <= facts.keys():
+        raise UserError(f"{label}: these measurements choose no threads: give what bench.autotune makes")
     if num_threads:
         raise UserError(
-            f"num_threads: {num_threads} is asked for, and {said} chose {facts['num_threads']}: leave one of them out"
+            f"num_threads: {num_threads} is asked for, and {label} chose {facts['num_threads']}: leave one of them out"
         )
-    for name, value in ours.items():
+    for name, value in needed.items():
         if facts[name] != value:
-            theirs, mine = str(facts[name])[:12], str(value)[:12]
+            stated_text, needed_text = str(facts[name])[:12], str(value)[:12]
             raise UserError(
-                f"{said}: it was made for {name} {theirs}, and this step has {mine}: "
+                f"{label}: it was made for {name} {stated_text}, and this step has {needed_text}: "
                 f"give a bench.autotune of the same {name}"
             )
     if facts["num_threads"] > ctx.num_threads:
         raise UserError(
-            f"{said}: it chose {facts['num_threads']} threads, and this step may use {ctx.num_threads}: allow as many"
+            f"{label}: it chose {facts['num_threads']} threads, and this step may use {ctx.num_threads}: allow as many"
         )
     kernels = dict(facts.get("draft_kernels", {}))
     for draft in drafts:
         if draft.key not in kernels:
-            ctx.note(f"{said} chose no kernels for {draft.key[:12]}: each process picks its own; give it to autotune")
+            ctx.note(f"{label} chose no kernels for {draft.key[:12]}: each process picks its own; give it to autotune")
     return Tuning(int(facts["num_threads"]), str(facts["kernel"]), bool(facts["rival"]), kernels, [])
 
 
-def tuned_or_chosen(
+def resolve_tuning(
     tuning: Measurements | None,
     target: Target,
     drafts: Sequence[Draft],
@@ -80,13 +83,13 @@ def tuned_or_chosen(
     ctx: Context,
     machine: Machine,
 ) -> Tuning:
-    """The choice that was given, or else one made here, after `context`, in the time that a single step has for it."""
+    """The choice read from `tuning`, or else one timed here, decoding after the token ids of `context`."""
     from components.bench.calibration import choose_engine
     from components.bench.clock import quiet_interpreter
 
-    given = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
-    if given is not None:
-        return given
+    tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
+    if tuned is not None:
+        return tuned
     with quiet_interpreter():
         return choose_engine(
             target,

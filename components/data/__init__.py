@@ -1,4 +1,4 @@
-"""Prompt and chat sources, the target's own answers to them, and the hidden states it has while answering."""
+"""Data: sources of prompts and chats, the target's answers to them, and its hidden states (features) at them."""
 
 from components.data.answering import write_answers as write_answers
 from components.data.answering_given import write_given_answers as write_given_answers

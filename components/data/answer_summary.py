@@ -1,4 +1,4 @@
-"""What a finished Conversations artifact says of itself: counts, looping, languages and domains, and its manifest."""
+"""Summary and manifest of a finished Conversations artifact: counts, looping rates, languages and domains."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ANSWERED_SPLITS = ("train", "validation")
 
 
 def write_manifest(ctx: Context, target_key: str, shards: Sequence[str], shard_size: int) -> None:
-    """The list of the shards, written last."""
+    """Write the list of the shards; with it the artifact is complete."""
     manifest = {"target_key": target_key, "shards": list(shards), "shard_size": shard_size}
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def summarise(ctx: Context, shards: Sequence[str]) -> dict[str, Any]:
-    """Counts and looping rates over all rows; identical answers and low bigram ratios say that the data are thin."""
+    """Counts and looping rates over all rows; many identical answers or low bigram ratios mean little variety."""
     from components.data.answers import read_shard
 
     rows: list[AnswerRow] = []
@@ -50,7 +50,7 @@ def summarise(ctx: Context, shards: Sequence[str]) -> dict[str, Any]:
 
 
 def _tokens_by(pairs: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Answer tokens of each name that is known, most first."""
+    """Answer tokens of each name that is not empty, largest first."""
     counted: Counter[str] = Counter()
     for name, tokens in pairs:
         if name:

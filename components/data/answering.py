@@ -1,8 +1,8 @@
-"""The step that lets the target answer its own training prompts: a drafter must learn what this target says.
+"""Step `data.write_answers`: the target answers its training prompts, so that a drafter learns this target's outputs.
 
-Work is cut into shards of fixed prompts of similar length; within a shard a place in the batch that falls free goes to
-the next prompt. Every row draws from a generator of its own, so a shard is the same bit for bit whenever and wherever
-it is written, after whatever kill; a shard that is there is not written again. Test prompts are not answered.
+The prompts are cut into shards of similar length; within a shard, a free place in the batch goes to the next prompt.
+Every row draws from its own random generator, so a shard is the same bit for bit wherever and whenever it is written,
+also after a kill; finished shards are not written again. Test prompts are not answered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
+from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.answer_summary import ANSWERED_SPLITS, summarise, write_manifest
 from components.data.control_marks import HoldsControlMark
 from components.data.prompts import encode_prompt, read_prompts
@@ -43,9 +43,9 @@ def write_answers(
     Args:
         max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
         sampled_share: The share of prompts whose answer is sampled; the others are greedy. Validation is always greedy.
-        temperature: Of the sampled answers.
-        batch_size: Prompts answered together at most; bounds memory.
-        shard_size: Prompts of a shard, the unit of work that a kill may cost and that a worker takes.
+        temperature: Sampling temperature of the sampled answers.
+        batch_size: The most prompts answered together; bounds memory.
+        shard_size: Prompts of a shard, the unit of work of a worker, and the most that a kill loses.
         max_prompt_tokens: Prompts of more tokens are left out and counted.
     """
     from components.data.answer_sample import sample_of_shards
@@ -83,23 +83,23 @@ def write_answers(
         )
         for number, start in enumerate(range(0, len(jobs), shard_size))
     ]
-    begun, num_tokens, done = time.monotonic(), 0, len(shards) - len(unfinished(shards))
-    for made in ctx.map(answer_shard, shards, what="shards of answers"):
-        num_tokens, done = num_tokens + made, done + 1
-        rate = num_tokens / (time.monotonic() - begun)
+    started, num_tokens, done = time.monotonic(), 0, len(shards) - len(unfinished(shards))
+    for num_new_tokens in ctx.map(answer_shard, shards, what="shards of answers"):
+        num_tokens, done = num_tokens + num_new_tokens, done + 1
+        rate = num_tokens / (time.monotonic() - started)
         ctx.progress(done, len(shards), f"shards of answers, {rate:,.0f} tokens/s")
     sweep(ctx.out)
     names = [shard.file.name for shard in shards]
     sample_of_shards(ctx.out, names, tokenizer, "The target answered these prompts itself.")
     write_manifest(ctx, target.key, names, shard_size)
     info = summarise(ctx, names)
-    ctx.note(f"{info['num_answer_tokens']} answer tokens in {time.monotonic() - begun:.0f} s")
-    return Conversations.made(ctx, {"target_key": target.key, **left_out.facts(), **info})
+    ctx.note(f"{info['num_answer_tokens']} answer tokens in {time.monotonic() - started:.0f} s")
+    return Conversations.of_step(ctx, {"target_key": target.key, **left_out.facts(), **info})
 
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt to answer: its tokens, and how."""
+    """A prompt to answer: its tokens, labels, and whether the answer is sampled."""
 
     prompt_id: str
     split: str
@@ -113,7 +113,7 @@ class Job:
 
 @dataclass(frozen=True)
 class AnswerShard:
-    """Everything that one shard of answers depends on, and the file it becomes. target: the artifact's directory."""
+    """The inputs of one shard of answers, and its output file. target: the artifact's directory."""
 
     file: Path
     jobs: tuple[Job, ...]
@@ -128,20 +128,20 @@ class AnswerShard:
 
 @dataclass
 class NotAnswered:
-    """How many prompts are not answered. too_long: for the limit of tokens. marked: they hold a control mark."""
+    """Counts of prompts without an answer. too_long: over the token limit. marked: they hold a control mark."""
 
     too_long: int = 0
     marked: int = 0
 
     def facts(self) -> dict[str, int]:
-        """As the artifact's info says it."""
+        """The counts under their names in the artifact's info."""
         return {"num_prompts_too_long": self.too_long, "num_prompts_set_aside": self.marked}
 
 
 def jobs_of(
     prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, ctx: Context
 ) -> tuple[list[Job], NotAnswered]:
-    """Every prompt to answer, by split and then by length, so that a batch pads little; and how many are left out."""
+    """Every prompt to answer, by split and then by length, so that a batch pads little; and counts of the others."""
     import hashlib
 
     jobs, left_out, seed = [], NotAnswered(), ctx.seed
@@ -159,32 +159,32 @@ def jobs_of(
                 continue
             digest = hashlib.sha256(f"sampled:{seed}:{prompt.prompt_id}".encode()).digest()
             sampled = split == "train" and int.from_bytes(digest[:8], "big") / 2**64 < sampled_share
-            known = (prompt.language, prompt.domain, prompt.place)
-            of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *known))
+            labels = (prompt.language, prompt.domain, prompt.place)
+            of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *labels))
         jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
     return jobs, left_out
 
 
-def answer_shard(shard: AnswerShard, tell: Tell) -> int:
-    """Answer the prompts of one shard and write its file; gives the answer tokens. Runs wherever the paths are seen."""
+def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:
+    """Answer the prompts of one shard and write its file, on any machine with these paths; returns answer tokens."""
     import torch
 
     from components.data.answers import write_shard
-    from components.targets.opened import opened_target
+    from components.targets.opened import cached_target
 
     torch.set_num_threads(shard.num_threads)
-    model = opened_target(shard.target, shard.device)
-    answered = answer(model, shard, tell)
+    model = cached_target(shard.target, shard.device)
+    answered = answer(model, shard, report_progress)
     write_shard(shard.file, answered)
     return sum(conversation.row.num_answer_tokens for conversation in answered)
 
 
-def answer(model: AbstractTarget, shard: AnswerShard, tell: Tell) -> list[Conversation]:
-    """The conversations of one shard, in its order."""
-    from components.targets.generate import Ask, continue_rows, row_generator
+def answer(model: AbstractTarget, shard: AnswerShard, report_progress: ReportProgress) -> list[Conversation]:
+    """Answer the prompts of one shard; returns the conversations in its order."""
+    from components.targets.generate import ContinuationRequest, continue_rows, row_generator
 
     asks = [
-        Ask(
+        ContinuationRequest(
             job.ids,
             shard.max_new_tokens,
             shard.temperature if job.sampled else 0.0,
@@ -192,17 +192,17 @@ def answer(model: AbstractTarget, shard: AnswerShard, tell: Tell) -> list[Conver
         )
         for job in shard.jobs
     ]
-    continuations = continue_rows(model, asks, batch_size=shard.batch_size, on_pass=tell)
+    continuations = continue_rows(model, asks, batch_size=shard.batch_size, on_pass=report_progress)
     return [
-        conversation_of(job, made.ids, ended=made.ended, temperature=shard.temperature)
-        for job, made in zip(shard.jobs, continuations, strict=True)
+        conversation_of(job, continuation.ids, ended=continuation.hit_eos, temperature=shard.temperature)
+        for job, continuation in zip(shard.jobs, continuations, strict=True)
     ]
 
 
 def conversation_of(
     job: Job, answer_ids: Sequence[int], *, ended: bool, temperature: float, answered_by: str = "target"
 ) -> Conversation:
-    """A prompt and its answer; the answer's own ids are the mask. temperature: of a job that is sampled."""
+    """A conversation whose mask covers the answer's ids. temperature: used where the job is sampled."""
     import torch
 
     from components.data.answers import AnswerRow, Conversation, distinct_bigram_ratio

@@ -1,8 +1,8 @@
-"""The step that trains on answers which a source already has: no target is run, but its chat template decides the text.
+"""Step `data.write_given_answers`: token ids and masks of a source's own answers, rendered with the target's template.
 
-Whether a token is an answer's is found by three methods that must agree (chat_masks.py); a chat on which they do not is
-set aside with the reason, and the step stops where that happens to too many. Work is cut into parts of fixed lines, so
-what a kill leaves is gone on from, and parts may be made anywhere; from parts, shards of equal size are made in order.
+The target is not run. Three methods must agree on which tokens belong to an answer (chat_masks.py); a chat on which
+they disagree is set aside with the reason, and too many of those stop the step. Work is cut into parts of a fixed
+number of lines, which any worker can make and a kill does not lose; the parts are regrouped into shards of equal size.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from components.contract import Context, Conversations, Prompts, Target, Tell, UserError
+from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.answer_summary import ANSWERED_SPLITS, summarise, write_manifest
 from components.data.chat_masks_turns import Thinking, ThinkingStyle, Turns
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from components.data.answers import Conversation
     from components.data.chat_masks import MaskedChat
     from components.data.chat_masks_turns import ChatRow
+    from components.data.chat_turns import Message
     from components.data.prompts import Prompt
 
-LINES_OF_A_PART = 1024
-SHOWN_OF_A_PART = 3
-"""Chats of a part that may come into the sample to look at."""
+LINES_PER_PART = 1024
+SAMPLES_PER_PART = 3
+"""The most chats of a part that enter the sample."""
 
 
 def write_given_answers(
@@ -42,15 +43,15 @@ def write_given_answers(
     max_set_aside: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2,
     ctx: Context,
 ) -> Conversations:
-    """Turn the train and validation chats, with the answers that their source has, into token ids and answer masks.
+    """Convert the train and validation chats, with their source's answers, to token ids and answer masks.
 
     Args:
         target: Its tokenizer and chat template are used; its weights are not.
         prompts: Those with a `conversation`, or with a chat and a `reference`; others have no answer and are counted.
-        thinking: Of reasoning answers: keep all of it, drop it, or keep that of the last answer of a row only. Where a
-            template writes earlier answers without their thinking, each answer becomes a row of its own.
+        thinking: What happens to the thinking in answers: keep all of it, drop it, or keep that of a row's last answer
+            only. Where a template writes earlier answers without thinking, each answer becomes a row of its own.
         turns: Learn from all answers of a chat, or from the last one only.
-        max_tokens: Tokens of a row at most; a longer chat loses its last turns, and is left out if no answer remains.
+        max_tokens: The most tokens of a row; a longer chat loses its last turns, and is left out if no answer remains.
         shard_size: Rows of a shard.
         max_set_aside: Share of the chats with answers that may be set aside; above it the step stops and says why.
     """
@@ -69,7 +70,7 @@ def write_given_answers(
     style = thinking_style(tokenizer)
     limit = min(max_tokens, int(facts["shape"]["max_position_embeddings"]))
     parts = [
-        GivenPart(
+        ChatPart(
             file=ctx.scratch / f"part-{number:05d}.safetensors",
             prompts=prompts.path / "prompts.jsonl",
             start=start,
@@ -80,24 +81,24 @@ def write_given_answers(
             style=style,
             max_tokens=limit,
         )
-        for number, (start, num_lines) in enumerate(_blocks(prompts))
+        for number, (start, num_lines) in enumerate(_line_blocks(prompts))
     ]
     for _ in ctx.map(mask_part, parts, what="parts of chats"):
         pass
-    notes = [read_notes(part.file) for part in parts]
-    counts = _account(notes, max_set_aside, ctx)
+    notes = [PartNotes(**read_notes(part.file)) for part in parts]
+    counts = _count_outcomes(notes, max_set_aside, ctx)
     names = _regroup([part.file for part in parts], shard_size, ctx)
-    about = f"The source's own answers, thinking: {thinking}, turns: {turns}. Masks agreed by {_methods(counts)}."
-    write_sample(ctx.out, [row for note in notes for row in note["sample"]], about)
+    about = f"The source's own answers, thinking: {thinking}, turns: {turns}. Masks agreed by {_method_names(counts)}."
+    write_sample(ctx.out, [row for note in notes for row in note.sample], about)
     write_manifest(ctx, target.key, names, shard_size)
     info = {"target_key": target.key, "thinking": thinking, "turns": turns, **counts, **summarise(ctx, names)}
-    ctx.note(f"{counts['num_kept']} of {counts['num_read']} chats kept; masks agreed by {_methods(counts)}")
-    return Conversations.made(ctx, info)
+    ctx.note(f"{counts['num_kept']} of {counts['num_read']} chats kept; masks agreed by {_method_names(counts)}")
+    return Conversations.of_step(ctx, info)
 
 
 @dataclass(frozen=True)
-class GivenPart:
-    """Everything that one part depends on, and the file it becomes. start: byte offset of its first line."""
+class ChatPart:
+    """The inputs of one part, and its output file. start: byte offset of its first line."""
 
     file: Path
     prompts: Path
@@ -110,48 +111,58 @@ class GivenPart:
     max_tokens: int
 
 
-def mask_part(part: GivenPart, tell: Tell) -> int:
-    """Mask the chats of one part and write its file; gives the rows. Runs in any process that sees the paths."""
+@dataclass(frozen=True)
+class PartNotes:
+    """What happened to the chats of one part.
+
+    counts: read, kept, "no answer" and "too long". agreed: method -> rows. impossible: method -> reason.
+    aside: {"source", "reason", "why", "row"} of each chat set aside. sample: rows for `write_sample`.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    agreed: Counter[str] = field(default_factory=Counter)
+    impossible: dict[str, str] = field(default_factory=dict)
+    aside: list[dict[str, str]] = field(default_factory=list)
+    sample: list[dict[str, Any]] = field(default_factory=list)
+
+
+def mask_part(part: ChatPart, report_progress: ReportProgress) -> int:
+    """Mask the chats of one part and write its file, on any machine with these paths; returns the number of rows."""
     from components.data.answer_sample import pieces_of_chat, sample_row
     from components.data.answers import write_shard
     from components.data.chat_masks import LeftOut
     from components.targets.load import open_tokenizer
 
     tokenizer = open_tokenizer(Target("", part.target))
-    kept: list[Conversation] = []
-    counts: Counter[str] = Counter()
-    agreed: Counter[str] = Counter()
-    impossible: dict[str, str] = {}
-    aside: list[dict[str, Any]] = []
-    sample: list[dict[str, Any]] = []
+    conversations: list[Conversation] = []
+    notes = PartNotes()
     for number, prompt in enumerate(_prompts_of(part)):
-        counts["read"] += 1
-        tell(number / part.num_lines)
+        notes.counts["read"] += 1
+        report_progress(number / part.num_lines)
         try:
             rows = _masked_rows(tokenizer, prompt, part)
         except LeftOut as reason:
-            aside.append(
+            notes.aside.append(
                 {"source": prompt.source, "reason": reason.reason, "why": str(reason), "row": prompt.prompt_id}
             )
             continue
-        counts[rows if isinstance(rows, str) else "kept"] += 1
-        for found in () if isinstance(rows, str) else rows:
-            kept.append(_conversation(tokenizer, prompt, found))
-            agreed.update(found.agreed)
-            impossible.update(found.impossible)
-            if len(sample) < SHOWN_OF_A_PART:
-                sample.append(sample_row(kept[-1].row, pieces_of_chat(found)))
-    told = {"counts": counts, "agreed": agreed, "impossible": impossible, "aside": aside, "sample": sample}
-    write_shard(part.file, kept, told)
-    return len(kept)
+        notes.counts[rows if isinstance(rows, str) else "kept"] += 1
+        for masked_chat in () if isinstance(rows, str) else rows:
+            conversations.append(_conversation(tokenizer, prompt, masked_chat))
+            notes.agreed.update(masked_chat.agreed)
+            notes.impossible.update(masked_chat.impossible)
+            if len(notes.sample) < SAMPLES_PER_PART:
+                notes.sample.append(sample_row(conversations[-1].row, pieces_of_chat(masked_chat)))
+    write_shard(part.file, conversations, vars(notes))
+    return len(conversations)
 
 
-def _masked_rows(tokenizer: Any, prompt: Prompt, part: GivenPart) -> list[MaskedChat] | str:
-    """The rows of one chat that fit; or why it has none, in a word."""
+def _masked_rows(tokenizer: Any, prompt: Prompt, part: ChatPart) -> list[MaskedChat] | str:
+    """The rows of one chat that fit max_tokens, or a reason why it has none."""
     from components.data.chat_masks import LeftOut
-    from components.data.chat_masks_turns import rows_of_chat, shown_thinking
+    from components.data.chat_masks_turns import can_write_thinking, rows_of_chat
 
-    chat = given_chat(prompt)
+    chat = answered_chat(prompt)
     if chat is None:
         return "no answer"
     try:
@@ -161,14 +172,14 @@ def _masked_rows(tokenizer: Any, prompt: Prompt, part: GivenPart) -> list[Masked
         raise LeftOut("the chat template refuses it", str(error)) from error
     if not written:
         return "no answer"
-    if not all(shown_thinking(row, part.style) for row in rows):
+    if not all(can_write_thinking(row, part.style) for row in rows):
         raise LeftOut("the chat template writes no thinking", "thinking: drop leaves it out")
     fitting = [masked for masked in (_fitted(row, part.max_tokens) for row in rows) if masked is not None]
     return fitting or "too long"
 
 
 def _fitted(row: ChatRow, max_tokens: int) -> MaskedChat | None:
-    """The row masked, with as many of its answers as fit; None where not even the first does."""
+    """The masked row with as many of its answers as fit; None where not even the first answer fits."""
     from components.data.chat_masks import mask_chat
 
     masked = mask_chat(row)
@@ -178,8 +189,8 @@ def _fitted(row: ChatRow, max_tokens: int) -> MaskedChat | None:
     return None if shorter is None else _fitted(shorter, max_tokens)
 
 
-def given_chat(prompt: Prompt) -> tuple[dict[str, Any], ...] | None:
-    """The chat with its source's answers; None where it has none."""
+def answered_chat(prompt: Prompt) -> tuple[Message, ...] | None:
+    """The chat with its source's answers; None where the source has none."""
     if prompt.conversation is not None:
         return prompt.conversation
     if prompt.messages is not None and prompt.reference.strip():
@@ -187,18 +198,18 @@ def given_chat(prompt: Prompt) -> tuple[dict[str, Any], ...] | None:
     return None
 
 
-def _conversation(tokenizer: Any, prompt: Prompt, found: MaskedChat) -> Conversation:
+def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversation:
     import torch
 
     from components.data.answers import AnswerRow, Conversation, distinct_bigram_ratio
 
-    answer = [token for token, masked in zip(found.ids, found.mask, strict=True) if masked]
+    answer = [token for token, masked in zip(chat.ids, chat.mask, strict=True) if masked]
     row = AnswerRow(
-        row_id=prompt.prompt_id + found.row.suffix,
+        row_id=prompt.prompt_id + chat.row.suffix,
         split=prompt.split,
         workload=prompt.workload,
         temperature=None,
-        num_prompt_tokens=len(found.ids) - len(answer),
+        num_prompt_tokens=len(chat.ids) - len(answer),
         num_answer_tokens=len(answer),
         ended=answer[-1] in tokenizer.all_special_ids,
         distinct_bigrams=distinct_bigram_ratio(answer),
@@ -207,52 +218,52 @@ def _conversation(tokenizer: Any, prompt: Prompt, found: MaskedChat) -> Conversa
         answered_by="source",
         place=prompt.place,
     )
-    return Conversation(row, torch.tensor(found.ids), torch.tensor(found.mask))
+    return Conversation(row, torch.tensor(chat.ids), torch.tensor(chat.mask))
 
 
-def _account(notes: Sequence[dict[str, Any]], max_set_aside: float, ctx: Context) -> dict[str, Any]:
-    """What became of every chat. Raises UserError where none is kept, or too many are set aside."""
+def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Context) -> dict[str, Any]:
+    """Counts of kept and rejected chats. Raises UserError where none is kept, or too many are set aside."""
     counts: Counter[str] = Counter()
     agreed: Counter[str] = Counter()
     impossible: dict[str, str] = {}
     for note in notes:
-        counts.update(note["counts"])
-        agreed.update(note["agreed"])
-        impossible.update(note["impossible"])
-        for line in note["aside"]:
+        counts.update(note.counts)
+        agreed.update(note.agreed)
+        impossible.update(note.impossible)
+        for line in note.aside:
             ctx.set_aside(line["source"], 0, line["why"], line["row"])
-    reasons = Counter(line["reason"] for note in notes for line in note["aside"])
-    aside, kept = reasons.total(), counts["kept"]
-    assert counts["read"] == kept + aside + counts["no answer"] + counts["too long"]
-    said = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
-    if aside > max_set_aside * (kept + aside):
-        first = next(line["why"] for note in notes for line in note["aside"])
+    reasons = Counter(line["reason"] for note in notes for line in note.aside)
+    num_set_aside, num_kept = reasons.total(), counts["kept"]
+    assert counts["read"] == num_kept + num_set_aside + counts["no answer"] + counts["too long"]
+    most_frequent = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
+    if num_set_aside > max_set_aside * (num_kept + num_set_aside):
+        first = next(line["why"] for note in notes for line in note.aside)
         raise UserError(
-            f"prompts: {aside} of {kept + aside} chats are set aside ({said}; the first: {first}); max_set_aside says "
-            "how many may be"
+            f"prompts: {num_set_aside} of {num_kept + num_set_aside} chats are set aside ({most_frequent}; "
+            f"the first: {first}); max_set_aside says how many may be"
         )
-    if not kept:
+    if not num_kept:
         raise UserError(
             f"prompts: none of {counts['read']} for train and validation has an answer of its own that fits max_tokens;"
             " mix chats with answers, or let the target answer (data.write_answers)"
         )
     return {
         "num_read": counts["read"],
-        "num_kept": kept,
+        "num_kept": num_kept,
         "num_without_answer": counts["no answer"],
         "num_too_long": counts["too long"],
-        "num_set_aside": aside,
+        "num_set_aside": num_set_aside,
         "set_aside": dict(reasons.most_common()),
         "mask_methods": dict(sorted(agreed.items())),
         "mask_methods_impossible": impossible,
     }
 
 
-def _methods(counts: dict[str, Any]) -> str:
+def _method_names(counts: dict[str, Any]) -> str:
     return ", ".join(counts["mask_methods"])
 
 
-def _blocks(prompts: Prompts) -> list[tuple[int, int]]:
+def _line_blocks(prompts: Prompts) -> list[tuple[int, int]]:
     """(byte offset, lines) of each part of the prompts' file."""
     file = prompts.path / "prompts.jsonl"
     if not file.is_file():
@@ -262,40 +273,40 @@ def _blocks(prompts: Prompts) -> list[tuple[int, int]]:
         start, count = 0, 0
         for line in lines:
             at, count = at + len(line), count + 1
-            if count == LINES_OF_A_PART:
+            if count == LINES_PER_PART:
                 blocks.append((start, count))
                 start, count = at, 0
     return [*blocks, (start, count)] if count else blocks
 
 
-def _prompts_of(part: GivenPart) -> Iterator[Prompt]:
+def _prompts_of(part: ChatPart) -> Iterator[Prompt]:
     """The prompts of one part that are for train and validation."""
-    from components.data.prompts import prompt_of
+    from components.data.prompts import parse_prompt
 
     with part.prompts.open("rb") as lines:
         lines.seek(part.start)
         for _ in range(part.num_lines):
-            prompt = prompt_of(json.loads(lines.readline()))
+            prompt = parse_prompt(json.loads(lines.readline()))
             if prompt.split in ANSWERED_SPLITS:
                 yield prompt
 
 
 def _regroup(parts: Sequence[Path], shard_size: int, ctx: Context) -> list[str]:
-    """Shards of equal size from the parts, in order; gives their names."""
+    """Write shards of equal size from the parts, in order; returns their names."""
     from components.data.answers import read_shard, shard_name, write_shard
 
     names: list[str] = []
-    held: list[Conversation] = []
+    pending: list[Conversation] = []
 
     def write() -> None:
         names.append(shard_name(len(names)))
-        write_shard(ctx.out / names[-1], held[:shard_size])
-        del held[:shard_size]
+        write_shard(ctx.out / names[-1], pending[:shard_size])
+        del pending[:shard_size]
 
     for part in parts:
-        held += read_shard(part)
-        while len(held) >= shard_size:
+        pending += read_shard(part)
+        while len(pending) >= shard_size:
             write()
-    if held:
+    if pending:
         write()
     return names

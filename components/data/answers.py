@@ -1,8 +1,8 @@
-"""Answers to learn from, the target's own or a source's: how they lie on disk, and how to read them back.
+"""File format of Conversations artifacts: answers to train on, written by the target, a server or a source.
 
-`manifest.json` lists the conversations; `shard-00000.safetensors` holds N tokens of R of them one after the other:
-  ids [N] int32, mask [N] bool (x_t is an answer token), offsets [R + 1] int64,
-and in its metadata, under "rows", the facts of each row, so that a finished shard needs nothing beside it.
+`manifest.json` lists the shards. `shard-00000.safetensors` holds N tokens of R conversations, one after the other:
+  ids [N] int32, mask [N] bool (x_t is an answer token), offsets [R + 1] int64;
+its metadata holds the facts of each row under "rows", so a shard can be read without any other file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def shard_name(number: int) -> str:
 
 
 def write_shard(file: Path, conversations: Sequence[Conversation], notes: Mapping[str, Any] | None = None) -> None:
-    """Write a shard; it is whole or absent. notes: JSON facts that travel in its metadata; see `read_notes`."""
+    """Write a shard atomically. notes: JSON facts to store in its metadata; see `read_notes`."""
     lengths = [len(conversation.ids) for conversation in conversations]
     none = torch.zeros(0)  # a shard may turn out empty
     tensors = {
@@ -72,7 +72,7 @@ def write_shard(file: Path, conversations: Sequence[Conversation], notes: Mappin
 
 
 def read_notes(file: Path) -> dict[str, Any]:
-    """What `write_shard` was given besides conversations; {} where nothing was."""
+    """The notes of a shard; {} where it has none."""
     with safe_open(file, framework="pt") as shard:
         notes: dict[str, Any] = json.loads(shard.metadata().get("notes", "{}"))
     return notes
@@ -91,7 +91,7 @@ def read_shard(file: Path) -> list[Conversation]:
 
 
 class AnswerSet:
-    """The conversations of a Conversations artifact, a shard in memory at a time."""
+    """The conversations of a Conversations artifact; one shard is in memory at a time."""
 
     def __init__(self, path: Path, shards: Sequence[str]) -> None:
         self.path = path

@@ -1,7 +1,7 @@
-"""The step that makes a corpus to pre-train on out of chats: whole conversations in chat markup, held out by question.
+"""Step `data.corpus_from_chats`: makes a pre-training corpus of chats in chat markup, held out by question.
 
-A target that has learnt from these documents knows turns: whose turn it is, and when an answer ends. The documents of
-one language are a group (`en/...`), so that the held-out loss is told for each language by itself.
+A target trained on these documents learns whose turn it is and when an answer ends. The documents of one language form
+a group (`en/...`), so that the held-out loss is reported for each language.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def corpus_from_chats(
 ) -> Corpus:
     """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a chat.
 
-    A chat is held out by a hash of its first question alone: the same question never stands on both sides, whatever
-    was answered. Plain documents stay plain text. Left out and counted: chats without an answer, chats that call
-    tools (their calls are not text), equal documents, and short ones. Rows are read one by one; of those read before
-    only their ids stay in memory.
+    A chat is held out by a hash of its first question alone: the same question is never on both sides, whatever the
+    answer. Plain documents stay plain text. Chats without an answer, chats with tool calls (which are not text), equal
+    documents and short ones are left out and counted. Rows are read one by one; only their ids stay in memory.
 
     Args:
         held_out_percent: of a hundred questions, how many are never trained on (in expectation).
@@ -44,7 +43,7 @@ def corpus_from_chats(
     counts: Counter[str] = Counter()
     documents: dict[str, Counter[str]] = {"train": Counter(), "held_out": Counter()}
     characters: Counter[str] = Counter()
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     with ExitStack() as stack:
         files = {
             side: stack.enter_context((ctx.out / f"{side}.jsonl").open("w", encoding="utf-8")) for side in documents
@@ -52,9 +51,9 @@ def corpus_from_chats(
         for chat in read_chats(chats):
             counts["read"] += 1
             text, question = document_of(chat)
-            why = _why_left_out(text, min_characters, seen, chat)
-            if why:
-                counts[why] += 1
+            reason = _rejection_reason(text, min_characters, seen_ids, chat)
+            if reason:
+                counts[reason] += 1
                 continue
             language = chat.language or "unknown"
             side = "held_out" if hash_number(f"held out:{question}") % 100 < held_out_percent else "train"
@@ -62,15 +61,15 @@ def corpus_from_chats(
             files[side].write(json.dumps(document, ensure_ascii=False) + "\n")
             documents[side][language] += 1
             characters[side] += len(text)
-    left_out = {why: counts[why] for why in ("no_answer", "calls_tools", "short", "duplicate")}
+    left_out = {reason: counts[reason] for reason in ("no_answer", "calls_tools", "short", "duplicate")}
     for side in documents:
         if not documents[side]:
-            said = ", ".join(f"{count} {why.replace('_', ' ')}" for why, count in left_out.items())
+            summary = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
             raise UserError(
                 f"chats ({chats.key[:12]}): no document for {side.replace('_', '-')} of {counts['read']} rows "
-                f"({said}); give more chats"
+                f"({summary}); give more chats"
             )
-    return Corpus.made(
+    return Corpus.of_step(
         ctx,
         {
             "source": "chats",
@@ -86,24 +85,24 @@ def corpus_from_chats(
 
 
 def document_of(chat: Chat) -> tuple[str, str]:
-    """(text of the document, its first question up to white space); ("", "") for a chat that has no answer as text.
+    """(text, first question with white space normalised) of a document; ("", "") for a chat without a text answer.
 
-    What follows the last answer is cut off: nobody has answered it.
+    Turns after the last answer are cut off.
     """
     from components.targets.chat_markup import chat_text, without_markup
 
     if not chat.messages:
         return without_markup(chat.text), " ".join(chat.text.split())
     answered = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    kept = chat.messages[: answered[-1] + 1] if answered else ()
-    if not kept or not all(message.get("content") for message in kept):
+    turns = chat.messages[: answered[-1] + 1] if answered else ()
+    if not turns or not all(message.get("content") for message in turns):
         return "", ""
-    asked = next((message["content"] for message in kept if message["role"] == "user"), "")
-    return chat_text(kept), " ".join(asked.split())
+    question = next((message["content"] for message in turns if message["role"] == "user"), "")
+    return chat_text(turns), " ".join(question.split())
 
 
-def _why_left_out(text: str, min_characters: int, seen: set[int], chat: Chat) -> str:
-    """The reason to leave a document out, or ""; what is kept is remembered in `seen`."""
+def _rejection_reason(text: str, min_characters: int, seen_ids: set[int], chat: Chat) -> str:
+    """The reason to leave a document out, or ""; the id of a kept document is added to `seen_ids`."""
     if any(message.get("tool_calls") for message in chat.messages):
         return "calls_tools"
     if not text:
@@ -111,7 +110,7 @@ def _why_left_out(text: str, min_characters: int, seen: set[int], chat: Chat) ->
     if len(text) < min_characters:
         return "short"
     identity = int(chat.row_id, 16)
-    if identity in seen:
+    if identity in seen_ids:
         return "duplicate"
-    seen.add(identity)
+    seen_ids.add(identity)
     return ""

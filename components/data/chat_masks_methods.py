@@ -1,11 +1,11 @@
-"""Which characters of a rendered chat the assistant said, found in three ways that know nothing of each other.
+"""Three independent methods that locate the assistant's answers in a rendered chat, as character spans.
 
-  prefixes    what a template adds for a turn: rendered up to the turn with its generation prompt, and with the turn;
-  generation  what the template itself marks with {% generation %}, where it does (transformers counts the tokens);
-  spans       where the contents lie: a copy of the chat in which every content is a word of its own is rendered, and
-              the text between those words leads through the real rendering.
-Each gives one span for each answer, or says why this template does not let it. White space after the last token of a
-turn belongs to nobody: templates write it, models do not.
+  prefixes    renders the chat up to a turn with its generation prompt, and with the turn; the answer is the difference;
+  generation  uses the template's own {% generation %} marks, where it has them (transformers counts the tokens);
+  spans       renders a copy of the chat in which a unique word replaces every content; the text between those words
+              then locates the contents in the real rendering.
+Each method gives one span for each answer, or raises NotPossible for this template. White space after the last token
+of a turn belongs to no answer: templates write it, models do not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from components.data.chat_turns import Message
 from components.data.prompts import render_chat, same_day_template
 
-Messages = Sequence[dict[str, Any]]
+Messages = Sequence[Message]
+Tools = tuple[dict[str, Any], ...]
+"""The offered tools in OpenAI's form."""
 
 
 class Span(NamedTuple):
@@ -35,15 +38,15 @@ class Slot(NamedTuple):
 
 
 class NotPossible(Exception):
-    """This method cannot say for this template and chat, in words that go into the report."""
+    """The method does not work for this template and chat; str() goes into the report."""
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """A tokenizer's chat template with all that it is told besides messages."""
+    """A tokenizer's chat template with all of its arguments except the messages."""
 
     tokenizer: Any
-    tools: tuple[dict[str, Any], ...] | None
+    tools: Tools | None
     options: Mapping[str, Any]
 
     def text(self, messages: Messages, *, generation_prompt: bool = False) -> str:
@@ -52,34 +55,34 @@ class Rendering:
             self.tokenizer, messages, tools=self.tools, generation_prompt=generation_prompt, options=self.options
         )
 
-    def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a rendered text, and the characters (start, stop) of each."""
         out = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return list(out["input_ids"]), [(int(start), int(stop)) for start, stop in out["offset_mapping"]]
 
 
-def trimmed(text: str, start: int, stop: int) -> Span:
+def trim_span(text: str, start: int, stop: int) -> Span:
     """The span without white space at its end."""
     return Span(start, start + len(text[start:stop].rstrip()))
 
 
 def by_prefixes(rendering: Rendering, messages: Messages, text: str, answers: Sequence[int]) -> list[Span]:
-    """From where the text before a turn ends, its generation prompt included, to where the text with the turn ends."""
-    found = []
+    """Spans from the end of the text before a turn, with its generation prompt, to the end of the text with it."""
+    spans = []
     for turn in answers:
         after = rendering.text(messages[: turn + 1]) if turn + 1 < len(messages) else text
         if not text.startswith(after.rstrip()):
             raise NotPossible("the template writes earlier turns otherwise once others follow")
-        opening = _opening(rendering, messages[:turn])
-        before = _longest(opening, after.startswith)
+        openings = _openings(rendering, messages[:turn])
+        before = _longest_fitting(openings, after.startswith)
         if before is None:
             raise NotPossible("the template writes what stands before an answer otherwise once the answer is there")
-        found.append(trimmed(text, len(before), len(after)))
-    return found
+        spans.append(trim_span(text, len(before), len(after)))
+    return spans
 
 
 def by_generation_marks(rendering: Rendering, messages: Messages, text: str, answers: Sequence[int]) -> list[Span]:
-    """The template's own marks, as transformers turns them into a token mask."""
+    """Spans from the template's own marks, as transformers turns them into a token mask."""
     if "{% generation" not in (template := same_day_template(rendering.tokenizer, rendering.tools)) and (
         "{%- generation" not in template
     ):
@@ -93,7 +96,7 @@ def by_generation_marks(rendering: Rendering, messages: Messages, text: str, ans
         tokenizer_kwargs={"verbose": False},
         **rendering.options,
     )
-    _, offsets = rendering.encoded(text)
+    _, offsets = rendering.encode(text)
     marks = list(out["assistant_masks"])
     assert len(marks) == len(offsets), "the same text has the same tokens"
     runs: list[Span] = []
@@ -102,36 +105,36 @@ def by_generation_marks(rendering: Rendering, messages: Messages, text: str, ans
             runs[-1] = Span(runs[-1].start, offsets[index][1])
         elif mark:
             runs.append(Span(*offsets[index]))
-    said = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-    if len(runs) != len(said):
-        raise Disagreement(f"the template marks {len(runs)} generations in a chat of {len(said)} answers")
-    of_turn = dict(zip(said, runs, strict=True))
+    answer_turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(runs) != len(answer_turns):
+        raise Disagreement(f"the template marks {len(runs)} generations in a chat of {len(answer_turns)} answers")
+    run_of_turn = dict(zip(answer_turns, runs, strict=True))
     ends = tuple(rendering.tokenizer.all_special_tokens)
-    found = []
+    spans = []
     for turn in answers:
-        start, stop = trimmed(text, *of_turn[turn])
+        start, stop = trim_span(text, *run_of_turn[turn])
         after = next((end for end in ends if text.startswith(end, stop)), "")
-        found.append(Span(start, stop + len(after)))  # some templates leave the token that ends the turn unmarked
-    return found
+        spans.append(Span(start, stop + len(after)))  # some templates leave the token that ends the turn unmarked
+    return spans
 
 
 def by_spans(rendering: Rendering, messages: Messages, text: str, answers: Sequence[int]) -> list[Span]:
-    """Between the end of the turn before (and the generation prompt) and the end of what closes the answer."""
+    """Spans from the end of the previous turn (and the generation prompt) to the end of what closes the answer."""
     slots = find_slots(rendering, messages, text)
     skeleton, words = _skeleton(messages)
-    found = []
+    spans = []
     for turn in answers:
         place = max((slot.stop for slot in slots if slot.turn < turn), default=0)
-        said = [word for word in words if word.turn < turn]
-        header = _header(rendering, skeleton[:turn], said, text, place)
-        own = [slot.stop for slot in slots if slot.turn == turn]
-        here = [word for word in words if word.turn <= turn]
-        closing = _after_last_word(rendering.text(skeleton[: turn + 1]), here).rstrip()
-        stop = max(own, default=place)
+        words_before = [word for word in words if word.turn < turn]
+        header = _answer_start(rendering, skeleton[:turn], words_before, text, place)
+        ends = [slot.stop for slot in slots if slot.turn == turn]
+        words_so_far = [word for word in words if word.turn <= turn]
+        closing = _after_last_word(rendering.text(skeleton[: turn + 1]), words_so_far).rstrip()
+        stop = max(ends, default=place)
         if not text.startswith(closing, stop):
             raise NotPossible("what closes an answer is written otherwise once other turns follow")
-        found.append(trimmed(text, header, stop + len(closing)))
-    return found
+        spans.append(trim_span(text, header, stop + len(closing)))
+    return spans
 
 
 METHODS: Mapping[str, Callable[[Rendering, Messages, str, Sequence[int]], list[Span]]] = {
@@ -142,7 +145,7 @@ METHODS: Mapping[str, Callable[[Rendering, Messages, str, Sequence[int]], list[S
 
 
 class Disagreement(Exception):
-    """The methods do not say the same of this chat: it is set aside."""
+    """The methods give different masks for this chat; it is set aside."""
 
 
 class _Word(NamedTuple):
@@ -153,9 +156,9 @@ class _Word(NamedTuple):
     content: str
 
 
-def _skeleton(messages: Messages) -> tuple[list[dict[str, Any]], list[_Word]]:
-    """The chat with a word of its own in place of every content; what a template writes is what is left."""
-    skeleton: list[dict[str, Any]] = []
+def _skeleton(messages: Messages) -> tuple[list[Message], list[_Word]]:
+    """The chat with a unique word in place of every content, so that the rest is what the template writes."""
+    skeleton: list[Message] = []
     words: list[_Word] = []
     for turn, message in enumerate(messages):
         copy = dict(message)
@@ -176,11 +179,11 @@ def find_slots(rendering: Rendering, messages: Messages, text: str) -> list[Slot
     written = [word for word in words if word.word in bare]  # earlier thinking is left out by some templates
     at = place = 0
     for number, word in enumerate(written):
-        where = bare.find(word.word, at)
-        if where < 0 or bare.count(word.word) != 1:
+        word_at = bare.find(word.word, at)
+        if word_at < 0 or bare.count(word.word) != 1:
             raise NotPossible("the template writes contents twice, or in another order")
-        literal = bare[at:where]
-        at = where + len(word.word)
+        literal = bare[at:word_at]
+        at = word_at + len(word.word)
         follows = bare[at : bare.find(written[number + 1].word, at)] if number + 1 < len(written) else bare[at:]
         if not text.startswith(literal, place):
             raise NotPossible("what the template writes between contents depends on the contents")
@@ -201,12 +204,12 @@ def _as_written(content: str, follows: str, text: str, place: int) -> str:
     raise NotPossible("the template rewrites a content")
 
 
-def _header(rendering: Rendering, before: Messages, said: Sequence[_Word], text: str, place: int) -> int:
+def _answer_start(rendering: Rendering, before: Messages, words: Sequence[_Word], text: str, place: int) -> int:
     """Where generation begins in `text`, whose last content before the answer ends at `place`."""
     bare = rendering.text(before)
-    closed = _after_last_word(bare, said)
-    opening = [part[len(bare) :] for part in _opening(rendering, before) if part.startswith(bare)]
-    lead = _longest([closed + part for part in opening], lambda part: text.startswith(part, place))
+    closed = _after_last_word(bare, words)
+    openings = [part[len(bare) :] for part in _openings(rendering, before) if part.startswith(bare)]
+    lead = _longest_fitting([closed + part for part in openings], lambda part: text.startswith(part, place))
     if lead is None:
         raise NotPossible("what stands before an answer is written otherwise once the answer is there")
     return place + len(lead)
@@ -216,10 +219,11 @@ def _after_last_word(bare: str, words: Sequence[_Word]) -> str:
     return bare[max((bare.rfind(word.word) + len(word.word) for word in words if word.word in bare), default=0) :]
 
 
-def _opening(rendering: Rendering, before: Messages) -> list[str]:
-    """The text before an answer, ever less of its generation prompt: some prompts begin the answer (R1's <think>).
+def _openings(rendering: Rendering, before: Messages) -> list[str]:
+    """The possible texts before an answer: with all, less and none of its generation prompt.
 
-    It is shortened by whole control tokens only, so that a content which happens to begin alike is not mistaken.
+    Some generation prompts already begin the answer (R1's <think>). They are shortened by whole control tokens only, so
+    that a content which happens to begin alike is not mistaken for one.
     """
     if not before:
         raise NotPossible("the chat begins with an answer")
@@ -236,5 +240,5 @@ def _opening(rendering: Rendering, before: Messages) -> list[str]:
     return parts
 
 
-def _longest(parts: Sequence[str], fits: Callable[[str], bool]) -> str | None:
+def _longest_fitting(parts: Sequence[str], fits: Callable[[str], bool]) -> str | None:
     return next((part for part in sorted(set(parts), key=len, reverse=True) if fits(part)), None)

@@ -1,9 +1,8 @@
-"""A source's chat as the rows that a model could have lived through: which turns are answered, with which thinking.
+"""Turns a source's chat into training rows that show each answer with the text its model saw when it answered.
 
-Reasoning models forget: their templates write the thinking of the last answer only, so what the model saw while it
-gave an earlier answer is not a part of the whole chat's text. Where that is so, every answer becomes a row of its own,
-with the text as it stood when it was given; where each answer's text goes on from the last one's, the chat stays one
-row with every answer masked in.
+Templates of reasoning models write the thinking of the last answer only, so the text that the model saw at an earlier
+answer is not a prefix of the whole chat's text. In that case every answer becomes a row of its own, rendered up to that
+answer; where each answer's text continues the previous one's, the chat stays one row with all answers in its mask.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.data.chat_masks_methods import Rendering
+from components.data.chat_masks_methods import Messages, Rendering, Tools
+from components.data.chat_turns import Message
 from components.data.control_marks import INLINE_THINKING
 from components.data.prompts import accepted_turns, same_day_template
 
@@ -28,10 +28,10 @@ _PROBE = "Qz0think0zQ"
 
 @dataclass(frozen=True)
 class ChatRow:
-    """One row to be: the turns up to its last answer, which of them are answers to learn from, and how to render it."""
+    """A training row before rendering: turns up to its last answer, indices of answers to learn from, a rendering."""
 
     rendering: Rendering
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[Message, ...]
     answers: tuple[int, ...]
     suffix: str = ""  # of the row's id, where a chat becomes several rows
 
@@ -41,7 +41,7 @@ class ChatRow:
         return self.rendering.text(self.messages)
 
     def without_last_answer(self) -> ChatRow | None:
-        """The row up to the answer before the last; None where it has only one."""
+        """The row up to its second last answer; None where it has only one."""
         if len(self.answers) < 2:
             return None
         return ChatRow(self.rendering, self.messages[: self.answers[-2] + 1], self.answers[:-1], self.suffix)
@@ -50,22 +50,22 @@ class ChatRow:
 def rows_of_chat(
     tokenizer: Any,
     conversation: Sequence[Mapping[str, Any]],
-    tools: tuple[dict[str, Any], ...] | None,
+    tools: Tools | None,
     *,
     thinking: Thinking,
     turns: Turns,
     style: ThinkingStyle,
 ) -> list[ChatRow]:
-    """The rows of one chat; none where nobody answers in it. Raises UserError where the template refuses it."""
-    plain = accepted_turns(tokenizer, [_parted(message) for message in conversation], tools)
-    answered = [turn for turn, message in enumerate(plain) if turn and _answers(message)]
+    """The rows of one chat; [] where it has no answer. Raises UserError where the template refuses it."""
+    plain = accepted_turns(tokenizer, [_with_thinking_apart(message) for message in conversation], tools)
+    answered = [turn for turn, message in enumerate(plain) if turn and _is_answer(message)]
     if turns == "last":
         answered = answered[-1:]
     rows = [
         _row(tokenizer, plain[: turn + 1], tools, thinking, style, suffix=f"-{number}")
         for number, turn in enumerate(answered)
     ]
-    if len(rows) > 1 and all(_goes_on(before, after) for before, after in itertools.pairwise(rows)):
+    if len(rows) > 1 and all(_continues(before, after) for before, after in itertools.pairwise(rows)):
         rows = [ChatRow(rows[-1].rendering, rows[-1].messages, tuple(answered))]
     elif len(rows) == 1:
         rows = [ChatRow(rows[0].rendering, rows[0].messages, rows[0].answers)]
@@ -73,7 +73,7 @@ def rows_of_chat(
 
 
 def thinking_style(tokenizer: Any) -> ThinkingStyle:
-    """How this template takes the thinking of the last answer: in a field of its own, inside the content, or not."""
+    """Whether the template takes the last answer's thinking in its own field, inside the content, or not at all."""
     ask = {"role": "user", "content": "Why?"}
     rendering = Rendering(tokenizer, None, _options(tokenizer, None, True))
     field = {"role": "assistant", "content": "So.", "reasoning_content": _PROBE}
@@ -83,44 +83,44 @@ def thinking_style(tokenizer: Any) -> ThinkingStyle:
     return "inline" if _PROBE in rendering.text([ask, inline]) else "none"
 
 
-def shown_thinking(row: ChatRow, style: ThinkingStyle) -> bool:
-    """Whether the last answer's thinking, if it has any left, can be written by this template."""
+def can_write_thinking(row: ChatRow, style: ThinkingStyle) -> bool:
+    """Whether the template can write the last answer's thinking; true where it has none."""
     last = row.messages[-1]
     return style != "none" or not last.get("reasoning_content")
 
 
-def _answers(message: Mapping[str, Any]) -> bool:
-    said = message.get("content")
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
     return message["role"] == "assistant" and bool(
-        (isinstance(said, str) and said.strip()) or message.get("tool_calls")
+        (isinstance(content, str) and content.strip()) or message.get("tool_calls")
     )
 
 
-def _parted(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the thinking of its content in a field of its own, and without fields that hold nothing."""
-    parted = {name: value for name, value in message.items() if value is not None}
-    parted.setdefault("content", "")
-    content = parted["content"]
-    if parted["role"] == "assistant" and isinstance(content, str) and (found := INLINE_THINKING.match(content)):
-        parted["content"] = content[found.end() :]
-        if not parted.get("reasoning_content") and found[1].strip():
-            parted["reasoning_content"] = found[1].strip("\n")
-    return parted
+def _with_thinking_apart(message: Mapping[str, Any]) -> Message:
+    """The message with the thinking of its content in a field of its own, and without null fields."""
+    separated = {name: value for name, value in message.items() if value is not None}
+    separated.setdefault("content", "")
+    content = separated["content"]
+    if separated["role"] == "assistant" and isinstance(content, str) and (thinking := INLINE_THINKING.match(content)):
+        separated["content"] = content[thinking.end() :]
+        if not separated.get("reasoning_content") and thinking[1].strip():
+            separated["reasoning_content"] = thinking[1].strip("\n")
+    return separated
 
 
 def _row(
     tokenizer: Any,
-    messages: Sequence[dict[str, Any]],
-    tools: tuple[dict[str, Any], ...] | None,
+    messages: Messages,
+    tools: Tools | None,
     thinking: Thinking,
     style: ThinkingStyle,
     *,
     suffix: str,
 ) -> ChatRow:
-    """The row of the last of these messages."""
+    """The row whose only answer is the last message."""
     last = len(messages) - 1
     thinks = thinking != "drop" and bool(messages[last].get("reasoning_content"))
-    told = []
+    copies = []
     for turn, message in enumerate(messages):
         reasoning = message.get("reasoning_content")
         copy = {name: value for name, value in message.items() if name != "reasoning_content"}
@@ -129,18 +129,18 @@ def _row(
                 copy["content"] = f"<think>\n{reasoning}\n</think>\n\n{copy['content']}"
             else:
                 copy["reasoning_content"] = reasoning
-        told.append(copy)
-    return ChatRow(Rendering(tokenizer, tools, _options(tokenizer, tools, thinks)), tuple(told), (last,), suffix)
+        copies.append(copy)
+    return ChatRow(Rendering(tokenizer, tools, _options(tokenizer, tools, thinks)), tuple(copies), (last,), suffix)
 
 
-def _options(tokenizer: Any, tools: tuple[dict[str, Any], ...] | None, thinks: bool) -> dict[str, Any]:
-    """What the template is told of thinking, under the names that it asks for (Qwen3's, DeepSeek-V3.1's)."""
+def _options(tokenizer: Any, tools: Tools | None, thinks: bool) -> dict[str, Any]:
+    """The template's thinking options, under the names that it uses (those of Qwen3 or DeepSeek-V3.1)."""
     template = same_day_template(tokenizer, tools)
     names = {"enable_thinking": r"\benable_thinking\b", "thinking": r"\bthinking is (?:not )?defined\b"}
     names["thinking"] += r"|\bnot thinking\b"
     return {name: thinks for name, pattern in names.items() if re.search(pattern, template)}
 
 
-def _goes_on(before: ChatRow, after: ChatRow) -> bool:
+def _continues(before: ChatRow, after: ChatRow) -> bool:
     """Whether the later row's text begins with all of the earlier one's, rendered alike."""
     return before.rendering.options == after.rendering.options and after.text.startswith(before.text.rstrip())

@@ -1,7 +1,7 @@
-"""From the settings of a mix to the rows of its training split, with a sentence for everything that did not fit.
+"""Selects the training rows of a mix from its settings, with a sentence for every stratum that did not fit.
 
-What is too small for its share is never repeated or shrunk around in silence: `too_small` says what happens, and a
-sentence says that it did.
+The setting `too_small` decides what happens to a stratum that has too few rows for its share, and a sentence reports
+that it happened: nothing is repeated or left out silently.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.contract import UserError
 from components.data.chat_mixing_rows import Rows
-from components.data.chat_mixing_shares import TooSmall, asked_shares, check_names, mixed_bits, take, turns_needed
-from components.data.chat_mixing_splits import REASONS, Sides
+from components.data.chat_mixing_shares import (
+    TooSmall,
+    check_names,
+    order_keys,
+    passes_needed,
+    requested_shares,
+    sample_rows,
+)
+from components.data.chat_mixing_splits import REASONS, Splits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,23 +32,25 @@ Order = Literal["random", "short_first", "easy_first", "by_source", "by_domain"]
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The training split. candidates: [n] rows it could have. rows, turns: [lines] those it has, repeats before each.
+class TrainingSplit:
+    """The rows to train on.
 
-    shares: [strata] asked for. why: [rows] an index into REASONS. said: what a reader should know.
+    candidates: [n] rows that may be trained on. rows[i]: row index of training line i. repeats[i]: how many copies of
+    that row precede line i. shares: [strata] requested. reasons: [rows] an index into REASONS. notes: sentences for
+    the reader of the run.
     """
 
     candidates: NDArray[Any]
     rows: NDArray[Any]
-    turns: NDArray[Any]
+    repeats: NDArray[Any]
     shares: NDArray[Any]
-    why: NDArray[Any]
-    said: tuple[str, ...]
+    reasons: NDArray[Any]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of data.mix_chats that say how much of what; see there."""
+    """The settings of data.mix_chats that decide how much of each stratum is taken; see there."""
 
     strata: Strata
     weights: Mapping[str, float]
@@ -53,33 +62,33 @@ class Plan:
     max_turns: int
 
     def unit(self, rows: Rows) -> NDArray[Any]:
-        """[rows] what each counts."""
+        """[rows] the size of each row: its tokens, or 1 where shares are by rows."""
         import numpy
 
         return rows.tokens if self.by == "tokens" else numpy.ones(len(rows.tokens), dtype=numpy.int64)
 
     def shares(self, rows: Rows, among: NDArray[Any] | slice, weights: Mapping[str, float]) -> NDArray[Any]:
-        """[strata] the shares asked for, where the rows `among` are what there is."""
+        """[strata] the requested shares, when only the rows `among` are available."""
         names = rows.names[self.strata]
-        there = self._sizes(rows, among)
-        return asked_shares(names, there, self._caps(rows), weights, self.temperature, self.strata)
+        sizes = self._sizes(rows, among)
+        return requested_shares(names, sizes, self._caps(rows), weights, self.temperature, self.strata)
 
-    def chosen(self, rows: Rows, keys: NDArray[Any], sides: Sides) -> Chosen:
-        """The rows to train on; raises UserError where there are none, or what is refused or repeated too often."""
+    def select_rows(self, rows: Rows, keys: NDArray[Any], splits: Splits) -> TrainingSplit:
+        """Select the rows to train on; raises UserError where none is left, or `too_small` refuses the mix."""
         import numpy
 
-        judged_on = numpy.zeros(len(keys), dtype=bool)
-        for chosen in sides.judged_on.values():
-            judged_on[chosen] = True
-        candidates = numpy.flatnonzero((sides.why == 0) & ~judged_on)
+        for_evaluation = numpy.zeros(len(keys), dtype=bool)
+        for evaluation_rows in splits.evaluation.values():
+            for_evaluation[evaluation_rows] = True
+        candidates = numpy.flatnonzero((splits.reasons == 0) & ~for_evaluation)
         shares = self.shares(rows, candidates, self.weights) if len(candidates) else numpy.zeros(0)
         self._refuse_absent(rows, candidates, shares)
         labels, unit, caps = rows.labels[self.strata], self.unit(rows), self._caps(rows)
         limit = float(self.limit or numpy.inf)
-        turns = numpy.ones(len(shares), dtype=numpy.int64)
+        passes = numpy.ones(len(shares), dtype=numpy.int64)
         if self.too_small == "repeat":
-            turns = self._turns(rows, candidates, shares, limit)
-        taken = take(
+            passes = self._num_passes(rows, candidates, shares, limit)
+        sample = sample_rows(
             keys[candidates],
             labels[candidates],
             unit[candidates],
@@ -87,20 +96,22 @@ class Plan:
             caps=caps,
             limit=limit,
             shrink=self.too_small == "shrink",
-            turns=turns,
+            passes=passes,
         )
-        why = sides.why.copy()
-        why[candidates] = taken.why
-        train = candidates[taken.rows]
+        reasons = splits.reasons.copy()
+        reasons[candidates] = sample.reasons
+        train = candidates[sample.rows]
         if not len(train):
-            raise UserError(f"chats: nothing is left to train on ({left_out(why)}); give more rows or other settings")
-        used = int(unit[train].sum())
-        said = [self._sentence(rows, number, candidates, shares, used) for number in taken.short]
-        if self.too_small == "refuse" and (said or not taken.full):
-            raise UserError(f"limit: {said[0] if said else f'there are only {used} {self.by} of {self.limit}'}")
-        if self.limit and not taken.full and not said and self.limit - used > unit[train].max():
-            said.append(f"there are {used:,} {self.by} of the {self.limit:,} asked for")
-        return Chosen(candidates, train, taken.turns, shares, why, tuple(said))
+            raise UserError(
+                f"chats: nothing is left to train on ({reasons_text(reasons)}); give more rows or other settings"
+            )
+        size = int(unit[train].sum())
+        notes = [self._sentence(rows, number, candidates, shares, size) for number in sample.short]
+        if self.too_small == "refuse" and (notes or not sample.full):
+            raise UserError(f"limit: {notes[0] if notes else f'there are only {size} {self.by} of {self.limit}'}")
+        if self.limit and not sample.full and not notes and self.limit - size > unit[train].max():
+            notes.append(f"there are {size:,} {self.by} of the {self.limit:,} asked for")
+        return TrainingSplit(candidates, train, sample.repeats, shares, reasons, tuple(notes))
 
     def _caps(self, rows: Rows) -> NDArray[Any]:
         import numpy
@@ -116,30 +127,31 @@ class Plan:
         labels = rows.labels[self.strata]
         return numpy.bincount(labels[among], weights=self.unit(rows)[among], minlength=len(rows.names[self.strata]))
 
-    def _turns(self, rows: Rows, among: NDArray[Any], shares: NDArray[Any], limit: float) -> NDArray[Any]:
-        turns = turns_needed(self._sizes(rows, among), shares, self._caps(rows), limit)
-        most = int(turns.argmax())
-        if turns[most] > self.max_turns:
+    def _num_passes(self, rows: Rows, among: NDArray[Any], shares: NDArray[Any], limit: float) -> NDArray[Any]:
+        passes = passes_needed(self._sizes(rows, among), shares, self._caps(rows), limit)
+        longest = int(passes.argmax())
+        if passes[longest] > self.max_turns:
             raise UserError(
-                f"limit: {self.strata} {rows.names[self.strata][most]!r} would be gone through {turns[most]} times "
-                f"(max_turns {self.max_turns}); lower its weight or the limit, or raise max_turns"
+                f"limit: {self.strata} {rows.names[self.strata][longest]!r} would be gone through "
+                f"{passes[longest]} times (max_turns {self.max_turns}); lower its weight or the limit, "
+                "or raise max_turns"
             )
-        return turns
+        return passes
 
     def _refuse_absent(self, rows: Rows, candidates: NDArray[Any], shares: NDArray[Any]) -> None:
-        """A share of nothing can be filled up for, but neither kept nor repeated."""
+        """Raise UserError where a stratum with a share has no rows, unless the others may fill up for it."""
         if self.too_small == "fill" or not len(candidates):
             return
-        for name, share, there in zip(rows.names[self.strata], shares, self._sizes(rows, candidates), strict=True):
-            if share > 0 and not there:
+        for name, share, size in zip(rows.names[self.strata], shares, self._sizes(rows, candidates), strict=True):
+            if share > 0 and not size:
                 raise UserError(
                     f"weights: {self.strata} {name!r} has no row to train on; weight 0 leaves it out, too_small: fill "
                     "goes on without it"
                 )
 
     def _sentence(self, rows: Rows, number: int, candidates: NDArray[Any], shares: NDArray[Any], used: int) -> str:
-        name, there = rows.names[self.strata][number], int(self._sizes(rows, candidates)[number])
-        has = f"{self.strata} {name!r} has {there:,} {self.by}, too few for its share of {shares[number]:.1%}"
+        name, available = rows.names[self.strata][number], int(self._sizes(rows, candidates)[number])
+        has = f"{self.strata} {name!r} has {available:,} {self.by}, too few for its share of {shares[number]:.1%}"
         if self.too_small == "shrink":
             of = f" of {self.limit:,}" if self.limit else ""
             return f"{has}: the mix ends at {used:,}{of} {self.by} so that the shares hold (too_small: fill goes on)"
@@ -148,12 +160,12 @@ class Plan:
         return f"{has}: the others go on without it" if self.too_small == "fill" else has
 
 
-def line_places(rows: Rows, train: NDArray[Any], turns: NDArray[Any], order: Order, seed: int) -> NDArray[Any]:
-    """[lines] which entry of `train` stands on each line; equals in size or kind by a hash of their content."""
+def line_order(rows: Rows, train: NDArray[Any], repeats: NDArray[Any], order: Order, seed: int) -> NDArray[Any]:
+    """[lines] the index into `train` of each line; rows of equal rank are ordered by a hash of their content."""
     import numpy
 
-    with_turn = rows.row[train] ^ (turns.astype(numpy.uint64) << numpy.uint64(48))
-    keys = mixed_bits(with_turn, f"order:{seed}")
+    with_repeat = rows.row[train] ^ (repeats.astype(numpy.uint64) << numpy.uint64(48))
+    keys = order_keys(with_repeat, f"order:{seed}")
     if order == "random":
         return numpy.argsort(keys, kind="stable")
     characters, source = rows.characters[train], rows.labels["source"][train]
@@ -171,7 +183,7 @@ def line_places(rows: Rows, train: NDArray[Any], turns: NDArray[Any], order: Ord
     return numpy.lexsort((keys, quantile))
 
 
-def left_out(why: NDArray[Any]) -> str:
-    """The rows left out by reason, in words."""
-    counts = Counter({REASONS[number]: int((why == number).sum()) for number in range(1, len(REASONS))})
+def reasons_text(reasons: NDArray[Any]) -> str:
+    """How many rows were left out for each reason, as text."""
+    counts = Counter({REASONS[number]: int((reasons == number).sum()) for number in range(1, len(REASONS))})
     return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.most_common() if count)

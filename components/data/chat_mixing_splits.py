@@ -1,8 +1,8 @@
-"""Which rows a drafter may be judged on, and which it may be trained on: decided by hashes before anything is weighed.
+"""Assigns rows to training or evaluation by hashes, before any shares are applied.
 
-The side of a row is its question's hash alone, as in choosing.py: the same question under another system prompt, in
-another source or white space is on the same side, and no limit, weight or further source moves it. A conversation that
-asks in a later turn what evaluation asks is not trained on either.
+The side of a row depends on its question's hash alone, as in choosing.py: the same question under another system
+prompt, in another source or with other white space is on the same side, and no limit, weight or further source moves
+it. A conversation whose later turn asks a question of the evaluation is not trained on either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from components.data.chat_mixing_rows import NO_QUESTION, Rows
-from components.data.chat_mixing_shares import LEFT_OUT, take
+from components.data.chat_mixing_shares import LEFT_OUT, sample_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,113 +36,118 @@ asks_what_is_judged_on: a later turn asks what test, warm-up or validation ask.
 
 
 @dataclass(frozen=True)
-class Sides:
-    """why: [rows] an index into REASONS, 0 for what may be trained on or is judged on. judged_on: split -> rows."""
+class Splits:
+    """The side of every row.
 
-    why: NDArray[Any]
-    judged_on: dict[str, NDArray[Any]]
+    reasons: [rows] an index into REASONS; 0 for rows that may be trained on and rows of the evaluation.
+    evaluation: evaluation split -> row indices.
+    """
+
+    reasons: NDArray[Any]
+    evaluation: dict[str, NDArray[Any]]
 
 
-def deal_sides(
-    rows: Rows, keys: NDArray[Any], wanted: dict[str, int], evaluation_percent: int, shares: Shares, ask_once: bool
-) -> Sides:
-    """Set duplicates apart, choose what is judged on, and say what is left to train on.
+def assign_splits(
+    rows: Rows,
+    keys: NDArray[Any],
+    quotas: dict[str, int],
+    evaluation_percent: int,
+    shares: StrataShares,
+    ask_once: bool,
+) -> Splits:
+    """Drop duplicates, select the evaluation rows, and mark which of the others may be trained on.
 
     keys: [rows] uint64, an order of rows that depends on their content and the seed alone.
-    wanted: evaluation split -> rows at most. shares: candidates -> (strata, shares of the evaluation).
+    quotas: evaluation split -> most rows. shares: the shares of the strata in the evaluation.
     """
     import numpy
 
-    why = numpy.zeros(len(keys), dtype=numpy.uint8)
-    why[rows.percent == NO_QUESTION] = REASONS.index("no_question")
-    _drop_repeats(why, "duplicate", rows.row, rows, keys)
-    of_evaluation = (rows.percent < evaluation_percent) & (why == 0)
-    _drop_repeats(why, "evaluation_side", rows.question, rows, keys, among=of_evaluation)
+    reasons = numpy.zeros(len(keys), dtype=numpy.uint8)
+    reasons[rows.percent == NO_QUESTION] = REASONS.index("no_question")
+    _drop_repeats(reasons, "duplicate", rows.row, rows, keys)
+    of_evaluation = (rows.percent < evaluation_percent) & (reasons == 0)
+    _drop_repeats(reasons, "evaluation_side", rows.question, rows, keys, among=of_evaluation)
     if ask_once:
-        _drop_repeats(why, "same_prompt", rows.content, rows, keys)
-    candidates = numpy.flatnonzero(of_evaluation & (why == 0))
-    judged_on = _deal(candidates, keys, wanted, shares)
-    why[of_evaluation] = REASONS.index("evaluation_side")
-    for chosen in judged_on.values():
-        why[chosen] = 0
-    asked = rows.question[numpy.concatenate([*judged_on.values(), numpy.zeros(0, dtype=numpy.int64)])]
-    leaking = rows.later_row[numpy.isin(rows.later_question, asked)]
-    leaking = leaking[(why[leaking] == 0) & ~of_evaluation[leaking]]
-    why[leaking] = REASONS.index("asks_what_is_judged_on")
-    return Sides(why, judged_on)
+        _drop_repeats(reasons, "same_prompt", rows.content, rows, keys)
+    candidates = numpy.flatnonzero(of_evaluation & (reasons == 0))
+    evaluation = _split_evaluation_rows(candidates, keys, quotas, shares)
+    reasons[of_evaluation] = REASONS.index("evaluation_side")
+    for evaluation_rows in evaluation.values():
+        reasons[evaluation_rows] = 0
+    evaluation_questions = rows.question[numpy.concatenate([*evaluation.values(), numpy.zeros(0, dtype=numpy.int64)])]
+    leaking = rows.later_row[numpy.isin(rows.later_question, evaluation_questions)]
+    leaking = leaking[(reasons[leaking] == 0) & ~of_evaluation[leaking]]
+    reasons[leaking] = REASONS.index("asks_what_is_judged_on")
+    return Splits(reasons, evaluation)
 
 
 @dataclass(frozen=True)
-class Shares:
-    """strata: [rows] the stratum of every row. shares: [strata] of the evaluation."""
+class StrataShares:
+    """Shares of strata. strata: [rows] the stratum of every row. shares: [strata] add up to 1."""
 
     strata: NDArray[Any]
     shares: NDArray[Any]
 
 
 def _drop_repeats(
-    why: NDArray[Any],
+    reasons: NDArray[Any],
     reason: str,
-    what: NDArray[Any],
+    values: NDArray[Any],
     rows: Rows,
     keys: NDArray[Any],
     among: NDArray[Any] | None = None,
 ) -> None:
-    """Keep one row of those that are still in and equal in `what`: the first by key, then by source."""
+    """Of rows without a reason and with equal `values`, keep the first by key and source; the others get `reason`."""
     import numpy
 
-    inside = numpy.flatnonzero((why == 0) if among is None else (why == 0) & among)
-    labels = rows.labels
-    order = inside[
-        numpy.lexsort(
-            (labels["domain"][inside], labels["language"][inside], labels["source"][inside], keys[inside], what[inside])
-        )
-    ]
+    inside = numpy.flatnonzero((reasons == 0) if among is None else (reasons == 0) & among)
+    by_label = [rows.labels[name][inside] for name in ("domain", "language", "source")]
+    order = inside[numpy.lexsort((*by_label, keys[inside], values[inside]))]
     again = numpy.zeros(len(order), dtype=bool)
-    again[1:] = what[order][1:] == what[order][:-1]
-    why[order[again]] = REASONS.index(reason)
+    again[1:] = values[order][1:] == values[order][:-1]
+    reasons[order[again]] = REASONS.index(reason)
 
 
-def _deal(
-    candidates: NDArray[Any], keys: NDArray[Any], wanted: dict[str, int], shares: Shares
+def _split_evaluation_rows(
+    candidates: NDArray[Any], keys: NDArray[Any], quotas: dict[str, int], shares: StrataShares
 ) -> dict[str, NDArray[Any]]:
-    """Share rows among the evaluation splits, each a like mix of the strata; where they are too few, by need."""
+    """Share rows among the evaluation splits, each with the same mix of strata; too few rows are shared by quota."""
     import numpy
 
     num_strata = len(shares.shares)
-    taken = take(
+    sample = sample_rows(
         keys[candidates],
         shares.strata[candidates],
         numpy.ones(len(candidates)),
         shares.shares,
         caps=numpy.full(num_strata, numpy.inf),
-        limit=sum(wanted.values()),
+        limit=sum(quotas.values()),
         shrink=False,
-        turns=numpy.ones(num_strata, dtype=numpy.int64),
+        passes=numpy.ones(num_strata, dtype=numpy.int64),
     )
-    chosen = candidates[taken.rows]
-    room = _room(len(chosen), wanted)
-    total = max(1, sum(room.values()))
-    got: dict[int, dict[str, int]] = {}
-    dealt: dict[str, list[int]] = {split: [] for split in wanted}
-    for row, stratum in zip(chosen.tolist(), shares.strata[chosen].tolist(), strict=True):
-        of_stratum = got.setdefault(stratum, dict.fromkeys(wanted, 0))
-        seen = sum(of_stratum.values()) + 1
-        open_ = [split for split in wanted if len(dealt[split]) < room[split]]
-        split = max(open_, key=lambda one: room[one] * seen / total - of_stratum[one])
+    selected = candidates[sample.rows]
+    capacity = _split_capacity(len(selected), quotas)
+    total = max(1, sum(capacity.values()))
+    num_by_stratum: dict[int, dict[str, int]] = {}
+    rows_by_split: dict[str, list[int]] = {split: [] for split in quotas}
+    for row, stratum in zip(selected.tolist(), shares.strata[selected].tolist(), strict=True):
+        of_stratum = num_by_stratum.setdefault(stratum, dict.fromkeys(quotas, 0))
+        position = sum(of_stratum.values()) + 1
+        unfilled = [split for split in quotas if len(rows_by_split[split]) < capacity[split]]
+        split = max(unfilled, key=lambda name: capacity[name] * position / total - of_stratum[name])
         of_stratum[split] += 1
-        dealt[split].append(row)
-    return {split: numpy.array(found, dtype=numpy.int64) for split, found in dealt.items()}
+        rows_by_split[split].append(row)
+    return {split: numpy.array(split_rows, dtype=numpy.int64) for split, split_rows in rows_by_split.items()}
 
 
-def _room(there: int, wanted: dict[str, int]) -> dict[str, int]:
-    """Rows for every split: as many as wanted or, where there are too few, by need, one for each while they last."""
-    total = sum(wanted.values())
-    if there >= total:
-        return dict(wanted)
-    room = {split: min(1, need) for split, need in wanted.items()}
-    for split, need in wanted.items():
-        room[split] = max(room[split], there * need // total)
-    largest = max(wanted, key=lambda split: wanted[split])
-    room[largest] = max(room[largest], room[largest] + there - sum(room.values()))
-    return room
+def _split_capacity(available: int, quotas: dict[str, int]) -> dict[str, int]:
+    """Rows of every split: its quota or, with too few rows, a part in proportion to it and at least one if possible."""
+    total = sum(quotas.values())
+    if available >= total:
+        return dict(quotas)
+    capacity = {split: min(1, quota) for split, quota in quotas.items()}
+    for split, quota in quotas.items():
+        capacity[split] = max(capacity[split], available * quota // total)
+    largest = max(quotas, key=lambda split: quotas[split])
+    capacity[largest] = max(capacity[largest], capacity[largest] + available - sum(capacity.values()))
+    return capacity

@@ -1,7 +1,7 @@
-"""The conversations that drafters are usually trained on, as data: where each lives, under which licence, how it reads.
+"""Presets for the collections of conversations that drafters are usually trained on: repository, licence, fields.
 
 A preset holds no rows. It names a split of a hub repository, which is streamed under `draftsmith run --online`; with a
-`path:` the same preset reads a copy of its files. Row counts are those that its publisher states.
+`path:` the same preset reads a copy of its files. Row counts are those stated by the publisher.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ChatPresetName = Literal["eaglechat", "sharegpt", "ultrachat", "smoltalk-chinese
 class ChatPreset(BaseModel):
     """One collection of conversations.
 
-    repository: hub id. split: which part is read.
-    fields: where its turns stand, one or the other; a row with none of them belongs to another file, and is refused.
-    language: that all of it is written in, "" for several. domain_field: the row's field that says what it is about.
-    licence: as its publisher states it.
+    repository: hub id. split: the split to read.
+    fields: the possible fields of the turns; a row with none of them comes from another file and is refused.
+    language: the language of all rows, "" for several. domain_field: the row's field that names its domain.
+    licence: as stated by the publisher.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,6 +1,6 @@
-"""What a mix of chats is declared from: a preset, rows of one's own in files of any kind, or a split on a hub.
+"""The setting that declares a source of chats: a preset, files of any kind, or a split of a data set on a hub.
 
-In YAML a source is a mapping, or a text alone: a preset's name or a path.
+In YAML a source is a mapping, or a single text: a preset's name or a path.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from components.data.row_tables import Documents
 
 Format = Literal["auto", "jsonl", "json", "parquet", "arrow", "csv", "tsv", "text"]
 KINDS: Final = {"auto": "", "text": ".txt"}
-"""Format -> the suffix that it is read as; the others are their own."""
+"""Format -> the suffix that it is read as; every other format is its own suffix."""
 
 
 class ChatSource(BaseModel):
     """One source of conversations or documents.
 
-    preset: one of the collections in chat_presets.py; it knows its repository, its language and its shape.
+    preset: one of the collections in chat_presets.py, which names its repository, language and shape.
     path: a file, a folder (with all below it), a pattern, a URL that fsspec opens (s3://, gs://,
         hf://datasets/OWNER/NAME/FILES), or hf:OWNER/NAME[/CONFIG][@REVISION]:SPLIT; with a preset, a copy of its files.
-    name: what its rows name as their source; weights and caps of data.mix_chats go by it.
-    revision: of the preset's repository; pin it, since what lies on the hub or in an object store counts by its name
-        alone. For a URL any text: change it when the objects have changed.
-    format: how files are read, where their names do not tell. In a folder `auto` leaves text files alone.
+    name: the `source` of its rows, which weights and caps of data.mix_chats refer to.
+    revision: of the preset's repository; pin it, since data on the hub or in an object store count by their name alone.
+        For a URL any text: change it when the objects have changed.
+    format: how files are read, where their names do not tell. In a folder `auto` ignores text files.
     documents: what one document of a text file is: the file, a line, or a paragraph.
-    fields: one's own names for messages, prompt, response, system, tools or text: {messages: dialog}.
-    language: of all its rows, ISO 639-1 (en, zh); empty looks at each row.
-    domain: what all its rows are about; empty looks at each row.
-    domain_field: the row's field that says so instead.
-    max_rows: rows looked at, at most, in the order of the files; such a source is read by one worker.
+    fields: the rows' names of messages, prompt, response, system, tools or text: {messages: dialog}.
+    language: the language of all rows, ISO 639-1 (en, zh); empty detects it for each row.
+    domain: the domain of all rows; empty detects it for each row.
+    domain_field: the row's field that names its domain.
+    max_rows: the most rows to read, in the order of the files; such a source is read by one worker.
     follow_links: whether links may lead out of the folder, as in a hub's own cache.
     """
 
@@ -59,19 +59,19 @@ class ChatSource(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, given: Any) -> Any:
-        """A text is a preset's name or a path; file:///x is another spelling of /x."""
-        if isinstance(given, str):
-            if given not in CHAT_PRESETS and "/" not in given and "." not in given:
-                raise ValueError(f"{given!r:.80} is no preset{_near(given, CHAT_PRESETS)}, and no path")
-            given = {"preset": given} if given in CHAT_PRESETS else {"path": given}
-        if isinstance(given, Mapping):
-            for name in given:
+    def _from_text(cls, value: Any) -> Any:
+        """Read a text as a preset's name or a path; file:///x is another spelling of /x."""
+        if isinstance(value, str):
+            if value not in CHAT_PRESETS and "/" not in value and "." not in value:
+                raise ValueError(f"{value!r:.80} is no preset{_suggestion(value, CHAT_PRESETS)}, and no path")
+            value = {"preset": value} if value in CHAT_PRESETS else {"path": value}
+        if isinstance(value, Mapping):
+            for name in value:
                 if name not in cls.model_fields:
-                    raise ValueError(f"unknown field {name!r:.80} of a source{_near(name, cls.model_fields)}")
-            if isinstance(path := given.get("path"), str):
-                given = {**given, "path": re.sub(r"^file://", "", path, flags=re.IGNORECASE)}
-        return given
+                    raise ValueError(f"unknown field {name!r:.80} of a source{_suggestion(name, cls.model_fields)}")
+            if isinstance(path := value.get("path"), str):
+                value = {**value, "path": re.sub(r"^file://", "", path, flags=re.IGNORECASE)}
+        return value
 
     @model_validator(mode="after")
     def _names_rows(self) -> Self:
@@ -92,13 +92,13 @@ class ChatSource(BaseModel):
         return self
 
     @property
-    def known(self) -> ChatPreset | None:
+    def chat_preset(self) -> ChatPreset | None:
         """The preset, where one is named."""
         return None if self.preset is None else CHAT_PRESETS[self.preset]
 
     @property
     def label(self) -> str:
-        """What its rows name as their source: its name, its preset's, or the last plain part of its path."""
+        """The `source` of its rows: its name, its preset's name, or the last plain part of its path."""
         if self.name or self.preset:
             return self.name or str(self.preset)
         hub_id = self._hub_id
@@ -119,23 +119,23 @@ class ChatSource(BaseModel):
         """The split that `datasets` streams, on the hub or in a folder of its format; None for files and URLs."""
         if self._hub_id:
             return parse_hub_source(self._hub_id)
-        if self.path or self.known is None:
+        if self.path or self.chat_preset is None:
             return None
-        name, split = self.known.repository, self.known.split
+        name, split = self.chat_preset.repository, self.chat_preset.split
         return HubSource(f"{PREFIX}{name}:{split}", None, name, None, self.revision or None, split)
 
     @property
     def kind(self) -> str:
-        """The suffix that its files are read as, "" by their names."""
+        """The suffix that its files are read as; "" means by their names."""
         return KINDS.get(self.format, f".{self.format}")
 
 
-def named_twice(sources: Sequence[ChatSource]) -> str:
-    """A name that two sources share, "" where each has its own."""
+def duplicate_name(sources: Sequence[ChatSource]) -> str:
+    """A name that two sources share; "" where all names differ."""
     names = [source.label for source in sources]
     return next((name for name in names if names.count(name) > 1), "")
 
 
-def _near(word: object, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(str(word), list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else f" (known: {', '.join(known)})"
+def _suggestion(word: object, choices: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(str(word), list(choices), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else f" (known: {', '.join(choices)})"

@@ -1,8 +1,8 @@
-"""One turn of a conversation in whatever fields people keep it, as one message: role, content, reasoning, tool calls.
+"""Converts one turn of a conversation in any common layout to a message: role, content, reasoning, tool calls.
 
-Roles of every tradition become system, user, assistant and tool. Calls of tools and what a model thought before it
-answered (`reasoning_content`, `reasoning`, `thinking`) are kept in fields of their own; a <think> block inside the text
-stays where it is. What cannot be text is refused with the reason, never turned into some text.
+All role names become system, user, assistant or tool. Tool calls and a model's thinking (`reasoning_content`,
+`reasoning`, `thinking`) get fields of their own; a <think> block inside the text stays where it is. A value that is not
+text is refused with a reason, never converted to text.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+Message = dict[str, Any]
+"""{"role", "content"} and, where present, reasoning_content, tool_calls, tool_call_id and name."""
+ToolCall = dict[str, Any]
+"""A tool call in OpenAI's form: {"type": "function", "function": {"name", "arguments"}} and, where present, "id"."""
 ROLES: Final = {
     "system": "system",
     "developer": "system",
@@ -33,7 +37,7 @@ ROLES: Final = {
     "function_call": "call",
     "tool_call": "call",
 }
-"""Role as written, in lower case -> role. "call": the turn is the call of a tool, which the assistant makes."""
+"""Role as written, in lower case -> role. "call": the turn is a tool call by the assistant."""
 REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _REASONING_PARTS: Final = ("thinking", "reasoning")
@@ -41,58 +45,58 @@ _MAX_DEPTH: Final = 48
 
 
 class BadRow(ValueError):
-    """This row cannot be used; the message says why in one line, `reason` is the same for all rows with this fault."""
+    """A row that cannot be used. str() is one line; `reason` is the same for all rows with this fault."""
 
     def __init__(self, message: str, reason: str = "wrong_type") -> None:
         super().__init__(message)
         self.reason = reason
 
 
-def read_turn(turn: Any, where: str, role_field: str = "role", text_field: str = "content") -> dict[str, Any]:
-    """{"role", "content"} and, where there are some, reasoning_content, tool_calls, tool_call_id and name.
+def read_turn(turn: Any, location: str, role_field: str = "role", text_field: str = "content") -> Message:
+    """The message of a turn; raises BadRow where the value is not a turn.
 
-    where: what messages call it, such as "messages[3]". Raises BadRow for what is no turn.
+    location: the turn's name in error messages, such as "messages[3]".
     """
     if not isinstance(turn, Mapping):
-        raise BadRow(f"{where} must be an object with {role_field} and {text_field}, this is {kind_of(turn)}")
-    role = role_of(turn, where, role_field)
-    content, thought = _content(first_of(turn, text_field, "content", "value", "text"), f"{where}.{text_field}")
-    calls = _calls(turn, where)
+        raise BadRow(f"{location} must be an object with {role_field} and {text_field}, this is {type_name(turn)}")
+    role = role_of(turn, location, role_field)
+    content, thought = _content(first_of(turn, text_field, "content", "value", "text"), f"{location}.{text_field}")
+    calls = _calls(turn, location)
     if role == "call":
         role = "assistant"
         if not calls and (named := _call_in_text(content)) is not None:
             content, calls = "", named
-    message: dict[str, Any] = {"role": role, "content": content if content is not None else ""}
+    message: Message = {"role": role, "content": content if content is not None else ""}
     if content is None and not calls:
-        raise BadRow(f"{where}.{text_field} must be text, this is empty")
+        raise BadRow(f"{location}.{text_field} must be text, this is empty")
     reasoning = first_of(turn, *REASONING)
-    thought = checked(reasoning, f"{where}.reasoning") if reasoning else thought
+    thought = valid_text(reasoning, f"{location}.reasoning") if reasoning else thought
     if thought:
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = calls
     for field in ("tool_call_id", "name"):
         if turn.get(field):
-            message[field] = checked(turn[field], f"{where}.{field}")
+            message[field] = valid_text(turn[field], f"{location}.{field}")
     return message
 
 
-def role_of(turn: Mapping[str, Any], where: str, role_field: str) -> str:
-    """The role of a turn; "call" for the call of a tool. Raises BadRow for one that nobody knows."""
+def role_of(turn: Mapping[str, Any], location: str, role_field: str) -> str:
+    """The role of a turn; "call" for a tool call. Raises BadRow for an unknown role."""
     role = first_of(turn, role_field, "role", "from")
-    known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
-    if known is None:
-        raise BadRow(f"{where}: unknown role {role!r:.40}; known: {', '.join(sorted(ROLES))}", "unknown_role")
-    return known
+    standard_role = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
+    if standard_role is None:
+        raise BadRow(f"{location}: unknown role {role!r:.40}; known: {', '.join(sorted(ROLES))}", "unknown_role")
+    return standard_role
 
 
 def first_of(row: Mapping[str, Any], *fields: str) -> Any:
-    """The first of `fields` that is not null: a table that mixes two formats has the fields of both."""
+    """The value of the first of `fields` that is not null: a table that mixes two formats has the fields of both."""
     return next((row[field] for field in fields if row.get(field) is not None), None)
 
 
-def joined_parts(content: Any) -> Any:
-    """OpenAI's list of parts as one text; what is not such a list is returned as it is, to be refused by `checked`."""
+def join_parts(content: Any) -> Any:
+    """The text of OpenAI's list of parts; any other value is returned unchanged, to be refused by `valid_text`."""
     if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
         texts = [part.get("text") for part in content if part.get("type") in _TEXT_PARTS]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
@@ -100,33 +104,38 @@ def joined_parts(content: Any) -> Any:
     return content
 
 
-def checked(value: Any, where: str) -> str:
-    """A text that can be stored and tokenised; raises BadRow for anything else. It may be empty."""
+def valid_text(value: Any, location: str) -> str:
+    """The value, if it is text that can be stored and tokenised (it may be empty); raises BadRow for anything else."""
     if not isinstance(value, str):
-        raise BadRow(f"{where} must be text, this is {kind_of(value)}")
+        raise BadRow(f"{location} must be text, this is {type_name(value)}")
     if "\0" in value:
-        raise BadRow(f"{where} holds NUL characters", "nul_characters")
+        raise BadRow(f"{location} holds NUL characters", "nul_characters")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRow(f"{where} holds what is not UTF-8 text (a lone surrogate)", "not_utf8") from None
+        raise BadRow(f"{location} holds what is not UTF-8 text (a lone surrogate)", "not_utf8") from None
     return value
 
 
-def checked_json(value: Any, where: str) -> str:
-    """Tools or calls as JSON text; raises BadRow where they are none, or nested so deeply that readers give up."""
+def json_text(value: Any, location: str) -> str:
+    """Tools or calls as JSON text; raises BadRow where that is impossible, or the nesting is too deep for readers."""
     if _deeper_than(value, _MAX_DEPTH):
-        raise BadRow(f"{where} is nested too deeply", "nested_too_deeply")
+        raise BadRow(f"{location} is nested too deeply", "nested_too_deeply")
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode("utf-8")
     except (TypeError, ValueError) as error:  # bytes or dates of a table, NaN, half a character
-        raise BadRow(f"{where} cannot be written as JSON ({type(error).__name__})") from error
+        raise BadRow(f"{location} cannot be written as JSON ({type(error).__name__})") from error
     return text
 
 
-def kind_of(value: Any) -> str:
-    """What a value is, for people."""
+def field_names(row: Mapping[str, Any]) -> str:
+    """The first names of a row's fields, for error messages."""
+    return ", ".join(sorted(map(str, row))[:8])[:200] or "none"
+
+
+def type_name(value: Any) -> str:
+    """The type of a value, for error messages."""
     names = {
         bool: "true or false",
         int: "a number",
@@ -142,7 +151,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _content(content: Any, where: str) -> tuple[str | None, str]:
+def _content(content: Any, location: str) -> tuple[str | None, str]:
     """(text, reasoning among its parts). None: there is no content."""
     if content is None:
         return None, ""
@@ -151,44 +160,44 @@ def _content(content: Any, where: str) -> tuple[str | None, str]:
         if not content:
             return "", ""
         thoughts = [part for part in content if isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS]
-        said = [first_of(part, "thinking", "reasoning", "text") for part in thoughts]
-        thought = "\n".join(checked(text, f"{where} (reasoning)") for text in said)
+        thought_texts = [first_of(part, "thinking", "reasoning", "text") for part in thoughts]
+        thought = "\n".join(valid_text(text, f"{location} (reasoning)") for text in thought_texts)
         content = [part for part in content if not (isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS)]
         others = [part.get("type") for part in content if isinstance(part, Mapping)]
         if odd := [kind for kind in others if kind not in _TEXT_PARTS]:
-            raise BadRow(f"{where} holds a part of type {odd[0]!r:.40}; only text is kept", "not_text")
-        content = joined_parts(content) if content else ""
-    return checked(content, where), thought
+            raise BadRow(f"{location} holds a part of type {odd[0]!r:.40}; only text is kept", "not_text")
+        content = join_parts(content) if content else ""
+    return valid_text(content, location), thought
 
 
-def _calls(turn: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Calls of tools in OpenAI's form; a lone `function_call` of its older form counts as one."""
+def _calls(turn: Mapping[str, Any], location: str) -> list[ToolCall]:
+    """Tool calls in OpenAI's form; its older `function_call` is converted to one call."""
     calls = turn.get("tool_calls")
     if isinstance(calls, str) and calls.strip():
-        calls = parsed(calls, f"{where}.tool_calls")
+        calls = parse_json(calls, f"{location}.tool_calls")
     if not calls and isinstance(turn.get("function_call"), Mapping):
         calls = [{"type": "function", "function": turn["function_call"]}]
     if not calls:
         return []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise BadRow(f"{where}.tool_calls must be a list of objects, this is {kind_of(calls)}")
-    kept = [_without_nulls(call) for call in calls]
-    checked_json(kept, f"{where}.tool_calls")
-    return kept
+        raise BadRow(f"{location}.tool_calls must be a list of objects, this is {type_name(calls)}")
+    compact_calls = [_without_nulls(call) for call in calls]
+    json_text(compact_calls, f"{location}.tool_calls")
+    return compact_calls
 
 
-def _without_nulls(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call without the fields that a table adds to every row; what stands in its arguments stays."""
-    kept = {name: value for name, value in call.items() if value is not None}
-    if isinstance(kept.get("function"), Mapping):
-        kept["function"] = {name: value for name, value in kept["function"].items() if value is not None}
-    return kept
+def _without_nulls(call: Mapping[str, Any]) -> ToolCall:
+    """A call without the null fields that a table adds to every row; its arguments are unchanged."""
+    fields = {name: value for name, value in call.items() if value is not None}
+    if isinstance(fields.get("function"), Mapping):
+        fields["function"] = {name: value for name, value in fields["function"].items() if value is not None}
+    return fields
 
 
-def _call_in_text(content: str | None) -> list[dict[str, Any]] | None:
-    """ShareGPT's function_call turns hold {"name", "arguments"} as JSON text; None where it is something else.
+def _call_in_text(content: str | None) -> list[ToolCall] | None:
+    """The calls in a ShareGPT function_call turn, {"name", "arguments"} as JSON text; None for any other text.
 
-    Raises BadRow for what JSON text can escape and nobody can store: half a character, NaN.
+    Raises BadRow for values that JSON text can express but that cannot be stored: a lone surrogate, NaN.
     """
     try:
         value = json.loads(content or "")
@@ -199,22 +208,22 @@ def _call_in_text(content: str | None) -> list[dict[str, Any]] | None:
         return None
     if _deeper_than(calls, _MAX_DEPTH):
         return None
-    checked_json(calls, "function_call")
+    json_text(calls, "function_call")
     return [{"type": "function", "function": call} for call in calls]
 
 
-def parsed(text: str, where: str) -> Any:
-    """JSON text in a field as what it says; raises BadRow where it is none."""
+def parse_json(text: str, location: str) -> Any:
+    """The value of JSON text in a field; raises BadRow where it is not valid."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise BadRow(f"{where} is nested too deeply", "nested_too_deeply") from None
+        raise BadRow(f"{location} is nested too deeply", "nested_too_deeply") from None
     except ValueError as error:
-        raise BadRow(f"{where} is not valid JSON ({type(error).__name__})") from error
+        raise BadRow(f"{location} is not valid JSON ({type(error).__name__})") from error
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
-    """Whether lists and objects stand in one another more than `depth` times; level by level, so that it ends."""
+    """Whether lists and objects are nested more than `depth` levels deep; checked without recursion."""
     level = [value]
     for _ in range(depth):
         inner: list[Any] = []

@@ -1,11 +1,11 @@
-"""Unified rows: whole conversations and plain documents of any origin, in Parquet parts that are read in batches.
+"""File format of Chats artifacts: whole conversations and plain documents in Parquet parts, read in batches.
 
-Every step between a source and the prompts (collecting, removing duplicates, mixing) reads and writes these rows, so
-none of them has to know a shape again. A directory holds `part-00000.parquet`, ... and, written last,
-`manifest.json` {"parts": [...], "num_rows": n, "by_source": {source: rows}}. What a step leaves out stands in its
-`dropped.parquet`, with the reason and where it came from; kept + dropped = read.
+Every step between a source and the prompts (collecting, removing duplicates, mixing) reads and writes these rows, in
+one shape. A directory holds `part-00000.parquet`, ... and, written last, `manifest.json` {"parts": [...], "num_rows":
+n, "by_source": {source: rows}}. The rows that a step leaves out are listed in its `dropped.parquet`, with reason and
+origin; kept + dropped = read.
 
-Rows are flushed by their size, so memory follows a row group and not the data set; the bytes depend on the rows alone.
+Rows are flushed by size, so memory use is that of a row group, not of the data set; the bytes depend on the rows alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from components.contract import Chats, UserError
+from components.data.chat_turns import Message
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,10 +30,10 @@ MANIFEST: Final = "manifest.json"
 DROPPED: Final = "dropped.parquet"
 ROWS_PER_PART: Final = 50_000
 EXCERPT_CHARACTERS: Final = 500
-_AS_GIVEN: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_SORTED: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+_COMPACT_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_SORTED_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _REPEATED: Final = ("source", "language", "domain", "tools")
-"""Columns that say the same in many rows; a dictionary of the others would be as large as they are."""
+"""Columns whose values repeat; a dictionary of the other columns would be as large as their values."""
 _GROUP_ROWS: Final = 4096
 _GROUP_CHARACTERS: Final = 8 << 20
 
@@ -42,11 +43,11 @@ class Chat:
     """One row: a conversation (`messages`) or a plain document (`text`), never both.
 
     row_id:    16 hex digits, a hash of the messages or the text alone: equal content has equal ids.
-    source:    the name of its source in the mix. where: "file:line" in it.
-    language:  ISO 639-1, "" unknown. domain: what it is about, "" unknown.
-    messages:  {"role", "content"} and, where there are some, "reasoning_content", "tool_calls", "tool_call_id",
-        "name"; role is system, user, assistant or tool.
-    tools:     the tools that were offered, as JSON, or "".
+    source:    the name of its source in the mix. where: "file:line" in that source.
+    language:  ISO 639-1, "" unknown. domain: the subject, "" unknown.
+    messages:  {"role", "content"} and, where present, "reasoning_content", "tool_calls", "tool_call_id", "name"; role
+        is system, user, assistant or tool.
+    tools:     the offered tools as JSON, or "".
     num_chars: characters of the text, or of all content and reasoning.
     """
 
@@ -56,7 +57,7 @@ class Chat:
     language: str = ""
     domain: str = ""
     text: str = ""
-    messages: tuple[dict[str, Any], ...] = ()
+    messages: tuple[Message, ...] = ()
     tools: str = ""
     num_chars: int = 0
 
@@ -72,36 +73,36 @@ class Chat:
         language: str = "",
         domain: str = "",
     ) -> Self:
-        """The row of this content, with its id and its size worked out. Exactly one of text and messages is given."""
+        """Make the row of this content, with its id and size. Exactly one of text and messages is not empty."""
         assert bool(text) != bool(messages), "a row is a document or a conversation"
-        kept = tuple(dict(message) for message in messages)
+        copies = tuple(dict(message) for message in messages)
         size = len(text) + sum(
-            len(message.get("content") or "") + len(message.get("reasoning_content") or "") for message in kept
+            len(message.get("content") or "") + len(message.get("reasoning_content") or "") for message in copies
         )
-        return cls(row_id_of(text, kept), source, where, language, domain, text, kept, tools, size)
+        return cls(row_id_of(text, copies), source, where, language, domain, text, copies, tools, size)
 
     def as_row(self) -> dict[str, Any]:
-        """The columns as they are stored."""
+        """The stored columns."""
         return {**self.__dict__, "messages": messages_json(self.messages)}
 
     def as_text(self) -> str:
-        """Everything that is said, turn after turn, for whoever looks at text alone (language, duplicates)."""
+        """All contents, turn after turn, as one text (for language detection and duplicates)."""
         return self.text or "\n\n".join(message.get("content") or "" for message in self.messages)
 
 
 def row_id_of(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
     """16 hex digits of sha256 over the messages as JSON with sorted keys, or over the text."""
-    content = _SORTED.encode(messages) if messages else text
+    content = _SORTED_JSON.encode(messages) if messages else text
     return hashlib.sha256(f"{'chat' if messages else 'text'}\0{content}".encode()).hexdigest()[:16]
 
 
 def messages_json(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages as the column holds them; "" for none."""
-    return _AS_GIVEN.encode(messages) if messages else ""
+    """The value of the column `messages`; "" for none."""
+    return _COMPACT_JSON.encode(messages) if messages else ""
 
 
 def chats_schema() -> pyarrow.Schema:
-    """The columns and their types; nothing is null."""
+    """The columns and their types; no value is null."""
     import pyarrow
 
     types = {name: pyarrow.int64() if name == "num_chars" else pyarrow.string() for name in COLUMNS}
@@ -109,10 +110,10 @@ def chats_schema() -> pyarrow.Schema:
 
 
 class ChatWriter:
-    """Writes rows into the parts of a directory, in the order given, and the manifest when it ends well.
+    """Writes rows into the parts of a directory in order, and the manifest when it closes without an error.
 
-    directory: what an earlier, killed writer left of parts and manifest there is removed.
-    rows_per_part: rows of a part at most.
+    directory: parts and a manifest that an earlier, killed writer left there are removed.
+    rows_per_part: the most rows of a part.
     """
 
     def __init__(self, directory: Path, rows_per_part: int = ROWS_PER_PART) -> None:
@@ -123,7 +124,7 @@ class ChatWriter:
         self.by_source: Counter[str] = Counter()
         self._open: Any = None
         self._rows_in_part = 0
-        self._waiting: list[dict[str, Any]] = []
+        self._pending: list[dict[str, Any]] = []
         self._characters = 0
         directory.mkdir(parents=True, exist_ok=True)
         for stale in (*directory.glob("part-*.parquet"), directory / MANIFEST):
@@ -131,20 +132,20 @@ class ChatWriter:
 
     def write(self, chat: Chat) -> None:
         """Add one row."""
-        self._waiting.append(chat.as_row())
+        self._pending.append(chat.as_row())
         self._characters += chat.num_chars
-        if len(self._waiting) >= _GROUP_ROWS or self._characters >= _GROUP_CHARACTERS:
+        if len(self._pending) >= _GROUP_ROWS or self._characters >= _GROUP_CHARACTERS:
             self._flush()
 
     def write_batch(self, batch: pyarrow.RecordBatch) -> None:
-        """Add the rows of a batch with all the columns, as `iter_batches` gives them."""
+        """Add the rows of a batch that has all columns, as returned by `iter_batches`."""
         self._flush()
-        self._put(batch.select(list(COLUMNS)).cast(chats_schema()))
+        self._write_rows(batch.select(list(COLUMNS)).cast(chats_schema()))
 
     def close(self) -> dict[str, Any]:
-        """Write what is left and the manifest, and return the manifest."""
+        """Write the pending rows and the manifest, and return the manifest."""
         self._flush()
-        self._end_part()
+        self._close_part()
         manifest = {"parts": self.parts, "num_rows": self.num_rows, "by_source": dict(sorted(self.by_source.items()))}
         write_manifest(self.directory, manifest)
         return manifest
@@ -159,13 +160,13 @@ class ChatWriter:
             self._open.close()
 
     def _flush(self) -> None:
-        if self._waiting:
+        if self._pending:
             import pyarrow
 
-            self._put(pyarrow.RecordBatch.from_pylist(self._waiting, schema=chats_schema()))
-            self._waiting, self._characters = [], 0
+            self._write_rows(pyarrow.RecordBatch.from_pylist(self._pending, schema=chats_schema()))
+            self._pending, self._characters = [], 0
 
-    def _put(self, batch: pyarrow.RecordBatch) -> None:
+    def _write_rows(self, batch: pyarrow.RecordBatch) -> None:
         import pyarrow.parquet
 
         at = 0
@@ -182,18 +183,18 @@ class ChatWriter:
             self._rows_in_part += piece.num_rows
             self.num_rows += piece.num_rows
             if self._rows_in_part == self.rows_per_part:
-                self._end_part()
+                self._close_part()
         for counted in batch.column("source").value_counts().to_pylist():
             self.by_source[counted["values"]] += counted["counts"]
 
-    def _end_part(self) -> None:
+    def _close_part(self) -> None:
         if self._open is not None:
             self._open.close()
         self._open, self._rows_in_part = None, 0
 
 
 class DroppedWriter:
-    """Writes what is left out to `dropped.parquet`, and counts it by reason in `counts`; the file is always there."""
+    """Writes dropped rows to `dropped.parquet` and counts them by reason in `counts`; the file is always written."""
 
     def __init__(self, directory: Path, name: str = DROPPED) -> None:
         import pyarrow
@@ -201,15 +202,15 @@ class DroppedWriter:
 
         self.counts: Counter[str] = Counter()
         self._schema = pyarrow.schema([pyarrow.field(column, pyarrow.string(), False) for column in DROPPED_COLUMNS])
-        self._waiting: list[dict[str, str]] = []
+        self._pending: list[dict[str, str]] = []
         self._file = pyarrow.parquet.ParquetWriter(directory / name, self._schema, compression="zstd")
 
-    def write(self, reason: str, source: str, where: str, excerpt: str) -> None:
-        """Add one row; of the excerpt 500 characters at most are kept."""
-        shown = excerpt[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
-        self._waiting.append({"reason": reason, "source": source, "where": where, "excerpt": shown})
+    def write(self, reason: str, source: str, location: str, excerpt: str) -> None:
+        """Add one row; the excerpt is cut after 500 characters."""
+        text = excerpt[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+        self._pending.append({"reason": reason, "source": source, "where": location, "excerpt": text})
         self.counts[reason] += 1
-        if len(self._waiting) >= _GROUP_ROWS:
+        if len(self._pending) >= _GROUP_ROWS:
             self._flush()
 
     def copy(self, directory: Path) -> None:
@@ -218,7 +219,7 @@ class DroppedWriter:
             self.write(row["reason"], row["source"], row["where"], row["excerpt"])
 
     def close(self) -> dict[str, int]:
-        """Write what is left; returns the rows by reason, the most frequent first."""
+        """Write the pending rows; returns the number of rows by reason, the most frequent first."""
         self._flush()
         self._file.close()
         return most_first(self.counts)
@@ -232,13 +233,13 @@ class DroppedWriter:
     def _flush(self) -> None:
         import pyarrow
 
-        if self._waiting:
-            self._file.write_batch(pyarrow.RecordBatch.from_pylist(self._waiting, schema=self._schema))
-            self._waiting = []
+        if self._pending:
+            self._file.write_batch(pyarrow.RecordBatch.from_pylist(self._pending, schema=self._schema))
+            self._pending = []
 
 
 def most_first(counts: Mapping[str, int]) -> dict[str, int]:
-    """Counts in the order in which people read them: the largest first, equal ones by name."""
+    """The counts, largest first, equal ones by name."""
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
@@ -269,7 +270,7 @@ def iter_batches(
 
 
 def read_chats(chats: Chats | Path, columns: Sequence[str] | None = None) -> Iterator[Chat]:
-    """The rows in their stored order; columns that were not asked for have their empty value."""
+    """The rows in their stored order; columns that are not in `columns` have their empty value."""
     for batch in iter_batches(chats, columns):
         yield from batch_chats(batch)
 
@@ -292,18 +293,18 @@ def read_dropped(directory: Path, name: str = DROPPED) -> Iterator[dict[str, str
 
 
 def dropped_examples(directory: Path, number: int = 8) -> list[dict[str, str]]:
-    """The first dropped row of each reason, of `number` reasons at most; for people."""
-    found: dict[str, dict[str, str]] = {}
+    """The first dropped row of each reason, for at most `number` reasons."""
+    examples: dict[str, dict[str, str]] = {}
     for row in read_dropped(directory):
-        found.setdefault(row["reason"], row)
-        if len(found) == number:
+        examples.setdefault(row["reason"], row)
+        if len(examples) == number:
             break
-    return list(found.values())
+    return list(examples.values())
 
 
 def file_batches(file: Path, columns: Sequence[str], batch_rows: int = _GROUP_ROWS) -> Iterator[pyarrow.RecordBatch]:
     """These columns of one Parquet file, in batches of at most `batch_rows` rows."""
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(file) as opened:
-        yield from opened.iter_batches(batch_size=batch_rows, columns=list(columns))
+    with pyarrow.parquet.ParquetFile(file) as parquet_file:
+        yield from parquet_file.iter_batches(batch_size=batch_rows, columns=list(columns))

@@ -1,8 +1,8 @@
-"""Which conversations are not worth training on, and why: every rule a setting, every dropped row a named reason.
+"""Rules that drop conversations not worth training on: every rule has a setting, every dropped row a named reason.
 
-Rules go from cheap to dear and the first that speaks gives the reason. None of them knows the target: a rule asks what
-the row is, not how well a model likes it. Encodings are judged by `ftfy` (mojibake of single-byte encodings) and, for
-Chinese read in the wrong one of UTF-8 and GBK, by whether the text decodes cleanly the other way round.
+Rules run from cheap to expensive, and the first that matches gives the reason. No rule depends on the target: it checks
+the row, not a model's likelihood of it. Encodings are checked by `ftfy` (mojibake of single-byte encodings) and, for
+Chinese read as the wrong one of UTF-8 and GBK, by whether the text decodes cleanly the other way round.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ REASONS: Final = {
     "repeated_text": "the text repeats itself",
     "repeated_turn": "the assistant says the same thing twice",
 }
-"""Every reason that `why_dropped` gives, in the order in which the rules are asked."""
+"""Every reason that `drop_reason` returns, in the order of the rules."""
 
 
 class Cleaning(BaseModel):
-    """Which rules drop a row. A rule is switched off with false, a limit widened with a larger number."""
+    """Settings of the rules that drop a row: false switches a rule off, a larger number widens a limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,11 +96,11 @@ class Cleaning(BaseModel):
     )
 
 
-def why_dropped(chat: Chat, cleaning: Cleaning) -> str | None:
-    """The reason (one of REASONS) why a row is not worth training on, or None: it is kept.
+def drop_reason(chat: Chat, cleaning: Cleaning) -> str | None:
+    """The reason (one of REASONS) why a row is dropped, or None where it is kept.
 
-    Malformed and empty turns are always refused, since no later step could read them; all else is a setting. With
-    `repair` the caller mends the row first, with cleaning_encoding.repair.
+    Malformed and empty turns are always dropped, since no later step could read them; all other rules are settings.
+    With `repair` the caller first repairs the row with cleaning_encoding.repair.
     """
     for rule in _TEXT_RULES if not chat.messages else _CHAT_RULES:
         reason = rule(chat, cleaning)
@@ -187,8 +187,8 @@ def _refusal(chat: Chat, cleaning: Cleaning) -> str | None:
 
 
 def _web_boilerplate(chat: Chat, cleaning: Cleaning) -> str | None:
-    found = cleaning.boilerplate and _web(cleaning.also_boilerplate).search(chat.text)
-    return "boilerplate" if found else None
+    matched = cleaning.boilerplate and _web(cleaning.also_boilerplate).search(chat.text)
+    return "boilerplate" if matched else None
 
 
 def _repetition(chat: Chat, cleaning: Cleaning) -> str | None:
@@ -228,7 +228,7 @@ _CODE: Final = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 
 def _texts(chat: Chat, *roles: str) -> Iterator[str]:
-    """The contents of the turns of these roles, or the plain text; without roles all of them, and their reasoning."""
+    """The contents of turns with these roles, or the plain text; without roles all contents and their reasoning."""
     if not chat.messages:
         yield chat.text
         return
@@ -248,15 +248,15 @@ def _has_marks(text: str) -> bool:
 
 
 def _mostly_tags(chat: Chat, share: float) -> bool:
-    asked = ""
+    questions = ""
     for message in chat.messages or ({"role": "assistant", "content": chat.text},):
         text: str = message["content"] or ""
         if message["role"] in ("user", "system"):
-            asked = f"{asked}\n{text}"
+            questions = f"{questions}\n{text}"
         elif message["role"] == "assistant" and ("<" in text or "&" in text):
             prose = _CODE.sub(" ", text)
             in_tags = sum(len(tag) for tag in _TAG.findall(prose))
-            if in_tags > share * max(1, len(prose.strip())) and not _about_markup().search(asked):
+            if in_tags > share * max(1, len(prose.strip())) and not _about_markup().search(questions):
                 return True
     return False
 
@@ -301,8 +301,8 @@ def _about_markup() -> re.Pattern[str]:
     return re.compile(patterns.ABOUT_MARKUP, re.IGNORECASE)
 
 
-def faults_of(cleaning: dict[str, Any]) -> list[str]:
-    """What is wrong with the regular expressions of a `clean:` setting, a line each; for `<step>_settings`."""
+def pattern_faults(cleaning: dict[str, Any]) -> list[str]:
+    """Faults of the regular expressions in a `clean:` setting, a line each; for `<step>_settings`."""
     faults = []
     for name in ("also_refusals", "also_boilerplate"):
         for expression in cleaning.get(name, ()):

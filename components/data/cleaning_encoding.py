@@ -1,8 +1,8 @@
-"""Text that was decoded with the wrong encoding: found, and mended where that is certain.
+"""Detects text that was decoded with the wrong encoding, and repairs it where the repair is certain.
 
-Single-byte mojibake ("Ã©" for "é", UTF-8 Chinese read as Latin-1) is `ftfy`'s work. Chinese has two more kinds that
-`ftfy` does not look for: UTF-8 read as GBK, ideographs that decode as UTF-8 when encoded back ("浣犲ソ" was "你好");
-and GBK read as Latin-1, long runs of accented letters that decode as GBK ("ÄãºÃ").
+`ftfy` handles single-byte mojibake ("Ã©" for "é", UTF-8 Chinese read as Latin-1). It does not look for two further
+kinds in Chinese: UTF-8 read as GBK, ideographs that decode as UTF-8 when encoded back ("浣犲ソ" was "你好"); and GBK
+read as Latin-1, long runs of accented letters that decode as GBK ("ÄãºÃ").
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Final
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff\ud800-\udfff]")
 _RUN: Final = re.compile("[^\x00-\x7f]{6,}")
 _CLAUSE: Final = re.compile("[^\x00-\x7f，。！？；：、]{6,}")
-"""Between real punctuation: a text put together from two may have a right clause beside a wrong one."""
+"""A run between Chinese punctuation: a text joined from two may have a correct clause beside a wrong one."""
 _LATIN_RUN: Final = re.compile("[\u00a1-\u00ff]{6,}")
 _LEADING: Final = re.compile("[\x80-\x9f\u00c2-\u00d6\u00d8-\u00f5\u0100-\u017f\u0370-\u04ff√≈‚\u2500-\u257f]")
-"""What the first byte of a UTF-8 character looks like in the encodings that `ftfy` knows: Chinese has none of these."""
+"""First bytes of UTF-8 characters as read in the encodings that `ftfy` knows; Chinese has none of these."""
 _LOST: Final = ("锟斤拷", "烫烫烫", "屯屯屯")
-"""U+FFFD twice read as GBK, and what a debugger fills memory with: nothing can bring that text back."""
+"""Two U+FFFD read as GBK, and fill patterns of debuggers: the original text is lost."""
 _MIN_BYTES: Final = 12
 _DECODES: Final = 0.85
-"""Share of bytes that must decode: at its ends a run has lost some."""
+"""Share of bytes that must decode; a run may have lost some at its ends."""
 
 
 def has_control_characters(text: str) -> bool:
@@ -46,23 +46,23 @@ def is_mojibake(text: str) -> bool:
         return False
     import ftfy
 
-    mended: str = ftfy.fix_encoding(text)
-    return mended != text  # `is_bad` alone also speaks up at formulae and emoticons
+    repaired: str = ftfy.fix_encoding(text)
+    return repaired != text  # `is_bad` alone also matches formulae and emoticons
 
 
 def repair(text: str) -> str:
-    """The text as it was meant, as far as that is certain; itself where nothing is wrong. Never raises.
+    """The text with certain faults repaired; the same text where nothing is wrong. Never raises.
 
-    Encodings mended, control characters, escape sequences of terminals and byte-order marks removed. Quotes, widths,
-    ligatures and entities stay as they are: those are the writer's.
+    Encodings are repaired; control characters, terminal escape sequences and byte-order marks are removed. Quotes,
+    widths, ligatures and entities are unchanged: those are the writer's choice.
     """
     if text.isascii() and not has_control_characters(text):
         return text
-    mended = _han_mended(text) if not text.isascii() else text
+    repaired = _repaired_chinese(text) if not text.isascii() else text
     import ftfy
 
-    mended = ftfy.fix_text(mended, _config())
-    return _CONTROL.sub("", mended).removeprefix("\ufeff")
+    repaired = ftfy.fix_text(repaired, _config())
+    return _CONTROL.sub("", repaired).removeprefix("\ufeff")
 
 
 @functools.cache
@@ -80,10 +80,10 @@ def _config() -> Any:
 
 
 def _utf8_as_gbk(run: str) -> bool:
-    """Whether a run of characters beyond ASCII is UTF-8 that was read as GBK.
+    """Whether a run of non-ASCII characters is UTF-8 that was read as GBK.
 
-    Encoded back, nearly all of its bytes are valid UTF-8, and mean ideographs: of real Chinese a few pairs of bytes
-    happen to be valid, and mean accented letters.
+    If so, nearly all of its GBK bytes are valid UTF-8 for ideographs; of real Chinese only a few pairs of bytes happen
+    to be valid UTF-8, and they stand for accented letters.
     """
     raw = run.encode("gb18030", errors="ignore")
     if len(raw) < _MIN_BYTES:
@@ -95,9 +95,9 @@ def _utf8_as_gbk(run: str) -> bool:
 
 
 def _gbk_as_latin(text: str) -> str | None:
-    """The first run of letters beyond ASCII that is Chinese when read as GBK; no European language has such runs."""
-    for found in _LATIN_RUN.finditer(text):
-        run = found.group()
+    """The first run of non-ASCII letters that decodes to Chinese as GBK; no European language has such runs."""
+    for match in _LATIN_RUN.finditer(text):
+        run = match.group()
         if len(set(run)) < 4:
             continue
         try:
@@ -112,19 +112,19 @@ def _gbk_as_latin(text: str) -> str | None:
     return None
 
 
-def _han_mended(text: str) -> str:
-    """Every run by itself, and every clause of those that are wrong in part."""
+def _repaired_chinese(text: str) -> str:
+    """Repair every run by itself, and then every clause of runs that are wrong in part."""
     for piece in (_RUN, _CLAUSE):
         text = piece.sub(
-            lambda run: _other_way(run.group(), "gb18030", "utf-8") if _utf8_as_gbk(run.group()) else run.group(), text
+            lambda run: _reencoded(run.group(), "gb18030", "utf-8") if _utf8_as_gbk(run.group()) else run.group(), text
         )
     if _gbk_as_latin(text) is not None:
-        text = _LATIN_RUN.sub(lambda run: _other_way(run.group(), "latin-1", "gbk"), text)
+        text = _LATIN_RUN.sub(lambda run: _reencoded(run.group(), "latin-1", "gbk"), text)
     return text
 
 
-def _other_way(run: str, wrong: str, right: str) -> str:
+def _reencoded(run: str, wrong: str, right: str) -> str:
     try:
         return run.encode(wrong).decode(right)
-    except UnicodeError:  # cut in the middle of a character: not certain, so left alone (and dropped)
+    except UnicodeError:  # cut in the middle of a character: uncertain, so left unchanged (and dropped later)
         return run

@@ -1,8 +1,8 @@
-"""What refusals, boilerplate and leftovers look like, in English and Chinese: lists to read and to add to.
+"""Regular expressions for refusals, boilerplate and page leftovers, in English and Chinese.
 
-Regular expressions, case ignored, curly apostrophes already straight. REFUSALS are matched at the beginning of an
-answer only, so that a story in which somebody refuses stays; BOILERPLATE is looked for in an answer's first
-`HEAD_CHARACTERS`; PAGE_LEFTOVERS are whole lines anywhere in an answer; WEB_BOILERPLATE is for plain text.
+Case is ignored, and curly apostrophes are already straight. REFUSALS are matched at the beginning of an answer only, so
+that a story in which somebody refuses is kept; BOILERPLATE is searched in an answer's first `HEAD_CHARACTERS`;
+PAGE_LEFTOVERS match whole lines anywhere in an answer; WEB_BOILERPLATE applies to plain text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 HEAD_CHARACTERS: Final = 300
-"""How far into an answer boilerplate is looked for: people quote it further down."""
+"""How far into an answer boilerplate is searched; further down it may be a quotation."""
 
 _EN_SELF = r"an? (?:ai|artificial intelligence|(?:large )?language model|virtual assistant|chatbot)\b"
 _EN_CANNOT = (
@@ -91,9 +91,9 @@ TEMPLATE_MARKS: Final = (
     r"<(?:start_of_turn|end_of_turn)>",
     r"(?:^|\n)###\s?(?:Human|Assistant|Instruction|Response):",
 )
-"""What chat templates write between turns: inside a turn it would end the turn, or teach the drafter to."""
+"""Marks that chat templates write between turns; inside a turn they would end it, or teach the drafter to."""
 
 ABOUT_MARKUP: Final = (
     r"\b(?:html|xml|svg|css|tags?|web ?(?:page|site)|markup|jsx|react|vue|angular)\b|网页|标签|前端|网站|代码"
 )
-"""A question that says one of these may well be answered with bare tags."""
+"""A question that matches may be answered with bare tags."""

@@ -1,8 +1,8 @@
-"""The step that gathers prompts and splits them, so that nothing a drafter is judged on was ever trained on.
+"""Step `data.collect_prompts`: collects prompts and splits them, so that no evaluation prompt is ever trained on.
 
-Python's standard library is split by source file: training prompts come from the files the built-in target was trained
-on, all others from files that it never saw. Other sources are rows, checked one by one and split by a hash of the
-question; see choosing.py.
+Python's standard library is split by source file: training prompts come from the files that the built-in target was
+trained on, all others from files that it never saw. Other sources are rows, checked one by one and split by a hash of
+the question (choosing.py).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from components.contract import Context, Prompts, UserError
-from components.data.choosing import choose, deal_rows, hash_number, question_of
+from components.data.choosing import hash_number, question_of, select_prompts, split_prompts
 from components.data.hub_rows import PREFIX, hub_rows, parse_hub_source, source_files
-from components.data.prompts import Prompt
+from components.data.prompts import Prompt, write_prompts
 from components.data.row_files import SetAside, find_files, printable, read_rows, stem_of
-from components.data.row_shapes import Ask, BadRow, read_label, read_shape
+from components.data.row_shapes import BadRow, Question, read_label, read_shape
 from components.data.stdlib_files import stdlib_files
 from components.data.stdlib_prompts import functions_in
 
 STDLIB: Final = "python-stdlib"
 
 _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
-"""Of a hundred held-out stdlib files, the first 60 give test prompts, the next 30 validation, the last 10 warm-up."""
+"""Of a hundred held-out stdlib files, 60 give test prompts, the next 30 validation, the last 10 warm-up."""
 
 
 def collect_prompts(
@@ -53,63 +53,63 @@ def collect_prompts(
             Parquet files with chats or texts; or a data set in Hugging Face format, hf:OWNER/NAME[/CONFIG]:SPLIT on the
             hub (pin it as NAME@REVISION: it counts by this name alone) or hf:FOLDER:SPLIT. Malformed rows are set aside
             and counted.
-        num_train: Training prompts at most; the target answers them.
-        num_validation: Prompts at most that choose a drafter's checkpoint; the target answers them too.
-        num_test: Prompts at most for the benchmarks.
-        num_warm_up: Prompts at most that warm a benchmark up and are never counted.
+        num_train: The most training prompts; the target answers them.
+        num_validation: The most prompts that choose a drafter's checkpoint; the target answers them too.
+        num_test: The most prompts for the benchmarks.
+        num_warm_up: The most prompts that warm a benchmark up and are never counted.
         evaluation_percent: Of a hundred questions in rows, how many are for test, warm-up and validation; 100 with
             num_train 0 and num_validation 0 makes a benchmark of all of them.
-        keep_out: Another source of rows, such as a benchmark: what it asks is left out of every split, and counted.
-        workload: The label that results are grouped by; empty is the file's name without its suffix.
+        keep_out: Another source of rows, such as a benchmark; its questions are left out of every split, and counted.
+        workload: The label by which results are grouped; empty is the file's name without its suffix.
         workload_field: A field of the rows that holds the label instead (for Spec-Bench: category).
         min_prompt_characters: Shorter prompts are left out, characters; null is 40 for python-stdlib, 1 for rows.
         max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
-        max_rows: Rows looked at, at most, in the order of the files; a hub data set may hold billions.
+        max_rows: The most rows to read, in the order of the files; a hub data set may hold billions.
     """
-    wanted = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
+    quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
     from_rows = source != STDLIB
-    found = _from_rows(source, workload, workload_field, max_rows, counts, ctx) if from_rows else _stdlib(workload)
+    if from_rows:
+        prompts = _row_prompts(source, workload, workload_field, max_rows, counts, ctx)
+    else:
+        prompts = _stdlib_prompts(workload)
     shortest = min_prompt_characters or (1 if from_rows else 40)
     longest = max_prompt_characters or (4000 if from_rows else 400)
     forbidden = questions_of_source(keep_out, max_rows, counts, ctx) if keep_out else frozenset[int]()
-    candidates = _allowed(found, shortest, longest, forbidden, counts)
+    candidates = _allowed(prompts, shortest, longest, forbidden, counts)
     if from_rows:
-        pools = deal_rows(candidates, wanted, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+        pools = split_prompts(candidates, quotas, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
     else:
-        pools = {split: [] for split in wanted}
+        pools = {split: [] for split in quotas}
         for prompt in candidates:
             pools[prompt.split].append(prompt)
-    chosen = choose(pools, wanted, counts, ctx.seed)
-    _check(chosen, wanted, counts, source, ctx)
-    with (ctx.out / "prompts.jsonl").open("w", encoding="utf-8") as file:
-        for split in wanted:
-            for prompt in chosen[split]:
-                file.write(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n")
-    return Prompts.made(
+    selected = select_prompts(pools, quotas, counts, ctx.seed)
+    _check_counts(selected, quotas, counts, source, ctx)
+    write_prompts(ctx.out, (prompt for split in quotas for prompt in selected[split]))
+    return Prompts.of_step(
         ctx,
         {
             "source": source,
-            **{f"num_{split}": len(chosen[split]) for split in wanted},
+            **{f"num_{split}": len(selected[split]) for split in quotas},
             **{name: counts[name] for name in ("found", "set_aside", "too_short", "too_long", "kept_out")},
             "duplicates_within_split": counts["duplicates_within_split"],
             "duplicates_across_splits": counts["duplicates_across_splits"],
-            "workloads": dict(Counter(prompt.workload for split in wanted for prompt in chosen[split])),
+            "workloads": dict(Counter(prompt.workload for split in quotas for prompt in selected[split])),
         },
     )
 
 
 def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content behind `source` and `keep_out`, for the step's key: file name -> sha256.
+    """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
 
-    Planning never asks the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
+    Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
     """
     named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
     return {name: digest for source in named if source for name, digest in digests_of(source).items()}
 
 
 def digests_of(source: str) -> dict[str, str]:
-    """The files behind a source of `collect_prompts`: name -> sha256."""
+    """The files of a source of `collect_prompts`: name -> sha256."""
     from components.targets.file_digests import sha256_of
 
     if source == STDLIB:
@@ -121,7 +121,7 @@ def digests_of(source: str) -> dict[str, str]:
     return {str(file): sha256_of(file) for file in files}
 
 
-def _stdlib(workload: str) -> Iterator[Prompt]:
+def _stdlib_prompts(workload: str) -> Iterator[Prompt]:
     for entry in stdlib_files():
         if not entry.source.startswith("stdlib/"):  # test suites: assertions, not code that people complete
             continue
@@ -134,32 +134,32 @@ def _stdlib(workload: str) -> Iterator[Prompt]:
             bucket = hash_number(f"split:{entry.relative_path}") % 100
             split = next(name for name, below in _FILE_SHARES if bucket < below)
         for function in functions_in(text):
-            ask = Ask(function.head, None, function.body)
-            yield prompt_of(ask, split, workload or STDLIB, entry.source)
+            question = Question(function.head, None, function.body)
+            yield prompt_of(question, split, workload or STDLIB, entry.source)
 
 
 def _tables(source: str, set_aside: SetAside) -> Iterator[tuple[str, str, Iterator[tuple[int, Any]]]]:
-    """(where, label, rows) of each file behind a source, or of the one split of a data set."""
+    """(name, label, rows) of each file of a source, or of the one split of a data set."""
     if source.startswith(PREFIX):
-        found = parse_hub_source(source)
-        yield source, found.label, hub_rows(found)
+        hub_source = parse_hub_source(source)
+        yield source, hub_source.label, hub_rows(hub_source)
         return
     for file in find_files(source):
         yield str(file), stem_of(file), read_rows(file, set_aside)
 
 
-def _from_rows(
+def _row_prompts(
     source: str, workload: str, workload_field: str, max_rows: int, counts: Counter[str], ctx: Context
 ) -> Iterator[Prompt]:
-    """Every usable row as a prompt; `counts` gains rows, usable and set_aside."""
+    """Every usable row as a prompt; increments rows, usable and set_aside in `counts`."""
     first: dict[str, str] = {}
 
-    def set_aside(where: str, line: int, why: str, row: str) -> None:
+    def set_aside(file: str, line: int, reason: str, row: str) -> None:
         counts["set_aside"] += 1
-        first.setdefault(where, f"line {line}, {why}")
-        ctx.set_aside(printable(where), line, why, row)
+        first.setdefault(file, f"line {line}, {reason}")
+        ctx.set_aside(printable(file), line, reason, row)
 
-    for where, name, rows in _tables(source, set_aside):
+    for file, name, rows in _tables(source, set_aside):
         usable_before, bad_before = counts["usable"], counts["set_aside"]
         for line, row in rows:
             if counts["rows"] == max_rows:
@@ -167,40 +167,41 @@ def _from_rows(
                 return
             counts["rows"] += 1
             try:
-                ask = read_shape(row)
+                question = read_shape(row)
                 label = read_label(row, workload_field) if workload_field else workload or name
             except BadRow as error:
-                set_aside(where, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+                set_aside(file, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
                 continue
             counts["usable"] += 1
-            yield prompt_of(ask, "train", label, printable(where.rsplit("/", 1)[-1]))
+            yield prompt_of(question, "train", label, printable(file.rsplit("/", 1)[-1]))
         if counts["usable"] == usable_before:
             if bad := counts["set_aside"] - bad_before:
                 raise UserError(
-                    f"source: {where}: no usable row, {bad} set aside; the first: {first[where]}; mend the rows"
+                    f"source: {file}: no usable row, {bad} set aside; the first: {first[file]}; mend the rows"
                 )
-            raise UserError(f"source: {where}: there are no rows in it; remove it or fill it")
+            raise UserError(f"source: {file}: there are no rows in it; remove it or fill it")
 
 
 def questions_of_source(keep_out: str, max_rows: int, counts: Counter[str], ctx: Context) -> frozenset[int]:
-    """What another source asks, as hashes; its malformed rows are counted with the others."""
+    """Hashes of the questions of another source; its malformed rows are counted with the others."""
     if keep_out == STDLIB:
         raise UserError("keep_out: python-stdlib: give a source of rows; the library is kept apart by file anyway")
-    of_it: Counter[str] = Counter()
+    its_counts: Counter[str] = Counter()
     try:
-        found = frozenset(hash_number(question_of(p)) for p in _from_rows(keep_out, "", "", max_rows, of_it, ctx))
+        prompts = _row_prompts(keep_out, "", "", max_rows, its_counts, ctx)
+        questions = frozenset(hash_number(question_of(prompt)) for prompt in prompts)
     except UserError as error:
         raise UserError(f"keep_out: {str(error).removeprefix('source: ')}") from error
-    counts["set_aside"] += of_it["set_aside"]
-    return found
+    counts["set_aside"] += its_counts["set_aside"]
+    return questions
 
 
 def _allowed(
-    found: Iterable[Prompt], shortest: int, longest: int, forbidden: frozenset[int], counts: Counter[str]
+    prompts: Iterable[Prompt], shortest: int, longest: int, forbidden: frozenset[int], counts: Counter[str]
 ) -> Iterator[Prompt]:
-    """The prompts of a suitable length that nobody forbids; the others are counted."""
-    for prompt in found:
-        size = Ask(prompt.text, prompt.messages, "").characters
+    """The prompts of a suitable length that are not forbidden; the others are counted."""
+    for prompt in prompts:
+        size = prompt.num_characters
         counts["found"] += 1
         if size < shortest:
             counts["too_short"] += 1
@@ -212,19 +213,19 @@ def _allowed(
             yield prompt
 
 
-def prompt_of(ask: Ask, split: str, workload: str, source: str) -> Prompt:
-    """A prompt for what a row asks, named by its label and content."""
-    identity = ask.text if ask.text is not None else json.dumps(ask.messages, ensure_ascii=False)
+def prompt_of(question: Question, split: str, workload: str, source: str) -> Prompt:
+    """The prompt of a row; its id is a hash of its label and content."""
+    identity = question.text if question.text is not None else json.dumps(question.messages, ensure_ascii=False)
     digest = hashlib.sha256(f"{workload}\0{identity}".encode()).hexdigest()
-    return Prompt(digest[:16], split, workload, source, ask.text, ask.messages, ask.reference)
+    return Prompt(digest[:16], split, workload, source, question.text, question.messages, question.reference)
 
 
-def _check(
-    chosen: dict[str, list[Prompt]], wanted: dict[str, int], counts: Counter[str], source: str, ctx: Context
+def _check_counts(
+    selected: dict[str, list[Prompt]], quotas: dict[str, int], counts: Counter[str], source: str, ctx: Context
 ) -> None:
     left_out = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in ("too_short", "too_long", "kept_out"))
-    for split, need in wanted.items():
-        got = len(chosen[split])
+    for split, need in quotas.items():
+        got = len(selected[split])
         if got == 0 and need > 0:
             raise UserError(
                 f"source: {source}: no prompt for split {split} ({counts['found']} found, {left_out}); "

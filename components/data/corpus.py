@@ -1,7 +1,7 @@
-"""The step that gathers text documents to pre-train on, split by file so that nothing leaks.
+"""Step `data.collect_corpus`: collects text documents to pre-train on, split by file so that nothing leaks.
 
-The held-out files are those of `stdlib_files.is_held_out`; whoever evaluates on prompts cut from the same sources asks
-the same function.
+The held-out files are those of `stdlib_files.is_held_out`; prompts cut from the same sources for evaluation use the
+same function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def collect_corpus(
     """
     held_out: list[dict[str, str]] = []
     train: list[dict[str, str]] = []
-    seen: set[str] = set()
+    seen_digests: set[str] = set()
     counts: Counter[str] = Counter()
     files = [file for file in stdlib_files() if with_tests or not file.source.startswith("stdlib-tests/")]
     for file in sorted(files, key=lambda file: not file.held_out):  # held-out first: its copies must not be trained on
@@ -51,10 +51,10 @@ def collect_corpus(
             counts["unreadable"] += 1
             continue
         digest = hashlib.sha256("\n".join(line.rstrip() for line in text.splitlines()).encode("utf-8")).hexdigest()
-        if len(text) < min_characters or digest in seen:
+        if len(text) < min_characters or digest in seen_digests:
             counts["short_or_duplicate"] += 1
             continue
-        seen.add(digest)
+        seen_digests.add(digest)
         document = {"id": digest[:16], "source": file.source, "text": text}
         (held_out if file.held_out else train).append(document)
     if not train or not held_out:
@@ -65,7 +65,7 @@ def collect_corpus(
         with (ctx.out / f"{name}.jsonl").open("w", encoding="utf-8") as out:
             for document in sorted(documents, key=lambda document: document["source"]):
                 out.write(json.dumps(document) + "\n")
-    return Corpus.made(
+    return Corpus.of_step(
         ctx,
         {
             "source": source,
@@ -82,5 +82,5 @@ def collect_corpus(
 
 
 def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content behind `source`, for the step's key: the library comes with the interpreter's version."""
+    """The content of `source`, for the step's key: the interpreter's version determines the library."""
     return {"python-stdlib": platform.python_version()}

@@ -1,15 +1,14 @@
-"""Training rows that hold a benchmark's prompts or reference answers, found by the n-grams they share.
+"""Finds training rows that contain a benchmark's prompts or reference answers, by shared n-grams.
 
-What is looked for (an item): each text prompt, each user turn and each reference answer of the splits test and warm_up.
-A row is contaminated when it holds at least the share `overlap` of an item's n-grams, wherever in the row they stand:
-case, width, punctuation and white space do not count (text_units.py), a paraphrase is not claimed to be found. What
-stands in more than MAX_SHARED items is their boilerplate (a template's "think step by step ..."), and n-grams that hold
-a part of it do not count, unless an item has no other. Items of fewer than n units have no n-gram: from MIN_INSIDE
-units on they are looked for as a whole inside texts, from MIN_TURN on only as a whole turn ("Rewrite it as a
-limerick"), shorter ones not at all.
+An item to search for is a text prompt, a user turn or a reference answer of the splits test and warm_up. A row is
+contaminated when it contains at least the share `overlap` of an item's n-grams, anywhere in the row: case, width,
+punctuation and white space do not count (text_units.py); paraphrases are not detected. Text that occurs in more than
+MAX_SHARED items is boilerplate (a template's "think step by step ..."), and n-grams that overlap it do not count,
+unless an item has no others. Items of fewer than n units have no n-gram: from MIN_INSIDE units on they are searched as
+a whole inside texts, from MIN_TURN on only as a whole turn ("Rewrite it as a limerick"), shorter ones not at all.
 
-13 words are the n-gram of GPT-3, which took one in common for contamination (Brown et al. 2020, appendix C). That a
-share of the prompt has to be there is of Llama 2 (Touvron et al. 2023, appendix A.6), and finds less by accident.
+GPT-3 used n-grams of 13 words and counted one in common as contamination (Brown et al. 2020, appendix C). Llama 2
+required a share of the prompt (Touvron et al. 2023, appendix A.6), which has fewer accidental matches.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
     Places = NDArray[np.int64]
 
-JUDGED: Final = ("test", "warm_up")
-"""Splits whose prompts must not be trained on."""
+EVALUATION_SPLITS: Final = ("test", "warm_up")
+"""The splits whose prompts must not be trained on."""
 MAX_SHARED: Final = 4
 MIN_INSIDE: Final = 8
 MIN_TURN: Final = 4
@@ -43,7 +42,7 @@ _MAX_MATCHED: Final = 500
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that must not be trained on. part: "prompt" or "reference"."""
+    """A text that must not be trained on. part: "prompt" or "reference"."""
 
     prompt_id: str
     workload: str
@@ -53,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit:
-    """A row that holds an item. share: of its n-grams, 1.0 for a whole one. matched: what was found, normalised."""
+    """A row that contains an item. share: of the item's n-grams, 0 to 1. matched: the normalised text in the row."""
 
     row: int
     item: int
@@ -63,7 +62,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class _Table:
-    """Sorted hashes, and who has them: the owners of hash h are owners[offsets[h]:offsets[h + 1]]."""
+    """Sorted hashes and their owners: those of the hash number h are owners[offsets[h]:offsets[h + 1]]."""
 
     hashes: Hashes
     owners: Places
@@ -71,7 +70,7 @@ class _Table:
 
     @classmethod
     def of(cls, hashes: Hashes, owners: Places) -> _Table:
-        """The table of pairs (hash, owner), each once."""
+        """The table of the distinct pairs (hash, owner)."""
         order = np.lexsort((owners, hashes))
         hashes, owners = hashes[order], owners[order]
         fresh = np.ones(len(hashes), bool)
@@ -82,25 +81,25 @@ class _Table:
 
     @functools.cached_property
     def _filter(self) -> tuple[NDArray[np.bool_], np.uint64]:
-        """Which leading bits occur at all: most texts share nothing, and a look here is ten times as fast."""
+        """A table of the leading bits that occur: most texts share nothing, and this check is ten times as fast."""
         bits = max(8, (len(self.hashes) * _FILTER_BITS_PER_KEY).bit_length())
         shift = np.uint64(64 - bits)
-        seen = np.zeros(1 << bits, bool)
-        seen[self.hashes >> shift] = True
-        return seen, shift
+        occurs = np.zeros(1 << bits, bool)
+        occurs[self.hashes >> shift] = True
+        return occurs, shift
 
     def find(self, hashes: Hashes) -> tuple[Places, Places]:
-        """(which of `hashes` is here, its number in the table), for those that are."""
+        """(index into `hashes`, number in the table) of each of `hashes` that is in the table."""
         if not len(self.hashes):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        seen, shift = self._filter
-        likely = np.flatnonzero(seen[hashes >> shift])
+        occurs, shift = self._filter
+        likely = np.flatnonzero(occurs[hashes >> shift])
         number = np.minimum(np.searchsorted(self.hashes, hashes[likely]), len(self.hashes) - 1)
         here = self.hashes[number] == hashes[likely]
         return likely[here], number[here]
 
     def expanded(self, which: Places, number: Places) -> tuple[Places, Places, Places]:
-        """(which, number, owner) with a line for each owner."""
+        """(which, number, owner), one entry for each owner."""
         counts = self.offsets[number + 1] - self.offsets[number]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return (
@@ -111,16 +110,16 @@ class _Table:
 
 
 class BenchmarkIndex:
-    """The n-grams of many items, to be looked for in batches of rows.
+    """An index of the n-grams of many items, to be searched for in batches of rows.
 
-    n: units of an n-gram. overlap: share of an item's n-grams that a row must hold.
+    n: units of an n-gram. overlap: the share of an item's n-grams that a row must contain.
     """
 
     def __init__(self, items: Sequence[Item], n: int, overlap: float) -> None:
         self.items, self.n, self.overlap = list(items), n, overlap
         units = units_of([normalised(item.text) for item in self.items])
         lengths = np.diff(units.offsets)
-        self._grams, runs = _known_by(units, n)
+        self._grams, runs = _identifying_parts(units, n)
         self._sizes = np.bincount(self._grams.owners, minlength=len(lengths))
         owners, firsts, lasts = runs
         hashes, sizes = units.runs(firsts, lasts), lasts - firsts
@@ -129,15 +128,15 @@ class BenchmarkIndex:
         self._turns = _Table.of(units.runs(units.offsets[turns], units.offsets[turns + 1]), turns)
 
     def hits(self, texts: Sequence[str], turns: Units, rows: Units, turns_of_row: Sequence[int]) -> list[Hit]:
-        """The rows of a batch that hold an item, each once, with the item that it holds most of.
+        """The rows of a batch that contain an item, each once, with the item of which it contains the largest share.
 
         texts: the normalised turns of all rows. turns: their units. rows: the same units, by row.
         """
         best: dict[int, tuple[float, int, int, int]] = {}  # row -> (share, item, first and last unit)
-        found = [*self._by_ngrams(rows), *self._by_whole(rows), *self._by_turn(turns, turns_of_row)]
-        for row, item, share, first, last in found:
-            known = best.get(row)
-            if known is None or (share, -item) > (known[0], -known[1]):
+        matches = [*self._by_ngrams(rows), *self._by_whole(rows), *self._by_turn(turns, turns_of_row)]
+        for row, item, share, first, last in matches:
+            so_far = best.get(row)
+            if so_far is None or (share, -item) > (so_far[0], -so_far[1]):
                 best[row] = (share, item, first, last)
         if not best:
             return []
@@ -148,7 +147,7 @@ class BenchmarkIndex:
         ]
 
     def _by_ngrams(self, rows: Units) -> Iterator[tuple[int, int, float, int, int]]:
-        """(row, item, share, first unit, last unit + 1) where enough of an item's n-grams are in a row."""
+        """(row, item, share, first unit, last unit + 1) where a row contains enough of an item's n-grams."""
         hashes, firsts, offsets = ngrams(rows, self.n)
         which, number, owner = self._grams.expanded(*self._grams.find(hashes))
         if not len(which):
@@ -184,32 +183,32 @@ class BenchmarkIndex:
 
 
 def items_of(keep_out: Sequence[Prompts]) -> list[Item]:
-    """What must not be trained on, each text once, in an order that does not depend on that of the artifacts.
+    """The distinct texts that must not be trained on, in an order that does not depend on that of the artifacts.
 
     Raises:
-        UserError: an artifact has no prompt that anything is judged on.
+        UserError: an artifact has no prompt in the splits test and warm_up.
     """
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     prompts = []
     for artifact in keep_out:
-        judged = [prompt for split in JUDGED for prompt in read_prompts(artifact, split)]
-        if not judged:
+        evaluated = [prompt for split in EVALUATION_SPLITS for prompt in read_prompts(artifact, split)]
+        if not evaluated:
             raise UserError(f"keep_out: {artifact.path}: no prompt in its splits test and warm_up; wire a benchmark's")
-        prompts += judged
+        prompts += evaluated
     for prompt in sorted(prompts, key=lambda prompt: (prompt.workload, prompt.prompt_id)):
         for part, text in _texts_of(prompt):
-            found.setdefault(normalised(text), Item(prompt.prompt_id, prompt.workload, part, text))
-    return list(found.values())
+            items.setdefault(normalised(text), Item(prompt.prompt_id, prompt.workload, part, text))
+    return list(items.values())
 
 
 def num_too_short(items: Sequence[Item]) -> int:
-    """How many prompts have too few units to be looked for."""
+    """How many prompts have too few units to be searched for."""
     units = units_of([normalised(item.text) for item in items if item.part == "prompt"])
     return int((np.diff(units.offsets) < MIN_TURN).sum())
 
 
 def _texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
-    """(part, text). Of a chat only what the user says: a system prompt is nobody's benchmark, answers are our own."""
+    """(part, text) of a prompt; of a chat only the user turns: system prompts and answers are not the benchmark's."""
     if prompt.messages is None:
         yield "prompt", prompt.text or ""
     for message in prompt.messages or ():
@@ -219,39 +218,39 @@ def _texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
         yield "reference", prompt.reference
 
 
-def _known_by(units: Units, n: int) -> tuple[_Table, tuple[Places, Places, Places]]:
-    """What each text is known by: its n-grams, or one shorter run (text, first unit, last unit + 1).
+def _identifying_parts(units: Units, n: int) -> tuple[_Table, tuple[Places, Places, Places]]:
+    """The parts that identify each text: its n-grams, or one shorter run (text, first unit, last unit + 1).
 
-    Boilerplate are runs of half an n-gram that more than MAX_SHARED texts have, so that a template's words do not make
-    a question's last n-grams its own. A text is known by its n-grams without boilerplate; if it has none, by its
-    longest run without, from MIN_INSIDE units on; else, where it is too short for an n-gram, by all of it; else by its
-    less frequent n-grams, and if those lack too by all.
+    Boilerplate is a run of half an n-gram that more than MAX_SHARED texts contain; so a template's words do not count
+    as part of a question's last n-grams. A text is identified by its n-grams without boilerplate; if it has none, by
+    its longest run without boilerplate, of at least MIN_INSIDE units; else, if too short for an n-gram, by all of it;
+    else by its less frequent n-grams; and if it has none of those, by all n-grams.
     """
     hashes, firsts, owners = _owned(units, n)
     marked = _boilerplate(units, max(n // 2, MIN_TURN))
     before = np.concatenate([[0], np.cumsum(marked)])
-    kept = before[firsts + n] == before[firsts]
+    identifying = before[firsts + n] == before[firsts]
     num_texts = len(units.offsets) - 1
-    without = np.flatnonzero(np.bincount(owners[kept], minlength=num_texts) == 0)
+    without = np.flatnonzero(np.bincount(owners[identifying], minlength=num_texts) == 0)
     runs = [(text, *_longest_run(marked, *units.offsets[text : text + 2].tolist())) for text in without.tolist()]
     runs = [run for run in runs if run[2] - run[1] >= min(MIN_INSIDE, n)]
-    lengths, told = np.diff(units.offsets), {run[0] for run in runs}
+    lengths, has_run = np.diff(units.offsets), {run[0] for run in runs}
     runs += [
         (text, *units.offsets[text : text + 2].tolist())
         for text in without.tolist()
-        if text not in told and min(MIN_INSIDE, n) <= lengths[text] < n
+        if text not in has_run and min(MIN_INSIDE, n) <= lengths[text] < n
     ]
-    known = np.zeros(num_texts, bool)
-    known[[run[0] for run in runs]] = True
+    covered = np.zeros(num_texts, bool)
+    covered[[run[0] for run in runs]] = True
     for further in (~_are_frequent(hashes, owners), np.ones(len(hashes), bool)):
-        has_some = known | (np.bincount(owners[kept], minlength=num_texts) > 0)
-        kept |= further & ~has_some[owners]
+        has_some = covered | (np.bincount(owners[identifying], minlength=num_texts) > 0)
+        identifying |= further & ~has_some[owners]
     texts, begins, ends = np.array(runs, np.int64).reshape(-1, 3).T
-    return _Table.of(hashes[kept], owners[kept]), (texts, begins, ends)
+    return _Table.of(hashes[identifying], owners[identifying]), (texts, begins, ends)
 
 
 def _boilerplate(units: Units, n: int) -> NDArray[np.bool_]:
-    """Which units stand in an n-gram that is frequent."""
+    """Which units are part of a frequent n-gram."""
     hashes, firsts, owners = _owned(units, n)
     frequent = firsts[_are_frequent(hashes, owners)]
     edges = np.zeros(len(units.hashes) + 1, np.int64)
@@ -262,7 +261,7 @@ def _boilerplate(units: Units, n: int) -> NDArray[np.bool_]:
 
 
 def _longest_run(marked: NDArray[np.bool_], first: int, last: int) -> tuple[int, int]:
-    """(first, last + 1) of the longest run of units without a mark between these two; the first of several."""
+    """(first, last + 1) of the longest run of unmarked units in first .. last - 1; the first of several."""
     stops = np.concatenate([[first - 1], first + np.flatnonzero(marked[first:last]), [last]])
     at = int(np.argmax(np.diff(stops)))
     return int(stops[at]) + 1, int(stops[at + 1])
@@ -275,14 +274,14 @@ def _owned(units: Units, n: int) -> tuple[Hashes, Places, Places]:
 
 
 def _are_frequent(hashes: Hashes, owners: Places) -> NDArray[np.bool_]:
-    """Which of the n-grams more than MAX_SHARED texts have."""
+    """Which of the n-grams occur in more than MAX_SHARED texts."""
     table = _Table.of(hashes, owners)
     shared: NDArray[np.bool_] = np.diff(table.offsets)[np.searchsorted(table.hashes, hashes)] > MAX_SHARED
     return shared
 
 
 def write_items(file: Path, items: Sequence[Item]) -> None:
-    """Keep items in a file for the workers that look for them."""
+    """Write items to a file for the workers that search for them."""
     import pyarrow
     from pyarrow import parquet
 
@@ -292,8 +291,8 @@ def write_items(file: Path, items: Sequence[Item]) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def opened_index(file: Path, n: int, overlap: float) -> BenchmarkIndex:
-    """The index of the items in a file, made once in each process."""
+def cached_index(file: Path, n: int, overlap: float) -> BenchmarkIndex:
+    """The index of the items in a file, built once in each process."""
     from pyarrow import parquet
 
     return BenchmarkIndex([Item(**row) for row in parquet.read_table(file).to_pylist()], n, overlap)

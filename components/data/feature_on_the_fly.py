@@ -1,7 +1,7 @@
-"""The step that stands in for `record_features` where the disk cannot hold features, or they are used once.
+"""Step `data.features_on_the_fly`: replaces `record_features` where features do not fit on disk, or are used once.
 
-Its artifact holds tokens, masks and the manifest; the hidden states are computed by `train_draft`, batch by batch
-(feature_live.py). What that costs is said beforehand: one pass of the target over every token, in each epoch.
+Its artifact holds tokens, masks and the manifest; `train_draft` computes the hidden states batch by batch
+(feature_live.py). The step logs an estimate of the cost, one pass of the target over every token in each epoch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import Field
 
 from components.contract import Context, Conversations, Features, Target
-from components.data.feature_estimate import Probe, check_space, estimated_seconds, told
-from components.data.recording import written_manifest
+from components.data.feature_estimate import Probe, check_space, estimated_seconds, format_duration
+from components.data.recording import write_features_manifest
 from components.shards import sweep, written_whole
 
 
@@ -27,7 +27,7 @@ def features_on_the_fly(
     """Features that are computed while training instead of being stored, for `train_draft` with the same target.
 
     Args:
-        tokens_per_pass: Tokens of one forward pass at most, padding included (a longer conversation is a pass of its
+        tokens_per_pass: The most tokens of one forward pass, padding included (a longer conversation is a pass of its
             own); bounds memory.
     """
     from components.data.answers import open_answers
@@ -43,9 +43,10 @@ def features_on_the_fly(
         probe = Probe(shards[0], target.path, tokens_per_pass, ctx.device, num_threads)
         seconds = estimated_seconds(ctx, probe, shards)
         if seconds is not None:
-            ctx.note(f"features: nothing stored; computing them takes about {told(seconds)} of every epoch of training")
+            duration = format_duration(seconds)
+            ctx.note(f"features: nothing stored; computing them takes about {duration} of every epoch of training")
     for name in names:
         with written_whole(ctx.out / name) as beside:
             shutil.copyfile(answers.path / name, beside)
     sweep(ctx.out)
-    return written_manifest(ctx, target, answers, names, {"storage": "none", "tokens_per_pass": tokens_per_pass})
+    return write_features_manifest(ctx, target, answers, names, {"storage": "none", "tokens_per_pass": tokens_per_pass})

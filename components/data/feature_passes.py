@@ -1,10 +1,10 @@
-"""Hidden states of whole conversations: which rows share a forward pass, and what of its outputs is theirs.
+"""Computes the hidden states of whole conversations: groups rows into forward passes, and cuts the padding off.
 
-Used by the step that stores features and by the source that computes them while training, so that both do the same.
-Rows of similar length share a pass and are padded on the right, which needs no mask: attention is causal, so what
-stands behind a row cannot reach it, and what the padding gives is cut off. Another grouping is another order of sums:
-the states are those of a pass of the row alone up to rounding. In a mixture of experts, rounding may also send a token
-whose router scores are all but equal to another expert, and then that token's states are another's (see the tests).
+It is used both to store features and to compute them while training, so that both give the same. Rows of similar length
+share a pass and are padded on the right, which needs no mask: attention is causal, so padding cannot affect the row
+before it. Another grouping changes the order of sums, so the states equal those of a pass over the row alone up to
+rounding. In a mixture of experts, rounding may also route a token with nearly equal router scores to another expert,
+which changes that token's states (see the tests).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class States(NamedTuple):
     last: Tensor  # [T, H], before the final norm
 
 
-def grouped(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
-    """Rows that go through the target together: similar lengths, at most `tokens_per_pass` tokens with padding."""
+def group_rows(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
+    """Groups of row indices that share a pass: similar lengths, at most `tokens_per_pass` tokens with padding."""
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
         if groups and (len(groups[-1]) + 1) * lengths[index] <= tokens_per_pass:
@@ -38,14 +38,14 @@ def grouped(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
 
 
 def padded_tokens(lengths: Sequence[int], tokens_per_pass: int) -> int:
-    """Tokens that the passes over rows of these lengths run, padding included."""
-    return sum(len(group) * max(lengths[index] for index in group) for group in grouped(lengths, tokens_per_pass))
+    """Tokens in the passes over rows of these lengths, padding included."""
+    return sum(len(group) * max(lengths[index] for index in group) for group in group_rows(lengths, tokens_per_pass))
 
 
-def one_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
-    """The states of rows of token ids, int64 [T] each, from one forward pass.
+def forward_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
+    """Compute the states of rows of token ids, int64 [T] each, in one forward pass.
 
-    Raises UserError where a state is infinite or not a number: a drafter would learn nothing but that.
+    Raises UserError where a state is infinite or not a number: a drafter could not learn from it.
     """
     lengths = [len(row) for row in rows]
     ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
@@ -62,7 +62,7 @@ def one_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
     return states
 
 
-def all_passes(model: AbstractTarget, rows: Sequence[Tensor], tokens_per_pass: int) -> Iterator[dict[int, States]]:
-    """Pass by pass, the states of each row that it held, by the row's place in `rows`."""
-    for group in grouped([len(row) for row in rows], tokens_per_pass):
-        yield dict(zip(group, one_pass(model, [rows[index] for index in group]), strict=True))
+def forward_passes(model: AbstractTarget, rows: Sequence[Tensor], tokens_per_pass: int) -> Iterator[dict[int, States]]:
+    """For each pass, {index into `rows`: states} of the rows in it."""
+    for group in group_rows([len(row) for row in rows], tokens_per_pass):
+        yield dict(zip(group, forward_pass(model, [rows[index] for index in group]), strict=True))

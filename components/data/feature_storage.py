@@ -1,10 +1,10 @@
-"""How hidden states lie in a shard of features: as bf16, or as fp8 with one power of two a token and state.
+"""Encodes hidden states for a shard of features: as bf16, or as fp8 with one power of two for each token and state.
 
-The one place that knows: `encoded` makes the tensors that are written, `decoded` gives bf16 back, whatever was written.
+`encode` makes the tensors to write, and `decode` gives bf16 back; no other module knows the encoding.
 fp8 is e4m3 (1 sign, 4 exponent, 3 mantissa bits; Micikevicius et al. 2022, arXiv:2209.05433), half the bytes of bf16.
 Hidden states have a few channels far larger than the rest, which would spoil integers of one scale; e4m3 errs by at
 most a sixteenth over 14 binades below the largest value of a state, so one exponent a state is enough. The exponent is
-a whole number: scaling by a power of two rounds nothing, and e4m3 times it is exactly a bf16 again.
+a whole number: scaling by a power of two does not round, and an e4m3 times it is exactly a bf16 again.
 Shapes: N tokens, C states side by side (3 taps, or the 1 last), H hidden size.
 """
 
@@ -21,13 +21,13 @@ Storage = Literal["bf16", "fp8", "none"]
 
 FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 1.875 * 2.0**127
-"""The largest e4m3 times a power of two that bf16 holds. The last few bf16 above it, a sixteenth away at most, would
-round up to infinity."""
+"""The largest e4m3 times a power of two that bf16 can hold. The few larger bf16, at most a sixteenth above, would round
+up to infinity."""
 STATES: Final = {"taps": 3, "last": 1}
-"""C of each tensor."""
+"""Number of states C in each tensor."""
 
 
-def encoded(name: str, states: Tensor, storage: Storage) -> dict[str, Tensor]:
+def encode(name: str, states: Tensor, storage: Storage) -> dict[str, Tensor]:
     """The tensors to write for states [N, C * H]: `name`, and with fp8 `name`_exponents int8 [N, C]."""
     if storage == "bf16":
         return {name: states.to(torch.bfloat16)}
@@ -40,8 +40,8 @@ def encoded(name: str, states: Tensor, storage: Storage) -> dict[str, Tensor]:
     return {name: scaled.flatten(-2), f"{name}_exponents": exponents[..., 0].to(torch.int8)}
 
 
-def decoded(name: str, part: Callable[[str], Tensor], storage: Storage) -> Tensor:
-    """States bf16 [N, C * H] from what was written; part: tensor name -> the wanted rows of it."""
+def decode(name: str, part: Callable[[str], Tensor], storage: Storage) -> Tensor:
+    """States bf16 [N, C * H] from the written tensors; part: tensor name -> the requested rows of it."""
     written = part(name)
     if storage == "bf16":
         return written

@@ -1,9 +1,9 @@
-"""Hidden states of the target over its own answers: how they lie on disk, and how to read them back.
+"""File format and readers of Features artifacts: hidden states of the target over its training conversations.
 
-`manifest.json` names the shards and what is in them; `shard-00000.safetensors` holds whole conversations one after the
-other, so a row is a slice, and reading it maps its pages of the file and no others. Per shard, N tokens of R rows:
+`manifest.json` lists the shards and their rows; `shard-00000.safetensors` holds whole conversations one after the
+other, so a row is a slice, and reading it maps only its pages of the file. A shard of N tokens in R rows holds:
   ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, 3H], last [N, H], offsets [R + 1] int64;
-taps and last as feature_storage.py writes them. taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the
+taps and last are encoded by feature_storage.py. taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the
 last layer's output BEFORE the final norm. An artifact of `features_on_the_fly` has neither: feature_live.py.
 """
 
@@ -23,11 +23,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import Features, UserError
-from components.data.feature_storage import Storage, decoded
+from components.data.feature_storage import Storage, decode
 from components.targets.model import AbstractTarget
 
 OPEN_SHARDS: Final = 64
-"""Shards mapped at a time: a mapping costs address space only, but each holds a file open."""
+"""The most shards mapped at a time: a mapping costs only address space, but keeps a file open."""
 
 
 class Example(NamedTuple):
@@ -43,7 +43,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FeatureRow:
-    """Where a conversation lies, known without touching a tensor."""
+    """Location and labels of a conversation, read from the manifest alone."""
 
     row_id: str
     workload: str
@@ -58,7 +58,7 @@ class FeatureRow:
 
 
 class Shards:
-    """The shards of an artifact, mapped when first asked for; any row is found in constant time."""
+    """The shards of an artifact, mapped on first use; any row is read in constant time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,10 +82,10 @@ class Shards:
 
 
 class FeatureSource(ABC):
-    """The conversations of a Features artifact with their features, wherever those come from.
+    """The conversations of a Features artifact with their features, stored or computed.
 
-    A source is a function of the artifact (and the target): what `load_all` gives depends on its arguments alone, not
-    on what was loaded before, so that a resumed run meets the same numbers.
+    A source depends on the artifact (and the target) alone: the result of `load_all` depends on its arguments, not on
+    what was loaded before, so that a resumed run gets the same numbers.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -95,10 +95,10 @@ class FeatureSource(ABC):
 
     @abstractmethod
     def load_all(self, rows: Sequence[FeatureRow], max_tokens: int | None = None) -> list[Example]:
-        """The examples of rows that are used together, each cut to its first `max_tokens` tokens."""
+        """The examples of a batch of rows, each cut to its first `max_tokens` tokens."""
 
     def computed_by(self, target: AbstractTarget) -> FeatureSource:
-        """The same source, told which target is open; stored features do not need one."""
+        """The same source with a target to compute features with; stored features do not need one."""
         return self
 
     @cached_property
@@ -146,7 +146,7 @@ class StoredFeatures(FeatureSource):
             def part(name: str) -> Tensor:
                 return self.shards.part(row, name, max_tokens)
 
-            states = (decoded(name, part, storage) for name in ("taps", "last"))
+            states = (decode(name, part, storage) for name in ("taps", "last"))
             return Example(row.row_id, row.workload, part("ids").long(), part("mask"), *states)
 
         return [example(row) for row in rows]

@@ -1,11 +1,11 @@
-"""Rows of a data set in the Hugging Face format, on the hub or in a local folder, streamed one by one by `datasets`.
+"""Streams rows of a data set in the Hugging Face format, on the hub or in a local folder, through `datasets`.
 
     hf:OWNER/NAME[/CONFIG][@REVISION]:SPLIT     on the hub; steps reach it only under `draftsmith run --online`
     hf:FOLDER[/CONFIG]:SPLIT                    a local copy of such a repository, or what `save_to_disk` wrote
 
-Nothing is downloaded beyond what is read, media columns are not decoded, and no code that comes with a data set is
-ever run. `datasets` reads JSON in blocks and stops at the first malformed line; the same file given by its path loses
-only that line.
+Only data that are read are downloaded, media columns are not decoded, and code that comes with a data set is never
+run. `datasets` reads JSON in blocks and stops at the first malformed line; the same file given by its path loses only
+that line.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class HubSource:
 
     @property
     def label(self) -> str:
-        """What its rows are called: the last part of its name."""
+        """The label of its rows: the last part of its name."""
         return self.folder.resolve().name if self.folder is not None else str(self.name).split("/")[1]
 
 
 def parse_hub_source(source: str) -> HubSource:
-    """Read a source that begins with "hf:"; raises UserError for another form or a folder that is not there."""
+    """Parse a source that begins with "hf:"; raises UserError for another form or a missing folder."""
     place, colon, split = source.removeprefix(PREFIX).rpartition(":")
     if not colon or not place or not re.fullmatch(r"\w[\w.-]*", split):
         raise UserError(f"source: {source}: names no split; expected {_FORM}, such as hf:openai/gsm8k/main:train")
@@ -55,14 +55,14 @@ def parse_hub_source(source: str) -> HubSource:
             return HubSource(source, path.parent, None, path.name, None, split)
     except (OSError, ValueError, RuntimeError) as error:  # no path at all: too long, a null byte, an unknown ~user
         raise UserError(f"source: {source[:200]}: not a usable path ({error}); expected {_FORM}") from error
-    found = _HUB_ID.fullmatch(place)
-    if explicit or found is None:
+    match = _HUB_ID.fullmatch(place)
+    if explicit or match is None:
         raise UserError(f"source: {source}: no such folder, and not a hub id; expected {_FORM}")
-    return HubSource(source, None, found["name"], found["config"], found["revision"], split)
+    return HubSource(source, None, match["name"], match["config"], match["revision"], split)
 
 
 def source_files(source: HubSource) -> list[Path]:
-    """The files behind a local source, sorted, hidden ones left out; none for a hub id."""
+    """The files of a local source, sorted and without hidden ones; [] for a hub id."""
     if source.folder is None:
         return []
     files = [file for file in source.folder.rglob("*") if file.is_file()]
@@ -70,27 +70,27 @@ def source_files(source: HubSource) -> list[Path]:
 
 
 def hub_rows(source: HubSource) -> Iterator[tuple[int, Any]]:
-    """(number, row) for each row of the split, from 1; raises UserError in one line when it cannot be had."""
+    """(number, row) for each row of the split, from 1; raises UserError in one line when it cannot be read."""
     number = 0
     try:
-        for row in _open(source):
+        for row in _open_rows(source):
             number += 1
             yield number, row
     except UserError:
         raise
-    except Exception as error:  # every kind of network, hub and format failure ends here, as one line
+    except Exception as error:  # every network, hub and format failure becomes one line
         reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-        raise UserError(f"source: {source.source}: {_how_to_mend(source, number, reason)}") from error
+        raise UserError(f"source: {source.source}: {_remedy(source, number, reason)}") from error
 
 
-def _open(source: HubSource) -> Any:
+def _open_rows(source: HubSource) -> Any:
     import datasets
     from datasets.utils import tqdm
 
     datasets.disable_progress_bars()  # a run shows its own
     tqdm.set_lock(threading.RLock())  # the default is shared between processes and outlives a step's process
 
-    _require_sound(source)
+    _check_arrow_files(source)
     if source.folder is not None and any(
         (source.folder / name).is_file() for name in ("state.json", "dataset_dict.json")
     ):
@@ -106,8 +106,8 @@ def _open(source: HubSource) -> Any:
     return rows.decode(False)
 
 
-def _require_sound(source: HubSource) -> None:
-    """Raise ValueError for an Arrow file that lies here and whose offsets lead out of its buffers.
+def _check_arrow_files(source: HubSource) -> None:
+    """Raise ValueError for a local Arrow file whose offsets point outside its buffers.
 
     `datasets` maps such files into memory and follows the offsets, which ends the process.
     """
@@ -131,7 +131,7 @@ def _require_sound(source: HubSource) -> None:
             raise ValueError(f"{file.name}: {error or type(error).__name__}") from error
 
 
-def _how_to_mend(source: HubSource, number: int, reason: str) -> str:
+def _remedy(source: HubSource, number: int, reason: str) -> str:
     from huggingface_hub import is_offline_mode
 
     if number:

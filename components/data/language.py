@@ -1,9 +1,8 @@
-"""In which language a text is, and whether it is code or mathematics: offline, deterministic, from the text alone.
+"""Detection of a text's language and domain (code, mathematics): offline, deterministic, from the text alone.
 
-Scripts decide where they can (kana is Japanese, Hangul Korean, ideographs without kana Chinese); where several
-languages share a script, `py3langid` (naive Bayes, 4.6 MB in its wheel, no network) chooses among those that people
-write in today. Code in fences, and addresses, say nothing about a language and are left out. "" where a text is too
-short to say: no guess is better than a wrong stratum.
+The script decides where it can: kana is Japanese, Hangul Korean, ideographs without kana Chinese. Where several
+languages share a script, `py3langid` (naive Bayes, 4.6 MB in its wheel, no network) chooses among those in use today.
+Fenced code and URLs are ignored. The result is "" where a text is too short, since a wrong stratum is worse than none.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 _SAMPLE: Final = 320
-"""Characters that are looked at: more does not change the answer, only its price."""
+"""Number of characters that are classified: more cost time and do not change the result."""
 _MIN_LETTERS: Final = 3
 _MIN_CONFIDENCE: Final = 0.4
 _HAN_WEIGHT: Final = 5
@@ -44,7 +43,7 @@ _ONE_LANGUAGE: Final = {
     "MYANMAR": "my",
     "HEBREW": "he",
 }
-_WRITTEN: Final = {
+_LANGUAGES_OF_SCRIPT: Final = {
     "LATIN": "af ca cs cy da de en es et eu fi fr ga gl hr hu id is it lt lv ms nl no pl pt ro sk sl sq sv sw tl tr vi",
     "CYRILLIC": "ru uk be bg sr mk kk ky mn",
     "ARABIC": "ar fa ur ps ug",
@@ -52,20 +51,20 @@ _WRITTEN: Final = {
     "BENGALI": "bn as",
 }
 _SINGLE_CANDIDATE: Final = {"CYRILLIC": "ru", "ARABIC": "ar", "DEVANAGARI": "hi", "BENGALI": "bn"}
-"""Where the model cannot tell: the script alone says that it is not Latin, and this is its most written language."""
+"""Script -> its most common language, used where the model is not confident."""
 
 _lock = threading.Lock()
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1 code of the text's main language, "" where there is too little of it to say.
+    """ISO 639-1 code of the text's main language, "" where the text is too short.
 
     Simplified and traditional Chinese are both "zh"; code without comments has no language.
     """
     prose = _NOT_PROSE.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE]
     if prose.isascii():
         letters = sum(map(str.isalpha, prose))
-        return _of_script("LATIN", prose) if letters >= _MIN_LETTERS else ""
+        return _classify("LATIN", prose) if letters >= _MIN_LETTERS else ""
     scripts: Counter[str] = Counter()
     for character, count in Counter(prose).items():
         if script := _script_of(character):
@@ -73,30 +72,30 @@ def language_of(text: str) -> str:
     if not scripts:
         return ""
     cjk = scripts["HAN"] + scripts["KANA"]
-    if cjk:  # an ideograph says as much as a word: Chinese with English terms in it is Chinese
+    if cjk:  # an ideograph counts like a word: Chinese with English terms is Chinese
         kana, scripts["HAN"], scripts["KANA"] = scripts["KANA"], _HAN_WEIGHT * cjk, 0
         if 10 * kana >= cjk:
             scripts["KANA"], scripts["HAN"] = scripts["HAN"], 0
     for script, count in sorted(scripts.items(), key=lambda entry: (-entry[1], entry[0])):
-        found = _ONE_LANGUAGE.get(script) or (_of_script(script, prose) if count >= _MIN_LETTERS else "")
-        if found:
-            return found
+        language = _ONE_LANGUAGE.get(script) or (_classify(script, prose) if count >= _MIN_LETTERS else "")
+        if language:
+            return language
     return ""
 
 
 def language_of_messages(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The language of the answers (what a drafter learns to guess), of the questions where answers do not tell."""
+    """The language of the assistant's turns (which drafters learn), or else of the user's; "" where unknown."""
     for role in ("assistant", "user"):
-        said = "\n".join(str(message.get("content") or "") for message in messages if message.get("role") == role)
-        if found := language_of(said):
-            return found
+        texts = "\n".join(str(message.get("content") or "") for message in messages if message.get("role") == role)
+        if language := language_of(texts):
+            return language
     return ""
 
 
 def domain_of(text: str) -> str:
-    """What a conversation is about, as far as its text shows: "code", "mathematics" or "general"; "" for no text.
+    """The domain of a text: "code", "mathematics" or "general"; "" for an empty text.
 
-    Code: a fence, or a third of the lines look like statements. Mathematics: formulae, or steps of a calculation.
+    Code has a fence, or a third of its lines look like statements. Mathematics has formulae or steps of a calculation.
     """
     if not text.strip():
         return ""
@@ -125,7 +124,7 @@ _FORMULA: Final = re.compile(
 
 @functools.lru_cache(maxsize=65_536)
 def _script_of(character: str) -> str:
-    """The script of a letter as the Unicode names begin, HAN and KANA for those of East Asia; "" for all else."""
+    """The script of a letter, by the first word of its Unicode name; HAN or KANA in East Asia; "" for others."""
     if not character.isalpha():
         return ""
     first = unicodedata.name(character, "").split(" ", 1)[0].split("-", 1)[0]
@@ -133,11 +132,11 @@ def _script_of(character: str) -> str:
         return "HAN"
     if first in ("HIRAGANA", "KATAKANA", "HALFWIDTH"):
         return "KANA"
-    return first if first in _ONE_LANGUAGE or first in _WRITTEN else ""
+    return first if first in _ONE_LANGUAGE or first in _LANGUAGES_OF_SCRIPT else ""
 
 
-def _of_script(script: str, prose: str) -> str:
-    """The most probable language of a script that several share."""
+def _classify(script: str, prose: str) -> str:
+    """The most probable language among those of one script."""
     with _lock:
         model = _model(script)
     language, probability = model.classify(" ".join(prose.split()))
@@ -146,10 +145,10 @@ def _of_script(script: str, prose: str) -> str:
 
 @functools.cache
 def _model(script: str) -> Any:
-    """py3langid, choosing among the languages of a script."""
-    chosen = copy.copy(_all_languages())
-    chosen.set_languages(_WRITTEN[script].split())
-    return chosen
+    """py3langid restricted to the languages of a script."""
+    model = copy.copy(_all_languages())
+    model.set_languages(_LANGUAGES_OF_SCRIPT[script].split())
+    return model
 
 
 @functools.cache

@@ -1,21 +1,21 @@
-"""MinHash: how alike two texts are, from short signatures, and bands that bring likely pairs together.
+"""MinHash signatures, which estimate the similarity of texts, and bands that find likely pairs (LSH).
 
 The similarity of two texts is the Jaccard index of their sets of n-grams (shingles): shared / all. Under a random
-permutation both sets have the same smallest element with that probability (Broder 1997), so the share of equal places
-in two signatures estimates it, with a standard error of sqrt(s (1 - s) / num_permutations).
+permutation both sets have the same smallest element with that probability (Broder 1997), so the share of equal elements
+of two signatures estimates it, with a standard error of sqrt(s (1 - s) / num_permutations).
 
-A signature is cut into b bands of r places. Two texts of similarity s have an equal band with probability
+A signature is cut into b bands of r elements. Two texts of similarity s have an equal band with probability
 1 - (1 - s^r)^b, an S-curve (Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4). Equal bands are candidates
-only: near_duplicates_merge.py compares their shingles themselves. So b and r cost time or recall, never a wrong pair;
-`banding` takes the longest bands that still let 99 % of the pairs at the threshold meet. With 128 permutations:
+only: near_duplicates_merge.py compares their shingles. So b and r cost time or recall, never precision; `banding` takes
+the longest bands by which 99 % of the pairs at the threshold still become candidates. With 128 permutations:
 
     threshold   b x r    a pair of similarity  0.3    0.5    0.6    0.7    0.8    0.9  meets with probability
     0.7         32 x 4                         .229   .873   .988   1      1      1
     0.8         21 x 6                         .015   .282   .633   .928   .998   1
     0.9         12 x 10                        .000   .012   .070   .291   .744   .994
 
-The permutations are those of datasketch 2 ("affine32": h -> a h + b mod 2^32 with odd a, after murmur3's finaliser), a
-whole batch at a time instead of one object for each text; a test holds the signatures equal to that library's.
+The permutations are those of datasketch 2 ("affine32": h -> a h + b mod 2^32 with odd a, after murmur3's finaliser),
+applied to a whole batch instead of one object per text; a test compares the signatures with that library's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from components.data.text_units import mixed
+from components.data.text_units import mix_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 MIN_RECALL: Final = 0.99
-"""Of pairs exactly at the threshold, the share that is to become candidates."""
+"""The share of pairs exactly at the threshold that must become candidates."""
 _SEED: Final = 1
 
 
 @dataclass(frozen=True)
 class Banding:
-    """How signatures are cut: num_bands bands of band_length places each."""
+    """Signatures are cut into num_bands bands of band_length elements each."""
 
     num_bands: int
     band_length: int
@@ -53,17 +53,17 @@ class Banding:
 
 
 def banding(similarity: float, num_permutations: int) -> Banding:
-    """The longest bands (fewest candidates) by which pairs at the threshold still meet with MIN_RECALL."""
-    fitting = [
-        cut
+    """The longest bands (fewest candidates) that find pairs of this similarity with probability MIN_RECALL."""
+    candidates = [
+        bands
         for length in range(1, num_permutations + 1)
-        if (cut := Banding(num_permutations // length, length)).chance(similarity) >= MIN_RECALL
+        if (bands := Banding(num_permutations // length, length)).chance(similarity) >= MIN_RECALL
     ]
-    return fitting[-1] if fitting else Banding(num_permutations, 1)
+    return candidates[-1] if candidates else Banding(num_permutations, 1)
 
 
 def shingle_sets(hashes: Hashes, offsets: Places) -> tuple[Small, Places]:
-    """The distinct n-grams of each text as sorted 32-bit hashes, and their offsets by text.
+    """(the distinct n-grams of each text as sorted 32-bit hashes, their offsets by text).
 
     32 bits are enough: of two texts with a thousand n-grams each, one pair in four thousand would share a false one.
     """
@@ -76,25 +76,25 @@ def shingle_sets(hashes: Hashes, offsets: Places) -> tuple[Small, Places]:
 
 def signatures(shingles: Small, offsets: Places, num_permutations: int) -> Small:
     """The signature of each set, [num_permutations, num_sets]; no set may be empty."""
-    found = np.empty((num_permutations, len(offsets) - 1), np.uint32)
+    minima = np.empty((num_permutations, len(offsets) - 1), np.uint32)
     if not len(shingles):
-        return found
+        return minima
     assert (np.diff(offsets) > 0).all(), "an empty set has no smallest element"
     values, permuted = _murmur_mixed(shingles), np.empty_like(shingles)
     factors, summands = permutations(num_permutations)
     for number in range(num_permutations):
         np.multiply(values, factors[number], out=permuted)
         np.add(permuted, summands[number], out=permuted)
-        np.minimum.reduceat(permuted, offsets[:-1], out=found[number])
-    return found
+        np.minimum.reduceat(permuted, offsets[:-1], out=minima[number])
+    return minima
 
 
-def band_keys(found: Small, cut: Banding) -> Hashes:
-    """[num_bands, num_sets]: equal keys in a band are equal bands of signatures, up to a hash of 64 bits."""
-    keys = np.zeros((cut.num_bands, found.shape[1]), np.uint64)
-    for band in range(cut.num_bands):
-        for place in range(cut.band_length):
-            keys[band] = mixed(keys[band] + found[band * cut.band_length + place])
+def band_keys(minima: Small, bands: Banding) -> Hashes:
+    """Band hashes [num_bands, num_sets] of signatures: equal keys mean equal bands, up to collisions of 64 bits."""
+    keys = np.zeros((bands.num_bands, minima.shape[1]), np.uint64)
+    for band in range(bands.num_bands):
+        for place in range(bands.band_length):
+            keys[band] = mix_bits(keys[band] + minima[band * bands.band_length + place])
     return keys
 
 

@@ -1,9 +1,9 @@
-"""What deduplication writes: the rows that stay, and for each row that goes which row or prompt it goes for.
+"""The output of deduplication: the rows that stay, and a record of each dropped row with the reason.
 
-`dropped.parquet` has the columns of every step (reason, source, where, excerpt) and beside them row_id; kept_id and
+`dropped.parquet` has the columns of every step (reason, source, where, excerpt) and these: row_id; kept_id and
 kept_where, the row that stays instead, or the prompt_id and workload that a contaminated row holds; similarity, the
-Jaccard index with the row that stays (near duplicates that others connect may lie below the threshold) or the share of
-the prompt; matched, the text of the prompt that was found, normalised.
+Jaccard index with the row that stays (it may be below the threshold for rows joined through others) or the share of the
+prompt; matched, the normalised text of the prompt that the row holds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from components.contract import Context
 from components.data.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches
 from components.data.decontamination import Item
-from components.data.near_duplicates_merge import CONTAMINATED, NEAR, REASONS, Verdict, jaccard
-from components.data.near_duplicates_sketch import said_in
+from components.data.near_duplicates_merge import CONTAMINATED, NEAR, REASONS, RowDecisions, jaccard
+from components.data.near_duplicates_sketch import turns_of
 from components.data.near_duplicates_table import Sketches
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _NAMES: Final = ("row_id", "source", "where")
 
 
 @dataclass(frozen=True)
-class _Going:
-    """The rows that go, by their place in the input: what each goes for. order of all: `places`, ascending."""
+class _DroppedRows:
+    """The dropped rows in the order of `places`, their ascending positions in the input; columns of dropped.parquet."""
 
     places: NDArray[np.int64]
     kept_id: list[str]
@@ -42,35 +42,36 @@ class _Going:
     matched: list[str]
 
 
-def write_verdict(
-    parts: Sequence[Path], sketches: Sketches, verdict: Verdict, items: Sequence[Item], ctx: Context
+def write_deduplicated(
+    parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item], ctx: Context
 ) -> dict[str, Any]:
-    """Write the parts, the manifest and `dropped.parquet`; gives the counts: read = kept + all that was dropped."""
+    """Write the parts, the manifest and `dropped.parquet`; returns the counts: read = kept + dropped."""
     import pyarrow
     from pyarrow import parquet
 
-    going = _going(parts, sketches, verdict, items)
+    dropped_rows = _describe_dropped(parts, sketches, decisions, items)
     counts: Counter[str] = Counter()
     across: Counter[str] = Counter()
-    schema = _schema()
+    schema = _dropped_schema()
     start = 0
-    with ChatWriter(ctx.out) as writer, parquet.ParquetWriter(ctx.out / DROPPED, schema, compression="zstd") as dropped:
+    with ChatWriter(ctx.out) as writer, parquet.ParquetWriter(ctx.out / DROPPED, schema, compression="zstd") as file:
         for batch in (batch for part in parts for batch in file_batches(part, COLUMNS)):
-            reasons = verdict.reason[start : start + len(batch)]
+            reasons = decisions.reason[start : start + len(batch)]
             writer.write_batch(batch.filter(pyarrow.array(reasons == 0)))
-            gone = pyarrow.array(np.flatnonzero(reasons))
-            if len(gone):
-                rows = _dropped_rows(batch.take(gone), reasons[reasons > 0], going, start + gone.to_numpy())
-                dropped.write_batch(pyarrow.RecordBatch.from_pylist(rows, schema=schema))
-                counts.update(row["reason"] for row in rows)
-                across.update(
-                    _between(row, going, place) for row, place in zip(rows, start + gone.to_numpy(), strict=True)
+            dropped = np.flatnonzero(reasons)
+            if len(dropped):
+                rows = _dropped_rows(
+                    batch.take(pyarrow.array(dropped)), reasons[dropped], dropped_rows, start + dropped
                 )
+                file.write_batch(pyarrow.RecordBatch.from_pylist(rows, schema=schema))
+                counts.update(row["reason"] for row in rows)
+                places = zip(rows, (start + dropped).tolist(), strict=True)
+                across.update(_source_pair(row, dropped_rows, place) for row, place in places)
             start += len(batch)
             ctx.progress(start, sketches.num_rows, "rows written")
     num_dropped = sum(counts.values())
     assert start == sketches.num_rows == writer.num_rows + num_dropped, "a row was lost"
-    by_workload = Counter(items[item].workload for item in verdict.item[verdict.reason == CONTAMINATED])
+    by_workload = Counter(items[item].workload for item in decisions.item[decisions.reason == CONTAMINATED])
     return {
         "num_rows": writer.num_rows,
         "num_read": start,
@@ -79,11 +80,11 @@ def write_verdict(
         "by_source": dict(sorted(writer.by_source.items())),
         "duplicates_between": {pair: count for pair, count in sorted(across.items()) if pair},
         "contaminated_by_workload": dict(sorted(by_workload.items())),
-        "passes": verdict.num_passes,
+        "passes": decisions.num_passes,
     }
 
 
-def _schema() -> pyarrow.Schema:
+def _dropped_schema() -> pyarrow.Schema:
     import pyarrow
 
     texts = ("reason", "source", "where", "excerpt", "row_id", "kept_id", "kept_where")
@@ -92,68 +93,71 @@ def _schema() -> pyarrow.Schema:
     return pyarrow.schema([*fields, pyarrow.field("matched", pyarrow.string(), False)])
 
 
-def _going(parts: Sequence[Path], sketches: Sketches, verdict: Verdict, items: Sequence[Item]) -> _Going:
-    """What each row that goes goes for."""
+def _describe_dropped(
+    parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item]
+) -> _DroppedRows:
     import pyarrow
 
-    places = np.flatnonzero(verdict.reason)
-    reasons, kept = verdict.reason[places], verdict.kept_by[places]
-    stays = np.unique(kept[reasons != CONTAMINATED])
-    found, start = [], 0
+    places = np.flatnonzero(decisions.reason)
+    reasons, kept_by = decisions.reason[places], decisions.kept_by[places]
+    stays = np.unique(kept_by[reasons != CONTAMINATED])
+    batches, start = [], 0
     for batch in (batch for part in parts for batch in file_batches(part, _NAMES)):
-        here = stays[np.searchsorted(stays, start) : np.searchsorted(stays, start + len(batch))]
-        found.append(batch.take(pyarrow.array(here - start)))
+        in_batch = stays[np.searchsorted(stays, start) : np.searchsorted(stays, start + len(batch))]
+        batches.append(batch.take(pyarrow.array(in_batch - start)))
         start += len(batch)
-    names = pyarrow.Table.from_batches(found) if found else None
-    near = np.flatnonzero(reasons == NEAR)
+    names = pyarrow.Table.from_batches(batches) if batches else None
+    near_at = np.flatnonzero(reasons == NEAR)
     similarity = np.ones(len(places))
-    similarity[near] = jaccard(sketches, places[near], kept[near])
-    held = sketches.matched(places[reasons == CONTAMINATED])
-    going = _Going(places, [], [], [], similarity.tolist(), [])
+    similarity[near_at] = jaccard(sketches, places[near_at], kept_by[near_at])
+    contaminated = sketches.matched(places[reasons == CONTAMINATED])
+    dropped_rows = _DroppedRows(places, [], [], [], similarity.tolist(), [])
     columns = {name: names.column(name).to_pylist() for name in _NAMES} if names is not None else {}
-    numbers = np.searchsorted(stays, kept)
-    for at, (place, reason) in enumerate(zip(places.tolist(), reasons.tolist(), strict=True)):
+    numbers = np.searchsorted(stays, kept_by)
+    for index, (place, reason) in enumerate(zip(places.tolist(), reasons.tolist(), strict=True)):
         if reason == CONTAMINATED:
-            item = items[int(verdict.item[place])]
-            going.similarity[at], matched = held[place]
+            item = items[int(decisions.item[place])]
+            dropped_rows.similarity[index], matched = contaminated[place]
             entry = (item.prompt_id, "", item.workload, matched)
         else:
-            number = int(numbers[at])
+            number = int(numbers[index])
             entry = (columns["row_id"][number], columns["source"][number], columns["where"][number], "")
         for column, value in zip(
-            (going.kept_id, going.kept_source, going.kept_where, going.matched), entry, strict=True
+            (dropped_rows.kept_id, dropped_rows.kept_source, dropped_rows.kept_where, dropped_rows.matched),
+            entry,
+            strict=True,
         ):
             column.append(value)
-    return going
+    return dropped_rows
 
 
 def _dropped_rows(
-    rows: pyarrow.RecordBatch, reasons: NDArray[np.uint8], going: _Going, places: NDArray[np.int64]
+    rows: pyarrow.RecordBatch, reasons: NDArray[np.uint8], dropped_rows: _DroppedRows, places: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    first = int(np.searchsorted(going.places, places[0]))
-    made = []
+    first = int(np.searchsorted(dropped_rows.places, places[0]))
+    records = []
     for at, (row, reason) in enumerate(zip(rows.to_pylist(), reasons.tolist(), strict=True), start=first):
-        excerpt = _shown("\n\n".join(said_in(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
-        made.append(
+        excerpt = _replace_surrogates("\n\n".join(turns_of(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
+        records.append(
             {
                 "reason": REASONS[reason],
                 **{name: row[name] for name in _NAMES},
                 "excerpt": excerpt,
-                "kept_id": going.kept_id[at],
-                "kept_where": going.kept_where[at],
-                "similarity": going.similarity[at],
-                "matched": _shown(going.matched[at]),
+                "kept_id": dropped_rows.kept_id[at],
+                "kept_where": dropped_rows.kept_where[at],
+                "similarity": dropped_rows.similarity[at],
+                "matched": _replace_surrogates(dropped_rows.matched[at]),
             }
         )
-    return made
+    return records
 
 
-def _shown(text: str) -> str:
-    """The text with half characters replaced: JSON can hold them, a table cannot."""
+def _replace_surrogates(text: str) -> str:
+    """The text without lone surrogates: JSON can hold them, a table cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _between(row: dict[str, Any], going: _Going, place: int) -> str:
-    """ "source -> source of the row that stays", "" for a contaminated row."""
-    kept = going.kept_source[int(np.searchsorted(going.places, place))]
-    return f"{row['source']} -> {kept}" if kept else ""
+def _source_pair(row: dict[str, Any], dropped_rows: _DroppedRows, place: int) -> str:
+    """The sources of a duplicate and of the row that stays, as "a -> b"; "" for a contaminated row."""
+    kept_source = dropped_rows.kept_source[int(np.searchsorted(dropped_rows.places, place))]
+    return f"{row['source']} -> {kept_source}" if kept_source else ""

@@ -1,9 +1,8 @@
-"""What one part of unified rows is boiled down to before rows are compared: a file of numbers beside the texts.
+"""The sharded half of `data.deduplicate`: a sketch of each part of unified rows, a file of numbers beside the texts.
 
-The wide half of `data.deduplicate`: parts are sketched one by one, anywhere. For each row: what decides which of two
-duplicates stays, the digest of the whole text for exact ones, the band hashes and the sorted shingles of the MinHash
-scheme (near_duplicates.py), and whether it holds a benchmark's prompt (decontamination.py). The file is Arrow IPC, so
-that the other half can map one column of it into memory without reading the others.
+A sketch holds for each row the numbers that decide which of two duplicates stays, the digest of the whole text for
+exact duplicates, the band hashes and sorted shingles of MinHash (near_duplicates.py), and the benchmark prompt that it
+contains (decontamination.py). It is an Arrow IPC file, so that the other half can map single columns into memory.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from components.contract import Tell
-from components.data.decontamination import Hit, opened_index
+from components.contract import ReportProgress
+from components.data.decontamination import Hit, cached_index
 from components.data.near_duplicates import Banding, band_keys, shingle_sets, signatures
 from components.data.text_units import ngrams, normalised, units_of
 from components.shards import written_whole
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 
 READ: Final = ("row_id", "source", "where", "text", "messages", "num_chars")
 CLEAN: Final = -1
-"""The item of a row that holds none."""
+"""The item of a row that holds no benchmark item."""
 _BATCH_ROWS: Final = 1024
 _BATCH_CHARACTERS: Final = 1 << 19
-"""Characters worked on at once: the arrays behind them stay in the cache of a core, and memory follows this alone."""
+"""Characters in one batch: its arrays fit into the cache of a core, and it alone bounds the memory."""
 _WRITTEN_BYTES: Final = 16 << 20
-"""Of a sketch that are written at once."""
+"""Bytes of a sketch that are written at once."""
 
 
 @dataclass(frozen=True)
 class SketchShard:
-    """Everything that the sketch of one part depends on, and the file it becomes.
+    """The inputs of the sketch of one part, and its file.
 
-    preferred: sources, the best first. items: the benchmarks' texts, or None.
+    preferred: source names, the best first. items: file of the benchmarks' texts, or None.
     """
 
     file: Path
@@ -56,46 +55,46 @@ class SketchShard:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows that are worked on together. turns: of all rows, normalised; turns_of_row: how many each has."""
+    """Rows that are sketched together. turns: of all rows, normalised; turns_of_row: number of turns of each row."""
 
     row_ids: list[str]
     sources: list[str]
-    wheres: list[str]
+    locations: list[str]
     sizes: list[int]
     turns: list[str]
     turns_of_row: list[int]
 
 
-def sketch_part(shard: SketchShard, tell: Tell) -> int:
-    """Write the sketch of one part; gives its number of rows. Runs in any process that sees the paths."""
+def sketch_part(shard: SketchShard, report_progress: ReportProgress) -> int:
+    """Write the sketch of one part; returns its number of rows. Runs in any process that sees the paths."""
     import pyarrow
     from pyarrow import parquet
 
     schema = sketch_schema(shard.cut)
     done = size = 0
     with (
-        written_whole(shard.file) as beside,
+        written_whole(shard.file) as partial,
         parquet.ParquetFile(shard.part) as part,
-        pyarrow.OSFile(str(beside), "wb") as sink,
+        pyarrow.OSFile(str(partial), "wb") as sink,
         pyarrow.ipc.new_file(sink, schema) as writer,
     ):
         total = part.metadata.num_rows
         waiting: list[pyarrow.RecordBatch] = []
         for batch in _batches(part):
-            waiting.append(_sketched(batch, shard, schema))
+            waiting.append(_sketch(batch, shard, schema))
             done, size = done + len(batch.row_ids), size + waiting[-1].nbytes
             if size >= _WRITTEN_BYTES or done == total:
                 writer.write_batch(pyarrow.Table.from_batches(waiting).combine_chunks().to_batches()[0])
                 waiting, size = [], 0
-            tell(done / total)
+            report_progress(done / total)
     return done
 
 
 def sketch_schema(cut: Banding) -> pyarrow.Schema:
     """The columns of a sketch; nothing is null.
 
-    preference: place of the row's source in the wanted order. tie: a hash of source and where. item, share, matched:
-    what the row holds of a benchmark (CLEAN: nothing). band_N: one key for each band, 0 where there are no shingles.
+    preference: rank of the row's source among the preferred ones. tie: a hash of source and where. item, share,
+    matched: the benchmark item in the row (CLEAN: none). band_N: the key of each band, 0 for a row without shingles.
     """
     import pyarrow
 
@@ -107,36 +106,36 @@ def sketch_schema(cut: Banding) -> pyarrow.Schema:
     return pyarrow.schema([pyarrow.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
-def said_in(text: str, messages: str) -> list[str]:
-    """The turns of a row from its two columns, with reasoning and tool calls; a document is one turn."""
-    return [_said(message) for message in json.loads(messages)] if messages else [text]
+def turns_of(text: str, messages: str) -> list[str]:
+    """The texts of a row's turns, with reasoning and tool calls; a document is one turn."""
+    return [_message_text(message) for message in json.loads(messages)] if messages else [text]
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    said: str = message.get("content") or ""
+def _message_text(message: Mapping[str, Any]) -> str:
+    text: str = message.get("content") or ""
     if message.get("reasoning_content"):
-        said = f"{message['reasoning_content']}\n{said}"
+        text = f"{message['reasoning_content']}\n{text}"
     if message.get("tool_calls"):
-        said = f"{said}\n{json.dumps(message['tool_calls'], ensure_ascii=False, sort_keys=True)}"
-    return said
+        text = f"{text}\n{json.dumps(message['tool_calls'], ensure_ascii=False, sort_keys=True)}"
+    return text
 
 
 def digest_of(turns: Sequence[str]) -> bytes:
-    """128 bits that name what normalised turns say; white space counts only where it parts words."""
-    said = "\x1e".join(" ".join(turn.split()) for turn in turns)
-    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    """A 128-bit digest of normalised turns; white space counts only as a separator of words."""
+    joined = "\x1e".join(" ".join(turn.split()) for turn in turns)
+    return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _batches(part: Any) -> Iterator[_Batch]:
-    """The rows of a part in pieces of about _BATCH_CHARACTERS."""
+    """The rows of a part in batches of about _BATCH_CHARACTERS."""
     for group in part.iter_batches(batch_size=_BATCH_ROWS, columns=list(READ)):
         columns = [group.column(name).to_pylist() for name in READ]
         batch, size = _Batch([], [], [], [], [], []), 0
-        for row_id, source, where, text, messages, num_chars in zip(*columns, strict=True):
-            turns = [normalised(turn) for turn in said_in(text, messages)]
+        for row_id, source, location, text, messages, num_chars in zip(*columns, strict=True):
+            turns = [normalised(turn) for turn in turns_of(text, messages)]
             batch.row_ids.append(row_id)
             batch.sources.append(source)
-            batch.wheres.append(where)
+            batch.locations.append(location)
             batch.sizes.append(num_chars)
             batch.turns.extend(turns)
             batch.turns_of_row.append(len(turns))
@@ -148,7 +147,7 @@ def _batches(part: Any) -> Iterator[_Batch]:
             yield batch
 
 
-def _sketched(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+def _sketch(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
     import pyarrow
 
     num_rows = len(batch.row_ids)
@@ -156,24 +155,24 @@ def _sketched(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyar
     rows = turns.joined(batch.turns_of_row)
     shingles, offsets = shingle_sets(*ngrams(rows, shard.ngram)[::2])
     filled = np.flatnonzero(np.diff(offsets))
-    found = signatures(shingles, np.append(offsets[filled], offsets[-1]), shard.num_permutations)
+    minima = signatures(shingles, np.append(offsets[filled], offsets[-1]), shard.num_permutations)
     keys = np.zeros((shard.cut.num_bands, num_rows), np.uint64)
-    keys[:, filled] = band_keys(found, shard.cut)
+    keys[:, filled] = band_keys(minima, shard.cut)
     hits: list[Hit] = []
     if shard.items is not None:
-        index = opened_index(shard.items, shard.benchmark_ngram, shard.benchmark_overlap)
+        index = cached_index(shard.items, shard.benchmark_ngram, shard.benchmark_overlap)
         hits = index.hits(batch.turns, turns, rows, batch.turns_of_row)
     items, shares, matched = np.full(num_rows, CLEAN, np.int32), np.zeros(num_rows), [""] * num_rows
     for hit in hits:
         items[hit.row], shares[hit.row], matched[hit.row] = hit.item, hit.share, hit.matched
-    places = {source: number for number, source in enumerate(shard.preferred)}
+    preferences = {source: number for number, source in enumerate(shard.preferred)}
     ends = np.cumsum(batch.turns_of_row).tolist()
     columns: dict[str, Any] = {
         "digest": [digest_of(batch.turns[end - n : end]) for end, n in zip(ends, batch.turns_of_row, strict=True)],
-        "preference": [places.get(source, len(places)) for source in batch.sources],
+        "preference": [preferences.get(source, len(preferences)) for source in batch.sources],
         "num_chars": batch.sizes,
         "row_id": np.frombuffer(bytes.fromhex("".join(batch.row_ids)), ">u8").astype(np.uint64),
-        "tie": _ties(batch),
+        "tie": _tie_breakers(batch),
         "item": items,
         "share": shares,
         "matched": matched,
@@ -185,7 +184,9 @@ def _sketched(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyar
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _ties(batch: _Batch) -> list[int]:
-    """For each row a number that depends on where it comes from, to choose between rows of equal content."""
-    places = [f"{source}\0{where}".encode() for source, where in zip(batch.sources, batch.wheres, strict=True)]
-    return [int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "big") for place in places]
+def _tie_breakers(batch: _Batch) -> list[int]:
+    """For each row a hash of its origin, which ranks rows of equal content."""
+    origins = [
+        f"{source}\0{location}".encode() for source, location in zip(batch.sources, batch.locations, strict=True)
+    ]
+    return [int.from_bytes(hashlib.blake2b(origin, digest_size=8).digest(), "big") for origin in origins]

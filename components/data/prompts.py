@@ -1,7 +1,7 @@
-"""Prompts as every other room sees them: what is asked, in which split, and as token ids.
+"""The prompt record that all rooms share, reading `prompts.jsonl`, and encoding a prompt to token ids.
 
-A prompt is plain text to be continued, or a chat (`messages`) to be answered; the tokenizer's chat template turns a
-chat into text at answer time, so one Prompts artifact serves any target.
+A prompt is plain text to be continued, or a chat (`messages`) to be answered. A chat becomes text only when it is
+answered, by the tokenizer's chat template, so one Prompts artifact serves any target.
 """
 
 from __future__ import annotations
@@ -11,21 +11,26 @@ import functools
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from components.contract import Prompts, UserError
 from components.data.control_marks import ids_of_unmarked_chat, refuse_marked_text
 
+Message = dict[str, Any]
+"""A turn of a chat in OpenAI's format: role, content, and fields such as tool_calls."""
+Tool = dict[str, Any]
+"""The description of a tool, in the format of chat templates."""
 SPLITS: Final = ("train", "validation", "test", "warm_up")
 RENDER_WITHIN_S: Final = 30.0
-"""What a chat template may take for one chat; a thousand turns take a tenth of a second."""
+"""Time limit of a chat template for one chat, seconds; a thousand turns take a tenth of a second."""
 MAX_RENDERED_CHARS: Final = 50_000_000
-"""What a chat template may write for one chat: ten times a context of a million tokens."""
+"""Size limit of a rendered chat, characters: ten times a context of a million tokens."""
 _FIXED_DAY: Final = datetime.date(2024, 7, 26)
-"""What chat templates that ask are told to be today: the day that Llama's own templates fall back to."""
+"""The date that chat templates get as today: the one that Llama's own templates fall back to."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,13 @@ class Prompt:
     """One prompt. Exactly one of `text` and `messages` is set.
 
     prompt_id: stable hash of workload and content; unique in the artifact.
-    source:    the file it comes from; a stdlib file belongs to one side of the split only.
-    reference: what a person answered, where known ("" otherwise).
-    language:  code of the language that the answer is to be written in (en, zh), where known ("" otherwise).
-    domain:    what it is about (code, mathematics, ...), where known ("" otherwise).
-    tools:     the tools that a chat may call, as the chat template takes them; None where there are none.
-    conversation: the whole chat as its source has it, the source's own answers too; None where it had none.
-    place:     where a declared order of training (data.mix_chats) has it, 0 first; None where none was declared.
+    source:    the file it comes from; a stdlib file belongs to one split only.
+    reference: a person's answer, "" where unknown.
+    language:  code of the language of the answer (en, zh), "" where unknown.
+    domain:    the subject (code, mathematics, ...), "" where unknown.
+    tools:     the tools that a chat may call, in the format of chat templates; None without tools.
+    conversation: the whole chat of the source with the source's answers; None without one.
+    place:     the position in a declared training order (data.mix_chats), from 0; None without such an order.
     """
 
     prompt_id: str
@@ -47,54 +52,60 @@ class Prompt:
     workload: str
     source: str
     text: str | None
-    messages: tuple[dict[str, Any], ...] | None
+    messages: tuple[Message, ...] | None
     reference: str = ""
     language: str = ""
     domain: str = ""
-    tools: tuple[dict[str, Any], ...] | None = None
-    conversation: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[Tool, ...] | None = None
+    conversation: tuple[Message, ...] | None = None
     place: int | None = None
 
+    @property
+    def num_characters(self) -> int:
+        """Length of the question."""
+        return len(self.text or "") + sum(len(message["content"]) for message in self.messages or ())
+
     def as_json(self) -> dict[str, Any]:
-        """The line of `prompts.jsonl`; what a prompt does not have is left out of it."""
-        asked = {"prompt": self.text} if self.messages is None else {"messages": list(self.messages)}
-        known: dict[str, Any] = {"domain": self.domain} if self.domain else {}
+        """The JSON object in `prompts.jsonl`; optional fields without a value are omitted."""
+        question = {"prompt": self.text} if self.messages is None else {"messages": list(self.messages)}
+        optional: dict[str, Any] = {"domain": self.domain} if self.domain else {}
         if self.tools is not None:
-            known["tools"] = list(self.tools)
+            optional["tools"] = list(self.tools)
         if self.conversation is not None:
-            known["conversation"] = list(self.conversation)
+            optional["conversation"] = list(self.conversation)
         if self.place is not None:
-            known["place"] = self.place
+            optional["place"] = self.place
         return {
             "prompt_id": self.prompt_id,
             "split": self.split,
             "workload": self.workload,
             "language": self.language,
             "source": self.source,
-            **asked,
+            **question,
             "reference": self.reference,
-            **known,
+            **optional,
         }
 
 
 def read_prompts(prompts: Prompts, split: str) -> list[Prompt]:
-    """The prompts of one split ("train", "validation", "test", "warm_up") in their stored order."""
+    """The prompts of one split ("train", "validation", "test", "warm_up") in stored order; raises UserError."""
     assert split in SPLITS, split
     file = prompts.path / "prompts.jsonl"
     if not file.is_file():
         raise UserError(f"{prompts.path}: no prompts.jsonl: not a Prompts artifact; make one with data.collect_prompts")
-    found = []
     with file.open(encoding="utf-8") as lines:  # not str.splitlines: texts may hold U+2028 and its like
-        for line in lines:
-            row = json.loads(line)
-            if row["split"] != split:
-                continue
-            found.append(prompt_of(row))
-    return found
+        rows = (json.loads(line) for line in lines)
+        return [parse_prompt(row) for row in rows if row["split"] == split]
 
 
-def prompt_of(row: Mapping[str, Any]) -> Prompt:
-    """The prompt of one line of `prompts.jsonl`; fields that older files lack are as if not known."""
+def write_prompts(directory: Path, prompts: Iterable[Prompt]) -> None:
+    """Write `prompts.jsonl` of a Prompts artifact."""
+    with (directory / "prompts.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n" for prompt in prompts)
+
+
+def parse_prompt(row: Mapping[str, Any]) -> Prompt:
+    """The prompt of one JSON object of `prompts.jsonl`; older files may lack optional fields."""
     return Prompt(
         prompt_id=row["prompt_id"],
         split=row["split"],
@@ -111,22 +122,22 @@ def prompt_of(row: Mapping[str, Any]) -> Prompt:
     )
 
 
-def _tuple_or_none(found: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...] | None:
-    return None if found is None else tuple(found)
+def _tuple_or_none(items: list[Message] | None) -> tuple[Message, ...] | None:
+    return None if items is None else tuple(items)
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """The prompt's token ids as the target is to see them, with a beginning-of-text token if the tokenizer adds one.
+    """The prompt's token ids for the target, with a beginning-of-text token if the tokenizer adds one.
 
     A chat is rendered with the tokenizer's chat template and its generation prompt; without a template its turns are
-    joined as "role: content" paragraphs. Never empty: a prompt that encodes to nothing is the bos token, or 0.
+    joined as "role: content" paragraphs. The result is never empty: an empty prompt is the bos token, or 0.
 
-    Raises HoldsControlMark where a text of the prompt would become a control token.
+    Raises HoldsControlMark where text of the prompt would become a control token.
     """
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
         turns = accepted_turns(tokenizer, prompt.messages, prompt.tools)
         render = functools.partial(render_chat, tokenizer, tools=prompt.tools)
-        ids = ids_of_unmarked_chat(tokenizer, turns, prompt.tools, render)  # the template writes the special ones
+        ids = ids_of_unmarked_chat(tokenizer, turns, prompt.tools, render)  # only the template may write control tokens
     else:
         text = join_turns(prompt.messages) if prompt.messages is not None else str(prompt.text)
         refuse_marked_text(tokenizer, text)
@@ -139,13 +150,13 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 def render_chat(
     tokenizer: Any,
-    messages: Sequence[dict[str, Any]],
+    messages: Sequence[Message],
     *,
-    tools: Sequence[dict[str, Any]] | None = None,
+    tools: Sequence[Tool] | None = None,
     generation_prompt: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The chat as the template writes it, the same on every day; raises UserError where the template refuses it.
+    """The chat as text of the template, independent of the date; raises UserError where the template refuses it.
 
     options: further variables that the template reads, such as {"enable_thinking": False}.
     """
@@ -161,21 +172,21 @@ def render_chat(
             )
     except TimeoutError as error:
         raise UserError(f"the target's chat template has not written a chat within {RENDER_WITHIN_S:g} s") from error
-    except Exception as error:  # a template is a stranger's program: it may divide by zero, recurse, ask for 10 GB
+    except Exception as error:  # templates are untrusted programs: they may divide by zero, recurse, ask for 10 GB
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
         raise UserError(
             f"the target's chat template refuses a chat ({reason}); use another source or target"
         ) from error
-    if len(text) > MAX_RENDERED_CHARS:  # a tokenizer needs some ten times that much memory, and aborts without it
+    if len(text) > MAX_RENDERED_CHARS:  # a tokenizer needs about ten times as much memory, and aborts without it
         raise UserError(f"the target's chat template writes {len(text):,} characters for one chat; use another target")
     return text
 
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """TimeoutError where what is inside takes longer: loops in a template are a stranger's.
+    """Raise TimeoutError in the block after so many seconds.
 
-    A clock needs the main thread, where steps run, and no other clock; elsewhere there is no limit.
+    The signal's timer needs the main thread, where steps run, and no other handler; elsewhere there is no limit.
     """
     in_use = signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN)
     if in_use or threading.current_thread() is not threading.main_thread():
@@ -194,23 +205,21 @@ def _within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def accepted_turns(
-    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
-    """The turns as this template takes them: a system prompt that it refuses opens the user's turn instead."""
-    turns = [_with_open_arguments(message) for message in messages]
+def accepted_turns(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[Message]:
+    """The turns in a form that the template accepts: a refused system prompt is put before the user's first turn."""
+    turns = [_with_parsed_arguments(message) for message in messages]
     if len(turns) < 2 or turns[0]["role"] != "system" or turns[1]["role"] != "user":
         return turns
     try:
         render_chat(tokenizer, turns[:2], tools=tools)
         return turns
-    except UserError:  # of the merged turns it says itself what it refuses
+    except UserError:  # if it refuses the merged turns too, rendering them raises
         first, second, *rest = turns
         return [{"role": "user", "content": f"{first['content']}\n\n{second['content']}"}, *rest]
 
 
-def _with_open_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of tool calls as objects, as templates take them; OpenAI's API writes them as a text of JSON."""
+def _with_parsed_arguments(message: Message) -> Message:
+    """The message with the arguments of tool calls as objects, for templates; OpenAI's API has them as JSON text."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -218,29 +227,29 @@ def _with_open_arguments(message: dict[str, Any]) -> dict[str, Any]:
         inner = call.get("function")
         function = dict(inner if isinstance(inner, Mapping) else call)
         try:
-            opened = json.loads(function.get("arguments") or "{}")
-        except (TypeError, ValueError):  # an object already, or no JSON: as it stands
-            opened = function.get("arguments")
-        if isinstance(opened, dict):
-            function["arguments"] = opened
+            arguments = json.loads(function.get("arguments") or "{}")
+        except (TypeError, ValueError):  # already an object, or not JSON: unchanged
+            arguments = function.get("arguments")
+        if isinstance(arguments, dict):
+            function["arguments"] = arguments
         calls.append({**call, "function": function} if isinstance(inner, Mapping) else function)
     return {**message, "tool_calls": calls}
 
 
-def same_day_template(tokenizer: Any, tools: Sequence[dict[str, Any]] | None = None) -> str:
-    """The tokenizer's chat template, told that it is the fixed day: what is resumed tomorrow must not differ."""
+def same_day_template(tokenizer: Any, tools: Sequence[Tool] | None = None) -> str:
+    """The tokenizer's chat template with a fixed date, because a run resumed tomorrow must not differ."""
     template: str = tokenizer.get_chat_template(tools=None if tools is None else list(tools))
     return _same_day_macro() + template if "strftime_now" in template else template
 
 
 def _same_day_macro() -> str:
-    """Jinja: a `strftime_now` that hides the tokenizer's own and always says the fixed day."""
-    said = "".join(f".replace('%{code}', '{_FIXED_DAY.strftime('%' + code)}')" for code in "aAbBdHjmMSyY")
+    """A Jinja macro `strftime_now` that hides the tokenizer's own and always returns the fixed date."""
+    replacements = "".join(f".replace('%{code}', '{_FIXED_DAY.strftime('%' + code)}')" for code in "aAbBdHjmMSyY")
     # "+%}": the template's own first line break stays
-    return "{% macro strftime_now(format) %}{{ format" + said + " }}{% endmacro +%}"
+    return "{% macro strftime_now(format) %}{{ format" + replacements + " }}{% endmacro +%}"
 
 
-def join_turns(messages: Sequence[dict[str, Any]]) -> str:
+def join_turns(messages: Sequence[Message]) -> str:
     """A chat as plain text, for a tokenizer without a chat template."""
     turns = [f"{message['role']}: {message.get('content') or ''}" for message in messages]
     return "\n\n".join([*turns, "assistant:"])

@@ -1,8 +1,8 @@
-"""The step that runs the target over its own answers once more and keeps what a drafter learns from.
+"""Step `data.record_features`: the target runs over its answers again and records the features for drafters.
 
-Answers hold a few bytes a token, features 8 bytes a hidden unit and token (4 as fp8): the step says beforehand how much
-that is and how long it takes, and refuses when the disk cannot hold it. A shard of answers becomes a shard of features,
-written whole or not at all; which rows share a pass is fixed by the shard, so whoever writes it writes the same bytes.
+Answers take a few bytes per token, features 8 bytes per hidden unit and token (4 as fp8). The step states the size and
+the time beforehand, and refuses when the disk cannot hold the features. Each shard of answers becomes one shard of
+features, written atomically. The shard alone decides which rows share a pass, so every process writes the same bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.contract import Context, Conversations, Features, Target, Tell
-from components.data.feature_estimate import Probe, check_space, estimated_seconds, told
+from components.contract import Context, Conversations, Features, ReportProgress, Target
+from components.data.feature_estimate import Probe, check_space, estimated_seconds, format_duration
 from components.shards import sweep, unfinished, written_whole
 
 if TYPE_CHECKING:
     from components.data.answers import Conversation
     from components.data.feature_storage import Storage
+    from components.data.features import FeatureRow
     from components.targets.model import AbstractTarget
 
 
@@ -34,13 +35,13 @@ def record_features(
     storage: Literal["bf16", "fp8"] = "bf16",
     ctx: Context,
 ) -> Features:
-    """Write the taps and the last layer's output before the final norm for every token of the answers.
+    """Write the taps (hidden states of three layers) and the last layer's output before the final norm for every token.
 
     Args:
-        tokens_per_pass: Tokens of one forward pass at most, padding included (a longer conversation is a pass of its
-            own); bounds memory.
-        storage: bf16, or fp8 (e4m3 with an exponent a token and state) for half the disk; what fp8 costs in acceptance
-            is measured by benchmarks/feature_precision.py.
+        tokens_per_pass: Tokens of one forward pass at most, padding included; bounds memory. A longer conversation has
+            a pass of its own.
+        storage: bf16, or fp8 (e4m3 with one exponent per token and state) for half the disk; the cost of fp8 in
+            acceptance is measured by benchmarks/feature_precision.py.
     """
     from components.data.answers import open_answers
     from components.targets.load import target_facts
@@ -68,16 +69,16 @@ def record_features(
         probe = Probe(todo[0].answers, target.path, tokens_per_pass, ctx.device, num_threads)
         seconds = estimated_seconds(ctx, probe, [shard.answers for shard in todo])
         if seconds is not None:
-            ctx.note(f"features: about {told(seconds)}, by a probe of the target's speed")
+            ctx.note(f"features: about {format_duration(seconds)}, by a probe of the target's speed")
     for _ in ctx.map(record_shard, shards, what="shards of features"):
         pass
     sweep(ctx.out)
-    return written_manifest(ctx, target, answers, names, {"storage": storage})
+    return write_features_manifest(ctx, target, answers, names, {"storage": storage})
 
 
 @dataclass(frozen=True)
 class FeatureShard:
-    """Everything that one shard of features depends on, and the file it becomes. target: the artifact's directory."""
+    """The inputs of one shard of features, and its file. target: the artifact's directory."""
 
     file: Path
     answers: Path
@@ -88,98 +89,100 @@ class FeatureShard:
     num_threads: int
 
 
-def record_shard(shard: FeatureShard, tell: Tell) -> int:
-    """Write the features of one shard of answers; gives how many rows. Runs in any process that sees the paths."""
+def record_shard(shard: FeatureShard, report_progress: ReportProgress) -> int:
+    """Write the features of one shard of answers; returns its number of rows. Runs in any process with the paths."""
     import torch
 
     from components.data.answers import read_shard
-    from components.targets.opened import opened_target
+    from components.targets.opened import cached_target
 
     torch.set_num_threads(shard.num_threads)
     conversations = read_shard(shard.answers)
-    _write_shard(shard, opened_target(shard.target, shard.device), conversations, tell)
+    _write_shard(shard, cached_target(shard.target, shard.device), conversations, report_progress)
     return len(conversations)
 
 
-def _write_shard(shard: FeatureShard, model: AbstractTarget, conversations: Sequence[Conversation], tell: Tell) -> None:
+def _write_shard(
+    shard: FeatureShard, model: AbstractTarget, conversations: Sequence[Conversation], report_progress: ReportProgress
+) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from components.data.feature_passes import all_passes
-    from components.data.feature_storage import encoded
+    from components.data.feature_passes import forward_passes
+    from components.data.feature_storage import encode
 
     ids = [conversation.ids for conversation in conversations]
     lengths = [len(row) for row in ids]
-    written: dict[int, dict[str, torch.Tensor]] = {}  # each row's states as they will lie on disk
+    encoded_rows: dict[int, dict[str, torch.Tensor]] = {}  # tensors of each row as stored on disk
     done = 0
-    for passed in all_passes(model, ids, shard.tokens_per_pass):
-        for place, states in passed.items():
+    for states_by_row in forward_passes(model, ids, shard.tokens_per_pass):
+        for index, states in states_by_row.items():
             parts = states._asdict().items()
-            written[place] = {k: v for name, part in parts for k, v in encoded(name, part.cpu(), shard.storage).items()}
-            done += lengths[place]
-        tell(done / sum(lengths))
+            encoded_rows[index] = {
+                k: v for name, part in parts for k, v in encode(name, part.cpu(), shard.storage).items()
+            }
+            done += lengths[index]
+        report_progress(done / sum(lengths))
     tensors = {
         "ids": torch.cat(ids).to(torch.int32),
         "mask": torch.cat([conversation.mask for conversation in conversations]),
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
     }
-    for name in written[0]:
-        tensors[name] = torch.cat([written[place][name] for place in range(len(ids))])
-    with written_whole(shard.file) as beside:
-        save_file(tensors, beside)
+    for name in encoded_rows[0]:
+        tensors[name] = torch.cat([encoded_rows[index][name] for index in range(len(ids))])
+    with written_whole(shard.file) as partial:
+        save_file(tensors, partial)
 
 
-def written_manifest(
+def write_features_manifest(
     ctx: Context, target: Target, answers: Conversations, names: Sequence[str], facts: dict[str, Any]
 ) -> Features:
-    """Write manifest.json for the shards `names` of ctx.out, made of those of answers; gives the artifact's handle."""
+    """Write manifest.json for the shards `names` of ctx.out, which mirror those of answers; returns the artifact."""
     from components.targets.load import target_facts
 
     shape = target_facts(target)["shape"]
-    rows = [row for number, name in enumerate(names) for row in _rows(answers.path / name, number)]
-    manifest = _manifest(shape, target.key, answers.key, names, rows) | facts
+    rows = [row for number, name in enumerate(names) for row in _manifest_rows(answers.path / name, number)]
+    manifest = _manifest_of(shape, target.key, answers.key, names, rows) | facts
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     summary = {name: value for name, value in manifest.items() if name not in ("answers_key", "shards", "rows")}
     size = sum((ctx.out / name).stat().st_size for name in names)
-    return Features.made(ctx, {**summary, "num_tokens": int(answers.info["num_tokens"]), "bytes": size})
+    return Features.of_step(ctx, {**summary, "num_tokens": int(answers.info["num_tokens"]), "bytes": size})
 
 
-def _rows(shard: Path, number: int) -> list[dict[str, Any]]:
-    """What the manifest says of each row of a shard of answers."""
+def _manifest_rows(shard: Path, number: int) -> list[FeatureRow]:
+    """The manifest's rows of one shard of answers."""
     from components.data.answers import read_shard, shard_name
+    from components.data.features import FeatureRow
 
     assert shard.name == shard_name(number)
     return [
-        {
-            "row_id": row.row_id,
-            "workload": row.workload,
-            "split": row.split,
-            "shard": shard.name,
-            "index": index,
-            "num_tokens": len(ids),
-            "num_answer_tokens": row.num_answer_tokens,
-            "language": row.language,
-            "domain": row.domain,
-            "place": row.place,
-        }
+        FeatureRow(
+            row_id=row.row_id,
+            workload=row.workload,
+            split=row.split,
+            shard=shard.name,
+            index=index,
+            num_tokens=len(ids),
+            num_answer_tokens=row.num_answer_tokens,
+            language=row.language,
+            domain=row.domain,
+            place=row.place,
+        )
         for index, (row, ids, _) in enumerate(read_shard(shard))
     ]
 
 
-def _manifest(
-    shape: dict[str, Any], target_key: str, answers_key: str, names: Sequence[str], rows: list[dict[str, Any]]
+def _manifest_of(
+    shape: dict[str, Any], target_key: str, answers_key: str, names: Sequence[str], rows: list[FeatureRow]
 ) -> dict[str, Any]:
-    from components.data.features import FeatureRow
-
-    assert not rows or set(rows[0]) == {field.name for field in dataclasses.fields(FeatureRow)}
     num_layers = int(shape["num_layers"])
     splits = {}
-    for split in sorted({str(row["split"]) for row in rows}):
-        of_split = [row for row in rows if row["split"] == split]
+    for split in sorted({row.split for row in rows}):
+        of_split = [row for row in rows if row.split == split]
         splits[split] = {
             "rows": len(of_split),
-            "tokens": sum(int(row["num_tokens"]) for row in of_split),
-            "answer_tokens": sum(int(row["num_answer_tokens"]) for row in of_split),
+            "tokens": sum(row.num_tokens for row in of_split),
+            "answer_tokens": sum(row.num_answer_tokens for row in of_split),
         }
     return {
         "target_key": target_key,
@@ -190,5 +193,5 @@ def _manifest(
         "dtype": "bfloat16",
         "splits": splits,
         "shards": list(names),
-        "rows": rows,
+        "rows": [dataclasses.asdict(row) for row in rows],
     }

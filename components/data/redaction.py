@@ -1,9 +1,9 @@
-"""Personal data out of a text, by kind and counted: addresses, telephone and card numbers, network addresses, keys.
+"""Redaction of personal data: e-mail addresses, telephone and card numbers, IP addresses and keys are replaced.
 
-Off unless asked for, since it costs time and changes what people wrote. Telephone numbers are found by `phonenumbers`
-(Google's libphonenumber), keys and tokens by the patterns of `detect-secrets`; both are small, offline, and come with
-`draftsmith[redaction]`. Larger tools (Presidio) bring spaCy, ask the network for top-level domains, and end words by
-rules that Chinese does not have. Names of people are not found: that needs a model.
+Redaction is off by default, since it costs time and changes texts. Telephone numbers are found by `phonenumbers`
+(Google's libphonenumber), keys and tokens by the patterns of `detect-secrets`; both are small, offline, and part of
+`draftsmith[redaction]`. Larger tools (Presidio) need spaCy, use the network for top-level domains, and rely on word
+boundaries that Chinese does not have. Names of people are not redacted: that needs a model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final
 from components.contract import UserError
 
 _REGIONS: Final = ("US", "CN", "GB", "DE", "FR", "JP", "IN")
-"""Where a number without a country code may belong; with one, all countries are known."""
+"""Countries of telephone numbers without a country code; numbers with one are found for all countries."""
 
-# words end where ASCII letters and digits end: in Chinese an address stands between ideographs without a space
+# words end where ASCII letters and digits end: in Chinese no spaces surround an address
 _EMAIL: Final = re.compile(
     r"(?<![A-Za-z0-9.!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
     r"(?![A-Za-z0-9-])"
@@ -32,10 +32,10 @@ _IP: Final = re.compile(
 )
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _DIGITS: Final = re.compile(r"\d(?:[^\w\n]{0,3}\d){6}")
-"""Seven digits near each other: without them there is no telephone number, and the search for one is dear."""
+"""Seven digits close together: a text without them has no telephone number, and the search is slow."""
 _DECIMALS: Final = re.compile(r"\.\d{5}")
 _MIN_KEY: Final = 12
-"""A group of a pattern that is shorter is its prefix, not the key."""
+"""A shorter group of a pattern is the prefix of a key, not the key."""
 _DETECTORS: Final = {
     "aws": "AWSKeyDetector",
     "azure_storage_key": "AzureStorageKeyDetector",
@@ -69,7 +69,7 @@ def require_redaction() -> None:
 
 
 def redact(text: str) -> tuple[str, Counter[str]]:
-    """The text with [EMAIL], [KEY], [CARD], [IP] or [PHONE] in place of what was found, and how many of each kind.
+    """(the text with [EMAIL], [KEY], [CARD], [IP] or [PHONE] in place of personal data, count by kind).
 
     Raises:
         UserError: the libraries of `draftsmith[redaction]` are missing.
@@ -77,81 +77,81 @@ def redact(text: str) -> tuple[str, Counter[str]]:
     require_redaction()
     counts: Counter[str] = Counter()
     for kind, find in _FINDERS.items():
-        spans = _disjoint(find(text))
+        spans = _drop_overlaps(find(text))
         counts[kind] += len(spans)
         for start, end in reversed(spans):
             text = f"{text[:start]}[{kind.upper()}]{text[end:]}"
     return text, +counts
 
 
-def _disjoint(found: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+def _drop_overlaps(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
     """The spans in order; where two overlap, the earlier and longer one."""
-    kept: list[tuple[int, int]] = []
-    for start, end in sorted(set(found), key=lambda span: (span[0], -span[1])):
-        if not kept or start >= kept[-1][1]:
-            kept.append((start, end))
-    return kept
+    disjoint: list[tuple[int, int]] = []
+    for start, end in sorted(set(spans), key=lambda span: (span[0], -span[1])):
+        if not disjoint or start >= disjoint[-1][1]:
+            disjoint.append((start, end))
+    return disjoint
 
 
-def _emails(text: str) -> Iterator[tuple[int, int]]:
+def _find_emails(text: str) -> Iterator[tuple[int, int]]:
     if "@" in text:
-        yield from (found.span() for found in _EMAIL.finditer(text))
+        yield from (match.span() for match in _EMAIL.finditer(text))
 
 
-def _keys(text: str) -> Iterator[tuple[int, int]]:
+def _find_keys(text: str) -> Iterator[tuple[int, int]]:
     if "PRIVATE KEY-----" in text:
-        yield from (found.span() for found in _PEM.finditer(text))
+        yield from (match.span() for match in _PEM.finditer(text))
     for pattern in _key_patterns():
-        for found in pattern.finditer(text):
-            inner = found.span(1) if pattern.groups == 1 else found.span()
-            yield inner if inner[1] - inner[0] >= _MIN_KEY else found.span()
+        for match in pattern.finditer(text):
+            inner = match.span(1) if pattern.groups == 1 else match.span()
+            yield inner if inner[1] - inner[0] >= _MIN_KEY else match.span()
 
 
-def _cards(text: str) -> Iterator[tuple[int, int]]:
-    for found in _CARD.finditer(text):
-        digits = [int(character) for character in found.group() if character.isdigit()]
-        if len(set(digits)) > 1 and _luhn(digits):
-            yield found.span()
+def _find_cards(text: str) -> Iterator[tuple[int, int]]:
+    for match in _CARD.finditer(text):
+        digits = [int(character) for character in match.group() if character.isdigit()]
+        if len(set(digits)) > 1 and _is_luhn_valid(digits):
+            yield match.span()
 
 
-def _luhn(digits: list[int]) -> bool:
-    """ISO/IEC 7812: every second digit from the right doubled, the cross sum a multiple of ten."""
+def _is_luhn_valid(digits: list[int]) -> bool:
+    """The checksum of ISO/IEC 7812: the digit sum, every second digit from the right doubled, is a multiple of 10."""
     doubled = [digit if place % 2 == 0 else sum(divmod(2 * digit, 10)) for place, digit in enumerate(reversed(digits))]
     return sum(doubled) % 10 == 0
 
 
-def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    for found in _IP.finditer(text):
+def _find_ip_addresses(text: str) -> Iterator[tuple[int, int]]:
+    for match in _IP.finditer(text):
         try:
-            address = ipaddress.ip_address(found.group())
+            address = ipaddress.ip_address(match.group())
         except ValueError:
             continue
-        if address.version == 6 and not any(character.isdigit() for character in found.group()):
+        if address.version == 6 and not any(character.isdigit() for character in match.group()):
             continue  # a::b is C++
-        if not (address.is_loopback or address.is_unspecified):  # 127.0.0.1, ::1 and 0.0.0.0 are nobody's
-            yield found.span()
+        if not (address.is_loopback or address.is_unspecified):  # 127.0.0.1, ::1 and 0.0.0.0 identify nobody
+            yield match.span()
 
 
-def _phones(text: str) -> Iterator[tuple[int, int]]:
+def _find_phones(text: str) -> Iterator[tuple[int, int]]:
     if not _DIGITS.search(text):
         return
     import phonenumbers
 
     for region in _REGIONS:
-        for found in phonenumbers.PhoneNumberMatcher(text, region, leniency=phonenumbers.Leniency.VALID):
-            decimal = text[max(0, found.start - 1) : found.start] in (".", ",") or _DECIMALS.search(found.raw_string)
-            if not decimal:
-                yield found.start, found.end
+        for match in phonenumbers.PhoneNumberMatcher(text, region, leniency=phonenumbers.Leniency.VALID):
+            is_decimal = text[max(0, match.start - 1) : match.start] in (".", ",") or _DECIMALS.search(match.raw_string)
+            if not is_decimal:
+                yield match.start, match.end
 
 
 _FINDERS: Final[dict[str, Callable[[str], Iterator[tuple[int, int]]]]] = {
-    "email": _emails,
-    "key": _keys,
-    "card": _cards,
-    "ip": _addresses,
-    "phone": _phones,
+    "email": _find_emails,
+    "key": _find_keys,
+    "card": _find_cards,
+    "ip": _find_ip_addresses,
+    "phone": _find_phones,
 }
-"""What is looked for, in this order: a card number is no telephone number."""
+"""Kind -> its finder, in the order of redaction: a card number must not be taken for a telephone number."""
 
 
 @functools.cache

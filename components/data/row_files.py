@@ -1,8 +1,8 @@
-"""Rows out of files of every kind, one by one, each with the line it stands on; wrong ones are set aside.
+"""The rows of files of every kind, one by one, each with its line; malformed rows are set aside.
 
-JSONL is read here, JSON arrays in row_json.py, tables and text in row_tables.py, through the decompression of
-row_streams.py. Every row is checked before any library sees the file: the JSON loader of `datasets` gives up on the
-whole file at one malformed line, and lets a wrong type pass without a word.
+JSONL is read here, JSON arrays in row_json.py, tables and text in row_tables.py, all decompressed by row_streams.py.
+No library reads the file first: the JSON loader of `datasets` gives up on a whole file at one malformed line, and
+accepts wrong types silently.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from components.contract import UserError
 from components.data.row_json import MAX_ROW_BYTES as MAX_ROW_BYTES
-from components.data.row_json import UTF16, json_rows, no_constant, why
+from components.data.row_json import UTF16, describe_fault, json_rows, no_constant
 from components.data.row_json import SetAside as SetAside
-from components.data.row_streams import COMPRESSIONS, Place, opened, suffix_of
+from components.data.row_streams import COMPRESSIONS, Place, open_stream, suffix_of
 from components.data.row_tables import Documents, arrow_rows, csv_rows, parquet_rows, text_rows
 
 _ARROW: Final = (".arrow", ".feather", ".ipc")
@@ -30,20 +30,20 @@ SUFFIXES: Final = (
     ".parquet",
     *_ARROW,
 )
-"""What every step takes for rows; chats may also be CSV and text."""
+"""Suffixes of the files that every step reads; chats may also be CSV and text."""
 TABLE_SUFFIXES: Final = (*SUFFIXES, *(f"{kind}{compression}" for kind in _CSV for compression in ("", *COMPRESSIONS)))
 
 
 def find_files(source: str) -> list[Path]:
     """The files that a path or a glob pattern names, sorted; raises UserError when there is none or one is unusable."""
-    known, root = ", ".join(SUFFIXES), None
+    kinds, root = ", ".join(SUFFIXES), None
     try:
         path = Path(source).expanduser()
         if path.is_dir():
             root = path
             files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
             if not files:
-                raise UserError(f"source: {source}: no {known} file in this folder; name the folder that holds them")
+                raise UserError(f"source: {source}: no {kinds} file in this folder; name the folder that holds them")
         elif path.is_file():
             files = [path]
         else:
@@ -53,17 +53,17 @@ def find_files(source: str) -> list[Path]:
         raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
     if not files:
         raise UserError(
-            f"source: {source}: no such file; give 'python-stdlib', a path or pattern of {known}, or hf:NAME:SPLIT"
+            f"source: {source}: no such file; give 'python-stdlib', a path or pattern of {kinds}, or hf:NAME:SPLIT"
         )
     for file, size in zip(files, sizes, strict=True):
         if not file.name.endswith(SUFFIXES):
-            raise UserError(f"source: {file}: unknown kind of file; expected one of {known}")
+            raise UserError(f"source: {file}: unknown kind of file; expected one of {kinds}")
         require_usable(file, size, root)
     return files
 
 
 def require_usable(file: Path, size: int, root: Path | None) -> None:
-    """Raise UserError where a file that was found in a folder (None: that was named) is not to be read."""
+    """Raise UserError where a file is empty, unreadable, or a link out of the folder it was found in (`root`)."""
     if root is not None and leads_out(file, root):
         raise UserError(f"source: {file}: is a link that leads out of {root}; name the file that it leads to")
     if size == 0:
@@ -73,18 +73,18 @@ def require_usable(file: Path, size: int, root: Path | None) -> None:
 
 
 def files_of_pattern(pattern: str) -> list[Path]:
-    """The files that a pattern names."""
+    """The files that match a glob pattern."""
     return [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
 
 
 def folder_of_pattern(source: str) -> Path:
-    """The folder that a pattern looks in: what stands before its first wild card."""
+    """The folder of a glob pattern: the part before its first wild card."""
     wild = min((source.find(sign) for sign in "*?[" if sign in source), default=len(source))
     return Path(os.path.dirname(source[:wild]) or ".").expanduser()
 
 
 def leads_out(file: Path, root: Path) -> bool:
-    """Whether a file below a folder really lies somewhere else: whoever may write there could have any file read."""
+    """Whether a file below a folder is a link out of it: whoever writes there could have any file read."""
     return not file.resolve().is_relative_to(root.resolve())
 
 
@@ -94,7 +94,7 @@ def stem_of(file: Path) -> str:
 
 
 def printable(name: str) -> str:
-    """A file name as text that can be written as UTF-8, whatever bytes the file system holds."""
+    """A file name as text that can be encoded as UTF-8, whatever its bytes."""
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -103,9 +103,9 @@ def read_rows(
 ) -> Iterator[tuple[int, Any]]:
     """(line, row) for each row that parses. The line of a Parquet row is its number, from 1.
 
-    kind: how it is to be read, such as ".jsonl"; by its name where empty. documents: what a row of a text file is.
-    span: the lines of uncompressed JSONL that are read, as `cut_lines` gives them; all where None.
-    Raises UserError, also half-way, where the file cannot be read on.
+    kind: the format, such as ".jsonl"; empty takes the suffix of the file. documents: what a row of a text file is.
+    span: the part of an uncompressed JSONL file to read, from `cut_lines`; None reads all of it.
+    Raises UserError, also half-way, where the file cannot be read further.
     """
     kind = kind or suffix_of(str(file))
     if kind == ".parquet":
@@ -115,7 +115,7 @@ def read_rows(
     elif kind == ".json":
         yield from json_rows(file, set_aside)
     elif kind in _CSV:
-        with opened(file) as stream:
+        with open_stream(file) as stream:
             yield from csv_rows(str(file), stream, set_aside)
     elif kind in TEXT_SUFFIXES:
         yield from text_rows(file, documents, set_aside)
@@ -125,7 +125,7 @@ def read_rows(
 
 @dataclass(frozen=True)
 class Span:
-    """Whole lines of a file: bytes `start` to `stop`, the first of them being line `line`, from 1."""
+    """Whole lines of a file: bytes `start` to `stop`; `line` is the number of its first line, from 1."""
 
     start: int
     stop: int
@@ -133,17 +133,17 @@ class Span:
 
 
 def cut_lines(file: Path, size: int) -> list[Span]:
-    """Spans of at least `size` bytes each but the last, which cover the file."""
+    """Spans that cover the file, of at least `size` bytes each except the last."""
     spans: list[Span] = []
-    start, line, at, newlines = 0, 1, 0, 0  # newlines: of the span that is open, in what has been read
+    start, line, at, newlines = 0, 1, 0, 0  # newlines: read so far in the current span
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):
-            counted = 0
-            while (end := block.find(b"\n", max(counted, start + size - 1 - at))) >= 0:
-                newlines += block.count(b"\n", counted, end + 1)
+            counted_to = 0
+            while (end := block.find(b"\n", max(counted_to, start + size - 1 - at))) >= 0:
+                newlines += block.count(b"\n", counted_to, end + 1)
                 spans.append(Span(start, at + end + 1, line))
-                start, line, newlines, counted = at + end + 1, line + newlines, 0, end + 1
-            newlines += block.count(b"\n", counted)
+                start, line, newlines, counted_to = at + end + 1, line + newlines, 0, end + 1
+            newlines += block.count(b"\n", counted_to)
             at += len(block)
     return [*spans, Span(start, at, line)] if at > start else spans
 
@@ -158,14 +158,14 @@ def _jsonl_rows(file: Place, set_aside: SetAside, span: Span | None) -> Iterator
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             row = json.loads(line, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-            set_aside(str(file), number, why(error), raw[:400].decode("utf-8", "replace").rstrip())
+            set_aside(str(file), number, describe_fault(error), raw[:400].decode("utf-8", "replace").rstrip())
             continue
         yield number, row
 
 
 def _lines(file: Place, span: Span | None) -> Iterator[tuple[int, bytes]]:
-    """(number, line) of a file; of too long a line only the beginning."""
-    with opened(file) as stream:
+    """(number, line) of a file; a line that is too long is cut."""
+    with open_stream(file) as stream:
         number = at = 0
         if span is not None:
             number, at = span.line - 1, stream.seek(span.start)

@@ -1,8 +1,8 @@
-"""Which rows a step's settings name, before any of them is read: to see whether two steps name the same ones.
+"""The sources of rows that a step's settings name, so that planning can tell whether two steps share rows.
 
-An origin is a place (a file, a folder, a pattern, a split of a hub data set) and the share of its questions that the
-step keeps for judging. Steps that split rows do it by one hash of the question (choosing.py), so two of them that read
-the same place share no question where the one judges on no more of a hundred than the other leaves out of training.
+An origin is a place (a file, folder, pattern or split of a hub data set) and the share of its questions that the step
+uses for evaluation. All steps split rows by one hash of the question (choosing.py). So two steps that read the same
+place share no question if the evaluation percentage of one is at most the held-out percentage of the other.
 """
 
 from __future__ import annotations
@@ -23,81 +23,81 @@ from components.data.workload_rows import source_of as workload_source_of
 
 _STDLIB: Final = "python-stdlib"
 _MAX_LISTED: Final = 10_000
-"""Files of a folder or pattern that are looked at; `check` must answer at once."""
+"""At most so many files of a pattern are listed; `check` must answer at once."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """Rows that a step reads.
 
-    said: the source as the user wrote it. path: a local file, folder or pattern, absolute; "" for a hub data set.
-    repository, config, split: of a hub data set ("" where not named); split also of a local folder in its format.
-    trains, judges: whether the step gives prompts to train on, and to judge on.
-    judged_percent: of a hundred questions, those that may be judged on. spared_percent: those never trained on.
-    left_out: what is asked there never comes out of this step.
+    source: the source as the user wrote it. path: a local file, folder or pattern, absolute; "" for a hub data set.
+    repository, config, split: of a hub data set ("" where not named); a local data set folder has a split too.
+    for_training, for_evaluation: whether the step produces prompts of either kind.
+    evaluation_percent: percentage of questions for evaluation. held_out_percent: of questions never trained on.
+    excluded: sources whose questions this step drops.
     """
 
-    said: str
+    source: str
     path: str = ""
     repository: str = ""
     config: str = ""
     split: str = ""
-    trains: bool = True
-    judges: bool = True
-    judged_percent: int = 100
-    spared_percent: int = 0
-    left_out: tuple[Origin, ...] = ()
+    for_training: bool = True
+    for_evaluation: bool = True
+    evaluation_percent: int = 100
+    held_out_percent: int = 0
+    excluded: tuple[Origin, ...] = ()
 
     @property
     def is_benchmark(self) -> bool:
-        """Whether all of it is there to judge on."""
-        return not self.trains and self.judged_percent == 100
+        """Whether all its rows are for evaluation only."""
+        return not self.for_training and self.evaluation_percent == 100
 
 
 def origins_of(step: str, settings: Mapping[str, Any]) -> list[Origin]:
-    """The origins that a step of this room names in its (resolved) settings; none where it reads only artifacts.
+    """The origins in the resolved settings of a step of data/; none where it reads artifacts only.
 
     Raises:
         UserError: a source is malformed.
     """
-    if not settings:  # faulty ones, told by whoever checks them
+    if not settings:  # faulty settings, reported by the code that checks them
         return []
     if step in ("collect_prompts", "collect_traffic"):
         source = str(settings.get("source", _STDLIB))
-        if source == _STDLIB:  # split by file, whoever asks: nothing of it is ever on both sides
+        if source == _STDLIB:  # split by file in every step: no file is ever on both sides
             return []
         keep_out = str(settings.get("keep_out", ""))
-        facts = {
-            "trains": settings.get("num_train") != 0,
-            "judges": any(settings.get(f"num_{split}") != 0 for split in ("test", "warm_up")),
-            "judged_percent": int(settings.get("evaluation_percent", 100)),
-            "spared_percent": int(settings.get("evaluation_percent", 0)),
-            "left_out": (_placed(keep_out),) if keep_out else (),
-        }
-        return [_placed(source, **facts)]
+        origin = replace(
+            _origin_of_source(source),
+            for_training=settings.get("num_train") != 0,
+            for_evaluation=any(settings.get(f"num_{split}") != 0 for split in ("test", "warm_up")),
+            evaluation_percent=int(settings.get("evaluation_percent", 100)),
+            held_out_percent=int(settings.get("evaluation_percent", 0)),
+            excluded=(_origin_of_source(keep_out),) if keep_out else (),
+        )
+        return [origin]
     if step == "collect_workloads":
-        given = [item if isinstance(item, str) else WorkloadSource.model_validate(item) for item in settings["sources"]]
-        return [one for item in given for one in _of_workload(workload_source_of(item))]
+        return [one for item in settings["sources"] for one in _origins_of_workload(workload_source_of(item))]
     if step == "collect_chats":
-        return [_of_chats(ChatSource.model_validate(item)) for item in settings["sources"]]
+        return [_origin_of_chats(ChatSource.model_validate(item)) for item in settings["sources"]]
     return []
 
 
-def dealt(origin: Origin, settings: Mapping[str, Any]) -> Origin:
-    """The origin after a step with these settings has split its rows by the hash of what they ask, if it does."""
+def after_split(origin: Origin, settings: Mapping[str, Any]) -> Origin:
+    """The origin after a step with these settings, which may split its rows by the hash of their questions."""
     percent = settings.get("evaluation_percent")
-    if percent is None or not origin.trains or origin.spared_percent:
+    if percent is None or not origin.for_training or origin.held_out_percent:
         return origin
-    return replace(origin, judged_percent=int(percent), spared_percent=int(percent))
+    return replace(origin, evaluation_percent=int(percent), held_out_percent=int(percent))
 
 
-def share_questions(trained: Origin, judged: Origin) -> bool:
-    """Whether what one step trains on may be what another judges on."""
-    if not (trained.trains and judged.judges) or not same_rows(trained, judged):
+def share_questions(training: Origin, evaluation: Origin) -> bool:
+    """Whether one step may train on questions that another step evaluates on."""
+    if not (training.for_training and evaluation.for_evaluation) or not same_rows(training, evaluation):
         return False
-    if any(same_rows(left_out, judged) for left_out in trained.left_out):
+    if any(same_rows(excluded, evaluation) for excluded in training.excluded):
         return False
-    return judged.judged_percent > trained.spared_percent
+    return evaluation.evaluation_percent > training.held_out_percent
 
 
 def same_rows(one: Origin, other: Origin) -> bool:
@@ -108,39 +108,37 @@ def same_rows(one: Origin, other: Origin) -> bool:
     if not one.repository or one.repository != other.repository:
         return False
     pairs = ((one.config, other.config), (one.split, other.split))
-    return all(not left or not right or left == right for left, right in pairs)
+    return all(not first or not second or first == second for first, second in pairs)
 
 
-def _placed(source: str, **facts: Any) -> Origin:
-    if not source.startswith(PREFIX):
-        return Origin(source, path=_absolute(source), **facts)
-    return _of_hub(parse_hub_source(source), **facts)
+def _origin_of_source(source: str) -> Origin:
+    if source.startswith(PREFIX):
+        return _origin_of_hub(parse_hub_source(source))
+    return Origin(source, path=_absolute(source))
 
 
-def _of_hub(found: HubSource, **facts: Any) -> Origin:
-    if found.folder is not None:
-        return Origin(found.source, path=_absolute(str(found.folder)), split=found.split, **facts)
-    name = str(found.name).lower()
-    return Origin(found.source, repository=name, config=found.config or "", split=found.split, **facts)
+def _origin_of_hub(hub: HubSource) -> Origin:
+    if hub.folder is not None:
+        return Origin(hub.source, path=_absolute(str(hub.folder)), split=hub.split)
+    return Origin(hub.source, repository=str(hub.name).lower(), config=hub.config or "", split=hub.split)
 
 
-def _of_workload(source: WorkloadSource) -> Iterator[Origin]:
-    """All rows of a workload are judged on."""
-    facts: dict[str, Any] = {"trains": False}
+def _origins_of_workload(source: WorkloadSource) -> Iterator[Origin]:
+    """All rows of a workload are for evaluation."""
+    preset = source.resolved_preset
     if source.path:
-        yield _placed(source.path, **facts)
-    elif source.known is not None:
-        preset = source.known
+        yield replace(_origin_of_source(source.path), for_training=False)
+    elif preset is not None:
+        repository = preset.repository.lower()
         for config in preset.configs or ("",):
-            repository = preset.repository.lower()
-            yield Origin(preset.name, repository=repository, config=config, split=preset.split, **facts)
+            yield Origin(preset.name, repository=repository, config=config, split=preset.split, for_training=False)
 
 
-def _of_chats(source: ChatSource) -> Origin:
-    """Any of the chats may be trained on, and any be judged on, as the mix deals them."""
+def _origin_of_chats(source: ChatSource) -> Origin:
+    """Any chat may be trained or evaluated on, as the mix splits them."""
     if source.hub is not None:
-        found = _of_hub(source.hub)
-        return Origin(source.preset or found.said, found.path, found.repository, found.config, found.split)
+        origin = _origin_of_hub(source.hub)
+        return Origin(source.preset or origin.source, origin.path, origin.repository, origin.config, origin.split)
     if on_hub := re.match(r"hf://datasets/([^/@]+/[^/@]+)", source.path):
         # the hub names files by their split: test-00000-of-00001.parquet; of other names any split may be in them
         split = re.search(r"/(train|validation|test)[-.][^/]*$", source.path)
@@ -156,31 +154,31 @@ def _absolute(path: str) -> str:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two paths, each a file, a folder or a pattern, name a file in common."""
+    """Whether two paths (files, folders or patterns) have a file in common."""
     if one == other or _within(one, other) or _within(other, one):
         return True
     if not (_is_pattern(one) and _is_pattern(other)):
         return False
-    return not _listed(one).isdisjoint(_listed(other))
+    return not _files_of_pattern(one).isdisjoint(_files_of_pattern(other))
 
 
-def _within(path: str, place: str) -> bool:
-    """Whether a file or folder lies in a folder, or fits a pattern."""
-    if _is_pattern(place):
-        return fnmatch.fnmatchcase(path, place) or path in _listed(place)
+def _within(path: str, container: str) -> bool:
+    """Whether a path (or pattern) names something in a folder or pattern."""
+    if _is_pattern(container):
+        return fnmatch.fnmatchcase(path, container) or path in _files_of_pattern(container)
     if _is_pattern(path):
-        return any(found == place or found.startswith(place + os.sep) for found in _listed(path))
-    return path.startswith(place.rstrip("/") + "/") and not Path(place).is_file()
+        return any(name == container or name.startswith(container + os.sep) for name in _files_of_pattern(path))
+    return path.startswith(container.rstrip("/") + "/") and not Path(container).is_file()
 
 
 def _is_pattern(path: str) -> bool:
     return any(sign in path for sign in "*?[") and not os.path.exists(path)
 
 
-def _listed(pattern: str) -> set[str]:
-    found: set[str] = set()
+def _files_of_pattern(pattern: str) -> set[str]:
+    files: set[str] = set()
     for name in glob.iglob(pattern, recursive=True):
-        found.add(os.path.realpath(name))
-        if len(found) == _MAX_LISTED:
+        files.add(os.path.realpath(name))
+        if len(files) == _MAX_LISTED:
             break
-    return found
+    return files

@@ -1,8 +1,8 @@
-"""The bytes of a file wherever it lies, on this disk or at a URL that fsspec opens, decompressed as they are read.
+"""Decompressed byte streams of files, on this disk or at a URL that fsspec opens.
 
-Nothing is downloaded or unpacked beyond what is read. What a damaged file makes a compressor raise becomes a UserError
-in one line, where reading stopped; what the network does stays a ConnectionError, which may be tried again. A file
-that opens to far more than any data set does ends with an error too, before it has cost hours.
+Nothing is downloaded or unpacked beyond what is read. Errors of a decompressor become a UserError of one line; errors
+of the network stay a ConnectionError, which may be tried again. A file that expands to far more than any data set does
+(a decompression bomb) ends with an error too.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from components.contract import UserError
 
 COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE: Final = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""What a decompressor raises for damaged bytes; BadGzipFile and Arrow's errors are OSErrors."""
+"""Errors that decompressors raise for damaged bytes; BadGzipFile and Arrow's errors are OSErrors."""
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _PIECE_BYTES: Final = 1 << 16
-_OPENED_BYTES: Final = 16 << 20
-_OPENED_TIMES: Final = 500
-"""What opens to more bytes than this, and so many times what is stored, is no data set: texts reach 5, at most 100."""
+_MAX_OUTPUT_BYTES: Final = 16 << 20
+_MAX_EXPANSION: Final = 500
+"""A stream that exceeds both limits, in bytes and as a multiple of the file, is refused: texts reach 100 at most."""
 _XZ_MEMORY: Final = 256 << 20
-"""What xz may take to open a file; its best preset asks for 65 MiB, a damaged header for up to 4 GiB."""
-_WAIT: Final = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 4}}}
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _WAIT, "s3a": _WAIT}
+"""Memory limit of xz in bytes; its best preset needs 65 MiB, a damaged header asks for up to 4 GiB."""
+_S3_OPTIONS: Final = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 4}}}
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 
 Place = Path | str
-"""A file on this disk, or the URL of one elsewhere."""
+"""A file on this disk, or the URL of a file."""
 
 
 def is_url(place: Place) -> bool:
-    """Whether it names an object elsewhere: s3://bucket/name, gs://..., memory://..."""
+    """Whether a place is a URL: s3://bucket/name, gs://..., memory://..."""
     return isinstance(place, str) and _URL.match(place) is not None
 
 
@@ -55,19 +55,19 @@ def file_system(url: str) -> Any:
     try:
         return fsspec.filesystem(protocol.lower(), **_OPTIONS.get(protocol.lower(), {}))
     except (ImportError, ValueError) as error:
-        how = "pip install 'draftsmith[s3]'" if protocol.lower().startswith("s3") else str(error).rstrip(".")
-        raise UserError(f"source: {url}: nothing here opens {protocol}:// ({how})") from error
+        remedy = "pip install 'draftsmith[s3]'" if protocol.lower().startswith("s3") else str(error).rstrip(".")
+        raise UserError(f"source: {url}: nothing here opens {protocol}:// ({remedy})") from error
 
 
 @contextmanager
-def opened(place: Place) -> Iterator[IO[bytes]]:
-    """The decompressed bytes of a file; raises UserError, also while they are read, where they cannot be had."""
+def open_stream(place: Place) -> Iterator[IO[bytes]]:
+    """A decompressed stream of a file; raises UserError, also while it is read, for a missing or damaged file."""
     with ExitStack() as stack:
         try:
             raw = stack.enter_context(raw_stream(place))
             yield stack.enter_context(_decompressed(raw, str(place)))
         except ConnectionError:
-            raise  # the network's fault, not the file's: another attempt may succeed
+            raise  # a fault of the network, not of the file: another attempt may succeed
         except DAMAGE as error:
             raise UserError(
                 f"source: {place}: cannot be read to its end ({one_line(error)}); fetch it again"
@@ -76,7 +76,7 @@ def opened(place: Place) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def raw_stream(place: Place) -> Iterator[IO[bytes]]:
-    """The bytes as they are stored, with random access."""
+    """A stream of the stored bytes, with random access."""
     if isinstance(place, Path) or not is_url(place):
         with Path(place).open("rb") as stream:
             yield stream
@@ -94,7 +94,7 @@ def raw_stream(place: Place) -> Iterator[IO[bytes]]:
 
 
 def suffix_of(name: str) -> str:
-    """The kind of a file by its name, without what it is compressed with: ".jsonl" of "rows.jsonl.gz"."""
+    """The lower-case suffix of a file without that of its compression: ".jsonl" of "rows.jsonl.gz"."""
     bare = name
     for compression in COMPRESSIONS:
         bare = bare.removesuffix(compression)
@@ -103,49 +103,50 @@ def suffix_of(name: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line, at most 200 characters."""
+    """The message of an error on one line of at most 200 characters."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
-def opened_within_reason(take: Callable[[int], bytes], stored: Callable[[], int]) -> IO[bytes]:
-    """A stream of what is decompressed: OSError where it opens to far too much, and nothing before damage is lost.
+def bounded_stream(read_some: Callable[[int], bytes], num_stored: Callable[[], int]) -> IO[bytes]:
+    """A buffered stream of decompressed bytes that loses nothing before damage; OSError where it expands too far.
 
-    take: gives so many of the next bytes at most, none at the end. stored: how many bytes of the file that was, or all.
+    read_some: returns at most so many of the next bytes, none at the end. num_stored: bytes of the file read so far, or
+        its size.
     """
-    return cast(IO[bytes], _Opened(_Bounded(take, stored), buffer_size=1 << 20))
+    return cast(IO[bytes], _DamageTolerantReader(_Bounded(read_some, num_stored), buffer_size=1 << 20))
 
 
 def _decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
-    take: Callable[[int], bytes]
+    read_some: Callable[[int], bytes]
     if name.endswith(".gz"):
-        take = gzip.GzipFile(fileobj=stream).read1
+        read_some = gzip.GzipFile(fileobj=stream).read1
     elif name.endswith(".bz2"):
-        take = _Members(stream, bz2.BZ2Decompressor).read1
+        read_some = _Members(stream, bz2.BZ2Decompressor).read1
     elif name.endswith(".xz"):
-        take = _Members(stream, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY)).read1
+        read_some = _Members(stream, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY)).read1
     elif name.endswith(".zst"):
         import pyarrow
 
         packed = pyarrow.CompressedInputStream(stream, "zstd")
-        take = lambda size: bytes(packed.read(min(size, 4096)))  # noqa: E731 - which gives all of it or an error
+        read_some = lambda size: bytes(packed.read(min(size, 4096)))  # noqa: E731 - a larger read returns all of it or raises
     else:
         return stream
-    return opened_within_reason(take, stream.tell)
+    return bounded_stream(read_some, stream.tell)
 
 
 class _Members:
-    """What the members of a bz2 or xz file open to, one after the other.
+    """The decompressed members of a bz2 or xz file, one after the other.
 
-    What stands behind the last of them, but for zeros that fill a file up, is damage, and may be all that is left of
-    the next; the classes of Python for whole files pass over it without a word.
+    Bytes behind the last member are damage, except for zeros that fill the file up; they may be the rest of a broken
+    member. Python's classes for whole files ignore them silently.
     """
 
     def __init__(self, stream: IO[bytes], new: Callable[[], Any]) -> None:
         self._stream, self._new = stream, new
-        self._member, self._given = new(), b""
+        self._member, self._input = new(), b""
 
     def read1(self, size: int) -> bytes:
-        """At most so many of the next bytes; none at the end."""
+        """Returns at most `size` of the next bytes, none at the end."""
         while True:
             if self._member.eof:
                 rest: bytes = self._member.unused_data.lstrip(b"\0")
@@ -153,37 +154,37 @@ class _Members:
                     if not (piece := self._stream.read(_PIECE_BYTES)):
                         return b""
                     rest = piece.lstrip(b"\0")
-                self._member, self._given = self._new(), rest
-            elif self._member.needs_input and not self._given:
+                self._member, self._input = self._new(), rest
+            elif self._member.needs_input and not self._input:
                 if not (piece := self._stream.read(_PIECE_BYTES)):
                     raise EOFError("the compressed data end before their end mark")
-                self._given = piece
-            given, self._given = self._given, b""
-            opened: bytes = self._member.decompress(given, size)
-            if opened:
-                return opened
+                self._input = piece
+            data, self._input = self._input, b""
+            output: bytes = self._member.decompress(data, size)
+            if output:
+                return output
 
 
 class _Bounded(io.RawIOBase):
-    """A decompressed stream that ends with OSError where it has become far more than what is stored."""
+    """A decompressed stream that raises OSError where it has expanded too far."""
 
-    def __init__(self, take: Callable[[int], bytes], stored: Callable[[], int]) -> None:
-        self._take, self._stored, self._num_opened = take, stored, 0
+    def __init__(self, read_some: Callable[[int], bytes], num_stored: Callable[[], int]) -> None:
+        self._read_some, self._num_stored, self._num_read = read_some, num_stored, 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: Any) -> int:
-        opened = self._take(len(into))
-        into[: len(opened)] = opened
-        self._num_opened += len(opened)
-        if self._num_opened > _OPENED_BYTES and self._num_opened > _OPENED_TIMES * self._stored():
-            raise OSError(f"it opens to more than {_OPENED_TIMES} times its size: no data set does")
-        return len(opened)
+        data = self._read_some(len(into))
+        into[: len(data)] = data
+        self._num_read += len(data)
+        if self._num_read > _MAX_OUTPUT_BYTES and self._num_read > _MAX_EXPANSION * self._num_stored():
+            raise OSError(f"it opens to more than {_MAX_EXPANSION} times its size: no data set does")
+        return len(data)
 
 
-class _Opened(io.BufferedReader):
-    """A buffered stream whose `read` gives what stands before damage first, and raises on the next call."""
+class _DamageTolerantReader(io.BufferedReader):
+    """A buffered stream whose `read` returns the bytes before damage, and raises on the next call."""
 
     _failed: Exception | None = None
 

@@ -1,7 +1,7 @@
-"""Rows of tables (Parquet, Arrow, CSV) and of plain text, one by one; what cannot be read is set aside with its place.
+"""Rows of tables (Parquet, Arrow, CSV) and of plain text, one by one; unreadable rows are set aside with their place.
 
-A table is read a small batch at a time, so memory follows a batch. The place of a row is its number in Parquet and
-Arrow, from 1, and its line in CSV and text.
+Tables are read in small batches, which bound the memory. The place of a row is its number in Parquet and Arrow, from 1,
+and its line in CSV and text.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import IO, Any, Final, Literal
 
 from components.contract import UserError
 from components.data.row_json import MAX_ROW_BYTES, UTF16, SetAside
-from components.data.row_streams import Place, is_url, opened, raw_stream
+from components.data.row_streams import Place, is_url, open_stream, raw_stream
 
 _BATCH_ROWS: Final = 256
 _ARROW_FILE: Final = b"ARROW1"
 _ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""The end mark of a stream; each of its messages begins with the same four bytes, but for those of before 2019."""
+"""The end mark of an Arrow stream; since 2019 each of its messages begins with the same four bytes."""
 Documents = Literal["file", "line", "paragraph"]
-"""What one document of a text file is: all of it, each line, or what stands between empty lines."""
+"""What one document of a text file is: the whole file, a line, or the text between empty lines."""
 
 
 def parquet_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    """The rows of a Parquet file; raises UserError where it cannot be read on."""
+    """(number, row) of a Parquet file; raises UserError where it cannot be read further."""
     import pyarrow
     import pyarrow.parquet
 
@@ -41,12 +41,12 @@ def parquet_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
         raise
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise UserError(
-            f"source: {file}: not readable as Parquet after row {number} ({_first_line(error)}); fetch it again"
+            f"source: {file}: not readable as Parquet after row {number} ({_error_line(error)}); fetch it again"
         ) from error
 
 
 def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    """The rows of an Arrow file: the random-access format (Feather 2) or the stream that `datasets` writes."""
+    """(number, row) of an Arrow file: the random-access format (Feather 2) or the stream that `datasets` writes."""
     import pyarrow
 
     number = 0
@@ -65,20 +65,20 @@ def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield from _batch_rows(batch.slice(start, _BATCH_ROWS), number + start, str(file), set_aside)
                 number += batch.num_rows
-            if magic != _ARROW_FILE and (broken := _breaks_off(stream, magic)):
-                set_aside(str(file), number + 1, f"the stream breaks off here: {broken}", "")
+            if magic != _ARROW_FILE and (fault := _truncation(stream, magic)):
+                set_aside(str(file), number + 1, f"the stream breaks off here: {fault}", "")
     except ConnectionError:
         raise
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise UserError(
-            f"source: {file}: not readable as Arrow after row {number} ({_first_line(error)}); fetch it again"
+            f"source: {file}: not readable as Arrow after row {number} ({_error_line(error)}); fetch it again"
         ) from error
 
 
-def _breaks_off(stream: IO[bytes], magic: bytes) -> str:
-    """Why an Arrow stream that was read to its end is not whole, "" where it is.
+def _truncation(stream: IO[bytes], magic: bytes) -> str:
+    """How an Arrow stream that was read to its end is incomplete, "" where it is complete.
 
-    A zeroed piece of a file reads as an end mark, and a file that is cut between two batches as one without it.
+    A zeroed part of a file reads as an end mark; a file that was cut between two batches has no end mark.
     """
     if stream.read(1):
         return "more follows its end mark"
@@ -86,70 +86,69 @@ def _breaks_off(stream: IO[bytes], magic: bytes) -> str:
     return "" if not magic.startswith(_ARROW_END[:4]) or stream.read() == _ARROW_END else "it has no end mark"
 
 
-def _batch_rows(batch: Any, before: int, file: str, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
+def _batch_rows(batch: Any, num_before: int, file: str, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     try:
         batch.validate(full=True)  # offsets that lead out of a buffer would end this process
         rows = batch.to_pylist()
-    except (ValueError, OverflowError):  # one of them holds text that is not UTF-8, or a date beyond Python's
+    except (ValueError, OverflowError):  # a row holds text that is not UTF-8, or a date beyond Python's
         rows = None
     if rows is not None:
-        yield from enumerate(rows, start=before + 1)
+        yield from enumerate(rows, start=num_before + 1)
         return
     for place in range(batch.num_rows):
         try:
-            one = batch.slice(place, 1)
-            one.validate(full=True)
-            row = one.to_pylist()[0]
+            single = batch.slice(place, 1)
+            single.validate(full=True)
+            row = single.to_pylist()[0]
         except (ValueError, OverflowError) as error:
-            set_aside(file, before + place + 1, _first_line(error), "")
+            set_aside(file, num_before + place + 1, _error_line(error), "")
             continue
-        yield before + place + 1, row
+        yield num_before + place + 1, row
 
 
-def csv_rows(where: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows under the column names of the first; a tab separates them where the name ends in .tsv.
+def csv_rows(location: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, row by column name) of CSV whose first record names the columns; separated by tabs for names in .tsv.
 
-    where: what messages call it. Bytes that are not UTF-8 become lone surrogates, which cost their row alone; raises
-    UserError where the file is UTF-16.
+    location: the file's name in messages. Bytes that are not UTF-8 become lone surrogates; raises UserError for UTF-16.
     """
     csv.field_size_limit(MAX_ROW_BYTES)
-    separator = "\t" if ".tsv" in where[-9:].lower() else ","
+    separator = "\t" if ".tsv" in location[-9:].lower() else ","
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        yield from _cells(where, _Records(text, separator), set_aside)
+        yield from _read_records(location, _Records(text, separator), set_aside)
     finally:
         text.detach()  # whoever opened the stream closes it
 
 
 class _Records:
-    """CSV records one by one. A quote that nothing closes takes every line after it into its record, so a record that
-    is wrong costs its first line alone: `again` reads on at the second."""
+    """CSV records one by one. An unclosed quote takes every later line into its record, so only the first line of a
+    broken record is dropped: `resume_at_second_line` reads on behind it."""
 
     def __init__(self, text: IO[str], separator: str) -> None:
         self._text, self._separator = text, separator
-        self._waiting: deque[str] = deque()
+        self._pushed_back: deque[str] = deque()
         self.lines: list[str] = []  # of the record
-        self.line = 0  # the last one of the record, from 1
-        self._reader = self._fresh()
+        self.line = 0  # number of the record's last line, from 1
+        self._reader = self._new_reader()
 
     def next(self) -> list[str] | None:
-        """The cells of the next record; None at the end. Raises csv.Error for what is none."""
+        """The cells of the next record, None at the end; raises csv.Error for a broken one."""
         self.lines = []
         return next(self._reader, None)
 
-    def again(self) -> None:
-        """Read on at the second line of the record that was read last."""
+    def resume_at_second_line(self) -> None:
+        """Continue at the second line of the record that was read last."""
         rest = self.lines[1:]
-        self._waiting.extendleft(reversed(rest))
+        self._pushed_back.extendleft(reversed(rest))
         self.line -= len(rest)
-        self._reader = self._fresh()
+        self._reader = self._new_reader()
 
-    def _fresh(self) -> Iterator[list[str]]:
-        return csv.reader(self._take(), strict=True, delimiter=self._separator)
+    def _new_reader(self) -> Iterator[list[str]]:
+        return csv.reader(self._read_lines(), strict=True, delimiter=self._separator)
 
-    def _take(self) -> Iterator[str]:
+    def _read_lines(self) -> Iterator[str]:
         while True:
-            line = self._waiting.popleft() if self._waiting else self._next_line()
+            line = self._pushed_back.popleft() if self._pushed_back else self._next_line()
             if not line:
                 return
             self.lines.append(line)
@@ -159,20 +158,20 @@ class _Records:
             yield line
 
     def _next_line(self) -> str:
-        """The next line, of too long a one only the beginning; "" at the end."""
+        """The next line, cut where it is too long; "" at the end."""
         line = piece = self._text.readline(MAX_ROW_BYTES + 1)
         while len(piece) > MAX_ROW_BYTES and piece[-1] not in "\r\n":
             piece = self._text.readline(MAX_ROW_BYTES + 1)
         return line
 
 
-def _cells(where: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_records(location: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
     columns: list[str] | None = None
     while True:
         try:
             cells = records.next()
         except csv.Error as error:
-            _broken(where, records, f"not CSV: {error}", set_aside)
+            _set_first_line_aside(location, records, f"not CSV: {error}", set_aside)
             continue
         if cells is None:
             return
@@ -180,45 +179,45 @@ def _cells(where: str, records: _Records, set_aside: SetAside) -> Iterator[tuple
             continue
         if columns is None:
             if cells[0].encode("utf-8", "surrogateescape").startswith(UTF16):
-                raise UserError(f"source: {where}: UTF-16 text; save it as UTF-8")
+                raise UserError(f"source: {location}: UTF-16 text; save it as UTF-8")
             columns = cells
         elif len(cells) != len(columns):
-            _broken(where, records, f"{len(cells)} cells under {len(columns)} columns", set_aside)
+            _set_first_line_aside(location, records, f"{len(cells)} cells under {len(columns)} columns", set_aside)
         else:
             yield records.line, dict(zip(columns, cells, strict=True))
 
 
-def _broken(where: str, records: _Records, why: str, set_aside: SetAside) -> None:
-    """Set the first line of the last record aside and read on behind it."""
+def _set_first_line_aside(location: str, records: _Records, reason: str, set_aside: SetAside) -> None:
+    """Set the first line of the last record aside and continue behind it."""
     first = records.lines[0] if records.lines else ""
-    records.again()
-    set_aside(where, records.line, why, first.rstrip("\r\n")[:400])
+    records.resume_at_second_line()
+    set_aside(location, records.line, reason, first.rstrip("\r\n")[:400])
 
 
 def text_rows(file: Place, documents: Documents, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    """{"text": ...} for each document of a text file; what is longer than a row may be is set aside."""
-    with opened(file) as stream:
-        begun, lines, size = 1, list[bytes](), 0
-        number, whole = 0, True  # whole: the piece before ended its line
+    """(line, {"text": ...}) for each document of a text file; documents of more than MAX_ROW_BYTES are set aside."""
+    with open_stream(file) as stream:
+        first_line, lines, size = 1, list[bytes](), 0
+        number, whole = 0, True  # whole: the piece before this one ended its line
         while line := stream.readline(MAX_ROW_BYTES + 1):
             number += whole
             if number == 1 and not size and line.startswith(UTF16):
                 raise UserError(f"source: {file}: UTF-16 text; save it as UTF-8")
             blank = whole and not line.strip()
             whole = line.endswith(b"\n")
-            ends = (documents == "line" and whole) or (documents == "paragraph" and blank)
+            is_end = (documents == "line" and whole) or (documents == "paragraph" and blank)
             if not size:
-                begun = number
+                first_line = number
             size += len(line)
             if size <= MAX_ROW_BYTES:
                 lines.append(line)
-            if ends:
-                yield from _document(str(file), begun, lines, size, set_aside)
+            if is_end:
+                yield from _read_document(str(file), first_line, lines, size, set_aside)
                 lines, size = [], 0
-        yield from _document(str(file), begun, lines, size, set_aside)
+        yield from _read_document(str(file), first_line, lines, size, set_aside)
 
 
-def _document(
+def _read_document(
     file: str, line: int, lines: list[bytes], size: int, set_aside: SetAside
 ) -> Iterator[tuple[int, dict[str, str]]]:
     raw = b"".join(lines)
@@ -228,13 +227,13 @@ def _document(
         try:
             text = raw.decode("utf-8-sig" if line == 1 else "utf-8").strip("\r\n")
         except UnicodeDecodeError as error:
-            shown = raw[:400].decode("utf-8", "replace")
-            set_aside(file, line, f"not UTF-8 text (byte {error.start} of the document)", shown)
+            excerpt = raw[:400].decode("utf-8", "replace")
+            set_aside(file, line, f"not UTF-8 text (byte {error.start} of the document)", excerpt)
         else:
             yield line, {"text": text}
 
 
-def _first_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     if isinstance(error, MemoryError):  # a damaged length asks for any size
         return "it asks for more memory than there is"
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,9 +1,9 @@
-"""What a drafter has already been given: the watermark of nightly retraining, as content and not as a date.
+"""Digests of the conversations that nightly retraining has already processed: a watermark by content, not by date.
 
-A Prompts artifact made from served traffic carries `seen.txt`: one content digest a line (16 hex digits, ascending) of
-every conversation that it or an artifact before it has looked at, chosen or not. The next night reads it from the
-champion's own prompts. So a killed night reads again what it had read, a refused challenger's conversations count as
-new until some champion has learned from them, files may be renamed, moved or read twice, and nothing depends on clocks.
+A Prompts artifact made from served traffic holds `seen.txt`: one content digest a line (16 hex digits, ascending) of
+every conversation that it or an artifact before it has looked at, used or not. The next night reads the file of the
+champion's prompts. So a killed night reads the same rows again, conversations of a refused challenger stay new, files
+may be renamed, moved or read twice, and nothing depends on clocks.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ EVALUATION: Final = ("test", "validation", "warm_up")
 
 
 def digest_of(prompt: Prompt) -> int:
-    """What names a conversation's content: a number below 2**64; white space does not count."""
+    """A digest of a conversation's content below 2**64; white space does not count."""
     return hash_number(content_of(prompt))
 
 
 def read_seen(prompts: Prompts | None) -> set[int]:
-    """Digests of everything these prompts and those before them have looked at; {} for None."""
+    """Digests of all conversations that these prompts and those before them have looked at; empty for None."""
     if prompts is None:
         return set()
-    seen = {digest_of(prompt) for split in SPLITS for prompt in read_prompts(prompts, split)}
+    digests = {digest_of(prompt) for split in SPLITS for prompt in read_prompts(prompts, split)}
     file = prompts.path / FILE
     if file.is_file():
         try:
-            seen.update(int(line, 16) for line in file.read_text(encoding="ascii").splitlines())
+            digests.update(int(line, 16) for line in file.read_text(encoding="ascii").splitlines())
         except ValueError as error:
             raise UserError(f"{file}: not a list of digests ({error}); run the pipeline that made it again") from error
-    return seen
+    return digests
 
 
 def write_seen(directory: Path, digests: Iterable[int]) -> None:
@@ -46,7 +46,7 @@ def write_seen(directory: Path, digests: Iterable[int]) -> None:
 
 
 def questions_in(prompts: Prompts | None, *splits: str) -> frozenset[int]:
-    """Hashes of what the prompts of some splits ask; {} for None."""
+    """Hashes of the questions in some splits; empty for None."""
     if prompts is None:
         return frozenset()
     return frozenset(hash_number(question_of(prompt)) for split in splits for prompt in read_prompts(prompts, split))

@@ -1,4 +1,4 @@
-"""One prompt to a server, as often as it takes: the request in its engine's words, its answer checked, and retries.
+"""A client that asks one server for completions: requests in the format of its engine, checked replies, retries.
 
     vllm            POST /v1/completions  prompt as ids, token ids back
     sglang          POST /generate        input_ids, output_ids back
@@ -6,8 +6,8 @@
     transformers,
     openai          POST /v1/completions  prompt as a text that encodes to the same ids; its text is tokenised again
 
-What may pass (no connection, no answer in time, 408, 425, 429, 5xx, an answer that is none) is tried again after an
-exponentially growing, jittered wait, or as long as Retry-After says; what will not pass is refused at once.
+Failures that may pass (no connection, no answer in time, 408, 409, 425, 429, 5xx, a malformed answer) are retried after
+an exponentially growing, jittered wait, or as long as Retry-After says; other failures are final at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from components.data.answering import Job
-from components.data.server_address import Reached, ServerAddress
-from components.data.server_answers_journal import Answered
+from components.data.server_address import ServerAddress, ServerInfo
+from components.data.server_answers_journal import ServerAnswer
 from components.data.server_tokens import ids_of_answer, text_of
 
 if TYPE_CHECKING:
@@ -32,37 +32,35 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES: Final = 16 << 20
 MAX_WAIT_S: Final = 60.0
 MAX_RETRY_AFTER_S: Final = 300.0
-_MAY_PASS: Final = frozenset({408, 409, 425, 429})
+_RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
 
-_UNCHANGED: Final[dict[str, dict[str, float]]] = {
+_NEUTRAL_SAMPLING: Final[dict[str, dict[str, float]]] = {
     "vllm": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
     "sglang": {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "llama.cpp": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
 }
-"""Engine -> what leaves the target's distribution as it is, as answers are sampled in process; OpenAI knows top_p."""
+"""Engine -> sampling options that leave the target's distribution unchanged, as in process; OpenAI has only top_p."""
 
 
-class MayPass(Exception):
-    """This attempt failed, the next may not. retry_after: seconds that the server asks to wait."""
+class RetryableError(Exception):
+    """This attempt failed, the next may succeed. retry_after: seconds that the server asks to wait."""
 
-    def __init__(self, why: str, retry_after: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
         self.retry_after = retry_after
 
 
-class Refused(Exception):
-    """The server will never answer this prompt, in words."""
+class RefusedPrompt(Exception):
+    """The server will never answer this prompt; the message says why."""
 
 
 @dataclass(frozen=True)
-class Asking:
-    """How every prompt is asked."""
+class RequestOptions:
+    """What every request has in common. ends: the token ids that end a text, first the one that ends a turn."""
 
-    server: ServerAddress
-    reached: Reached
     tokenizer: Any
     vocab_size: int
-    ends: tuple[int, ...]  # token ids that end a text
+    ends: tuple[int, ...]
     max_new_tokens: int
     temperature: float
     seed: int
@@ -70,123 +68,142 @@ class Asking:
     backoff_s: float
     timeout_s: float
 
-    async def ask(self, client: httpx.AsyncClient, job: Job) -> Answered:
-        """The answer to one prompt; raises Refused, or MayPass when the last attempt failed."""
+
+@dataclass(frozen=True)
+class CompletionClient:
+    """Sends prompts to one server and checks its answers."""
+
+    server: ServerAddress
+    info: ServerInfo
+    options: RequestOptions
+
+    async def complete(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
+        """The answer to one prompt; raises RefusedPrompt, or RetryableError when the last attempt failed."""
         from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(MayPass),
-            stop=stop_after_attempt(self.retries + 1),
+            retry=retry_if_exception_type(RetryableError),
+            stop=stop_after_attempt(self.options.retries + 1),
             wait=self._wait,
             reraise=True,
         )
         async for attempt in retrying:
             with attempt:
-                return await self._try(client, job)
+                return await self._attempt(client, job)
         raise AssertionError("the last attempt raises")
 
     def _wait(self, state: RetryCallState) -> float:
         from tenacity import wait_random_exponential
 
         error = state.outcome.exception() if state.outcome is not None else None
-        asked = error.retry_after if isinstance(error, MayPass) else 0.0
-        return max(asked, wait_random_exponential(multiplier=self.backoff_s, max=MAX_WAIT_S)(state))
+        retry_after = error.retry_after if isinstance(error, RetryableError) else 0.0
+        return max(retry_after, wait_random_exponential(multiplier=self.options.backoff_s, max=MAX_WAIT_S)(state))
 
-    async def _try(self, client: httpx.AsyncClient, job: Job) -> Answered:
+    async def _attempt(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
         import httpx
 
-        prompt = "" if self._takes_ids else text_of(self.tokenizer, job.ids)
+        prompt = "" if self._takes_ids else text_of(self.options.tokenizer, job.ids)
         if prompt is None:
-            raise Refused("this server takes text only, and no text encodes to this prompt's tokens")
-        address, body = self._request(job, prompt)
+            raise RefusedPrompt("this server takes text only, and no text encodes to this prompt's tokens")
+        address, request = self._request(job, prompt)
         try:
             async with (
-                asyncio.timeout(self.timeout_s),
-                client.stream("POST", address, json=body, headers=self.server.headers()) as reply,
+                asyncio.timeout(self.options.timeout_s),
+                client.stream("POST", address, json=request, headers=self.server.headers()) as reply,
             ):
-                said = await _limited(reply)
+                body = await _read_body(reply)
         except TimeoutError as error:
-            raise MayPass(f"no answer within {self.timeout_s:g} s") from error
+            raise RetryableError(f"no answer within {self.options.timeout_s:g} s") from error
         except httpx.HTTPError as error:
-            raise MayPass(self.server.shown(f"{type(error).__name__}: {error}")) from error
+            raise RetryableError(self.server.without_key(f"{type(error).__name__}: {error}")) from error
         if reply.status_code != 200:
-            why = self.server.shown(f"status {reply.status_code}: {said.decode('utf-8', 'replace')}")
-            if reply.status_code in _MAY_PASS or reply.status_code >= 500:
-                raise MayPass(why, _retry_after(reply.headers))
-            raise Refused(why)
+            reason = self.server.without_key(f"status {reply.status_code}: {body.decode('utf-8', 'replace')}")
+            if reply.status_code in _RETRYABLE_STATUSES or reply.status_code >= 500:
+                raise RetryableError(reason, _retry_after(reply.headers))
+            raise RefusedPrompt(reason)
         try:
-            return self._answered(job, prompt, _read(json.loads(said)))
+            return self._validate(job, prompt, _parse_reply(json.loads(body)))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise MayPass(self.server.shown(f"not an answer of {self.reached.engine}: {error!r}")) from error
+            raise RetryableError(self.server.without_key(f"not an answer of {self.info.engine}: {error!r}")) from error
 
     @property
     def _takes_ids(self) -> bool:
-        return self.reached.engine in ("vllm", "sglang", "llama.cpp")
+        return self.info.engine in ("vllm", "sglang", "llama.cpp")
 
     def _request(self, job: Job, prompt: str) -> tuple[str, dict[str, Any]]:
-        """(address, JSON body) in this engine's own words. A row's seed is its own, as in process.
+        """(address, JSON body) in this engine's format. Each row has a seed of its own, as in process.
 
-        Every parameter of sampling is said: a server takes those left out from the model's generation_config.json.
-        SGLang takes no seed of a request outside of its deterministic mode: its samples differ from run to run.
+        Every sampling parameter is sent: a server takes omitted ones from the model's generation_config.json. SGLang
+        takes no seed per request outside of its deterministic mode, so its samples differ from run to run.
         """
         from components.targets.generate import row_generator
 
-        root, temperature = self.server.root, self.temperature if job.sampled else 0.0
-        seed = row_generator(self.seed, job.prompt_id).initial_seed() % 2**31
-        if self.reached.engine == "sglang":
-            sampling = {"temperature": temperature, "max_new_tokens": self.max_new_tokens, **_UNCHANGED["sglang"]}
+        root, temperature = self.server.root, self.options.temperature if job.sampled else 0.0
+        seed = row_generator(self.options.seed, job.prompt_id).initial_seed() % 2**31
+        if self.info.engine == "sglang":
+            sampling = {
+                "temperature": temperature,
+                "max_new_tokens": self.options.max_new_tokens,
+                **_NEUTRAL_SAMPLING["sglang"],
+            }
             return f"{root}/generate", {"input_ids": list(job.ids), "sampling_params": sampling}
-        if self.reached.engine == "llama.cpp":
-            wanted = {
-                "n_predict": self.max_new_tokens,
+        if self.info.engine == "llama.cpp":
+            sampling = {
+                "n_predict": self.options.max_new_tokens,
                 "temperature": temperature,
                 "seed": seed,
-                **_UNCHANGED["llama.cpp"],
+                **_NEUTRAL_SAMPLING["llama.cpp"],
             }
-            return f"{root}/completion", {"prompt": list(job.ids), **wanted, "return_tokens": True}
+            return f"{root}/completion", {"prompt": list(job.ids), **sampling, "return_tokens": True}
         body: dict[str, Any] = {
-            "model": self.reached.model,
+            "model": self.info.model,
             "prompt": list(job.ids) if self._takes_ids else prompt,
-            "max_tokens": self.max_new_tokens,
+            "max_tokens": self.options.max_new_tokens,
             "temperature": temperature,
             "seed": seed,
-            **_UNCHANGED.get(self.reached.engine, {"top_p": 1.0}),
+            **_NEUTRAL_SAMPLING.get(self.info.engine, {"top_p": 1.0}),
         }
-        if self.reached.engine == "vllm":
+        if self.info.engine == "vllm":
             body["return_token_ids"] = True
         return f"{root}/v1/completions", body
 
-    def _answered(self, job: Job, prompt: str, said: _Said) -> Answered:
-        """The answer as token ids that this target's tokenizer knows; raises ValueError for what cannot be one."""
-        if said.prompt_ids is not None and tuple(said.prompt_ids) != job.ids:
+    def _validate(self, job: Job, prompt: str, reply: _Reply) -> ServerAnswer:
+        """The answer as token ids of the target; raises ValueError for a reply that cannot be an answer."""
+        if reply.prompt_ids is not None and tuple(reply.prompt_ids) != job.ids:
             raise ValueError("the server saw another prompt")
-        ids = said.ids
+        ids = reply.ids
         if ids is None:
-            if "\ufffd" in said.text:
-                raise Refused("its text holds bytes that are no UTF-8, so the tokens cannot be known")
-            shown = prompt or text_of(self.tokenizer, job.ids)
-            ids = ids_of_answer(self.tokenizer, shown, job.ids, said.text) if shown is not None else None
-            if ids is None:
-                raise Refused("its text cannot be turned back into tokens of this target")
-        if any(isinstance(token, bool) or not 0 <= token < self.vocab_size for token in ids):
-            raise ValueError("a token id outside of the vocabulary")
-        cut = next((at for at, token in enumerate(ids) if token in self.ends), None)
-        ids = ids if cut is None else ids[: cut + 1]
-        ended = cut is not None or said.stopped
-        if ended and cut is None and self.ends:  # a text shows no end-of-text token, nor do some engines' ids
-            ids = [*ids, self.ends[0]]
-        if not ids or len(ids) > self.max_new_tokens + 1:
-            raise ValueError(f"{len(ids)} tokens where 1 to {self.max_new_tokens} were asked for")
-        if not ended and said.ids is not None and len(ids) < self.max_new_tokens:
-            raise Refused(
-                f"the server stopped after {len(ids)} of {self.max_new_tokens} tokens: it takes shorter texts than this"
-                " target; raise its limit (vLLM: --max-model-len)"
+            if "\ufffd" in reply.text:
+                raise RefusedPrompt("its text holds bytes that are no UTF-8, so the tokens cannot be known")
+            prompt_text = prompt or text_of(self.options.tokenizer, job.ids)
+            ids = (
+                ids_of_answer(self.options.tokenizer, prompt_text, job.ids, reply.text)
+                if prompt_text is not None
+                else None
             )
-        return Answered(tuple(ids), ended, said.ids is not None)
+            if ids is None:
+                raise RefusedPrompt("its text cannot be turned back into tokens of this target")
+        if any(isinstance(token, bool) or not 0 <= token < self.options.vocab_size for token in ids):
+            raise ValueError("a token id outside of the vocabulary")
+        end_at = next((at for at, token in enumerate(ids) if token in self.options.ends), None)
+        ids = ids if end_at is None else ids[: end_at + 1]
+        finished = end_at is not None or reply.stopped
+        if (
+            finished and end_at is None and self.options.ends
+        ):  # a text shows no end-of-text token, nor do some engines' ids
+            ids = [*ids, self.options.ends[0]]
+        if not ids or len(ids) > self.options.max_new_tokens + 1:
+            raise ValueError(f"{len(ids)} tokens where 1 to {self.options.max_new_tokens} were asked for")
+        if not finished and reply.ids is not None and len(ids) < self.options.max_new_tokens:
+            raise RefusedPrompt(
+                f"the server stopped after {len(ids)} of {self.options.max_new_tokens} tokens: it takes shorter texts"
+                " than this target; raise its limit (vLLM: --max-model-len)"
+            )
+        return ServerAnswer(tuple(ids), finished, reply.ids is not None)
 
 
-class _Said(NamedTuple):
-    """What was found in an engine's reply."""
+class _Reply(NamedTuple):
+    """The answer in an engine's reply; None for token ids that the engine did not send."""
 
     text: str
     ids: list[int] | None
@@ -194,50 +211,52 @@ class _Said(NamedTuple):
     prompt_ids: list[int] | None
 
 
-def _read(reply: Any) -> _Said:
-    """The answer in a JSON reply of any of the engines; raises what is no answer."""
+def _parse_reply(reply: Any) -> _Reply:
+    """The answer in the JSON reply of any engine; raises ValueError, KeyError or TypeError for anything else."""
     if not isinstance(reply, dict) or "error" in reply:
         raise ValueError(str(reply.get("error") if isinstance(reply, dict) else reply)[:200])
     if "meta_info" in reply:  # SGLang
         finish = reply["meta_info"]["finish_reason"]
         stopped = isinstance(finish, Mapping) and finish.get("type") == "stop"
-        return _Said(str(reply.get("text") or ""), _ids(reply.get("output_ids")), stopped, None)
+        return _Reply(str(reply.get("text") or ""), _require_ids(reply.get("output_ids")), stopped, None)
     if "choices" not in reply:  # llama.cpp
-        ids = _ids(reply.get("tokens"))
-        return _Said(str(reply["content"]), ids or None, reply.get("stop_type") in ("eos", "word"), None)
+        ids = _require_ids(reply.get("tokens"))
+        return _Reply(str(reply["content"]), ids or None, reply.get("stop_type") in ("eos", "word"), None)
     choice = reply["choices"][0]
     text, finish = choice["text"], choice["finish_reason"]
     if not isinstance(text, str) or finish not in ("stop", "length"):
         raise ValueError(f"finish_reason {finish!r}")
-    return _Said(text, _ids(choice.get("token_ids")), finish == "stop", _ids(choice.get("prompt_token_ids")))
+    return _Reply(
+        text, _require_ids(choice.get("token_ids")), finish == "stop", _require_ids(choice.get("prompt_token_ids"))
+    )
 
 
-def _ids(found: Any) -> list[int] | None:
-    if found is None:
+def _require_ids(value: Any) -> list[int] | None:
+    if value is None:
         return None
-    if not isinstance(found, list) or not all(isinstance(token, int) for token in found):
+    if not isinstance(value, list) or not all(isinstance(token, int) for token in value):
         raise ValueError("token ids that are none")
-    return found
+    return value
 
 
-async def _limited(reply: httpx.Response) -> bytes:
-    """The body; raises MayPass where it does not end."""
+async def _read_body(reply: httpx.Response) -> bytes:
+    """The body of a reply; raises RetryableError where it is too long."""
     parts, size = [], 0
     async for part in reply.aiter_bytes():
         parts.append(part)
         size += len(part)
         if size > MAX_REPLY_BYTES:
-            raise MayPass(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB")
+            raise RetryableError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB")
     return b"".join(parts)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that Retry-After asks for, as a number or a date; 0 where it says nothing that can be read."""
-    said = headers.get("retry-after", "").strip()
-    if said.isascii() and said.isdigit():
-        return min(float(said), MAX_RETRY_AFTER_S)
+    """Seconds that Retry-After asks for, as a number or a date; 0 without a readable value."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value), MAX_RETRY_AFTER_S)
     try:
-        when = email.utils.parsedate_to_datetime(said).timestamp() if said else 0.0
+        when = email.utils.parsedate_to_datetime(value).timestamp() if value else 0.0
     except ValueError:
         return 0.0
     return min(max(0.0, when - time.time()), MAX_RETRY_AFTER_S) if when else 0.0

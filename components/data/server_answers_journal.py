@@ -1,8 +1,8 @@
-"""What a server has answered, one line an answer, so that no prompt is asked twice whenever the step is killed.
+"""A journal of a server's answers, one JSON line each, so that a killed step asks for no prompt twice.
 
-An answer is written in one piece as soon as it is there and synced to the disk with the next few; a kill can cost the
-last line only, and a line that is not whole is cut off before anything follows it. The first line says what was asked
-of whom: answers of another model must not mix with these.
+An answer is written in one piece as soon as it has come and synced to the disk with the next few. A kill can cost only
+the last line; an incomplete line is cut off before another is appended. The first line (the header) names the model and
+the prompts, because answers of another model must not mix with these.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SYNCED_LINES: Final = 32
 SYNCED_SECONDS: Final = 1.0
 
 
-class Answered(NamedTuple):
-    """One answer. ended: by an end-of-text token. own_ids: the server's own token ids, not those of its text."""
+class ServerAnswer(NamedTuple):
+    """One answer. ended: by an end-of-text token. own_ids: the server sent the ids; else its text was tokenised."""
 
     ids: tuple[int, ...]
     ended: bool
@@ -30,18 +30,18 @@ class Answered(NamedTuple):
 
 
 class Journal:
-    """The answers so far, and the file that more are added to. Use it in a `with`."""
+    """The answers so far and the file that more are appended to; a context manager."""
 
-    def __init__(self, file: Path, asked: Mapping[str, Any]) -> None:
-        """asked: JSON facts that must be the same for all answers; raises UserError where the file's are others."""
-        self.answers: dict[str, Answered] = {}
-        self._file, self._asked = file, dict(asked)
+    def __init__(self, file: Path, header: Mapping[str, Any]) -> None:
+        """header: JSON facts that hold for all answers; raises UserError where those in the file differ."""
+        self.answers: dict[str, ServerAnswer] = {}
+        self._file, self._header = file, dict(header)
         self._unsynced, self._synced_at = 0, time.monotonic()
         whole = self._read()
         self._handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.truncate(self._handle, whole)
         if whole == 0:
-            self._write(self._asked)
+            self._write(self._header)
 
     def __enter__(self) -> Self:
         return self
@@ -52,11 +52,11 @@ class Journal:
         os.fsync(self._handle)
         os.close(self._handle)
 
-    def add(self, prompt_id: str, answered: Answered) -> None:
-        """Keep an answer; from now on it is not asked for again."""
+    def add(self, prompt_id: str, answer: ServerAnswer) -> None:
+        """Append an answer."""
         assert prompt_id not in self.answers, f"{prompt_id} was asked twice"
-        self._write({"id": prompt_id, **answered._asdict()})
-        self.answers[prompt_id] = answered
+        self._write({"id": prompt_id, **answer._asdict()})
+        self.answers[prompt_id] = answer
         self._unsynced += 1
         if self._unsynced >= SYNCED_LINES or time.monotonic() - self._synced_at > SYNCED_SECONDS:
             os.fsync(self._handle)
@@ -68,7 +68,7 @@ class Journal:
             data = data[os.write(self._handle, data) :]
 
     def _read(self) -> int:
-        """Take over what is there; gives the bytes of its whole lines."""
+        """Read the existing answers; returns the number of bytes of complete lines."""
         if not self._file.is_file():
             return 0
         whole = 0
@@ -83,14 +83,14 @@ class Journal:
                 if number == 0:
                     self._check(row)
                 else:
-                    self.answers[row["id"]] = Answered(tuple(row["ids"]), row["ended"], row["own_ids"])
+                    self.answers[row["id"]] = ServerAnswer(tuple(row["ids"]), row["ended"], row["own_ids"])
                 whole += len(line)
         return whole
 
-    def _check(self, found: Mapping[str, Any]) -> None:
-        for name, value in self._asked.items():
-            if found.get(name) != value:
+    def _check(self, stored: Mapping[str, Any]) -> None:
+        for name, value in self._header.items():
+            if stored.get(name) != value:
                 raise UserError(
-                    f"{name}: an earlier attempt was answered with {found.get(name)!r}, now it would be {value!r}; "
+                    f"{name}: an earlier attempt was answered with {stored.get(name)!r}, now it would be {value!r}; "
                     "let it answer as before, or run with --force"
                 )

@@ -1,4 +1,4 @@
-"""Token ids and text, there and back: for servers that take or give text only."""
+"""Conversion between token ids and text, for servers that take or return text only."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str | None:
-    """A text that the server's tokenizer will turn into just these ids; None where there is none.
+    """A text that the server's tokenizer encodes to exactly these ids; None where there is none.
 
-    A server adds the beginning-of-text token itself where the tokenizer does, so it is left out of the text then.
+    The text omits a beginning-of-text token that the tokenizer adds, because the server adds it too.
     """
-    wanted = list(ids)
+    expected = list(ids)
     beginning = getattr(tokenizer, "bos_token_id", None)
-    for part in (wanted, wanted[1:] if wanted and wanted[0] == beginning else wanted):
-        shown: str = tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if list(tokenizer(shown, verbose=False)["input_ids"]) == wanted:
-            return shown
+    for part in (expected, expected[1:] if expected and expected[0] == beginning else expected):
+        text: str = tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if list(tokenizer(text, verbose=False)["input_ids"]) == expected:
+            return text
     return None
 
 
 def ids_of_answer(tokenizer: Any, prompt_text: str, prompt_ids: Sequence[int], answer: str) -> list[int] | None:
-    """The tokens of an answer of which only the text is known; None where no tokens make just this text.
+    """Token ids for an answer's text; None where no ids decode to exactly this text.
 
-    Tokenised behind its prompt, so that a token which begins with a space keeps it; by itself where prompt and answer
-    would grow together.
+    The answer is tokenised behind its prompt, so that a token which begins with a space keeps it, and by itself where a
+    token would span both.
     """
     start = list(prompt_ids)
     together = list(tokenizer(prompt_text + answer, verbose=False)["input_ids"])

@@ -1,7 +1,7 @@
-"""Which Python files of the standard library are text to learn from, and which of them no training step may see.
+"""The Python files of the standard library that are used as text, and which of them are held out from training.
 
-The corpus step, the prompts step and the quality check all ask here, so a file held out for one is held out for all.
-Source: the running interpreter's own library folder (`sysconfig`), under the PSF licence.
+The corpus step, the prompts step and the quality check share this list, so a file held out for one is held out for all.
+The files are those of the running interpreter (`sysconfig`), under the PSF licence.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 HELD_OUT_PERCENT: Final = 8
-"""Of a hundred files, how many are held out (in expectation)."""
+"""Expected percentage of files that are held out."""
 
 MAX_FILE_BYTES: Final = 400_000
-"""Larger files are generated tables, not code that somebody wrote."""
+"""Larger files are generated tables, not written code."""
 
 _SKIPPED_FOLDERS: Final = frozenset(
     {
@@ -43,7 +43,7 @@ class StdlibFile:
     """A source file of the standard library.
 
     source: its name in a corpus: "stdlib/json/decoder.py", or "stdlib-tests/test/test_json/test_decode.py".
-    path:   where it lies on this machine.
+    path:   its path on this machine.
     """
 
     source: str
@@ -56,23 +56,23 @@ class StdlibFile:
 
     @property
     def held_out(self) -> bool:
-        """May the file be used for evaluation only?"""
+        """Whether the file is for evaluation only."""
         return is_held_out(self.relative_path)
 
     def read(self) -> str:
-        """The text, decoded as Python itself would decode it; raises UnicodeError or SyntaxError where it cannot."""
+        """The text, decoded as Python decodes it; raises UnicodeError or SyntaxError."""
         with tokenize.open(self.path) as file:
             return file.read()
 
 
 def is_test_code(relative_path: str) -> bool:
-    """Is the file part of a test suite ("test/test_json.py", "unittest/test/...", "idlelib/idle_test/...")?"""
+    """Whether the file belongs to a test suite ("test/test_json.py", "unittest/test/...", "idlelib/idle_test/...")."""
     folders = relative_path.split("/")[:-1]
     return any(folder in {"test", "tests", "idle_test"} for folder in folders)
 
 
 def is_held_out(relative_path: str) -> bool:
-    """May the file be used for evaluation only? Depends on nothing but the path, so it never changes.
+    """Whether the file is for evaluation only. This depends on the path alone, so it never changes.
 
     relative_path: below the library folder, with forward slashes: "json/decoder.py".
     """
@@ -81,23 +81,23 @@ def is_held_out(relative_path: str) -> bool:
 
 
 def stdlib_files(root: Path | None = None) -> list[StdlibFile]:
-    """The library's source files worth learning from, sorted by path.
+    """The library's source files without generated and broken ones, sorted by path.
 
     root: the library folder; by default that of the running interpreter.
     """
     folder = root if root is not None else Path(sysconfig.get_path("stdlib"))
-    found: list[StdlibFile] = []
+    files: list[StdlibFile] = []
     for directory, subfolders, names in os.walk(folder):
-        here = Path(directory).relative_to(folder).as_posix()
-        prefix = "" if here == "." else f"{here}/"
+        relative_folder = Path(directory).relative_to(folder).as_posix()
+        prefix = "" if relative_folder == "." else f"{relative_folder}/"
         subfolders[:] = sorted(name for name in subfolders if not _skipped_folder(prefix + name))
         for name in names:
             relative = prefix + name
             path = Path(directory) / name
             if name.endswith(".py") and not relative.startswith(_SKIPPED_PREFIXES) and _sensible_size(path):
                 group = "stdlib-tests" if is_test_code(relative) else "stdlib"
-                found.append(StdlibFile(source=f"{group}/{relative}", path=path))
-    return sorted(found, key=lambda file: file.source)
+                files.append(StdlibFile(source=f"{group}/{relative}", path=path))
+    return sorted(files, key=lambda file: file.source)
 
 
 def _skipped_folder(relative: str) -> bool:

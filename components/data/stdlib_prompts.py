@@ -1,7 +1,7 @@
-"""Prompts out of Python sources: a function's decorators, signature and docstring ask, its body is the reference.
+"""Prompts from Python functions: decorators, signature and docstring are the prompt, the body is the reference.
 
-A method keeps its indentation. The prompt ends where the docstring (or the signature) ends, without a line break, so
-that the first token to predict may be the usual "newline and indentation" token.
+A method keeps its indentation. The prompt ends at the end of the docstring (or signature) without a line break, so that
+the first token to predict can be the usual "newline and indentation" token.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 from components.python_source import syntax_tree
 
 MIN_BODY_LINES: Final = 2
-"""Bodies shorter than this are stubs; nothing can be learned from continuing them."""
+"""Functions with shorter bodies are stubs and are skipped."""
 
 
 @dataclass(frozen=True)
 class FunctionPrompt:
-    """A function cut in two: `head` + `body` is its source."""
+    """A function in two parts: `head` + `body` is its source."""
 
     name: str
     head: str
@@ -29,7 +29,7 @@ class FunctionPrompt:
 
 
 def functions_in(text: str) -> Iterator[FunctionPrompt]:
-    """The functions and methods of a module in the order of their lines; nothing if it is not valid Python 3."""
+    """The functions and methods of a module in the order of their lines; none if it is not valid Python 3."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old sources have invalid escapes in their strings
@@ -37,14 +37,14 @@ def functions_in(text: str) -> Iterator[FunctionPrompt]:
     except (SyntaxError, ValueError):
         return
     lines = io.StringIO(text).readlines()  # str.splitlines also splits at form feeds, which the parser does not count
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for node in sorted(found, key=lambda node: node.lineno):
-        prompt = _cut(node, lines)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in sorted(functions, key=lambda node: node.lineno):
+        prompt = _split_function(node, lines)
         if prompt is not None:
             yield prompt
 
 
-def _cut(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> FunctionPrompt | None:
+def _split_function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> FunctionPrompt | None:
     statements = node.body
     first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     if ast.get_docstring(node, clean=False) is not None:

@@ -1,9 +1,9 @@
-"""Texts as sequences of units, so that words and characters, English and Chinese, are compared in one way.
+"""Texts as sequences of units, so that texts in all languages are compared in the same way.
 
-A unit is a word; one character where a script writes no spaces (Chinese, Japanese, Thai, ...); or one symbol such as
-"+". Case, width, punctuation and white space do not count. Units and runs of n units (n-grams) are 64-bit hashes: a
-whole batch of texts goes through a few passes over one array of code points, since a loop over words in Python would
-cost more than everything else that is done with them.
+A unit is a word, one character of a script without spaces (Chinese, Japanese, Thai, ...), or one symbol such as "+".
+Case, width, punctuation and white space do not count. Units and runs of n units (n-grams) are 64-bit hashes. They are
+computed for a whole batch of texts by a few passes over one array of code points, because a Python loop over words
+would dominate the cost.
 
 A run x_0 ... x_m-1 has the hash sum x_i B^i mod 2^64 (Karp and Rabin 1987, with B odd and the division by the power of
 the first position done by B's inverse), mixed by the finaliser of splitmix64. Two prefix sums give the hash of any run.
@@ -43,16 +43,16 @@ _WITHOUT_SPACES: Final = (
     (0xF900, 0xFAFF),
     (0x20000, 0x3FFFF),
 )
-"""Ranges of code points whose letters are units by themselves."""
+"""Ranges of code points in which each letter is a unit."""
 
 
 @dataclass(frozen=True)
 class Units:
     """The units of several texts, one text after the other.
 
-    hashes: one a unit. offsets: text t has units offsets[t] to offsets[t + 1] (num_texts + 1).
-    begins, ends: where each unit stands in the normalised texts joined by one character, in characters.
-    prefix: prefix sums behind the hashes of runs (num_units + 1).
+    hashes: one per unit. offsets: text t has units offsets[t] to offsets[t + 1] (num_texts + 1).
+    begins, ends: the range of each unit in the normalised texts joined by one character, in characters.
+    prefix: prefix sums from which the hashes of runs are computed (num_units + 1).
     """
 
     hashes: Hashes
@@ -64,10 +64,10 @@ class Units:
     def runs(self, firsts: Places, lasts: Places) -> Hashes:
         """The hash of each run of the units firsts[i] up to, but without, lasts[i]."""
         inverse = _inverse_powers(_BASE_OF_UNITS, len(self.prefix))
-        return mixed((self.prefix[lasts] - self.prefix[firsts]) * inverse[firsts])
+        return mix_bits((self.prefix[lasts] - self.prefix[firsts]) * inverse[firsts])
 
     def joined(self, num_texts: Sequence[int]) -> Units:
-        """The same units where num_texts[i] texts in a row count as one: turns become chats."""
+        """The same units with every num_texts[i] consecutive texts joined into one: turns become chats."""
         ends = np.concatenate([[0], np.cumsum(np.asarray(num_texts, np.int64))])
         return Units(self.hashes, self.offsets[ends], self.begins, self.ends, self.prefix)
 
@@ -78,7 +78,7 @@ def normalised(text: str) -> str:
 
 
 def units_of(texts: Sequence[str]) -> Units:
-    """The units of normalised texts. Half characters (lone surrogates) are let through as separators."""
+    """The units of normalised texts. Lone surrogates are separators."""
     codes = np.frombuffer("\n".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
     kinds = _kinds()[codes]
     word, alone = kinds == _WORD, kinds == _ALONE
@@ -87,7 +87,7 @@ def units_of(texts: Sequence[str]) -> Units:
     ends[:-1] &= ~word[1:]
     first, last = np.flatnonzero(begins | alone), np.flatnonzero(ends | alone) + 1
     prefix = _prefix(_letters()[codes], _BASE_OF_CHARACTERS)
-    hashes = mixed((prefix[last] - prefix[first]) * _inverse_powers(_BASE_OF_CHARACTERS, len(codes) + 1)[first])
+    hashes = mix_bits((prefix[last] - prefix[first]) * _inverse_powers(_BASE_OF_CHARACTERS, len(codes) + 1)[first])
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     text_begins = np.concatenate([[0], np.cumsum(lengths + 1)])
     offsets = np.searchsorted(first, text_begins).astype(np.int64)
@@ -95,7 +95,7 @@ def units_of(texts: Sequence[str]) -> Units:
 
 
 def ngrams(units: Units, n: int) -> tuple[Hashes, Places, Places]:
-    """(hashes, the unit at which each begins, offsets by text) of all runs of n units within a text."""
+    """(hashes, first unit of each run, offsets by text) of all runs of n units within a text."""
     lengths = np.diff(units.offsets)
     counts = np.maximum(lengths - n + 1, 0)
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -104,8 +104,8 @@ def ngrams(units: Units, n: int) -> tuple[Hashes, Places, Places]:
     return units.runs(firsts, firsts + n), firsts, offsets
 
 
-def mixed(values: Hashes) -> Hashes:
-    """Each value under the finaliser of splitmix64: a bijection after which every bit depends on every other."""
+def mix_bits(values: Hashes) -> Hashes:
+    """The finaliser of splitmix64 for each value: a bijection in which every bit depends on every other."""
     values = values ^ (values >> np.uint64(30))
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -121,7 +121,7 @@ def _prefix(values: Hashes, base: int) -> Hashes:
 
 
 def _powers(base: int, count: int) -> Hashes:
-    """base^0 ... at least count of them, cut to count; tables grow by doubling and are kept."""
+    """base^0 to base^(count - 1), from a cached table of a power of two of them."""
     return _table(base, max(1 << 18, 1 << (max(count, 1) - 1).bit_length()))[:count]
 
 
@@ -138,19 +138,21 @@ def _table(base: int, count: int) -> Hashes:
 
 @functools.lru_cache(maxsize=1)
 def _kinds() -> NDArray[np.uint8]:
-    """For each code point: does it separate units, belong to a word, or stand alone?"""
-    of_category = {"L": _WORD, "M": _WORD, "N": _WORD, "S": _ALONE}
+    """For each code point whether it separates units, belongs to a word, or is a unit alone."""
+    kind_of_category = {"L": _WORD, "M": _WORD, "N": _WORD, "S": _ALONE}
     category = unicodedata.category
     kinds = np.fromiter(
-        (of_category.get(category(chr(code))[0], _SEPARATOR) for code in range(_CODE_POINTS)), np.uint8, _CODE_POINTS
+        (kind_of_category.get(category(chr(code))[0], _SEPARATOR) for code in range(_CODE_POINTS)),
+        np.uint8,
+        _CODE_POINTS,
     )
     for low, high in _WITHOUT_SPACES:
-        here = kinds[low : high + 1]
-        here[here == _WORD] = _ALONE
+        kinds_in_range = kinds[low : high + 1]
+        kinds_in_range[kinds_in_range == _WORD] = _ALONE
     return kinds
 
 
 @functools.lru_cache(maxsize=1)
 def _letters() -> Hashes:
     """A 64-bit hash of each code point."""
-    return mixed(np.arange(1, _CODE_POINTS + 1, dtype=np.uint64) * np.uint64(_BASE_OF_CHARACTERS))
+    return mix_bits(np.arange(1, _CODE_POINTS + 1, dtype=np.uint64) * np.uint64(_BASE_OF_CHARACTERS))

@@ -1,8 +1,8 @@
-"""The step that takes the conversations that arrived since the champion was made, out of files of served traffic.
+"""Step `data.collect_traffic`: the new conversations in files of served traffic, for nightly retraining.
 
-New is what no drafter in the champion's line has looked at, by content (seen.py). The split follows the hash of the
-question, so a conversation stays on its side every night, and what a champion is judged on is never trained on. A night
-with too little new ends the run as NothingNew; what there was waits for the next.
+A conversation is new if no drafter in the champion's line has looked at its content (seen.py). The split follows the
+hash of the question, so that a question is in the same split every night and no evaluation question is trained on. A
+night with too few new conversations ends the run as NothingNew; they are collected on a later night.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.contract import Context, NothingNew, Prompts, UserError
-from components.data.chat_shapes import open_row
-from components.data.choosing import choose, deal_rows, hash_number, question_of
+from components.data.chat_shapes import unwrap_row
+from components.data.choosing import hash_number, question_of, select_prompts, split_prompts
 from components.data.collecting import digests_of, prompt_of, questions_of_source
-from components.data.prompts import Prompt
+from components.data.prompts import Prompt, write_prompts
 from components.data.row_files import (
     SUFFIXES,
     files_of_pattern,
@@ -29,7 +29,7 @@ from components.data.row_files import (
     printable,
     read_rows,
 )
-from components.data.row_shapes import Ask, BadRow, read_label, read_shape
+from components.data.row_shapes import BadRow, read_label, read_shape
 from components.data.seen import EVALUATION, digest_of, questions_in, read_seen, write_seen
 
 
@@ -54,7 +54,7 @@ def collect_traffic(
     """Write `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
 
     Args:
-        seen: the prompts of the champion's line; what they hold or have looked at is not new.
+        seen: the prompts of the champion's line; conversations that they hold or have looked at are not new.
         source: a folder, file or pattern of JSONL, JSON or Parquet files with chats or texts, or with logged requests
             that hold them in "body" or "request". Malformed rows are set aside and counted, empty files passed over.
         num_train: new conversations at most that the target answers for training.
@@ -64,51 +64,48 @@ def collect_traffic(
         min_new: fewer new conversations than this are left for another night.
         evaluation_percent: of a hundred questions, how many are for test, warm-up and validation; keep it from night to
             night, since it decides what may be trained on.
-        keep_out: a source of rows, such as a benchmark: what it asks is left out, and counted.
+        keep_out: a source of rows, such as a benchmark, whose questions are left out and counted.
         workload: the label that results are grouped by.
         workload_field: a field of the rows that holds the label instead.
         min_prompt_characters: shorter questions are left out, characters.
         max_prompt_characters: longer questions are left out, characters.
         max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
     """
-    wanted = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
+    sizes = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
     forbidden = questions_in(seen, *EVALUATION)
     if keep_out:
         forbidden |= questions_of_source(keep_out, max_new, counts, ctx)
     looked_at = read_seen(seen)
-    rows = _usable(source, workload, workload_field, counts, ctx)
-    sizes = (min_prompt_characters, max_prompt_characters)
-    fresh = _fresh(rows, looked_at, sizes, forbidden, max_new, counts)
-    dealt = deal_rows(fresh, wanted, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    rows = _read_prompts(source, workload, workload_field, counts, ctx)
+    length_limits = (min_prompt_characters, max_prompt_characters)
+    new_prompts = _new_prompts(rows, looked_at, length_limits, forbidden, max_new, counts)
+    pools = split_prompts(new_prompts, sizes, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
     trained_on = questions_in(seen, "train")
     for split in EVALUATION:
-        kept = [prompt for prompt in dealt[split] if hash_number(question_of(prompt)) not in trained_on]
-        counts["trained_on"] += len(dealt[split]) - len(kept)
-        dealt[split] = kept
-    chosen = choose(dealt, wanted, counts, ctx.seed)
-    _stop_if_too_few(chosen, counts, source, min_new)
-    with (ctx.out / "prompts.jsonl").open("w", encoding="utf-8") as file:
-        for split in wanted:
-            for prompt in chosen[split]:
-                file.write(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n")
+        untrained = [prompt for prompt in pools[split] if hash_number(question_of(prompt)) not in trained_on]
+        counts["trained_on"] += len(pools[split]) - len(untrained)
+        pools[split] = untrained
+    selected = select_prompts(pools, sizes, counts, ctx.seed)
+    _stop_if_too_few(selected, counts, source, min_new)
+    write_prompts(ctx.out, (prompt for split in sizes for prompt in selected[split]))
     write_seen(ctx.out, looked_at)
-    ctx.note(f"{counts['new']} new conversations ({_said(counts)}); {_sizes(chosen)} taken")
-    named = ("rows", "new", "seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
-    return Prompts.made(
+    ctx.note(f"{counts['new']} new conversations ({_counts_text(counts)}); {_sizes_text(selected)} taken")
+    count_names = ("rows", "new", "seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
+    return Prompts.of_step(
         ctx,
         {
             "source": source,
-            **{f"num_{split}": len(chosen[split]) for split in wanted},
-            **{name: counts[name] for name in named},
+            **{f"num_{split}": len(selected[split]) for split in sizes},
+            **{name: counts[name] for name in count_names},
             "num_seen_in_all": len(looked_at),
-            "workloads": dict(Counter(prompt.workload for split in wanted for prompt in chosen[split])),
+            "workloads": dict(Counter(prompt.workload for split in sizes for prompt in selected[split])),
         },
     )
 
 
 def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content behind `source` and `keep_out`, for the step's key: file -> sha256."""
+    """File -> sha256 of `source` and `keep_out`, for the step's key."""
     from components.targets.file_digests import sha256_of
 
     files, _ = traffic_files(str(settings["source"]))
@@ -119,21 +116,21 @@ def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def traffic_files(source: str) -> tuple[list[Path], int]:
-    """The files of a source that hold something, sorted, and how many are left alone: of another kind, or links out.
+    """(non-empty files of a source, sorted; how many files are skipped: of another kind, or links out of the folder).
 
-    A folder or pattern without files is a quiet night; a folder that is not there is a UserError.
+    A folder or pattern may have no files; raises UserError where the folder does not exist.
     """
     try:
         path = Path(source).expanduser()
         is_pattern = any(sign in source for sign in "*?[")
         folder = folder_of_pattern(source) if is_pattern else path
         if folder.is_dir():
-            found = files_of_pattern(str(path)) if is_pattern else list(path.iterdir())
+            candidates = files_of_pattern(str(path)) if is_pattern else list(path.iterdir())
         elif not is_pattern and path.name.endswith(SUFFIXES):
-            found = find_files(source) if not path.is_file() or path.stat().st_size else []
+            candidates = find_files(source) if not path.is_file() or path.stat().st_size else []
         else:
             raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
-        files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
+        files = sorted(file for file in candidates if file.is_file() and not file.name.startswith("."))
         inside = [file for file in files if not folder.is_dir() or not leads_out(file, folder)]
         usable = [file for file in inside if file.name.endswith(SUFFIXES)]
         return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
@@ -141,49 +138,49 @@ def traffic_files(source: str) -> tuple[list[Path], int]:
         raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
 
 
-def _usable(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
-    """Every row of the source that asks something; the others are set aside and counted."""
+def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
+    """The prompts of all usable rows of a source; other rows are set aside and counted."""
 
-    def set_aside(where: str, line: int, why: str, row: str) -> None:
+    def set_aside(location: str, line: int, reason: str, row: str) -> None:
         counts["set_aside"] += 1
-        ctx.set_aside(printable(where), line, why, row)
+        ctx.set_aside(printable(location), line, reason, row)
 
-    files, of_other_kinds = traffic_files(source)
-    if of_other_kinds:
-        why = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
-        ctx.note(f"{source}: {of_other_kinds} files left alone: {why}")
+    files, num_skipped = traffic_files(source)
+    if num_skipped:
+        reason = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
+        ctx.note(f"{source}: {num_skipped} files left alone: {reason}")
     for number, file in enumerate(files):
         for line, row in read_rows(file, set_aside):
             counts["rows"] += 1
             try:
-                inner = open_row(row) if isinstance(row, Mapping) else row
-                ask = read_shape(inner)
+                inner = unwrap_row(row) if isinstance(row, Mapping) else row
+                question = read_shape(inner)
                 label = read_label({**inner, **row}, field) if field else workload
             except BadRow as error:
                 set_aside(str(file), line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
                 continue
-            yield prompt_of(ask, "train", label, printable(file.name))
+            yield prompt_of(question, "train", label, printable(file.name))
         ctx.progress(number + 1, len(files), "files")
 
 
-def _fresh(
+def _new_prompts(
     prompts: Iterator[Prompt],
     looked_at: set[int],
-    sizes: tuple[int, int],
+    length_limits: tuple[int, int],
     forbidden: frozenset[int],
     max_new: int,
     counts: Counter[str],
 ) -> Iterator[Prompt]:
-    """Prompts that nobody has looked at, of a suitable length, not forbidden; they join `looked_at`."""
+    """Prompts not in `looked_at`, of a suitable length and not forbidden; `looked_at` is extended by them."""
     tonight: set[int] = set()
     for prompt in prompts:
         digest = digest_of(prompt)
         if digest in looked_at:
             counts["duplicates" if digest in tonight else "seen"] += 1
             continue
-        size = Ask(prompt.text, prompt.messages, "").characters
-        if not sizes[0] <= size <= sizes[1]:
-            counts["too_short" if size < sizes[0] else "too_long"] += 1
+        size = prompt.num_characters
+        if not length_limits[0] <= size <= length_limits[1]:
+            counts["too_short" if size < length_limits[0] else "too_long"] += 1
         elif hash_number(question_of(prompt)) in forbidden:
             counts["kept_out"] += 1
         else:
@@ -195,23 +192,23 @@ def _fresh(
                 return
 
 
-def _stop_if_too_few(chosen: Mapping[str, list[Prompt]], counts: Counter[str], source: str, min_new: int) -> None:
-    """End the night when there is not enough to learn from and to judge on."""
+def _stop_if_too_few(selected: Mapping[str, list[Prompt]], counts: Counter[str], source: str, min_new: int) -> None:
+    """Raise NothingNew where there is too little to train or evaluate on."""
     new = counts["new"]
     if not new:
-        raise NothingNew(f"{source} holds no conversation that the champion has not had ({_said(counts)})")
+        raise NothingNew(f"{source} holds no conversation that the champion has not had ({_counts_text(counts)})")
     if new < min_new:
         raise NothingNew(f"{source} holds {new} new conversations, fewer than min_new {min_new}; they wait")
     for split in ("train", "test"):
-        if not chosen[split]:
+        if not selected[split]:
             raise NothingNew(f"{source}: of {new} new conversations none falls to the {split} split; they wait")
 
 
-def _said(counts: Counter[str]) -> str:
+def _counts_text(counts: Counter[str]) -> str:
     words = ("seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
-    found = [f"{counts[word]} {word.replace('_', ' ')}" for word in words if counts[word]]
-    return ", ".join([f"{counts['rows']} rows", *found])
+    parts = [f"{counts[word]} {word.replace('_', ' ')}" for word in words if counts[word]]
+    return ", ".join([f"{counts['rows']} rows", *parts])
 
 
-def _sizes(chosen: Mapping[str, list[Prompt]]) -> str:
-    return ", ".join(f"{len(prompts)} {split.replace('_', ' ')}" for split, prompts in chosen.items())
+def _sizes_text(selected: Mapping[str, list[Prompt]]) -> str:
+    return ", ".join(f"{len(prompts)} {split.replace('_', ' ')}" for split, prompts in selected.items())

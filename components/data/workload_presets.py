@@ -1,8 +1,8 @@
-"""The benchmarks people quote, as data: where each lives, what its fields are called, how its rows become prompts.
+"""Presets of well-known benchmarks: their repositories and fields, and how their rows become prompts.
 
-A preset holds no rows. It names a hub repository (read only under `draftsmith run --online`) or describes a copy of its
-files that lies here, the licence its authors gave it, and the workload that each of its categories belongs to. The
-templates are our own words: a published score that depends on another wording is not comparable with them.
+A preset holds no rows. It describes a hub repository (read only under `draftsmith run --online`) or a local copy of its
+files, its licence, and the workload of each of its categories. The templates are our own wording, so published scores
+that depend on another wording are not comparable.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 Workload = Literal["chat", "code", "maths", "summarisation", "translation", "question-answering", "retrieval"]
 Language = Literal["en", "zh"]
-"""The language that the answer is to be written in."""
+"""The language of the answers."""
 
 
 class Preset(BaseModel):
     """One benchmark.
 
-    repository: hub id. configs: its subsets, each loaded by name; empty is the default one. split: which part is read.
-    files: where the repository has no loadable subsets, the files (also inside a zip: `members`) that are read instead.
-    category: the row's field that tells its category; "" takes the name of the subset or file.
-    workloads: category -> workload; what is not listed is `workload`.
-    turns: fields that may hold a list of what the user says, turn by turn; the first that is there counts.
-    template: what is asked, with the row's fields in braces (lower case); unused where `turns` are there.
-    reference: the field with what a person answered, "" where there is none.
-    chat: whether a chat template applies; a text to be continued otherwise.
+    repository: hub id. configs: its subsets, each loaded by name; empty is the default one. split: the split to read.
+    files: the files to read where the repository has no loadable subsets. members: the files inside a zip among them.
+    category: the row's field with its category; "" takes the name of the subset or file.
+    workloads: category -> workload; other categories belong to `workload`.
+    turns: fields that may hold a list of user turns; the first that is present counts.
+    template: the question, with the row's fields in braces (lower case); unused where the row has `turns`.
+    reference: the field with a person's answer, "" without one.
+    chat: whether a chat template applies; otherwise the prompt is a text to continue.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -59,7 +59,7 @@ class Preset(BaseModel):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that the template needs."""
+        """The names of the fields in the template."""
         return tuple(name for _, name, _, _ in string.Formatter().parse(self.template) if name)
 
     def workload_of(self, category: str) -> Workload:
@@ -76,7 +76,7 @@ _CATEGORIES: Final[dict[str, Workload]] = {
     "qa": "question-answering",
     "rag": "retrieval",
 }
-"""Of MT-Bench and Spec-Bench; writing, roleplay, reasoning, extraction, stem and humanities are chat."""
+"""Categories of MT-Bench and Spec-Bench; writing, roleplay, reasoning, extraction, stem and humanities are chat."""
 
 _CHOICES_ZH: Final = "{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\n\n请先简要分析各个选项，再给出正确答案的字母。"
 

@@ -1,7 +1,7 @@
-"""Where the rows of a workload come from: a preset's repository, a copy of its files, or anybody's own rows.
+"""The sources of workload rows: a benchmark preset's repository, a local copy of its files, or the user's own rows.
 
-Rows are read one by one (row_files.py, hub_rows.py), so that a bad one is set aside and the rest is kept. On top of the
-formats of every other source this reads CSV, also inside a zip, because that is how CMMLU and C-Eval are handed out.
+Rows are read one by one (row_files.py, hub_rows.py), so that a bad one is set aside alone. CSV, also inside a zip, is
+read too, because CMMLU and C-Eval are distributed so.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from components.contract import UserError
 from components.data.hub_rows import PREFIX, HubSource, hub_rows, parse_hub_source, source_files
 from components.data.row_files import SetAside, find_files, folder_of_pattern, read_rows, require_usable, stem_of
-from components.data.row_streams import one_line, opened_within_reason
+from components.data.row_streams import bounded_stream, one_line
 from components.data.row_tables import csv_rows
 from components.data.workload_presets import PRESETS, Preset
 
 PresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
 _TABLES: Final = (".csv", ".zip")
-_OF_ZIPS: Final = (
+_ZIP_ERRORS: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(OSError, EOFError, RuntimeError, ValueError, OverflowError),
 )
-"""What a damaged zip, or one with a password, raises where it is opened or read."""
+"""Errors that a damaged zip, or one with a password, raises where it is opened or read."""
 
 Table = tuple[str, str, Iterator[tuple[int, Any]]]
-"""(where it is, what it is called, its rows with their lines)."""
+"""(location, name, rows with their lines)."""
 
 
 class WorkloadSource(BaseModel):
-    """One source of prompts: a preset, a preset's files that lie here, or rows of one's own.
+    """One source of prompts: a preset, local files of a preset, or rows of one's own.
 
-    preset: one of the benchmarks in workload_presets.py; it knows its fields, template and workloads.
+    preset: a benchmark in workload_presets.py, which defines its fields, template and workloads.
     path: a file, folder or pattern (JSONL, JSON, Parquet, CSV, a zip of CSV), or hf:OWNER/NAME[/CONFIG]:SPLIT; with a
         preset, a copy of its files.
-    revision: of the preset's repository on the hub; pin it, since a hub id counts by its name alone.
+    revision: of the preset's hub repository; pin it, since the step's key holds only the repository's name.
     workload: the label of rows without a preset, or of all rows of a preset; results are grouped by it.
     workload_field: a field of the rows that holds the label instead.
-    language: that the answers are to be written in (a code such as en, zh); a preset knows its own.
-    template: what is asked, with the row's fields in braces, lower case; empty recognises the usual shapes.
-    reference: the field with what a person answered, where there is a template.
+    language: the code of the language of the answers (en, zh); a preset defines its own.
+    template: the question, with the row's fields in braces, lower case; empty recognises the common formats.
+    reference: the field with a person's answer, used with a template.
     num_prompts: prompts of each workload of this source, at most; null is the step's num_prompts.
     """
 
@@ -76,27 +76,27 @@ class WorkloadSource(BaseModel):
         return self
 
     @property
-    def known(self) -> Preset | None:
-        """The preset, where one is named."""
+    def resolved_preset(self) -> Preset | None:
+        """The named preset, None without one."""
         return None if self.preset is None else PRESETS[self.preset]
 
     @property
     def label(self) -> str:
-        """What its prompts name as their source."""
+        """The source that its prompts name."""
         return self.preset or self.path.rstrip("/").rsplit("/", 1)[-1]
 
 
-def source_of(given: str | WorkloadSource) -> WorkloadSource:
-    """A setting as a source: a preset by its name stands for itself."""
-    if isinstance(given, WorkloadSource):
-        return given
-    if given not in PRESETS:
-        raise UserError(f"sources: {given}: no such preset; known: {', '.join(PRESETS)}; or give a path")
-    return WorkloadSource.model_validate({"preset": given})
+def source_of(setting: str | Mapping[str, Any] | WorkloadSource) -> WorkloadSource:
+    """The source of a setting, which may be just the name of a preset; raises UserError for an unknown one."""
+    if not isinstance(setting, str):
+        return WorkloadSource.model_validate(setting)
+    if setting not in PRESETS:
+        raise UserError(f"sources: {setting}: no such preset; known: {', '.join(PRESETS)}; or give a path")
+    return WorkloadSource.model_validate({"preset": setting})
 
 
 def local_files(source: WorkloadSource) -> list[Path]:
-    """The files behind a source that lies here, sorted; none for one on the hub."""
+    """The local files of a source, sorted; none for a source on the hub."""
     if not source.path:
         return []
     if source.path.startswith(PREFIX):
@@ -105,32 +105,32 @@ def local_files(source: WorkloadSource) -> list[Path]:
 
 
 def tables(source: WorkloadSource, set_aside: SetAside) -> Iterator[Table]:
-    """Every table of a source; raises UserError in one line when it cannot be had."""
-    known = source.known
+    """Every table of a source; raises UserError where one cannot be read."""
+    preset = source.resolved_preset
     if not source.path:
-        assert known is not None, source
-        yield from _preset_tables(known, source.revision, set_aside)
+        assert preset is not None, source
+        yield from _preset_tables(preset, source.revision, set_aside)
         return
     if source.path.startswith(PREFIX):
-        found = parse_hub_source(source.path)
-        yield source.path, found.label, hub_rows(found)
+        hub_source = parse_hub_source(source.path)
+        yield source.path, hub_source.label, hub_rows(hub_source)
         return
-    members = known.members if known is not None else ""
+    members = preset.members if preset is not None else ""
     for file in local_files(source):
-        yield from _file_tables(file, members, known.split if known is not None else "", set_aside)
+        yield from _file_tables(file, members, preset.split if preset is not None else "", set_aside)
 
 
 def _preset_tables(preset: Preset, revision: str, set_aside: SetAside) -> Iterator[Table]:
     for name in preset.files:
-        yield from _file_tables(_downloaded(preset, name, revision), preset.members, preset.split, set_aside)
+        yield from _file_tables(_download(preset, name, revision), preset.members, preset.split, set_aside)
     for config in preset.configs or (None,) * (not preset.files):
-        where = f"{PREFIX}{preset.repository}" + (f"/{config}" if config else "") + f":{preset.split}"
-        source = HubSource(where, None, preset.repository, config, revision or None, preset.split)
-        yield where, config or preset.name, hub_rows(source)
+        location = f"{PREFIX}{preset.repository}" + (f"/{config}" if config else "") + f":{preset.split}"
+        source = HubSource(location, None, preset.repository, config, revision or None, preset.split)
+        yield location, config or preset.name, hub_rows(source)
 
 
-def _downloaded(preset: Preset, name: str, revision: str) -> Path:
-    """A file of the preset's repository, from the hub's own cache where it has been fetched before."""
+def _download(preset: Preset, name: str, revision: str) -> Path:
+    """A file of the preset's repository, from the hub's cache where it has been downloaded before."""
     import huggingface_hub
 
     try:
@@ -138,12 +138,12 @@ def _downloaded(preset: Preset, name: str, revision: str) -> Path:
             huggingface_hub.hf_hub_download(preset.repository, name, repo_type="dataset", revision=revision or None)
         )
     except Exception as error:  # every kind of network and hub failure ends here, as one line
-        where = f"sources: {preset.name}: {preset.repository}/{name}"
+        location = f"sources: {preset.name}: {preset.repository}/{name}"
         if huggingface_hub.is_offline_mode():
-            said = "steps may not reach the hub; allow it with `draftsmith run --online`, or give `path:` to a copy"
-            raise UserError(f"{where}: {said}") from error
+            remedy = "steps may not reach the hub; allow it with `draftsmith run --online`, or give `path:` to a copy"
+            raise UserError(f"{location}: {remedy}") from error
         reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-        raise UserError(f"{where}: the hub did not give it ({reason}); give `path:` to a copy") from error
+        raise UserError(f"{location}: the hub did not give it ({reason}); give `path:` to a copy") from error
 
 
 def _tabular_files(path: str) -> list[Path]:
@@ -151,7 +151,7 @@ def _tabular_files(path: str) -> list[Path]:
     try:
         place = Path(path).expanduser()
         if place.is_dir():
-            root, found = place, list(place.glob("*.csv"))
+            root, candidates = place, list(place.glob("*.csv"))
         elif not path.endswith(_TABLES):
             return []
         elif place.is_file():
@@ -159,8 +159,8 @@ def _tabular_files(path: str) -> list[Path]:
             return [place]
         else:
             root = folder_of_pattern(path)
-            found = list(Path(place.anchor or ".").glob(str(place.relative_to(place.anchor))))
-        files = sorted(file for file in found if file.is_file())
+            candidates = list(Path(place.anchor or ".").glob(str(place.relative_to(place.anchor))))
+        files = sorted(file for file in candidates if file.is_file())
         for file in files:
             require_usable(file, file.stat().st_size, root)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
@@ -184,25 +184,25 @@ def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> It
             if not names:
                 raise UserError(f"source: {file}: holds no {members}; give the archive as it was handed out")
             for name in names:
-                where = f"{file}!{name}"
-                yield where, _category(stem_of(Path(name)), split), _member_rows(archive, name, where, set_aside)
-    except _OF_ZIPS as error:
+                location = f"{file}!{name}"
+                yield location, _category(stem_of(Path(name)), split), _member_rows(archive, name, location, set_aside)
+    except _ZIP_ERRORS as error:
         raise UserError(f"source: {file}: not a readable zip ({one_line(error)}); fetch it again") from error
 
 
 def _member_rows(
-    archive: zipfile.ZipFile, name: str, where: str, set_aside: SetAside
+    archive: zipfile.ZipFile, name: str, location: str, set_aside: SetAside
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows of a file inside a zip, read as it is opened: what it opens to may be of any size."""
+    """The rows of a file inside a zip, streamed, because it may expand to any size."""
     try:
-        stored = archive.getinfo(name).compress_size
+        num_stored = archive.getinfo(name).compress_size
         with archive.open(name) as packed:
-            take = cast(zipfile.ZipExtFile, packed).read1
-            yield from csv_rows(where, opened_within_reason(take, lambda: stored), set_aside)
-    except _OF_ZIPS as error:
-        raise UserError(f"source: {where}: cannot be read to its end ({one_line(error)}); fetch it again") from error
+            read_some = cast(zipfile.ZipExtFile, packed).read1
+            yield from csv_rows(location, bounded_stream(read_some, lambda: num_stored), set_aside)
+    except _ZIP_ERRORS as error:
+        raise UserError(f"source: {location}: cannot be read to its end ({one_line(error)}); fetch it again") from error
 
 
 def _category(stem: str, split: str) -> str:
-    """C-Eval calls a subject's files SUBJECT_val.csv."""
+    """The category in a file's name: C-Eval names a subject's file SUBJECT_val.csv."""
     return stem.removesuffix(f"_{split}") if split else stem

@@ -1,1 +1,1 @@
-"""Guess, verify, commit: the decoding loop and its rules."""
+"""Draft, verify, commit: the decoding loop and its rules."""

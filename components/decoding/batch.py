@@ -1,11 +1,11 @@
-"""The decoding loop for many sequences, or for trees of guesses: one verifying pass for all of them a round.
+"""The decoding loop for many sequences, or for draft trees: one verification pass for all of them per round.
 
-A sequence is its own: its drafter state, its generator, its end. Rows of a pass are padded to the longest; a sequence
-that has ended drops out of the cache, so that it costs no rows. Greedy output is token for token that of chain.py
-(another number of rows rounds differently; what may come of that is a tie, judged as everywhere else), and so are the
-draws: each sequence draws from its own generator in the order in which it would alone.
+Each sequence has its own drafter state, generator and end. Rows of a pass are padded to the longest; a finished
+sequence is removed from the cache, so that it costs no rows. Greedy output equals that of chain.py token for token (up
+to ties: another number of rows rounds differently), and so do samples: each sequence draws from its own generator in
+the order in which it would alone.
 
-chain.py remains the quicker loop for one sequence and a chain. Lengths of cache, columns and rounds are as there.
+chain.py is the faster loop for one sequence and a chain. Lengths of cache, committed positions and rounds are as there.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, to_its_end
-from components.decoding.running import Running, columns_of
+from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, run_to_end
+from components.decoding.running import SequenceState, committed_positions
 from components.decoding.sampling import draw, is_greedy
 from components.decoding.session import check_positions
-from components.decoding.tree import GuessRows, padded_rows
+from components.decoding.tree import DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import TreeShape
-from components.decoding.tree_verification import TreeVerdict, verify_tree_greedy, verify_tree_sampled
+from components.decoding.tree_verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled
 from components.decoding.verification import verify_greedy, verify_sampled
-from components.drafts.draft import BatchProposer, Columns, Proposal, Proposer, Sampling, TreeProposer
+from components.drafts.draft import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
 from components.drafts.sampling import probabilities
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass
 
@@ -71,16 +71,16 @@ def batch_rounds(
     ignore_eos: bool = False,
     clock: Clock = time.perf_counter_ns,
 ) -> Rounds[list[Decoded]]:
-    """Continue every prompt by at most `max_new_tokens` tokens, and stop after the prefill and after each round.
+    """Continue every prompt by at most `max_new_tokens` tokens, and yield after the prefill and after each round.
 
-    What comes back is one Decoded a prompt, in their order.
+    The result is one Decoded per prompt, in their order.
 
-    proposer: guesses the next tokens; None, or depth 0 without a shape, is plain decoding.
-    depth:    guesses of a chain in every round; leave 0 where `shape` is given.
+    proposer: drafts the next tokens; None, or depth 0 without a shape, is plain decoding.
+    depth:    draft tokens of a chain in every round; leave 0 where `shape` is given.
     shape:    grow trees instead of chains; needs a TreeProposer.
     rngs:     one generator on the CPU for each prompt, needed when sampling.temperature > 0.
     Times:    ttft_ns is the prefill of the whole batch; decode_ns runs from there to the sequence's own last token.
-    A Decoded's rounds count the guesses of a tree as drafted, and those on the kept path as accepted.
+    A Decoded's rounds count the draft tokens of a tree as drafted, and those on the accepted path as accepted.
 
     Raises UserError for an empty prompt, a depth the proposer cannot reach, a method that cannot branch, more tokens
     than the target has positions.
@@ -89,25 +89,25 @@ def batch_rounds(
     if proposer is not None and proposer.method in LOOPS:
         raise UserError(f"decoding: {proposer.method} decodes one sequence at a time, as a chain: take batch size 1")
     deepest = 0 if proposer is None else depth if shape is None else shape.depth
-    guesses = 0 if proposer is None else depth if shape is None else shape.num_guesses
+    num_draft_tokens = 0 if proposer is None else depth if shape is None else shape.num_draft_tokens
     _check(target, proposer, prompts, max_new_tokens, deepest, shape, sampling, rngs)
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
-    capacity = max(map(len, prompts)) + max_new_tokens + guesses + 1
+    capacity = max(map(len, prompts)) + max_new_tokens + num_draft_tokens + 1
     cache = target.new_cache(len(prompts), capacity)
     sequences = [
-        Running(
+        SequenceState(
             prompt=list(prompt),
-            state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + guesses + 1),
-            rng=torch.Generator() if rngs is None else rngs[number],
+            state=None if proposer is None else proposer.new_state(len(prompt) + max_new_tokens + num_draft_tokens + 1),
+            rng=torch.Generator() if rngs is None else rngs[index],
         )
-        for number, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     ]
     run = _BatchRun(target, proposer, cache, depth, shape, sampling, clock)
     return (yield from run.decode(sequences, max_new_tokens, ends))
 
 
-decode_batch = to_its_end(batch_rounds)
-"""Continue every prompt, without a stop; arguments and errors are those of `batch_rounds`."""
+decode_batch = run_to_end(batch_rounds)
+"""Continue every prompt in one call; arguments and errors are those of `batch_rounds`."""
 
 
 def _check(
@@ -136,7 +136,7 @@ def _check(
 
 
 class _BatchRun:
-    """What stays the same over the rounds, so that the loop reads as its three steps: guess, verify, commit."""
+    """The constants of all rounds, so that the loop reads as its three steps: draft, verify, commit."""
 
     def __init__(
         self,
@@ -153,39 +153,39 @@ class _BatchRun:
         self.greedy = is_greedy(sampling)
         self.features = proposer is not None and proposer.needs_features
 
-    def decode(self, sequences: list[Running], limit: int, ends: frozenset[int]) -> Rounds[list[Decoded]]:
+    def decode(self, sequences: list[SequenceState], limit: int, ends: frozenset[int]) -> Rounds[list[Decoded]]:
         """Prefill, then rounds until every sequence has reached the limit or end-of-text."""
         start = self.clock()
         self._prefill(sequences, ends)
         first = self.clock()
-        live = self._still_running(sequences, limit)
+        live = self._retain_live(sequences, limit)
         while live:
-            yield min(sequence.kept for sequence in live)
+            yield min(sequence.num_tokens for sequence in live)
             if self.proposer is None:
                 self._plain_round(live, limit, ends)
             else:
                 self._round(self.proposer, live, limit, ends)
-            live = self._still_running(live, limit)
+            live = self._retain_live(live, limit)
         return [sequence.decoded(start, first) for sequence in sequences]
 
-    def _plain_round(self, live: list[Running], limit: int, ends: frozenset[int]) -> None:
-        """One row for each sequence and nothing else: the baseline that speculation has to beat."""
+    def _plain_round(self, live: list[SequenceState], limit: int, ends: frozenset[int]) -> None:
+        """Plain decoding, one row per sequence: the baseline that speculation has to beat."""
         ids = torch.tensor([[sequence.newest] for sequence in live])
         logits = self.target.forward(ids.to(self.target.device), self.cache, logits="last").logits
         assert logits is not None
-        for sequence, token in zip(live, self._picked(logits, live), strict=True):
-            sequence.commit(TreeVerdict([0], [token]), 0, limit, ends)
+        for sequence, token in zip(live, self._sample(logits, live), strict=True):
+            sequence.commit(TreeVerifyResult([0], [token]), 0, limit, ends)
 
-    def _round(self, proposer: Proposer, live: list[Running], limit: int, ends: frozenset[int]) -> None:
-        trees, proposals = self._guess(proposer, live)
+    def _round(self, proposer: Proposer, live: list[SequenceState], limit: int, ends: frozenset[int]) -> None:
+        trees, proposals = self._draft(proposer, live)
         out = self._pass(trees)
-        verdicts = self._verify(live, trees, proposals, out)
-        for place, (sequence, verdict, tree) in enumerate(zip(live, verdicts, trees, strict=True)):
-            sequence.commit(verdict, len(tree.tokens) - 1, limit, ends)
-            sequence.columns = columns_of(verdict.token_ids, out, place, verdict.rows, self.target.device)
+        results = self._verify(live, trees, proposals, out)
+        for index, (sequence, result, tree) in enumerate(zip(live, results, trees, strict=True)):
+            sequence.commit(result, len(tree.tokens) - 1, limit, ends)
+            sequence.committed = committed_positions(result.token_ids, out, index, result.rows, self.target.device)
 
-    def _picked(self, logits: Tensor, sequences: list[Running]) -> list[int]:
-        """The target's token for each sequence, of logits [B, 1, V]; one copy to the host where nothing is drawn."""
+    def _sample(self, logits: Tensor, sequences: list[SequenceState]) -> list[int]:
+        """Sample the target's token of each sequence from logits [B, 1, V]; greedy takes one copy to the host."""
         if self.greedy:
             picks: list[int] = logits[:, 0].argmax(-1).tolist()
             return picks
@@ -194,7 +194,7 @@ class _BatchRun:
             for rows, sequence in zip(logits, sequences, strict=True)
         ]
 
-    def _prefill(self, sequences: list[Running], ends: frozenset[int]) -> None:
+    def _prefill(self, sequences: list[SequenceState], ends: frozenset[int]) -> None:
         lengths = torch.tensor([len(sequence.prompt) for sequence in sequences])
         ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
         for row, sequence in enumerate(sequences):
@@ -207,52 +207,54 @@ class _BatchRun:
             features=self.features,
         )
         assert out.logits is not None
-        for place, (sequence, token) in enumerate(zip(sequences, self._picked(out.logits, sequences), strict=True)):
+        for index, (sequence, token) in enumerate(zip(sequences, self._sample(out.logits, sequences), strict=True)):
             sequence.begin(token, ends)
             if self.proposer is not None:
                 rows = list(range(len(sequence.prompt)))
                 next_tokens = [*sequence.prompt[1:], token]
-                sequence.columns = columns_of(next_tokens, out, place, rows, self.target.device)
+                sequence.committed = committed_positions(next_tokens, out, index, rows, self.target.device)
 
-    def _still_running(self, sequences: list[Running], limit: int) -> list[Running]:
-        """Those that go on; the others are noted as stopped and leave the cache."""
+    def _retain_live(self, sequences: list[SequenceState], limit: int) -> list[SequenceState]:
+        """The unfinished sequences; finished ones get their stop time and leave the cache."""
         now = self.clock()
-        places = []
-        for place, sequence in enumerate(sequences):
-            if sequence.ended or sequence.kept >= limit:
+        live = []
+        for index, sequence in enumerate(sequences):
+            if sequence.at_eos or sequence.num_tokens >= limit:
                 sequence.stop_ns = now
             else:
-                places.append(place)
-        if places and len(places) < len(sequences):
-            self.cache.select(places)
-        return [sequences[place] for place in places]
+                live.append(index)
+        if live and len(live) < len(sequences):
+            self.cache.select(live)
+        return [sequences[index] for index in live]
 
-    def _guess(self, proposer: Proposer, live: list[Running]) -> tuple[list[GuessRows], list[Proposal]]:
-        """A tree for each sequence; a chain comes with its proposal, which says what it was drawn from.
+    def _draft(self, proposer: Proposer, live: list[SequenceState]) -> tuple[list[DraftTreeRows], list[Proposal]]:
+        """Draft a tree for each sequence; chains come with their proposals.
 
-        Where the target's positions run out, guesses end with them; see chain.py.
+        Where the target's positions run out, fewer tokens are drafted; see chain.py.
         """
-        columns = [sequence.columns for sequence in live if sequence.columns is not None]
+        committed = [sequence.committed for sequence in live if sequence.committed is not None]
         longest = self.target.shape.max_position_embeddings
-        rooms = [longest - len(sequence.prompt) - sequence.kept for sequence in live]
+        rooms = [longest - len(sequence.prompt) - sequence.num_tokens for sequence in live]
         if self.shape is not None:
-            branching = cast("TreeProposer", proposer)  # checked once: asking a protocol costs as much as a draft step
+            tree_proposer = cast(
+                "TreeProposer", proposer
+            )  # checked in _check: isinstance with a protocol costs as much as a draft step
             vocab_size = self.target.shape.vocab_size
             trees = []
-            for sequence, taken, room in zip(live, columns, rooms, strict=True):
-                branches = branching.begin(sequence.state, taken, self.shape.depth)
+            for sequence, new, room in zip(live, committed, rooms, strict=True):
+                branches = tree_proposer.begin(sequence.state, new, self.shape.depth)
                 tree = self.shape.grow(
-                    branches, sequence.newest, branching.draft_ids, vocab_size, self.sampling, sequence.rng
+                    branches, sequence.newest, tree_proposer.draft_ids, vocab_size, self.sampling, sequence.rng
                 )
-                trees.append(tree if room >= self.shape.depth else tree.within(room))
+                trees.append(tree if room >= self.shape.depth else tree.cut_below(room))
             return trees, []
         states, rngs = [sequence.state for sequence in live], [sequence.rng for sequence in live]
         depths = [min(self.depth, room) for room in rooms]
-        proposals = propose_each(proposer, states, columns, depths, self.sampling, rngs)
+        proposals = propose_each(proposer, states, committed, depths, self.sampling, rngs)
         chains = [[s.newest, *proposal.tokens.tolist()] for s, proposal in zip(live, proposals, strict=True)]
-        return [GuessRows(chain, list(range(-1, len(chain) - 1))) for chain in chains], proposals
+        return [DraftTreeRows(chain, list(range(-1, len(chain) - 1))) for chain in chains], proposals
 
-    def _pass(self, trees: list[GuessRows]) -> TargetPass:
+    def _pass(self, trees: list[DraftTreeRows]) -> TargetPass:
         ids, num_valid, geometry = padded_rows(trees)
         return self.target.forward(
             ids.to(self.target.device),
@@ -263,50 +265,50 @@ class _BatchRun:
         )
 
     def _verify(
-        self, live: list[Running], trees: list[GuessRows], proposals: list[Proposal], out: TargetPass
-    ) -> list[TreeVerdict]:
-        """What each sequence keeps; the cache keeps the same."""
+        self, live: list[SequenceState], trees: list[DraftTreeRows], proposals: list[Proposal], out: TargetPass
+    ) -> list[TreeVerifyResult]:
+        """Verify the draft tokens of each sequence and cut the cache accordingly."""
         assert out.logits is not None
-        verdicts = []
-        for place, (sequence, tree) in enumerate(zip(live, trees, strict=True)):
-            logits = out.logits[place, : len(tree.tokens)]
+        results = []
+        for index, (sequence, tree) in enumerate(zip(live, trees, strict=True)):
+            logits = out.logits[index, : len(tree.tokens)]
             if self.shape is None:
-                verdicts.append(self._verify_chain(logits, tree, proposals[place] if proposals else None, sequence.rng))
+                results.append(self._verify_chain(logits, tree, proposals[index] if proposals else None, sequence.rng))
             elif self.greedy:
-                verdicts.append(verify_tree_greedy(logits, tree))
+                results.append(verify_tree_greedy(logits, tree))
             else:
-                verdicts.append(verify_tree_sampled(probabilities(logits, self.sampling), tree, sequence.rng))
+                results.append(verify_tree_sampled(probabilities(logits, self.sampling), tree, sequence.rng))
         start = self.cache.lengths - torch.tensor([len(tree.tokens) for tree in trees])
         if self.shape is None:
-            self.cache.truncate(start + torch.tensor([len(verdict.rows) for verdict in verdicts]))
+            self.cache.truncate(start + torch.tensor([len(result.rows) for result in results]))
         else:
-            self.cache.keep(start, [verdict.rows for verdict in verdicts])
-        return verdicts
+            self.cache.keep(start, [result.rows for result in results])
+        return results
 
     def _verify_chain(
-        self, logits: Tensor, chain: GuessRows, proposal: Proposal | None, rng: torch.Generator
-    ) -> TreeVerdict:
-        guesses = torch.tensor(chain.tokens[1:], dtype=torch.int64, device=logits.device)
+        self, logits: Tensor, chain: DraftTreeRows, proposal: Proposal | None, rng: torch.Generator
+    ) -> TreeVerifyResult:
+        draft_tokens = torch.tensor(chain.tokens[1:], dtype=torch.int64, device=logits.device)
         if self.greedy:
-            verdict = verify_greedy(logits, guesses)
+            result = verify_greedy(logits, draft_tokens)
         else:
-            drawn_from = None if proposal is None else proposal.probs
-            verdict = verify_sampled(probabilities(logits, self.sampling), guesses, drawn_from, rng)
-        return TreeVerdict(list(range(verdict.num_accepted + 1)), verdict.token_ids)
+            draft_probs = None if proposal is None else proposal.probs
+            result = verify_sampled(probabilities(logits, self.sampling), draft_tokens, draft_probs, rng)
+        return TreeVerifyResult(list(range(result.num_accepted + 1)), result.token_ids)
 
 
 def propose_each(
     proposer: Proposer,
     states: Sequence[Any],
-    columns: Sequence[Columns],
+    committed: Sequence[CommittedPositions],
     depths: Sequence[int],
     sampling: Sampling,
     rngs: Sequence[torch.Generator],
 ) -> list[Proposal]:
-    """A chain for every sequence: in the drafter's own batched way where it has one, else one after the other."""
+    """Propose a chain for every sequence: batched where the drafter can, else one after the other."""
     if isinstance(proposer, BatchProposer) and min(depths) == max(depths):
-        return proposer.propose_batch(states, columns, depths[0], sampling, rngs)
+        return proposer.propose_batch(states, committed, depths[0], sampling, rngs)
     return [
-        proposer.propose(state, taken, depth, sampling, rng)
-        for state, taken, depth, rng in zip(states, columns, depths, rngs, strict=True)
+        proposer.propose(state, new, depth, sampling, rng)
+        for state, new, depth, rng in zip(states, committed, depths, rngs, strict=True)
     ]

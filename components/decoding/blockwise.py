@@ -1,16 +1,16 @@
-"""Blockwise parallel decoding: which guesses of a block are kept (Stern et al. 2018, arXiv:1811.03115).
+"""Blockwise parallel decoding: acceptance rules for a block of draft tokens (Stern et al. 2018, arXiv:1811.03115).
 
 Their loop, predict k tokens from one state, verify them all in one pass, keep a prefix, is chain.decode: the pass that
 verifies a block yields the states from which heads on the target's last layer (mtp-parallel, medusa) predict the next,
-so one pass serves both. What is left to choose is when a guess is good enough. With p_j the target's distribution after
-guess j - 1 and every guess before it kept, guess x is kept when
-  exact     x = argmax p_j                             their section 3: what greedy decoding says, lossless
+so one pass serves both. The rule decides when a draft token is good enough. With p_j the target's distribution after
+draft token j - 1 and all earlier ones accepted, draft token x is accepted when
+  exact     x = argmax p_j                             their section 3: equals greedy decoding, lossless
   top_k     p_j(x) is among the k largest              their section 5.1; k = 1 is exact
-  typical   p_j(x) > min(epsilon, delta exp(-H(p_j)))  a threshold that falls where the target is unsure
+  typical   p_j(x) > min(epsilon, delta exp(-H(p_j)))  a threshold that falls where the target is uncertain
 Their section 5.2 has a distance between ordinal values, which words do not have; typical is Medusa's rule for words
 (Cai et al. 2024, arXiv:2401.10774, section 2.3.1; H in nats, their delta = sqrt(epsilon)).
-The token after the last kept guess is argmax p. All but exact change the output: they are for what may differ, never
-for a comparison with plain decoding.
+The token after the last accepted one is argmax p. All rules but exact change the output, so never use them in a
+comparison with plain decoding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.verification import Verdict
+from components.decoding.verification import VerifyResult
 
 
 @dataclass(frozen=True)
 class BlockRule:
-    """When a guess is kept. epsilon: of typical, in (0, 1); delta is its square root."""
+    """When a draft token is accepted. epsilon: of typical, in (0, 1); delta is its square root."""
 
     kind: Literal["exact", "top_k", "typical"] = "exact"
     top_k: int = 1
@@ -49,23 +49,23 @@ class BlockRule:
 EXACT = BlockRule()
 
 
-def verify_block(logits: Tensor, guesses: Tensor, rule: BlockRule) -> Verdict:
-    """Logits [k+1, V] and guesses [k] -> the longest prefix of good guesses, and the target's next token."""
-    count = guesses.shape[0]
-    good = _good(logits[:count].float(), guesses, rule)
-    kept = int(good.long().cumprod(0).sum())
-    emitted = torch.cat((guesses[:kept], logits[kept : kept + 1].argmax(-1)))
-    return Verdict(kept, emitted, emitted.tolist())
+def verify_block(logits: Tensor, draft_tokens: Tensor, rule: BlockRule) -> VerifyResult:
+    """Logits [k+1, V], draft_tokens [k] -> the longest prefix of good draft tokens, and the target's next token."""
+    num_drafted = draft_tokens.shape[0]
+    good = _is_good(logits[:num_drafted].float(), draft_tokens, rule)
+    num_accepted = int(good.long().cumprod(0).sum())
+    emitted = torch.cat((draft_tokens[:num_accepted], logits[num_accepted : num_accepted + 1].argmax(-1)))
+    return VerifyResult(num_accepted, emitted, emitted.tolist())
 
 
-def _good(logits: Tensor, guesses: Tensor, rule: BlockRule) -> Tensor:
-    """Which guesses are good enough, each by itself: [k, V] and [k] -> bool [k]."""
+def _is_good(logits: Tensor, draft_tokens: Tensor, rule: BlockRule) -> Tensor:
+    """Whether each draft token is good enough, ignoring the others: [k, V] and [k] -> bool [k]."""
     if rule.lossless:
-        return logits.argmax(-1) == guesses
+        return logits.argmax(-1) == draft_tokens
     if rule.kind == "top_k":
         likely = logits.topk(min(rule.top_k, logits.shape[-1]), dim=-1).indices
-        return (likely == guesses[:, None]).any(-1)
+        return (likely == draft_tokens[:, None]).any(-1)
     log_probs = logits.log_softmax(-1)
     entropy = torch.special.entr(log_probs.exp()).sum(-1)
     floor = (math.sqrt(rule.epsilon) * (-entropy).exp()).clamp(max=rule.epsilon)
-    return log_probs.exp().gather(-1, guesses[:, None])[:, 0] > floor
+    return log_probs.exp().gather(-1, draft_tokens[:, None])[:, 0] > floor

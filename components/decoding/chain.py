@@ -1,14 +1,14 @@
-"""The decoding loop: guess a chain, verify it in one pass, commit what holds. Without guesses it is plain decoding.
+"""The decoding loop: draft a chain, verify it in one pass, commit the accepted tokens. Depth 0 is plain decoding.
 
 Output tokens are numbered from 0; token 0 comes from the prefill. A round starts when output token i is the newest
-known token. It drafts `depth` guesses for tokens i+1, i+2, ..., verifies them in one pass of depth+1 rows, keeps the
-`accepted` right ones and adds one token of the target's own.
+known token. It drafts `depth` tokens for i+1, i+2, ..., verifies them in one pass of depth+1 rows, keeps the
+`accepted` correct ones and adds one token of the target's own.
 
 The depth does not change near the end: a round that runs past end-of-text or the limit is cut (emitted < accepted + 1),
 and what was cut is recorded, not kept. A live run is therefore the replay of an acceptance map, round for round. Only
-where the target's positions run out are guesses fewer, down to one: what is measured keeps clear of there.
+where the target's positions run out are fewer tokens drafted; measurements stay away from that limit.
 
-Every loop is a generator that stops after each round, so that several generations can take turns on one machine
+Every loop is a generator that yields after each round, so that several generations can take turns on one machine
 (bench/slices.py); `decode` runs one to its end.
 """
 
@@ -28,14 +28,14 @@ from components.contract import UserError
 from components.decoding.blockwise import EXACT, BlockRule, verify_block
 from components.decoding.sampling import draw, is_greedy
 from components.decoding.session import Session
-from components.decoding.verification import Verdict, verify_greedy, verify_sampled
-from components.drafts.draft import Columns, Proposer, Sampling
+from components.decoding.verification import VerifyResult, verify_greedy, verify_sampled
+from components.drafts.draft import CommittedPositions, Proposer, Sampling
 from components.drafts.sampling import probabilities
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass
 
 GREEDY = Sampling()
 
-# Methods whose guesses are no chain, and the loop that decodes with them: "module:function".
+# Methods with their own decoding loop, "module:function".
 LOOPS: dict[str, str] = {
     "lookahead": "components.decoding.lookahead:lookahead_rounds",
 }
@@ -43,14 +43,14 @@ LOOPS: dict[str, str] = {
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 Rounds = Generator[int, None, Result]
-"""A generation that goes on from one yield to the next: first the prefill, then round by round; returns its result.
+"""A generation that yields after the prefill and after each round, and returns its result.
 
-It yields the tokens kept so far, of a batch those of the sequence that has the fewest and still runs.
+It yields the number of output tokens so far, in a batch the smallest of the unfinished sequences.
 
 It runs inside the caller's torch.inference_mode(): generations that take turns would switch each other's off.
 """
 Clock = Callable[[], int]
-"""Tells nanoseconds. What takes turns is given one that stands still while others run."""
+"""Returns nanoseconds. Generations that take turns get one that stops while others run."""
 
 
 class RoundFacts(NamedTuple):
@@ -58,7 +58,7 @@ class RoundFacts(NamedTuple):
 
     out_pos: int  # the newest known output token when it started
     drafted: int
-    accepted: int  # of the drafted guesses, also those past the end
+    accepted: int  # of the drafted tokens, including those past the end
     emitted: int  # tokens kept: accepted + 1, fewer in a cut tail round
     kv_len: int  # tokens in the target's cache when it started
 
@@ -96,15 +96,15 @@ def decode_rounds(
     rule: BlockRule = EXACT,
     clock: Clock = time.perf_counter_ns,
 ) -> Rounds[Decoded]:
-    """Continue `prompt_ids` by at most `max_new_tokens` tokens, and stop after the prefill and after each round.
+    """Continue `prompt_ids` by at most `max_new_tokens` tokens, and yield after the prefill and after each round.
 
-    proposer:  guesses the next tokens; None, or depth 0, is plain decoding with nothing else computed.
-    depth:     guesses asked for in every round.
+    proposer:  drafts the next tokens; None, or depth 0, is plain decoding with nothing else computed.
+    depth:     draft tokens requested in every round.
     rng:       needed when sampling.temperature > 0, on the CPU; the same seed gives the same tokens.
     eos_ids:   end-of-text tokens, default those of the target.
     session:   reuses its cache; without one a cache is allocated for this call.
-    rule:      when greedy decoding keeps a guess; every one but the default changes the output (blockwise.py).
-    clock:     what the times of the result are read from.
+    rule:      when greedy decoding accepts a draft token; all but the default change the output (blockwise.py).
+    clock:     measures the times of the result.
 
     Raises UserError for an empty prompt, a depth the proposer cannot reach, more tokens than the target has positions.
     """
@@ -119,8 +119,8 @@ def decode_rounds(
             raise UserError(f"decoding: {proposer.method} has a loop of its own and no block rule: leave the rule out")
         module, function = LOOPS[proposer.method].split(":")
         run_loop = getattr(importlib.import_module(module), function)
-        asked = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends, "clock": clock}
-        decoded: Decoded = yield from run_loop(target, proposer, prompt_ids, session=session, **asked)
+        options = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends, "clock": clock}
+        decoded: Decoded = yield from run_loop(target, proposer, prompt_ids, session=session, **options)
         return decoded
     needed = len(prompt_ids) + max_new_tokens + depth + 1
     cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, depth + 1)
@@ -133,13 +133,13 @@ def decode_rounds(
     return (yield from run.decode(ids, max_new_tokens, ends, clock))
 
 
-def to_its_end(begin: Callable[Arguments, Rounds[Result]]) -> Callable[Arguments, Result]:
-    """The function that runs a generation to its end, for when nobody else takes turns with it."""
+def run_to_end(start: Callable[Arguments, Rounds[Result]]) -> Callable[Arguments, Result]:
+    """Turn a round-by-round generation into a function that runs it to its end."""
 
-    @functools.wraps(begin)
-    def whole(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    @functools.wraps(start)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with torch.inference_mode():
-            rounds = begin(*args, **kwargs)
+            rounds = start(*args, **kwargs)
             while True:
                 try:
                     next(rounds)
@@ -147,11 +147,11 @@ def to_its_end(begin: Callable[Arguments, Rounds[Result]]) -> Callable[Arguments
                     result: Result = end.value
                     return result
 
-    return whole
+    return run
 
 
-decode = to_its_end(decode_rounds)
-"""Continue a prompt, without a stop; arguments and errors are those of `decode_rounds`."""
+decode = run_to_end(decode_rounds)
+"""Continue a prompt in one call; arguments and errors are those of `decode_rounds`."""
 
 
 def _check(
@@ -184,7 +184,7 @@ def _plain(
     ends: frozenset[int],
     clock: Clock,
 ) -> Rounds[Decoded]:
-    """One row a pass and nothing else: the baseline that speculation has to beat."""
+    """Plain decoding, one row per pass: the baseline that speculation has to beat."""
     greedy = is_greedy(sampling)
     tokens: list[int] = []
     ids = prompt.unsqueeze(0)
@@ -209,7 +209,7 @@ def _plain(
 
 
 class _ChainRun:
-    """The moving parts of one speculative generation, so that the loop below reads as its three steps."""
+    """One speculative generation, so that the loop below reads as its three steps."""
 
     def __init__(
         self,
@@ -227,10 +227,10 @@ class _ChainRun:
         self.depth, self.sampling, self.rng = depth, sampling, rng
         self.greedy = is_greedy(sampling)
         self.features = proposer.needs_features
-        self.nothing = torch.empty(0, 0, dtype=target.dtype, device=target.device)
+        self.empty = torch.empty(0, 0, dtype=target.dtype, device=target.device)
 
     def decode(self, prompt: Tensor, max_new_tokens: int, ends: frozenset[int], clock: Clock) -> Rounds[Decoded]:
-        """Prefill, then guess, verify, commit until the limit or end-of-text."""
+        """Prefill, then draft, verify, commit until the limit or end-of-text."""
         n = prompt.shape[0]
         start = clock()
         out = self.target.forward(prompt.unsqueeze(0), self.cache, logits="last", features=self.features)
@@ -238,53 +238,57 @@ class _ChainRun:
         newest = (
             out.logits[0].argmax(-1) if self.greedy else draw(probabilities(out.logits[0], self.sampling), self.rng)
         )
-        raw = newest.tolist()
+        tokens = newest.tolist()
         first = clock()
-        columns = self._columns(torch.cat((prompt[1:], newest)), out, n)
+        committed = self._committed(torch.cat((prompt[1:], newest)), out, n)
         rounds: list[RoundFacts] = []
-        kept = 1
-        ended = raw[0] in ends
-        while not ended and kept < max_new_tokens:
-            yield kept
-            verdict, out, drafted = self._round(newest, columns, self.target.shape.max_position_embeddings - n - kept)
-            emitted, ended = keep_until_end(verdict.token_ids, max_new_tokens - kept, ends)
-            rounds.append(RoundFacts(kept - 1, drafted, verdict.num_accepted, emitted, n + kept - 1))
-            kept += emitted
-            raw += verdict.token_ids
-            # The cache holds x_n and all guesses; the rejected ones are forgotten, the newest token is not in it yet.
-            self.cache.truncate(torch.tensor([n + kept - 1]))
-            newest = verdict.emitted[-1:]
-            columns = self._columns(verdict.emitted, out, verdict.num_accepted + 1)
+        num_tokens = 1
+        at_eos = tokens[0] in ends
+        while not at_eos and num_tokens < max_new_tokens:
+            yield num_tokens
+            result, out, drafted = self._round(
+                newest, committed, self.target.shape.max_position_embeddings - n - num_tokens
+            )
+            emitted, at_eos = count_until_end(result.token_ids, max_new_tokens - num_tokens, ends)
+            rounds.append(RoundFacts(num_tokens - 1, drafted, result.num_accepted, emitted, n + num_tokens - 1))
+            num_tokens += emitted
+            tokens += result.token_ids
+            # The cache holds x_n and all draft tokens; drop the rejected ones. The newest token is not in it yet.
+            self.cache.truncate(torch.tensor([n + num_tokens - 1]))
+            newest = result.emitted[-1:]
+            committed = self._committed(result.emitted, out, result.num_accepted + 1)
         stop = clock()
-        status = "eos" if ended else "ok"
-        return Decoded(raw[:kept], raw, rounds, status, n, first - start, stop - first)
+        status = "eos" if at_eos else "ok"
+        return Decoded(tokens[:num_tokens], tokens, rounds, status, n, first - start, stop - first)
 
-    def _round(self, newest: Tensor, columns: Columns, room: int) -> tuple[Verdict, TargetPass, int]:
-        """Guess after the newest token, which leaves `room` positions, and verify the guesses in one pass."""
-        proposal = self.proposer.propose(self.state, columns, min(self.depth, room), self.sampling, self.rng)
-        guesses = proposal.tokens.to(newest.device)
-        ids = torch.cat((newest, guesses)).unsqueeze(0)
+    def _round(self, newest: Tensor, committed: CommittedPositions, room: int) -> tuple[VerifyResult, TargetPass, int]:
+        """Draft at most `room` tokens after the newest token and verify them in one pass."""
+        proposal = self.proposer.propose(self.state, committed, min(self.depth, room), self.sampling, self.rng)
+        draft_tokens = proposal.tokens.to(newest.device)
+        ids = torch.cat((newest, draft_tokens)).unsqueeze(0)
         out = self.target.forward(ids, self.cache, features=self.features)
         assert out.logits is not None
         if self.greedy:
             exact = self.rule.lossless
-            verdict = (
-                verify_greedy(out.logits[0], guesses) if exact else verify_block(out.logits[0], guesses, self.rule)
+            result = (
+                verify_greedy(out.logits[0], draft_tokens)
+                if exact
+                else verify_block(out.logits[0], draft_tokens, self.rule)
             )
         else:
-            verdict = verify_sampled(probabilities(out.logits[0], self.sampling), guesses, proposal.probs, self.rng)
-        return verdict, out, guesses.shape[0]
+            result = verify_sampled(probabilities(out.logits[0], self.sampling), draft_tokens, proposal.probs, self.rng)
+        return result, out, draft_tokens.shape[0]
 
-    def _columns(self, next_tokens: Tensor, out: TargetPass, count: int) -> Columns:
-        """The first `count` rows of a pass, each with the token that follows it."""
+    def _committed(self, next_tokens: Tensor, out: TargetPass, count: int) -> CommittedPositions:
+        """The first `count` rows of a pass, each with its next token."""
         if not self.features:
-            return Columns(next_tokens, self.nothing, self.nothing)
+            return CommittedPositions(next_tokens, self.empty, self.empty)
         assert out.taps is not None and out.last is not None
-        return Columns(next_tokens, out.taps[0, :count], out.last[0, :count])
+        return CommittedPositions(next_tokens, out.taps[0, :count], out.last[0, :count])
 
 
-def keep_until_end(token_ids: list[int], room: int, ends: frozenset[int]) -> tuple[int, bool]:
-    """How many of a round's tokens are kept, and whether the last kept one ends the text."""
+def count_until_end(token_ids: list[int], room: int, ends: frozenset[int]) -> tuple[int, bool]:
+    """How many of a round's tokens are output, and whether the last of those is end-of-text."""
     for index, token in enumerate(token_ids[:room]):
         if token in ends:
             return index + 1, True

@@ -1,8 +1,8 @@
-"""The loop of lookahead decoding: one pass a round makes guesses and verifies others (drafts/lookahead.py says which).
+"""The decoding loop of lookahead: one pass a round drafts tokens and verifies others (see drafts/lookahead.py).
 
-Greedy only: the window's outputs are argmaxes, and what is verified is compared with argmaxes. The output is what plain
-greedy decoding says, whatever the window holds: a guess is kept only where it equals the target's own pick after rows
-that hold accepted tokens alone.
+Greedy only: the window's outputs are argmaxes, and draft tokens are compared with argmaxes. The output is that of plain
+greedy decoding, whatever the window holds: a draft token is accepted only where it equals the target's argmax after
+accepted tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from components.contract import UserError
-from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, keep_until_end
+from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, count_until_end
 from components.decoding.sampling import is_greedy
 from components.decoding.session import Session
-from components.drafts.draft import Columns, Proposer, Sampling
+from components.drafts.draft import CommittedPositions, Proposer, Sampling
 from components.drafts.lookahead import LookaheadState
 from components.targets.model import AbstractTarget
 
@@ -34,9 +34,7 @@ def lookahead_rounds(
 ) -> Rounds[Decoded]:
     """Continue `prompt_ids`; arguments as those of chain.decode_rounds, checked there.
 
-    depth: guesses of an n-gram verified.
-
-    A round's `drafted` counts the guesses of all n-grams it verified.
+    depth: draft tokens verified per n-gram. A round's `drafted` counts those of all its n-grams.
 
     Raises UserError when tokens are to be sampled.
     """
@@ -48,27 +46,29 @@ def lookahead_rounds(
     needed, ahead = n + max_new_tokens, state.settings.positions_ahead(depth)
     scratch = ahead + state.max_rows
     cache = (session or Session(target, needed + scratch)).empty_cache(needed, scratch)
-    rng, nothing = torch.Generator(), torch.empty(0)
+    rng, empty = torch.Generator(), torch.empty(0)
     start = clock()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
     out = target.forward(ids.unsqueeze(0), cache, logits="last")
     assert out.logits is not None
-    raw = out.logits[0].argmax(-1).tolist()
+    tokens = out.logits[0].argmax(-1).tolist()
     first = clock()
-    new = [*prompt_ids[1:], *raw]
+    new = [*prompt_ids[1:], *tokens]
     rounds: list[RoundFacts] = []
-    kept, ended = 1, raw[0] in ends
-    while not ended and kept < max_new_tokens:
-        yield kept
-        if n + kept + 1 + ahead > target.shape.max_position_embeddings:  # no positions for the window: a plain step
+    num_tokens, at_eos = 1, tokens[0] in ends
+    while not at_eos and num_tokens < max_new_tokens:
+        yield num_tokens
+        if (
+            n + num_tokens + 1 + ahead > target.shape.max_position_embeddings
+        ):  # no positions left for the window: a plain step
             out = target.forward(torch.tensor([new[-1:]], device=target.device), cache, logits="last")
             assert out.logits is not None
             new = out.logits[0].argmax(-1).tolist()
-            rounds.append(RoundFacts(kept - 1, 0, 0, 1, n + kept - 1))
-            kept, ended = kept + 1, new[0] in ends
-            raw += new
+            rounds.append(RoundFacts(num_tokens - 1, 0, 0, 1, n + num_tokens - 1))
+            num_tokens, at_eos = num_tokens + 1, new[0] in ends
+            tokens += new
             continue
-        columns = Columns(torch.tensor(new), nothing, nothing)
+        columns = CommittedPositions(torch.tensor(new), empty, empty)
         rows = proposer.propose(state, columns, depth, sampling, rng).tokens
         plan = state.plan
         assert plan is not None
@@ -76,14 +76,14 @@ def lookahead_rounds(
         out = target.forward(pass_ids.unsqueeze(0), cache, tree=plan.tree)
         assert out.logits is not None
         picks = out.logits[0].argmax(-1).tolist()
-        found = state.judge(picks)
-        cache.keep(torch.tensor([n + kept - 1]), [found.rows])
-        new, accepted = found.token_ids, len(found.rows) - 1
+        result = state.verify(picks)
+        cache.keep(torch.tensor([n + num_tokens - 1]), [result.rows])
+        new, accepted = result.token_ids, len(result.rows) - 1
         state.advance(picks, accepted)
-        emitted, ended = keep_until_end(new, max_new_tokens - kept, ends)
-        drafted = sum(map(len, plan.guesses))
-        rounds.append(RoundFacts(kept - 1, drafted, accepted, emitted, n + kept - 1))
-        kept += emitted
-        raw += new
+        emitted, at_eos = count_until_end(new, max_new_tokens - num_tokens, ends)
+        drafted = sum(map(len, plan.draft_rows))
+        rounds.append(RoundFacts(num_tokens - 1, drafted, accepted, emitted, n + num_tokens - 1))
+        num_tokens += emitted
+        tokens += new
     stop = clock()
-    return Decoded(raw[:kept], raw, rounds, "eos" if ended else "ok", n, first - start, stop - first)
+    return Decoded(tokens[:num_tokens], tokens, rounds, "eos" if at_eos else "ok", n, first - start, stop - first)

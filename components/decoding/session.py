@@ -1,7 +1,7 @@
 """Caches that outlive a prompt, so that allocation is never part of a measured generation.
 
-A session belongs to one target and decodes one sequence at a time. It starts every prompt from an empty cache: nothing
-leaks from one prompt into the next, which is what makes the order of prompts free.
+A session belongs to one target and decodes one sequence at a time. Every prompt starts from an empty cache, so that
+results do not depend on the order of prompts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from components.targets.model import AbstractCache, AbstractTarget
 def check_positions(target: AbstractTarget, num_tokens: int) -> None:
     """Raises UserError when the target has no positions for so many tokens, the prompt's and the new ones.
 
-    Guesses need none of their own: where positions run out, a round makes fewer. So a drafter is served what plain
-    decoding is served, and refused what it is refused.
+    Draft tokens need no positions beyond these: where positions run out, a round drafts fewer. So speculative decoding
+    accepts exactly the requests of plain decoding.
     """
     longest = target.shape.max_position_embeddings
     if num_tokens > longest:
@@ -30,14 +30,14 @@ class Session:
     """One target and its reusable cache of a single sequence."""
 
     def __init__(self, target: AbstractTarget, capacity: int = 256) -> None:
-        """`capacity`: tokens to make room for now; it grows when a prompt needs more."""
+        """`capacity`: tokens to allocate now; the cache grows when a prompt needs more."""
         self.target = target
         self._cache = target.new_cache(1, capacity)
 
     def empty_cache(self, num_tokens: int, scratch_rows: int = 0) -> AbstractCache:
-        """The cache with nothing in it and room for at least `num_tokens`, those of the prompt and the new ones.
+        """The emptied cache, with room for at least `num_tokens` (prompt and new tokens).
 
-        scratch_rows: room for rows of one pass beside them: guesses, a tree's or a window's, that are not kept.
+        scratch_rows: extra room for rows of one pass that are not committed: draft tokens, or a lookahead window.
 
         Raises UserError when the target has no positions for that many tokens.
         """

@@ -1,8 +1,8 @@
-"""One prompt continued twice, plain and speculative, for a person to look at: `draftsmith generate`.
+"""Continue one prompt twice, plain and speculative, for people to compare: `draftsmith generate`.
 
-A program of its own (`python -m components.decoding.side_by_side`), because the command line does not load torch. The
+A separate program (`python -m components.decoding.side_by_side`), because the command line does not load torch. The
 request on stdin is JSON: {"target", "draft": directories of artifacts, "prompt", "depth_k", "max_new_tokens", "device",
-"num_threads"}; the answer on stdout is one JSON object. Times are of one run each: a look, not a benchmark.
+"num_threads"}; the answer on stdout is one JSON object. Times are of one run each, not a benchmark.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from components.targets.load import open_target, open_tokenizer
 WARM_UP_TOKENS = 8
 
 
-def side_by_side(request: dict[str, Any]) -> dict[str, Any]:
-    """{"plain", "speculative": {"text", "num_tokens", "ms", "rounds"}, "identical"}; see the module for `request`."""
+def compare_once(request: dict[str, Any]) -> dict[str, Any]:
+    """{"plain", "speculative": {"text", "num_tokens", "ms", "rounds"}, "identical"}; `request` as in the module."""
     torch.set_num_threads(int(request["num_threads"]))
     folder = Path(request["target"])
     tokenizer = open_tokenizer(folder)
@@ -53,7 +53,7 @@ def side_by_side(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Read the request, write the answer; a UserError is one line on stderr and exit code 2."""
     try:
-        sys.stdout.write(json.dumps(side_by_side(json.load(sys.stdin))) + "\n")
+        sys.stdout.write(json.dumps(compare_once(json.load(sys.stdin))) + "\n")
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -1,9 +1,9 @@
-"""How many guesses a round of trees would keep at every output position: drafted for real, verified against the answer.
+"""Acceptance map of draft trees: for each output position, how many draft tokens a round starting there would accept.
 
-The target's own greedy answer is known, so one pass gives the features of every column, and no tree needs verifying by
-the target: its kept path is the one that the answer walks. Branches of different columns cannot be drafted side by side
-as chains can (`draft_everywhere`), so this drafts once a position, on a state that grows by one column.
-Replaying i <- i + accepted[i] + 1 over the result is what a live greedy run with this shape does.
+The target's own greedy answer is known, so one pass gives the features of every position, and no tree needs a pass of
+the target: the accepted path is the one that the answer follows. Unlike chains (`propose_at_every_position`), trees of
+different positions cannot be drafted at once, so this drafts once per position, on a state that grows by one.
+Replaying i <- i + accepted[i] + 1 over the result equals a live greedy run with this shape.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from components.decoding.chain import GREEDY
-from components.decoding.tree import GuessRows
+from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_shapes import TreeShape
-from components.drafts.draft import Columns, TreeProposer
+from components.drafts.draft import CommittedPositions, TreeProposer
 from components.targets.model import AbstractTarget
 
 
@@ -27,41 +27,41 @@ def tree_acceptance(
     num_tokens: int,
     shape: TreeShape,
 ) -> list[int]:
-    """Entry i: guesses kept by a round that starts when output token i is the newest; num_tokens - 1 entries.
+    """Entry i: draft tokens accepted by a round that starts when output token i is the newest; num_tokens - 1 entries.
 
     answer:     the target's greedy tokens, end-of-text ignored, at least num_tokens - 1 + shape.depth of them.
-    num_tokens: kept tokens N: up to the limit, or up to and including end-of-text.
+    num_tokens: output tokens N, up to the limit or up to and including end-of-text.
     """
     if num_tokens < 2:
         return []  # the answer ends with the prefill token: no round starts
-    assert len(answer) >= num_tokens - 1 + shape.depth, "the answer is too short for the guesses at its end"
-    known = [*prompt_ids, *answer]
+    assert len(answer) >= num_tokens - 1 + shape.depth, "the answer is too short for the drafts at its end"
+    text = [*prompt_ids, *answer]
     num_columns = len(prompt_ids) + num_tokens - 2  # the last round starts at output token num_tokens - 2
-    ids = torch.tensor(known[: num_columns + 1], device=target.device)
-    nothing = torch.empty(num_columns, 0, device=target.device)
-    taps, last = nothing, nothing
+    ids = torch.tensor(text[: num_columns + 1], device=target.device)
+    empty = torch.empty(num_columns, 0, device=target.device)
+    taps, last = empty, empty
     accepted = []
     with torch.inference_mode():
         if proposer.needs_features:
             out = target.forward(ids[None, :-1], target.new_cache(1, num_columns), logits="none", features=True)
             assert out.taps is not None and out.last is not None
             taps, last = out.taps[0], out.last[0]
-        state, start = proposer.new_state(num_columns + shape.num_guesses + 1), 0
+        state, start = proposer.new_state(num_columns + shape.num_draft_tokens + 1), 0
         for newest in range(len(prompt_ids), num_columns + 1):
-            columns = Columns(ids[start + 1 : newest + 1], taps[start:newest], last[start:newest])
-            branches, start = proposer.begin(state, columns, shape.depth), newest
+            committed = CommittedPositions(ids[start + 1 : newest + 1], taps[start:newest], last[start:newest])
+            branches, start = proposer.begin(state, committed, shape.depth), newest
             vocab_size = target.shape.vocab_size
-            tree = shape.grow(branches, known[newest], proposer.draft_ids, vocab_size, GREEDY, torch.Generator())
-            accepted.append(kept_length(tree, known[newest + 1 :]))
+            tree = shape.grow(branches, text[newest], proposer.draft_ids, vocab_size, GREEDY, torch.Generator())
+            accepted.append(count_accepted(tree, text[newest + 1 :]))
     return accepted
 
 
-def kept_length(tree: GuessRows, truth: Sequence[int]) -> int:
-    """How many guesses of a tree lie on the path that `truth` walks from the newest token."""
+def count_accepted(tree: DraftTreeRows, answer: Sequence[int]) -> int:
+    """How many draft tokens of a tree lie on the path that `answer` follows from the newest token."""
     children, row = tree.children, 0
-    for kept, token in enumerate(truth):
-        right = [child for child in children[row] if tree.tokens[child] == token]
-        if not right:
-            return kept
-        row = right[0]
-    return len(truth)
+    for depth, token in enumerate(answer):
+        matching = [child for child in children[row] if tree.tokens[child] == token]
+        if not matching:
+            return depth
+        row = matching[0]
+    return len(answer)

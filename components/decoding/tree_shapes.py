@@ -1,17 +1,17 @@
-"""How a tree of guesses grows: a fixed shape, or EAGLE-2's, which follows the drafter's confidence.
+"""How a draft tree grows: a fixed shape, or EAGLE-2's, which follows the drafter's confidence.
 
-Static: the shape says which children every node has: Medusa's choice of paths (Cai et al. 2024, arXiv:2401.10774,
-section 2.1.2), a number of children a level, or a chain. Greedy: child r is the drafter's r-th most likely token.
+Static: the shape fixes the children of every node: Medusa's choice of paths (Cai et al. 2024, arXiv:2401.10774, section
+2.1.2), a number of children per level, or a chain. Greedy: child r is the drafter's r-th most likely token.
 Sampled: the children of a node are drawn from the drafter without replacement and tried in that order.
 
 Dynamic: Li et al. 2024, "EAGLE-2", arXiv:2406.16858, section 4. A node's value is the product of the drafter's
 probabilities on its path. Each level expands the `top_k` nodes of the highest value by `top_k` children (their
 expansion phase); of all nodes then the `budget` best are verified (their reranking phase), which stay connected,
-because no child is worth more than its parent. Which guesses are made is decided without any draw, so a sampled run
-verifies them as a deterministic proposal. Deviations: the chain of most likely tokens is always expanded and kept
+because no child has a higher value than its parent. Nothing is drawn at random, so a sampled run verifies the tree as
+a deterministic proposal. Deviations: the chain of most likely tokens is always expanded and kept
 (`keep_chain`), so no position accepts less than the chain of that depth; with few nodes the published rule drops it.
-And `width` may expand fewer nodes a level than each of them gets children: with 1 a tree is drafted at the cost of a
-chain, whose every guess then has siblings that cost no more than their rows in the verifying pass.
+`width` may expand fewer nodes a level than top_k: with 1 a tree is drafted at the cost of a chain, and its siblings
+cost only their rows in the verification pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.decoding.sampling import is_greedy
-from components.decoding.tree import GuessRows, GuessTree
+from components.decoding.tree import DraftTree, DraftTreeRows
 from components.drafts.draft import Branches, Sampling
 from components.drafts.sampling import probabilities
 
@@ -35,11 +35,11 @@ class TreeShape(Protocol):
 
     @property
     def depth(self) -> int:
-        """The deepest guess."""
+        """The depth of the deepest draft token."""
 
     @property
-    def num_guesses(self) -> int:
-        """The most guesses that a round verifies."""
+    def num_draft_tokens(self) -> int:
+        """The most draft tokens that a round verifies."""
 
     def grow(
         self,
@@ -49,28 +49,28 @@ class TreeShape(Protocol):
         vocab_size: int,
         sampling: Sampling,
         rng: torch.Generator,
-    ) -> GuessRows:
-        """A finished tree after the newest token. draft_ids: int64 [N], what the drafter's logits stand for."""
+    ) -> DraftTreeRows:
+        """Grow a finished tree after the newest token. draft_ids: int64 [N], the target ids of the drafter's logits."""
 
 
 @dataclass(frozen=True)
 class StaticShape:
-    """Paths of ranks, each from the newest token: (0,) is the best first guess, (0, 1) the second best after it."""
+    """Paths of ranks from the newest token: (0,) is the best first draft token, (0, 1) the second best after it."""
 
     paths: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         if not self.paths:
             raise UserError("tree: it has no paths: give at least one guess")
-        known = {(), *self.paths}
+        paths = {(), *self.paths}
         for path in self.paths:
-            before = [path[:-1], *((*path[:-1], rank) for rank in range(path[-1]))] if path else []
-            if not path or min(path) < 0 or any(needed not in known for needed in before):
+            required = [path[:-1], *((*path[:-1], rank) for rank in range(path[-1]))] if path else []
+            if not path or min(path) < 0 or any(needed not in paths for needed in required):
                 raise UserError(f"tree: path {path} needs its beginning and all lower ranks at its end among the paths")
 
     @classmethod
     def chain(cls, depth: int) -> StaticShape:
-        """One guess a level."""
+        """One draft token per level."""
         return cls.branching([1] * depth)
 
     @classmethod
@@ -85,12 +85,10 @@ class StaticShape:
 
     @property
     def depth(self) -> int:
-        """See TreeShape."""
         return max(map(len, self.paths))
 
     @property
-    def num_guesses(self) -> int:
-        """See TreeShape."""
+    def num_draft_tokens(self) -> int:
         return len(self.paths)
 
     def grow(
@@ -101,14 +99,14 @@ class StaticShape:
         vocab_size: int,
         sampling: Sampling,
         rng: torch.Generator,
-    ) -> GuessRows:
-        """See TreeShape. A drafter with fewer possible tokens than a node has children gives fewer."""
-        tree, ids = GuessTree(newest), draft_ids.cpu()
+    ) -> DraftTreeRows:
+        """As TreeShape; nodes get fewer children where the drafter has fewer possible tokens."""
+        tree, ids = DraftTree(newest), draft_ids.cpu()
         num_children: dict[tuple[int, ...], int] = {}
         for path in self.paths:
             num_children[path[:-1]] = max(num_children.get(path[:-1], 0), path[-1] + 1)
         parents: list[tuple[int, tuple[int, ...]]] = [(0, ())]  # nodes to grow, and their paths
-        logits, expanded = branches.root[None], _Expanded()
+        logits, numbering = branches.root[None], _NodeNumbering()
         while parents:
             children: list[tuple[int, tuple[int, ...]]] = []
             for row, (node, path) in enumerate(parents):
@@ -123,7 +121,7 @@ class StaticShape:
                 children += [(child, (*path, rank)) for rank, child in enumerate(new)]
             parents = [(node, path) for node, path in children if path in num_children]
             if parents:
-                logits = expanded.call(branches, tree, [node for node, _ in parents], draft_ids.device)
+                logits = numbering.expand(branches, tree, [node for node, _ in parents], draft_ids.device)
         return tree.finalise()
 
 
@@ -144,8 +142,7 @@ class DynamicShape:
             raise UserError(f"tree: a budget of {self.budget} guesses cannot hold a chain of {self.depth}")
 
     @property
-    def num_guesses(self) -> int:
-        """See TreeShape."""
+    def num_draft_tokens(self) -> int:
         return self.budget
 
     def grow(
@@ -156,9 +153,9 @@ class DynamicShape:
         vocab_size: int,
         sampling: Sampling,
         rng: torch.Generator,
-    ) -> GuessRows:
-        """See TreeShape. Deterministic at every temperature; values are the drafter's own, at temperature 1."""
-        tree, ids, expanded = GuessTree(newest), draft_ids.cpu(), _Expanded()
+    ) -> DraftTreeRows:
+        """As TreeShape, deterministic at every temperature; node values are the drafter's at temperature 1."""
+        tree, ids, numbering = DraftTree(newest), draft_ids.cpu(), _NodeNumbering()
         parents, logits, chain = [0], branches.root[None], [0]
         for level in range(1, self.depth + 1):
             tokens, log_probs = _most_likely(logits, ids, self.top_k)
@@ -171,18 +168,18 @@ class DynamicShape:
             if level < self.depth:
                 width = self.top_k if self.width is None else self.width
                 parents = tree.best(new, width, always=chain[-1:] if self.keep_chain else ())
-                logits = expanded.call(branches, tree, parents, draft_ids.device)
-        guesses = range(1, len(tree.tokens))
-        return tree.finalise(tree.best(guesses, self.budget, always=chain[1:]))
+                logits = numbering.expand(branches, tree, parents, draft_ids.device)
+        drafted = range(1, len(tree.tokens))
+        return tree.finalise(tree.best(drafted, self.budget, always=chain[1:]))
 
 
-class _Expanded:
+class _NodeNumbering:
     """Translates between nodes of a tree and the numbers that Branches gives to those it has expanded."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {0: -1}
 
-    def call(self, branches: Branches, tree: GuessTree, nodes: Sequence[int], device: torch.device) -> Tensor:
+    def expand(self, branches: Branches, tree: DraftTree, nodes: Sequence[int], device: torch.device) -> Tensor:
         parents = [self.numbers[tree.parents[node]] for node in nodes]
         for node in nodes:
             self.numbers[node] = len(self.numbers) - 1

@@ -1,15 +1,15 @@
-"""Two-row validation: verification and the next drafting share a pass, one guess ahead (DeepSeek-V3's MTP, module 1).
+"""Two-row validation: verification and the next draft share a pass, one token ahead (DeepSeek-V3's MTP, module 1).
 
-The text ends in the newest token E, and X is guessed after it. Rows E and X go through the target, which says F after E
-and G after X; then both go through the drafter, paired with F and G, which guesses Y after F and Z after G. Only now is
-it asked whether X holds:
-  X != F  keep E F: row X is forgotten by both caches, and Y is the next guess;
-  X == F  keep E F G, and Z is the next guess.
-A chain of depth 1 says the same tokens in the same rounds, but waits for the verdict between target and drafter; here
-nothing is read back before both have run, which is what a GPU wants. The worst case costs two rows instead of one.
+The text ends in the newest token E, and X is drafted after it. Rows E and X go through the target, which gives F after
+E and G after X; then both go through the drafter, paired with F and G, which drafts Y after F and Z after G. Only now
+is X compared with F:
+  X != F  keep E F: both caches drop row X, and Y is the next draft token;
+  X == F  keep E F G, and Z is the next draft token.
+A chain of depth 1 gives the same tokens in the same rounds, but waits for verification between target and drafter; here
+nothing is read back before both have run, which suits a GPU. The worst case costs two rows instead of one.
 
 Sampled, F is decided by rejection sampling of X (verification.py), so that X == F means that it was accepted, and G is
-a draw from the target after X; whichever of Y and Z is wanted is then drawn.
+a draw from the target after X; whichever of Y and Z is needed is then drawn.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, Decoded, RoundFacts, keep_until_end
+from components.decoding.chain import GREEDY, Decoded, RoundFacts, count_until_end
 from components.decoding.sampling import draw, is_greedy
 from components.decoding.session import Session
 from components.decoding.verification import verify_sampled
-from components.drafts.draft import Columns, Sampling, TwoRowProposer
+from components.drafts.draft import CommittedPositions, Sampling, TwoRowProposer
 from components.drafts.sampling import probabilities
 from components.targets.model import AbstractTarget, TargetPass
 
@@ -43,9 +43,10 @@ def decode_two_row(
     ignore_eos: bool = False,
     session: Session | None = None,
 ) -> Decoded:
-    """Continue `prompt_ids`; arguments as those of chain.decode, and one guess a round.
+    """Continue `prompt_ids`; arguments as those of chain.decode, and one draft token a round.
 
-    Raises UserError for an empty prompt, a method without `guess_after_each`, more tokens than there are positions.
+    Raises UserError for an empty prompt, a method without `draft_logits_after_each`, more tokens than there are
+    positions.
     """
     if not isinstance(proposer, TwoRowProposer):
         raise UserError(
@@ -58,40 +59,40 @@ def decode_two_row(
     needed = len(prompt_ids) + max_new_tokens + 2
     cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, 2)
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
-    n, raw, rounds, kept = len(prompt_ids), list[int](), list[RoundFacts](), 1
+    n, tokens, rounds, num_tokens = len(prompt_ids), list[int](), list[RoundFacts](), 1
     with torch.inference_mode():
         run = _TwoRows(target, proposer, needed, sampling, rng or torch.Generator())
         ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
         start = time.perf_counter_ns()
         out = target.forward(ids[None], cache, logits="last", features=True)
         assert out.logits is not None
-        newest = run.own(out.logits[0])  # E
-        raw += newest.tolist()
+        newest = run.sample_target(out.logits[0])  # E
+        tokens += newest.tolist()
         first = time.perf_counter_ns()
-        logits = run.after_each(torch.cat((ids[1:], newest)), out)[-1:]
-        guess = run.pick(logits)  # X
-        ended = raw[0] in ends
-        while not ended and kept < max_new_tokens:
-            out = target.forward(torch.cat((newest, guess))[None], cache, features=True)
-            said = run.said(out, guess, logits)  # F, G
-            both = run.after_each(said, out)  # what gives Y and Z
-            known = torch.cat((guess, said)).tolist()
-            accepted = int(known[0] == known[1])
-            token_ids = known[1 : 2 + accepted]
-            emitted, ended = keep_until_end(token_ids, max_new_tokens - kept, ends)
-            rounds.append(RoundFacts(kept - 1, 1, accepted, emitted, n + kept - 1))
-            cache.truncate(torch.tensor([n + kept + accepted]))
-            proposer.forget(run.state, 1 - accepted)
-            kept += emitted
-            raw += token_ids
-            newest, logits = said[accepted : accepted + 1], both[accepted : accepted + 1]
-            guess = run.pick(logits)
+        logits = run.draft_logits(torch.cat((ids[1:], newest)), out)[-1:]
+        draft_token = run.sample_draft(logits)  # X
+        at_eos = tokens[0] in ends
+        while not at_eos and num_tokens < max_new_tokens:
+            out = target.forward(torch.cat((newest, draft_token))[None], cache, features=True)
+            following = run.verify(out, draft_token, logits)  # F, G
+            next_logits = run.draft_logits(following, out)  # of Y and Z
+            compared = torch.cat((draft_token, following)).tolist()
+            accepted = int(compared[0] == compared[1])
+            token_ids = compared[1 : 2 + accepted]
+            emitted, at_eos = count_until_end(token_ids, max_new_tokens - num_tokens, ends)
+            rounds.append(RoundFacts(num_tokens - 1, 1, accepted, emitted, n + num_tokens - 1))
+            cache.truncate(torch.tensor([n + num_tokens + accepted]))
+            proposer.rollback(run.state, 1 - accepted)
+            num_tokens += emitted
+            tokens += token_ids
+            newest, logits = following[accepted : accepted + 1], next_logits[accepted : accepted + 1]
+            draft_token = run.sample_draft(logits)
         stop = time.perf_counter_ns()
-    return Decoded(raw[:kept], raw, rounds, "eos" if ended else "ok", n, first - start, stop - first)
+    return Decoded(tokens[:num_tokens], tokens, rounds, "eos" if at_eos else "ok", n, first - start, stop - first)
 
 
 class _TwoRows:
-    """Drafter, its state and how tokens are picked."""
+    """The drafter, its state and the sampling of tokens."""
 
     def __init__(
         self, target: AbstractTarget, proposer: TwoRowProposer, capacity: int, sampling: Sampling, rng: torch.Generator
@@ -100,29 +101,31 @@ class _TwoRows:
         self.sampling, self.rng, self.greedy = sampling, rng, is_greedy(sampling)
         self.vocab_size = target.shape.vocab_size
 
-    def own(self, logits: Tensor) -> Tensor:
-        """The target's token from [1, V]: int64 [1]."""
+    def sample_target(self, logits: Tensor) -> Tensor:
+        """Sample the target's token from logits [1, V]: int64 [1]."""
         return logits.argmax(-1) if self.greedy else draw(probabilities(logits, self.sampling), self.rng)
 
-    def pick(self, logits: Tensor) -> Tensor:
-        """The drafter's token from [1, N]: a target id, int64 [1]."""
+    def sample_draft(self, logits: Tensor) -> Tensor:
+        """Sample a draft token from logits [1, N]: a target id, int64 [1]."""
         choice = logits.argmax(-1) if self.greedy else draw(probabilities(logits, self.sampling), self.rng)
         return self.proposer.draft_ids[choice]
 
-    def after_each(self, next_tokens: Tensor, out: TargetPass) -> Tensor:
-        """The drafter's logits [T, N] after each row of a pass, which these tokens follow."""
+    def draft_logits(self, next_tokens: Tensor, out: TargetPass) -> Tensor:
+        """The drafter's logits [T, N] after each row of a pass, given the next tokens of the rows."""
         assert out.taps is not None and out.last is not None
-        return self.proposer.guess_after_each(self.state, Columns(next_tokens, out.taps[0], out.last[0]))
+        return self.proposer.draft_logits_after_each(
+            self.state, CommittedPositions(next_tokens, out.taps[0], out.last[0])
+        )
 
-    def said(self, out: TargetPass, guess: Tensor, logits: Tensor) -> Tensor:
-        """F and G, int64 [2]; logits: [1, N], what the guess was picked from."""
+    def verify(self, out: TargetPass, draft_token: Tensor, logits: Tensor) -> Tensor:
+        """F and G, int64 [2]; logits: [1, N], from which the draft token was sampled."""
         assert out.logits is not None
         if self.greedy:
             return out.logits[0].argmax(-1)
         probs = probabilities(out.logits[0], self.sampling)
-        drafted = torch.zeros(1, self.vocab_size, device=probs.device)
-        drafted.index_copy_(1, self.proposer.draft_ids, probabilities(logits, self.sampling))
-        verdict = verify_sampled(probs, guess, drafted, self.rng)
-        if verdict.num_accepted:
-            return verdict.emitted
-        return torch.cat((verdict.emitted, draw(probs[1:], self.rng)))
+        draft_probs = torch.zeros(1, self.vocab_size, device=probs.device)
+        draft_probs.index_copy_(1, self.proposer.draft_ids, probabilities(logits, self.sampling))
+        result = verify_sampled(probs, draft_token, draft_probs, self.rng)
+        if result.num_accepted:
+            return result.emitted
+        return torch.cat((result.emitted, draw(probs[1:], self.rng)))

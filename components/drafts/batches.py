@@ -1,12 +1,12 @@
-"""Training batches in an order that only the seed decides, or that the data declares.
+"""Training batches, in an order that follows from the seed alone or that the data declares.
 
 Rows are shuffled by (seed, epoch) and cut into batches of at most `batch_tokens` tokens, padding included:
-  none    as they come, each padded to the longest of its batch;
-  bucket  sorted by length inside pools of a few batches, so that little is padding, and the pool's batches shuffled;
-  pack    several conversations to a row (packing.py), pool by pool.
+  none    rows in shuffled order, each padded to the longest of its batch;
+  bucket  rows sorted by length inside pools of a few batches to save padding, then the pool's batches shuffled;
+  pack    several conversations per row (packing.py), pool by pool.
 In a declared order (a curriculum, data.mix_chats) every epoch is the same and a batch holds neighbours of that order:
-nothing is pooled, so `bucket` is `none`, and lanes are packed in order.
-Step s always gets the same batch, so a resumed run needs no saved generator: it counts.
+nothing is pooled, so `bucket` equals `none`, and lanes are packed in order.
+Step s always gets the same batch, so a resumed run needs no saved generator state, only the step number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LENGTH_STEP = 32  # padded lengths are multiples of this: oneDNN compiles and ke
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Which rows make up which batch. Sizes in tokens. shuffled: false keeps to the order of `rows`."""
+    """Assigns rows to batches. Sizes are in tokens. shuffled: False keeps the order of `rows`."""
 
     rows: tuple[FeatureRow, ...]
     batch_tokens: int
@@ -41,49 +41,49 @@ class BatchOrder:
 
     @cached_property
     def lane_width(self) -> int:
-        """Columns of a packed batch: the same for all batches of all epochs."""
+        """Width of a packed batch in tokens: the same for all batches of all epochs."""
         return lane_width(max(map(self.length, self.rows)), self.batch_tokens, LENGTH_STEP)
 
     def length(self, row: FeatureRow) -> int:
-        """Tokens of a row that are used."""
+        """Number of tokens of a row that are used."""
         return min(row.num_tokens, self.max_tokens)
 
     def epoch(self, number: int) -> list[list[FeatureRow]]:
         """The batches of one pass over the rows."""
         if not self.shuffled:
-            return self._packed_in_order() if self.packing == "pack" else self._cut(self.rows)
+            return self._pack_in_order() if self.packing == "pack" else self._split(self.rows)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = [self.rows[i] for i in torch.randperm(len(self.rows), generator=generator).tolist()]
         if self.packing == "none":
-            return self._cut(order)
+            return self._split(order)
         mean = sum(map(self.length, order)) / len(order)
         pool_size = max(1, int(BATCHES_IN_POOL * self.batch_tokens / mean))
         batches: list[list[FeatureRow]] = []
         for start in range(0, len(order), pool_size):
-            some = order[start : start + pool_size]
+            pool_rows = order[start : start + pool_size]
             if self.packing == "pack":
-                batches += self._packed(some, generator)
+                batches += self._pack_shuffled(pool_rows, generator)
                 continue
-            pool = self._cut(sorted(some, key=self.length))
-            batches += [pool[i] for i in torch.randperm(len(pool), generator=generator).tolist()]
+            pool_batches = self._split(sorted(pool_rows, key=self.length))
+            batches += [pool_batches[i] for i in torch.randperm(len(pool_batches), generator=generator).tolist()]
         return batches
 
     def batch(self, features: FeatureSource, rows: list[FeatureRow], device: torch.device) -> Batch:
-        """The rows of a batch with their features, which become float32."""
+        """Load the rows of a batch with their features, converted to float32."""
         examples = features.load_all(rows, self.max_tokens)
         if self.packing == "pack":
             return packed(examples, self.max_tokens, self.lane_width, device)
         return padded(examples, self.max_tokens, device)
 
     def from_step(self, step: int) -> Iterator[list[FeatureRow]]:
-        """Batches of steps `step`, `step` + 1, ... without end; step 0 is the first."""
+        """Yield the batches of steps `step`, `step` + 1, ... without end; step 0 is the first."""
         number = 0
         while True:
             batches = self.epoch(number)
             yield from batches[step:]
             step, number = max(0, step - len(batches)), number + 1
 
-    def _cut(self, rows: Sequence[FeatureRow]) -> list[list[FeatureRow]]:
+    def _split(self, rows: Sequence[FeatureRow]) -> list[list[FeatureRow]]:
         batches: list[list[FeatureRow]] = [[]]
         width = 0
         for row in rows:
@@ -94,18 +94,18 @@ class BatchOrder:
             batches[-1].append(row)
         return batches
 
-    def _packed(self, rows: list[FeatureRow], generator: torch.Generator) -> list[list[FeatureRow]]:
-        """Batches of whole lanes, lane after lane."""
+    def _pack_shuffled(self, rows: list[FeatureRow], generator: torch.Generator) -> list[list[FeatureRow]]:
+        """Pack rows into lanes (first fit decreasing), shuffle the lanes and cut them into batches."""
         lanes = first_fit_decreasing([self.length(row) for row in rows], self.lane_width)
         lanes = [lanes[i] for i in torch.randperm(len(lanes), generator=generator).tolist()]
-        in_batch = self._lanes_in_batch
+        lanes_in_batch = self._lanes_in_batch
         return [
-            [rows[place] for lane in lanes[start : start + in_batch] for place in lane]
-            for start in range(0, len(lanes), in_batch)
+            [rows[index] for lane in lanes[start : start + lanes_in_batch] for index in lane]
+            for start in range(0, len(lanes), lanes_in_batch)
         ]
 
-    def _packed_in_order(self) -> list[list[FeatureRow]]:
-        """Batches of whole lanes, each filled with the next rows that fit."""
+    def _pack_in_order(self) -> list[list[FeatureRow]]:
+        """Fill lanes with the rows in order and cut them into batches."""
         batches: dict[int, list[FeatureRow]] = {}
         lanes = in_order([self.length(row) for row in self.rows], self.lane_width)
         for row, (lane, _) in zip(self.rows, lanes, strict=True):
@@ -123,16 +123,16 @@ def padded_length(num_tokens: int) -> int:
 
 
 def step_generator(batch: Batch, seed: int) -> torch.Generator:
-    """For what a method draws while training: the same optimiser step and seed give the same numbers.
+    """The generator of a method's training noise: the same optimiser step and seed give the same numbers.
 
-    By the step, not by the batch: a row that comes alone every epoch must not meet the same noise each time. It lives
-    on the CPU, where a seed means the same on every machine, and nothing of it needs saving for a resumed run.
+    It is seeded by the step, not the batch: a batch that recurs every epoch must not meet the same noise each time. It
+    lives on the CPU, where a seed means the same on every machine, and a resumed run need not restore it.
     """
     return torch.Generator().manual_seed(seed * 1_000_003 + batch.step)
 
 
 def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:
-    """Examples side by side, padded to a multiple of LENGTH_STEP: ids 0 and mask False on padding."""
+    """One example per row, padded to a multiple of LENGTH_STEP; padding has id 0 and mask False."""
     lengths = [min(len(example.ids), max_tokens) for example in examples]
     width = padded_length(max(lengths))
 

@@ -1,7 +1,7 @@
-"""Guesses that branch, for a drafter of one block fed by its own output (EAGLE-1, EAGLE-3, HASS).
+"""Draft trees of a drafter with one block that is fed its own output (EAGLE-1, EAGLE-3, HASS).
 
-A chain keeps its guesses in the rows behind the committed columns of the drafter's cache. A tree does the same with one
-row a node, and a mask says which of these rows are a node's ancestors. Siblings share a rotary position.
+A chain keeps its draft tokens in the cache rows after the committed positions. A tree does the same with one row per
+node, and a mask marks which of these rows are a node's ancestors. Siblings share a rotary position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from components.drafts.draft import Branches
 
 
 class BlockState(Protocol):
-    """What the state of such a drafter has: cache rows from num_columns on are scratch."""
+    """State of such a drafter: cache rows from num_columns on are scratch."""
 
     cache: KvCache
     num_columns: int
@@ -26,7 +26,7 @@ class BlockState(Protocol):
 
 @final
 class BlockBranches(Branches):
-    """One block, one row a node. H = hidden size, C = committed columns, M = nodes so far, F = new nodes."""
+    """One cache row per node. H = hidden size, C = committed positions, M = nodes so far, F = new nodes."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class BlockBranches(Branches):
         inputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         logits: Callable[[Tensor], Tensor],
     ) -> None:
-        """output: [1, H], the block's output at the last committed column.
+        """output: [1, H], the block's output at the last committed position.
 
-        inputs: (tokens [F], the parents' block outputs [F, H]) -> what `CachedBlock.run` takes: (qkv, residual [F, H]).
-        logits: block output [F, H] -> [F, N].
+        inputs: (tokens [F], the parents' block outputs [F, H]) -> (qkv, residual [F, H]) as `CachedBlock.run` takes
+        them. logits: block output [F, H] -> [F, N].
         """
         self.block, self.state, self.inputs, self.logits = block, state, inputs, logits
         self.outputs = output  # [1 + M, H]; row 0 is the root's
@@ -48,18 +48,18 @@ class BlockBranches(Branches):
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """See Branches. A node of depth d sits at position C + d - 1, as the d-th guess of a chain does."""
+        """See Branches. A node of depth d sits at position C + d - 1, as the d-th draft token of a chain does."""
         block, state, device = self.block, self.state, self.outputs.device
-        before, count = len(self.ancestry.depths), len(parents)
-        depth, start = self.ancestry.add(parents), state.num_columns + before
+        num_before, count = len(self.ancestry.depths), len(parents)
+        depth, start = self.ancestry.add(parents), state.num_columns + num_before
         state.cache = block.with_room(state.cache, start + count)
-        above = self.outputs.index_select(0, torch.tensor([parent + 1 for parent in parents], device=device))
-        qkv, residual = self.inputs(tokens.to(device), above)
-        if count == 1 and depth == before + 1:  # below all others: a chain so far, which needs no mask
+        parent_outputs = self.outputs.index_select(0, torch.tensor([parent + 1 for parent in parents], device=device))
+        qkv, residual = self.inputs(tokens.to(device), parent_outputs)
+        if count == 1 and depth == num_before + 1:  # the tree is a chain so far and needs no mask
             output = block.run(qkv, residual, state.cache, start, last_only=True)
         else:
             positions = [state.num_columns + depth - 1] * count
-            visible = self.ancestry.visible(before)
+            visible = self.ancestry.visible(num_before)
             output = block.run_branches(qkv, residual, state.cache, start, positions, visible)
         self.outputs = torch.cat((self.outputs, output))
         return self.logits(output)

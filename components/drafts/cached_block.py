@@ -1,10 +1,10 @@
 """One decoder block at decoding speed: fused projections, a static key/value cache, rotary tables made once.
 
-At one row a small drafter is bound by the number of operations, not by arithmetic, so this path counts them: one linear
-for q, k and v, one for gate and up, one attention call, no mask for a single row, and nothing is ever moved or grown.
-As in targets/fast.py, norm weights and sqrt(H) are folded into the following linear layer, which leaves
-x / sqrt(|x|^2 + H eps), and rows of q and k are permuted so that a rotary pair lies side by side: one complex product.
-Only the last row is finished when only the last row is wanted; earlier rows need no more than their keys and values.
+At one row a small drafter is bound by the number of operations, not by arithmetic, so this path keeps them few: one
+linear for q, k and v, one for gate and up, one attention call, no mask for a single row, and no cache row is ever
+moved. As in targets/fast.py, norm weights and sqrt(H) are folded into the following linear layer, which leaves x /
+sqrt(|x|^2 + H eps), and rows of q and k are permuted so that a rotary pair lies side by side: one complex product.
+Where only the last row's output is needed, earlier rows get no more than their keys and values.
 
 Shapes: T rows of one sequence, A attention heads, G key/value heads, D head size, H hidden size.
 """
@@ -23,7 +23,7 @@ from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, 
 from components.targets.linear import Linear
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
-FEW_ROWS = 16  # up to so many new rows take their mask from a table
+FEW_ROWS = 16  # up to this many new rows, the mask comes from a table
 
 KvCache = Tensor
 """Keys and values of one sequence, [2G, capacity, D], allocated once; row = column; keys are the first G."""
@@ -42,7 +42,7 @@ class UnitNorm:
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
 
     def folded(self, weight: Tensor, norm: RmsNorm) -> Tensor:
-        """The weight [out, H] of the linear layer that follows `norm`, to be fed with what this norm gives."""
+        """Fold `norm` into the weight [out, H] of the linear layer after it, which then takes this norm's output."""
         return weight.detach() * (norm.weight.detach() * self.scale)
 
 
@@ -53,7 +53,7 @@ def linear_kernel(weight: Tensor) -> Linear:
 
 @final
 class TokenTable:
-    """What a token contributes to a linear layer: norm(embedding) @ weight.T + bias, from a table where that is small.
+    """The contribution of a token to a linear layer: norm(embedding) @ weight.T + bias, tabulated where that is small.
 
     The token half of a concatenated input does not depend on the context, so for small vocabularies it is computed once
     for every token and a draft step saves the lookup, the norm, the concatenation and half of the linear layer.
@@ -90,11 +90,11 @@ class CachedBlock:
     def __init__(
         self, shape: BlockShape, attention: AttentionProjections, post_norm: RmsNorm, mlp: SwiGlu, dtype: torch.dtype
     ) -> None:
-        """`qkv_weight`, [(A + 2G) * D, in] float32, is for the method: it knows what comes in."""
+        """Lays out all but `qkv_weight`, [(A + 2G) * D, in] float32: the method folds its own input norm into that."""
         self.shape, self.dtype = shape, dtype
         self.device = attention.o_proj.weight.device
         self.norm = UnitNorm(shape.hidden_size, shape.rms_norm_eps, dtype, self.device)
-        queries, keys = (self._paired(part.weight.detach()) for part in (attention.q_proj, attention.k_proj))
+        queries, keys = (self._interleave_pairs(part.weight.detach()) for part in (attention.q_proj, attention.k_proj))
         self.qkv_weight = torch.cat((queries, keys, attention.v_proj.weight.detach()))
         gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
         self.output = linear_kernel(attention.o_proj.weight.detach().to(dtype))
@@ -120,7 +120,7 @@ class CachedBlock:
         return torch.zeros(size, dtype=self.dtype, device=self.device)
 
     def with_room(self, cache: KvCache, num_rows: int) -> KvCache:
-        """The cache itself, or a larger copy where it has fewer than `num_rows` rows: a tree needs one a node."""
+        """Return the cache, or a larger copy where it has fewer than `num_rows` rows (a tree has one row per node)."""
         if cache.shape[1] >= num_rows:
             return cache
         larger = self.new_cache(num_rows + FEW_ROWS)
@@ -128,7 +128,7 @@ class CachedBlock:
         return larger
 
     def run(self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
-        """Write rows start.. of the cache and return the block's output for them, [T, H], or [1, H] for the last row.
+        """Write cache rows start.. and return the block's output for them: [T, H], or [1, H] with last_only.
 
         qkv: [T, (A + 2G) * D], not yet rotated, and not needed afterwards; residual: [T, H].
         """
@@ -151,10 +151,10 @@ class CachedBlock:
         return self._finish(residual, mixed)
 
     def run_at(self, qkv: Tensor, residual: Tensor, cache: KvCache, columns: Tensor, window: int) -> Tensor:
-        """As `run` for every row, where no number is on the host, so that a CUDA graph may hold it.
+        """As `run` for every row, with all indices on the device, so that a CUDA graph can capture it.
 
-        columns: int64 [T] on the device, each row's own, at which it is written; rows see the first `window` cache rows
-        up to their own.
+        columns: int64 [T] on the device, the cache row that each row is written to; a row sees those of the first
+        `window` cache rows that are not after its own.
         """
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
@@ -176,12 +176,12 @@ class CachedBlock:
         positions: Sequence[int],
         visible: Tensor,
     ) -> Tensor:
-        """Rows that are no chain: write them at cache rows start.., return the block's output for the last R, [R, H].
+        """Write the rows of a tree at cache rows start.. and return the block's output for the last R, [R, H].
 
-        qkv, residual: as in `run`. positions: T, where each row sits (its rotation).
-        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all those before.
+        qkv, residual: as in `run`. positions: T rotary positions.
+        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all earlier ones.
         """
-        shape, num_rows, (last, seen) = self.shape, qkv.shape[0], visible.shape
+        shape, num_rows, (num_last, num_visible) = self.shape, qkv.shape[0], visible.shape
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         end = start + num_rows
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
@@ -189,11 +189,11 @@ class CachedBlock:
         self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
         cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
         keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
-        queries = rows[num_rows - last :, :heads].transpose(0, 1).unsqueeze(0)
-        mask = torch.zeros(last, end, dtype=self.dtype, device=self.device)
-        mask.narrow(1, end - seen, seen).masked_fill_(~visible.to(self.device), -math.inf)
+        queries = rows[num_rows - num_last :, :heads].transpose(0, 1).unsqueeze(0)
+        mask = torch.zeros(num_last, end, dtype=self.dtype, device=self.device)
+        mask.narrow(1, end - num_visible, num_visible).masked_fill_(~visible.to(self.device), -math.inf)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-        return self._finish(residual[num_rows - last :], mixed[0].transpose(0, 1).reshape(last, heads * size))
+        return self._finish(residual[num_rows - num_last :], mixed[0].transpose(0, 1).reshape(num_last, heads * size))
 
     def run_each(
         self,
@@ -204,30 +204,30 @@ class CachedBlock:
         counts: Sequence[int],
         last_only: bool = True,
     ) -> Tensor:
-        """New rows of B sequences: the last row's output of each, [B, H], or that of every row, [T, H].
+        """Run new rows of B sequences; return the output of each sequence's last row, [B, H], or of every row, [T, H].
 
         qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
-        go to rows starts[b].. of caches[b]. Weights are read once; only attention is a sequence's own.
+        go to rows starts[b].. of caches[b]. Weights are read once; attention runs per sequence.
         """
         shape, device = self.shape, qkv.device
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-        places = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
         rows = qkv.view(-1, heads + 2 * kv_heads, size)
-        rotations = self.rotations.index_select(0, torch.cat(places).to(device))
+        rotations = self.rotations.index_select(0, torch.cat(positions).to(device))
         self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
         mixed, last, end = [], [], 0
         for cache, start, count in zip(caches, starts, counts, strict=True):
-            own, end = rows.narrow(0, end, count), end + count
-            cache.narrow(1, start, count).copy_(own.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+            sequence_rows, end = rows.narrow(0, end, count), end + count
+            cache.narrow(1, start, count).copy_(sequence_rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
             keys, values = cache.narrow(1, 0, start + count).unsqueeze(0).split(kv_heads, 1)
             if last_only or count == 1:
-                queries = own[-1, :heads].view(1, kv_heads, shape.group, size)
+                queries = sequence_rows[-1, :heads].view(1, kv_heads, shape.group, size)
                 mixed.append(F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size))
                 last.append(end - 1)
                 continue
-            queries, mask = own.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, count)
-            seen = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-            mixed.append(seen[0].transpose(0, 1).reshape(count, heads * size))
+            queries, mask = sequence_rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, count)
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+            mixed.append(attended[0].transpose(0, 1).reshape(count, heads * size))
         return self._finish(residual[last] if last_only else residual, torch.cat(mixed))
 
     def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ class CachedBlock:
             rows.copy_(exact)
 
     def _mask(self, start: int, num_rows: int) -> Tensor:
-        """0 where row i, at column start + i, may look, else -inf: [T, start + T]."""
+        """Additive causal mask, [T, start + T]: 0 where row i, at column start + i, may attend, else -inf."""
         end = start + num_rows
         if num_rows <= FEW_ROWS:
             middle = self.masks.shape[1] // 2
@@ -256,7 +256,7 @@ class CachedBlock:
         hidden = torch.ones(num_rows, end, dtype=torch.bool, device=self.device).triu_(start + 1)
         return torch.zeros(num_rows, end, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
 
-    def _paired(self, weight: Tensor) -> Tensor:
-        """Rows of a projection [heads * D, in], in every head (0, D/2, 1, D/2 + 1, ...)."""
+    def _interleave_pairs(self, weight: Tensor) -> Tensor:
+        """Reorder the rows of a projection [heads * D, in] to (0, D/2, 1, D/2 + 1, ...) within every head."""
         half = self.shape.head_dim // 2
         return weight.view(-1, 2, half, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)

@@ -1,11 +1,11 @@
-"""Where the columns of a training batch stand and what they may see: one document a row, or several packed into one.
+"""Positions and visibility of the columns of a training batch, with one document per row or several packed into it.
 
-Packed documents attend block by block (a column sees the columns of its own document up to itself) and count their
-positions from their own start, so each is computed as if it were alone. No step may guess across a border: that is kept
-by the answer mask, which a packed batch clears at every document's first token. No root reads that token's mask where
-a document stands alone (M_k of masks.py looks ahead of its column), so clearing it loses nothing.
+Packed documents attend block by block (a column sees the columns of its own document up to itself) and count positions
+from their own start, so each is computed as if it were alone. No drafting step may cross a document border: a packed
+batch clears the answer mask at every document's first token. Without packing no root reads the mask of that token (M_k
+of masks.py looks ahead of its column), so clearing it loses nothing.
 
-Shapes: B rows, T columns, R chosen columns of each.
+Shapes: B rows, T columns, R selected columns of each.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class CausalMask:
 
     @functools.cached_property
     def visible(self) -> Tensor | None:
-        """What each column sees, bool [B, 1, T, T]; None: every column up to itself (torch's is_causal)."""
+        """Which columns each column sees, bool [B, 1, T, T]; None: every column up to itself (torch's is_causal)."""
         if self.documents is None:
             return None
         numbers = self.documents.numbers
         return ((self.columns <= self.columns[:, None]) & (numbers[:, None] == numbers[..., None]))[:, None]
 
     def at(self, rows: Tensor) -> Tensor:
-        """Positions of chosen columns, int64 [B, R]."""
+        """Positions of the columns rows, int64 [B, R]."""
         return rows if self.documents is None else self.documents.positions.gather(1, rows)
 
-    def unseen(self, rows: Tensor) -> Tensor:
-        """The columns that chosen ones, int64 [B, R], do not see: bool [B, 1, 1, R, T]."""
+    def masked_columns(self, rows: Tensor) -> Tensor:
+        """Which columns the columns rows, int64 [B, R], do not see: bool [B, 1, 1, R, T]."""
         later = self.columns > rows[:, None, None, :, None]
         if self.documents is None:
             return later
@@ -58,5 +58,5 @@ class CausalMask:
         return later | (numbers[:, None] != numbers.gather(1, rows)[..., None])[:, None, None]
 
     def is_first(self, batch_size: int) -> Tensor:
-        """Columns at position 0: bool [B, T]."""
+        """Mark the columns at position 0: bool [B, T]."""
         return (self.positions == 0).expand(batch_size, -1)

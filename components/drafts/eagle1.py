@@ -1,7 +1,7 @@
 """EAGLE-1: one decoder layer that continues the target's own last features (Li et al. 2024, arXiv:2401.15077).
 
-f_t is the target's last hidden state after its final norm, what its LM head reads. Column t pairs f_t with x_{t+1}:
-  x = fc([e(x_{t+1}) ; f_t]) with a bias,   f'_{t+1} = Layer(x),   q = head(f'_{t+1}) guesses x_{t+2},
+f_t is the target's last hidden state after its final norm, the input of its LM head. Column t pairs f_t with x_{t+1}:
+  x = fc([e(x_{t+1}) ; f_t]) with a bias,   f'_{t+1} = Layer(x),   q = head(f'_{t+1}) drafts x_{t+2},
 embedding and head being the target's, frozen (`fc_bias: false` leaves the bias out, for vLLM, which has none). The
 layer is the target's kind without its first norm: q, k, v and the residual read x itself. f' takes the place of f at
 the next step. EAGLE-2 draws a dynamic tree with the same weights.
@@ -29,19 +29,20 @@ from torch import Tensor, nn
 
 from components.drafts.batches import step_generator
 from components.drafts.cached_block import CachedBlock, TokenTable, linear_kernel
-from components.drafts.draft import Batch, Columns, StepLosses
+from components.drafts.draft import Batch, CommittedPositions, StepLosses
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
 from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
-from components.drafts.losses import StepJudge, judged_teacher
+from components.drafts.losses import StepLossAccumulator, teacher_at_target_columns
 from components.drafts.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.row_losses import Teacher, row_loss, smooth_l1, top_k_cross_entropy
 from components.drafts.training_linear import linear
-from components.drafts.unrolled import chosen
+from components.drafts.unrolled import select_rows
 from components.targets.linear import lay_out
+from components.targets.model import AbstractTarget
 
 
-def token_scale_of(target: Any) -> float:
-    """What an AbstractTarget's embeddings are multiplied by before fc.
+def token_scale_of(target: AbstractTarget) -> float:
+    """The factor on a target's embeddings before fc.
 
     Features are as large as the final norm's weight, embeddings often far smaller (the built-in target: 1.5 and 0.14);
     at one size, both halves of fc learn at one pace.
@@ -69,7 +70,7 @@ class FeatureDraft(OneBlockDraft):
     Trained parameters: fc, layers.0.
     """
 
-    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, fc_bias: bool) -> None:
+    def __init__(self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, depth: int, fc_bias: bool) -> None:
         super().__init__(target, shape, draft_ids, depth)
         self.num_passes, self.feature_weight, self.token_weight = 1, 1.0, 0.1
         self.top_k, self.top_k_weight = 0, 0.0
@@ -84,27 +85,23 @@ class FeatureDraft(OneBlockDraft):
         self.layers = nn.ModuleList([FeatureLayer(shape)])
 
     @classmethod
-    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Self:
-        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
-
-        settings: chain_depth, fc_bias, feature_weight, token_weight, feature_noise, loss, intermediate_size (0: the
-        target's), step_decay, normaliser, init_seed; HASS has passes, top_k and top_k_weight as well.
-        """
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> Self:
+        """As AbstractDraft; settings: Eagle1Settings, or HassSettings for HASS, all optional."""
         shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
         depth, fc_bias = int(settings.get("chain_depth", 7)), bool(settings.get("fc_bias", True))
         draft = cls(target, shape, draft_ids, depth, fc_bias)
-        draft.take_training_settings(settings)
+        draft.apply_training_settings(settings)
         draft.num_passes = int(settings.get("passes", draft.num_passes))
         for name in ("feature_weight", "token_weight", "feature_noise", "top_k_weight"):
             setattr(draft, name, float(settings.get(name, getattr(draft, name))))
         draft.top_k = int(settings.get("top_k", draft.top_k))
         draft.noise_seed = int(settings.get("init_seed", 0))
         initialise(draft, torch.Generator().manual_seed(draft.noise_seed))
-        draft._begin_from_the_feature()
+        draft._start_as_identity()
         return draft.to(target.device)
 
     @torch.no_grad()
-    def _begin_from_the_feature(self) -> None:
+    def _start_as_identity(self) -> None:
         """fc starts as the identity on f, with the token beside it."""
         hidden = self.shape.hidden_size
         if self.fc.bias is not None:
@@ -113,7 +110,6 @@ class FeatureDraft(OneBlockDraft):
 
     @property
     def block(self) -> FeatureLayer:
-        """See OneBlockDraft."""
         return self.layers[0]  # type: ignore[return-value]
 
     def features(self, taps: Tensor, last: Tensor) -> Tensor:
@@ -121,30 +117,31 @@ class FeatureDraft(OneBlockDraft):
         with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
             return self.target.final_norm(last.to(self.target.dtype)).float()
 
-    def block_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See OneBlockDraft. Embedding first, then the feature."""
+    def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """As OneBlockDraft: the embedding first, then the feature."""
         joined = self.fc(torch.cat((embedded(self.target, tokens) * self.token_scale, hidden), -1)).float()
         return joined, joined
 
-    def fed_back(self, output: Tensor) -> Tensor:
-        """See OneBlockDraft. A later pass takes the features of the one before as given (HASS, appendix A.1)."""
+    def next_step_input(self, output: Tensor) -> Tensor:
+        """As OneBlockDraft: no gradient flows into the features of the pass before (HASS, appendix A.1)."""
         return output.detach()
 
-    def guess_logits(self, output: Tensor) -> Tensor:
-        """See OneBlockDraft."""
+    def draft_logits(self, output: Tensor) -> Tensor:
         return F.linear(output, self.pruned_head)
 
     def losses(self, batch: Batch) -> StepLosses:
-        """The training graph: `num_passes` passes over all reachable columns, each fed the true tokens."""
+        """The training graph: `num_passes` passes over all reachable columns, teacher-forced."""
         self._decoder = None
         features = self.features(batch.taps, batch.last)
-        judge = StepJudge(batch, judged_teacher(self.target, batch, None), self.num_passes, self.normaliser)
-        outputs = self.unroll(batch, self._noisy(features, batch), judge.roots.rows)
+        accumulator = StepLossAccumulator(
+            batch, teacher_at_target_columns(self.target, batch, None), self.num_passes, self.normaliser
+        )
+        outputs = self.unroll(batch, self._noisy(features, batch), accumulator.roots.rows)
         for _ in range(self.num_passes):
             output = next(outputs)
-            distance = smooth_l1(output, chosen(features, judge.judged()))
-            judge.add(linear(output, self.head_weight), partial(self._row_loss, distance))
-        return judge.result(self.step_decay)
+            distance = smooth_l1(output, select_rows(features, accumulator.target_columns()))
+            accumulator.add(linear(output, self.head_weight), partial(self._row_loss, distance))
+        return accumulator.result(self.step_decay)
 
     def _row_loss(self, distance: Tensor, logits: Tensor, teacher: Teacher) -> Tensor:
         """SmoothL1 distances [B, R] and logits [B, R, V] -> the weighted loss of every row [B, R]."""
@@ -154,32 +151,34 @@ class FeatureDraft(OneBlockDraft):
         return loss
 
     def _noisy(self, features: Tensor, batch: Batch) -> Tensor:
-        """Features [B, T, H] as the layer sees them in training; the same optimiser step has the same noise."""
+        """Add training noise to features [B, T, H]; the same optimiser step has the same noise."""
         if not self.training or self.feature_noise == 0:
             return features
         noise = torch.rand(features.shape, generator=step_generator(batch, self.noise_seed)).to(features.device)
         return features + (2.0 * noise - 1.0) * self.feature_noise
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
-        """See OneBlockDraft. fc and the projection of its result to q, k, v are one linear layer each half."""
-        layer, hidden = self.block, self.shape.hidden_size
+        """As OneBlockDraft: per input half, fc and the projection to q, k, v become one linear layer."""
+        layer, hidden_size = self.block, self.shape.hidden_size
         block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
         fuse = self.fc.weight.detach()
-        bias = fuse.new_zeros(hidden) if self.fc.bias is None else self.fc.bias.detach()
+        bias = fuse.new_zeros(hidden_size) if self.fc.bias is None else self.fc.bias.detach()
         # Rows of q, k, v first, then x itself, which is the residual.
-        both = torch.cat((block.qkv_weight @ fuse, fuse))
-        both_bias = torch.cat((block.qkv_weight @ bias, bias))
-        token_part = TokenTable(self.target.embedding, None, both[:, :hidden] * self.token_scale, dtype, both_bias)
-        feature_part = linear_kernel(both[:, hidden:].to(dtype))
+        fused = torch.cat((block.qkv_weight @ fuse, fuse))
+        fused_bias = torch.cat((block.qkv_weight @ bias, bias))
+        token_part = TokenTable(
+            self.target.embedding, None, fused[:, :hidden_size] * self.token_scale, dtype, fused_bias
+        )
+        feature_part = linear_kernel(fused[:, hidden_size:].to(dtype))
         head = linear_kernel(self.pruned_head.to(dtype))
         self.kernel = lay_out([feature_part, *block.linears, head], kernel)
         num_qkv = block.qkv_weight.shape[0]
 
-        def features(columns: Columns) -> Tensor:
-            return self.target.final_norm(columns.last.to(self.target.dtype)).to(dtype)
+        def features(committed: CommittedPositions) -> Tensor:
+            return self.target.final_norm(committed.last.to(self.target.dtype)).to(dtype)
 
-        def inputs(tokens: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-            joined = token_part(tokens) + feature_part(given)
+        def inputs(tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            joined = token_part(tokens) + feature_part(hidden)
             return joined[:, :num_qkv], joined[:, num_qkv:]
 
         return ChainDecoder(block, features, inputs, lambda output: output, head, head)

@@ -1,15 +1,15 @@
 """EAGLE-3: one decoder layer that drafts from three of the target's hidden states (Li et al. 2025, arXiv:2503.01840).
 
-Column t pairs g_t = fc(taps_t) with the token x_{t+1}. The layer reads both side by side, its output a_t gives the
-guess for x_{t+2} through `norm` and a pruned LM head, and a_t takes the place of g at the next step: fc is for target
-features only. Names and layout are those of the first public release, which llama.cpp, vLLM, SGLang and MNN load:
+Column t pairs g_t = fc(taps_t) with the token x_{t+1}. The layer reads both concatenated, its output a_t drafts x_{t+2}
+through `norm` and a pruned LM head, and a_t takes the place of g at the next step: fc is for target features only.
+Names and layout are those of the first public release, which llama.cpp, vLLM, SGLang and MNN load:
   u = [input_layernorm(e(x_{t+1+k})) ; hidden_norm(g)], q, k, v from u (2H wide), residual = g un-normed,
   then post-attention norm and SwiGLU; the embedding is the target's own and frozen.
-How steps see each other while training (the paper's section 3.2) is in unrolled.py; gradients flow through all steps.
+The training-time test (the paper's section 3.2) is in unrolled.py; gradients flow through all steps.
 
 EAGLE-3.1's two changes are settings, off by default (vLLM pull request 42764; speculators' names):
   fc_norm      g_t = fc([fc_norm.0(low) ; fc_norm.1(mid) ; fc_norm.2(high)]): each tap by its own RMSNorm first
-  norm_output  the next step is given norm(a_t), the state that the LM head reads, instead of a_t
+  norm_output  the next step reads norm(a_t), the state that the LM head reads, instead of a_t
 
 Deviations: only columns in M_0 (masks.py) are computed, since no other can be reached; a position whose teacher argmax
 lies outside the draft vocabulary is not trained on (as in the official code), yet acceptance is always counted against
@@ -18,19 +18,21 @@ the full-vocabulary argmax; the LM head and the last norm start from the target'
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from components.drafts.cached_block import CachedBlock, TokenTable, linear_kernel
-from components.drafts.draft import Batch, Columns, StepLosses
+from components.drafts.draft import Batch, CommittedPositions, StepLosses
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
 from components.drafts.layers import INIT_STD, AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
-from components.drafts.losses import judged_teacher, step_losses
+from components.drafts.losses import step_losses, teacher_at_target_columns
 from components.drafts.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.training_linear import TrainingLinear
 from components.targets.linear import lay_out
+from components.targets.model import AbstractTarget
 
 NUM_TAPS = 3
 
@@ -57,8 +59,8 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = SwiGlu(shape)
 
-    def joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """What q, k and v read: embedding and hidden state, each normed, [..., H] each -> [..., 2H]."""
+    def attention_input(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """The input of q, k and v: embedding and hidden state, each normed, [..., H] each -> [..., 2H]."""
         return torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), -1)
 
 
@@ -68,7 +70,9 @@ class Eagle3(OneBlockDraft):
 
     method: ClassVar[str] = "eagle3"
 
-    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, num_steps: int, fc_norm: bool) -> None:
+    def __init__(
+        self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, num_steps: int, fc_norm: bool
+    ) -> None:
         super().__init__(target, shape, draft_ids, num_steps)
         hidden, eps = shape.hidden_size, shape.rms_norm_eps
         self.norm_output = False
@@ -79,17 +83,13 @@ class Eagle3(OneBlockDraft):
         self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if fc_norm else None
 
     @classmethod
-    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Eagle3:
-        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
-
-        settings: ttt_steps, fc_norm, norm_output, loss, intermediate_size (0: the target's), step_decay, normaliser,
-        init_seed.
-        """
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> Eagle3:
+        """As AbstractDraft; settings: Eagle3Settings, all optional."""
         shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
         steps, fc_norm = int(settings.get("ttt_steps", 7)), bool(settings.get("fc_norm", False))
         draft = cls(target, shape, draft_ids, steps, fc_norm)
         draft.norm_output = bool(settings.get("norm_output", False))
-        draft.take_training_settings(settings)
+        draft.apply_training_settings(settings)
         initialise(draft, torch.Generator().manual_seed(int(settings.get("init_seed", 0))))
         with torch.no_grad():
             draft.lm_head.weight.copy_(head_rows(target, draft_ids))
@@ -98,11 +98,10 @@ class Eagle3(OneBlockDraft):
 
     @property
     def block(self) -> FirstLayer:
-        """See OneBlockDraft."""
         return self.midlayer
 
     @torch.no_grad()
-    def fit_inputs(self, taps: Tensor) -> None:
+    def scale_to_target_features(self, taps: Tensor) -> None:
         """Scale fc so that g starts at size one, and its learning rate alike.
 
         A residual stream grows from layer to layer (the built-in target's taps measure 30, 49 and 60), and g is the
@@ -120,56 +119,49 @@ class Eagle3(OneBlockDraft):
             taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps.chunk(NUM_TAPS, -1), strict=True)], -1)
         return self.fc(taps.to(self.fc.weight.dtype)).float()
 
-    def block_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See OneBlockDraft. The residual is the hidden state un-normed."""
-        return self.midlayer.joined(embedded(self.target, tokens), hidden), hidden
+    def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """As OneBlockDraft: the residual is the un-normed hidden state."""
+        return self.midlayer.attention_input(embedded(self.target, tokens), hidden), hidden
 
-    def fed_back(self, output: Tensor) -> Tensor:
-        """See OneBlockDraft."""
+    def next_step_input(self, output: Tensor) -> Tensor:
         return self.norm(output) if self.norm_output else output
 
-    def guess_logits(self, output: Tensor) -> Tensor:
-        """See OneBlockDraft."""
+    def draft_logits(self, output: Tensor) -> Tensor:
         return self.lm_head(self.norm(output))
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all reachable columns at once."""
         self._decoder = None
-        teacher = judged_teacher(self.target, batch, self.draft_ids)
-        return step_losses(
-            batch,
-            lambda rows: self.teacher_forced(batch, rows),
-            self.num_steps,
-            teacher,
-            self.step_decay,
-            self.normaliser,
-            self.loss_name,
-        )
+        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        steps = partial(self.teacher_forced, batch)
+        return step_losses(batch, steps, self.num_steps, teacher, self.step_decay, self.normaliser, self.loss_name)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
-        """See OneBlockDraft. Norm weights are folded into the linear layers that follow them."""
-        layer, hidden = self.midlayer, self.shape.hidden_size
+        """As OneBlockDraft: norm weights are folded into the linear layers after them."""
+        layer, hidden_size = self.midlayer, self.shape.hidden_size
         block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
-        unit = block.norm
-        token_part = TokenTable(self.target.embedding, layer.input_layernorm, block.qkv_weight[:, :hidden], dtype)
-        hidden_part = linear_kernel(unit.folded(block.qkv_weight[:, hidden:], layer.hidden_norm).to(dtype))
-        head = linear_kernel(unit.folded(self.lm_head.weight, self.norm).to(dtype))
-        last_norm = (self.norm.weight.detach() * unit.scale).to(dtype)
+        unit_norm = block.norm
+        token_part = TokenTable(self.target.embedding, layer.input_layernorm, block.qkv_weight[:, :hidden_size], dtype)
+        hidden_part = linear_kernel(unit_norm.folded(block.qkv_weight[:, hidden_size:], layer.hidden_norm).to(dtype))
+        head = linear_kernel(unit_norm.folded(self.lm_head.weight, self.norm).to(dtype))
+        last_norm = (self.norm.weight.detach() * unit_norm.scale).to(dtype)
         fuse_weight = self.fc.weight.detach()
         if self.fc_norm is not None:
-            parts = zip(fuse_weight.split(hidden, 1), self.fc_norm, strict=True)
-            fuse_weight = torch.cat([unit.folded(part, norm) for part, norm in parts], 1)  # type: ignore[arg-type]
+            parts = zip(fuse_weight.split(hidden_size, 1), self.fc_norm, strict=True)
+            fuse_weight = torch.cat([unit_norm.folded(part, norm) for part, norm in parts], 1)  # type: ignore[arg-type]
         fuse = linear_kernel(fuse_weight.to(dtype))
         self.kernel = lay_out([fuse, hidden_part, *block.linears, head], kernel)
 
-        def features(columns: Columns) -> Tensor:
-            taps = columns.taps.to(dtype)
-            return fuse(taps if self.fc_norm is None else unit(taps.unflatten(-1, (NUM_TAPS, hidden))).flatten(-2))
+        def features(committed: CommittedPositions) -> Tensor:
+            taps = committed.taps.to(dtype)
+            return fuse(
+                taps if self.fc_norm is None else unit_norm(taps.unflatten(-1, (NUM_TAPS, hidden_size))).flatten(-2)
+            )
 
-        def inputs(tokens: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-            return token_part(tokens) + hidden_part(unit(given)), given
+        def inputs(tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            return token_part(tokens) + hidden_part(unit_norm(hidden)), hidden
 
-        def fed_back(output: Tensor) -> Tensor:
-            return unit(output) * last_norm if self.norm_output else output
+        def next_step_input(output: Tensor) -> Tensor:
+            return unit_norm(output) * last_norm if self.norm_output else output
 
-        return ChainDecoder(block, features, inputs, fed_back, lambda output: head(unit(output)), head)
+        return ChainDecoder(block, features, inputs, next_step_input, lambda output: head(unit_norm(output)), head)

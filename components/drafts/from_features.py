@@ -12,7 +12,7 @@ from torch import Tensor
 from components.contract import Context, Draft, Features, Target, UserError
 from components.data.features import Example, FeatureRow, FeatureSource, open_features
 from components.drafts.batches import BatchOrder, Packing
-from components.drafts.continuing import Start, load_start, read_start
+from components.drafts.continuing import WarmStart, load_warm_start, read_warm_start
 from components.drafts.draft import AbstractDraft
 from components.drafts.files import method_class, save_draft
 from components.drafts.held_out import greedy_examples
@@ -23,7 +23,7 @@ from components.drafts.vocabulary import (
     coverage,
     coverage_by,
     default_size,
-    described,
+    describe_vocabulary,
 )
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
@@ -33,7 +33,7 @@ FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's
 
 @dataclass(frozen=True)
 class DataChoice:
-    """What of the features is used, as the settings of `train_draft` say."""
+    """Which features are used and how they are batched: settings of `train_draft`."""
 
     draft_vocab_size: int  # 0: by default_size
     batch_tokens: int
@@ -53,7 +53,7 @@ def train_from_features(
     choice: DataChoice,
     ctx: Context,
 ) -> Draft:
-    """Train and save a drafter, from scratch or going on; `settings` are what the method's `build` takes."""
+    """Train and save a drafter, from scratch or warm-started; `settings` are what the method's `build` takes."""
     torch.set_num_threads(ctx.num_threads)
     data = open_features(features)
     _check_fit(target, data)
@@ -63,24 +63,26 @@ def train_from_features(
     model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
     data = data.computed_by(model)
 
-    start = read_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
-    vocabulary = _vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
+    start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
+    vocabulary = _choose_vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
     covered = coverage(data.token_counts("validation"), vocabulary.ids)
     covered_by = coverage_by(data, "validation", vocabulary.ids)
     draft: AbstractDraft = method_class(method).build(model, dict(settings), vocabulary.ids.to(model.device))
     if choice.packing == "pack":
         _check_packing(draft, settings)
-    draft.fit_inputs(torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device))
+    draft.scale_to_target_features(
+        torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
+    )
     if start is not None:
-        load_start(start, draft, settings)
+        load_warm_start(start, draft, settings)
     size = sum(p.numel() for p in draft.parameters())
-    ctx.note(f"{method}: {size:,} parameters; {described(vocabulary, covered, covered_by)}")
+    ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
     order = batch_order(rows, choice, ctx.seed)
     if not order.shuffled:
-        _tell_order(order, schedule, ctx)
+        _note_order(order, schedule, ctx)
     held_out = _held_out(model, data, choice, features)
-    going_on = start is not None or settings.get("start") == "own"
-    weights, progress = train(draft, data, order, held_out, schedule, ctx, going_on=going_on)
+    warm_start = start is not None or settings.get("start") == "own"
+    weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start)
     facts = {
         "method": method,
         "num_steps": draft.num_steps,
@@ -97,15 +99,15 @@ def train_from_features(
         "optimiser_steps": schedule.num_steps,
         **(start.facts if start is not None else {}),
     }
-    if going_on and progress.best_step == 0:
+    if warm_start and progress.best_step == 0:
         ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
     save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())
-    return Draft.made(ctx, {**facts, "num_parameters": num_parameters})
+    return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
 
 
 def batch_order(rows: list[FeatureRow], choice: DataChoice, seed: int) -> BatchOrder:
-    """Rows in the order that their mix declared (rows of one chat as they are stored), else shuffled."""
+    """Rows in the order declared by their mix (rows of one chat as stored), else shuffled."""
     declared = [(row.place, number, row) for number, row in enumerate(rows) if row.place is not None]
     shuffled = choice.order == "shuffled" or len(declared) < len(rows)
     if not shuffled:
@@ -113,8 +115,8 @@ def batch_order(rows: list[FeatureRow], choice: DataChoice, seed: int) -> BatchO
     return BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, seed, choice.packing, shuffled)
 
 
-def _tell_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
-    """Say that training keeps to the declared order, and what it never comes to: in a shuffle that is just a sample."""
+def _note_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
+    """Log that training keeps the declared order, and how many conversations it never reaches."""
     batches = order.epoch(0)
     ctx.note("batches keep to the order that data.mix_chats declared, in every epoch; order: shuffled would not")
     unseen = sum(map(len, batches[schedule.num_steps :]))
@@ -125,22 +127,22 @@ def _tell_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
         )
 
 
-def _vocabulary(counts: Tensor, start: Start | None, size: int) -> DraftVocabulary:
-    """The one that the drafter to go on from has, else the most frequent tokens of counts [V]."""
+def _choose_vocabulary(counts: Tensor, start: WarmStart | None, size: int) -> DraftVocabulary:
+    """The vocabulary of the warm start, else the most frequent tokens of counts [V]."""
     if start is None:
         return choose_vocabulary(counts, size or default_size(counts.numel()))
     return DraftVocabulary(start.draft_ids, int((counts[start.draft_ids] == 0).sum()))
 
 
 def _check_fit(target: Target, data: FeatureSource) -> None:
-    """The features must be this target's."""
+    """Raise UserError where the features are of another target."""
     recorded = data.manifest.get("target_key")
     if recorded and target.key and recorded != target.key:
         raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
 
 
 def _check_packing(draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
-    """The drafter must heed document borders, and its loss must not depend on how much of a batch is padding."""
+    """Packing needs a drafter that respects document borders and a loss that does not depend on padding."""
     if not draft.packs:
         raise UserError(f"train_draft: packing: pack is not for method {draft.method}; take packing: bucket")
     if settings.get("normaliser") == "position":
@@ -150,7 +152,7 @@ def _check_packing(draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
 
 
 def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, features: Features) -> list[Example]:
-    """The answers that checkpoints are judged on."""
+    """Load the answers that checkpoints are evaluated on."""
     rows = [row for row in data.rows("validation") if row.num_answer_tokens >= 2]
     if not rows:
         raise UserError(
@@ -160,9 +162,9 @@ def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, fe
 
 
 def _spread(rows: list[FeatureRow], limit: int) -> list[FeatureRow]:
-    """At most `limit` rows, taking turns among the workloads in their stored order."""
+    """At most `limit` rows, round-robin over the workloads in stored order."""
     by_workload: dict[str, list[FeatureRow]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    turns = [(place, name, row) for name, group in by_workload.items() for place, row in enumerate(group)]
-    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:limit]]
+    ranked_rows = [(rank, name, row) for name, group in by_workload.items() for rank, row in enumerate(group)]
+    return [row for _, _, row in sorted(ranked_rows, key=lambda ranked_row: ranked_row[:2])[:limit]]

@@ -1,8 +1,8 @@
-"""A draft model that is there already: found, compared with the target's tokenizer, referenced by digests.
+"""A pretrained draft model: located, checked against the target's tokenizer, referenced by digests.
 
-Rejection sampling compares probabilities token by token, so both models must mean the same by every id: the whole
+Rejection sampling compares probabilities token by token, so every id must mean the same to both models: the whole
 vocabularies are compared, not their sizes. Models may pad their vocabularies differently; ids that only one of them has
-are never guessed.
+are never drafted.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from components.targets.source import find_folder, load_target_fingerprint
 from components.tensor_headers import headers_in
 
 
-def checked_model(target: Target, settings: DraftModelSettings) -> DraftModelSettings:
-    """The settings with the files' digests and the first token filled in.
+def resolve_model(target: Target, settings: DraftModelSettings) -> DraftModelSettings:
+    """Check a given model and fill its files' digests and its first token into the settings.
 
     Raises:
         UserError: no such model, or its tokenizer is not the target's.
     """
     model = settings.model
     folder = find_folder(model)
-    own, theirs = open_tokenizer(folder), open_tokenizer(target)
-    if (why := difference(own.get_vocab(), theirs.get_vocab())) or (why := _other_pieces(own, theirs)):
-        raise UserError(f"draft-model: {model} does not share the target's tokenizer ({why}); take one of its family")
-    first = own("").input_ids
-    token = int(first[0]) if first and first[0] == own.bos_token_id else None
+    draft_tokenizer, target_tokenizer = open_tokenizer(folder), open_tokenizer(target)
+    reason = vocabulary_difference(draft_tokenizer.get_vocab(), target_tokenizer.get_vocab())
+    if reason := reason or _tokenization_difference(draft_tokenizer, target_tokenizer):
+        raise UserError(
+            f"draft-model: {model} does not share the target's tokenizer ({reason}); take one of its family"
+        )
+    first_ids = draft_tokenizer("").input_ids
+    first_token = int(first_ids[0]) if first_ids and first_ids[0] == draft_tokenizer.bos_token_id else None
     return settings.model_copy(
         update={
             "model": model if "/" in model and not Path(model).exists() else str(folder),
             "model_files": load_target_fingerprint({"model": str(folder)}),
-            "first_token": settings.first_token if settings.first_token is not None else token,
+            "first_token": settings.first_token if settings.first_token is not None else first_token,
         }
     )
 
@@ -49,20 +52,20 @@ def num_parameters_of(settings: DraftModelSettings) -> int:
     return sum(math.prod(entry["shape"]) for _, header in headers for entry in header.values())
 
 
-def difference(own: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    """How two vocabularies differ, in words; "" when they do not."""
-    for token, number in sorted(theirs.items(), key=lambda item: item[1]):
-        if own.get(token) != number:
-            return f"token {token!r} is {number} for the target and {own.get(token, 'absent')} for the draft model"
-    more = sorted(own.keys() - theirs.keys())
-    return f"token {more[0]!r} is unknown to the target" if more else ""
+def vocabulary_difference(drafts: Mapping[str, int], targets: Mapping[str, int]) -> str:
+    """Describe the first difference of two vocabularies (token -> id); "" where every target token agrees."""
+    for token, token_id in sorted(targets.items(), key=lambda item: item[1]):
+        if drafts.get(token) != token_id:
+            return f"token {token!r} is {token_id} for the target and {drafts.get(token, 'absent')} for the draft model"
+    extra_tokens = sorted(drafts.keys() - targets.keys())
+    return f"token {extra_tokens[0]!r} is unknown to the target" if extra_tokens else ""
 
 
-def _other_pieces(own: Any, theirs: Any) -> str:
-    """Do both cut a text alike? The same pieces may be merged in another order."""
+def _tokenization_difference(draft_tokenizer: Any, target_tokenizer: Any) -> str:
+    """Describe a difference in tokenizing a sample: equal vocabularies may have other merges; "" where equal."""
     text = "def add(a, b):\n    return a + b  # Grüße, 你好 1234\n"
-    same = own(text, add_special_tokens=False).input_ids == theirs(text, add_special_tokens=False).input_ids
-    return "" if same else f"{text.strip()!r} is cut otherwise"
+    ids = [tokenizer(text, add_special_tokens=False).input_ids for tokenizer in (draft_tokenizer, target_tokenizer)]
+    return "" if ids[0] == ids[1] else f"{text.strip()!r} is cut otherwise"
 
 
 def open_model(
@@ -70,13 +73,13 @@ def open_model(
 ) -> AbstractTarget:
     """The given model, ready to decode on `kernel` (see open_target).
 
-    Raises UserError when its files are not those that were written down.
+    Raises UserError when its files have changed since the draft was made.
     """
     folder = find_folder(settings.model)
-    now = load_target_fingerprint({"model": str(folder)})
-    if settings.model_files and now != settings.model_files:
+    digests = load_target_fingerprint({"model": str(folder)})
+    if settings.model_files and digests != settings.model_files:
         changed = sorted(
-            name for name in {*now, *settings.model_files} if now.get(name) != settings.model_files.get(name)
+            name for name in {*digests, *settings.model_files} if digests.get(name) != settings.model_files.get(name)
         )
         raise UserError(
             f"{settings.model}: {changed[0]} changed since the draft was made; run drafts.train_draft again"

@@ -10,13 +10,14 @@ Shapes: B sequences, T columns, A attention heads, G key/value heads, D head siz
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.training_linear import TrainingLinear
+from components.targets.model import AbstractTarget
 
 INIT_STD = 0.02  # Llama's initializer_range
 
@@ -34,8 +35,8 @@ class BlockShape:
     rope_theta: float
 
     @classmethod
-    def of(cls, target: Any, intermediate_size: int) -> BlockShape:
-        """The block that fits a target (AbstractTarget); intermediate_size 0 takes the target's own.
+    def of(cls, target: AbstractTarget, intermediate_size: int) -> BlockShape:
+        """The block that fits a target; intermediate_size 0 takes the target's own.
 
         A target with latent attention (DeepSeek's MLA) gets a plain grouped-query block of the same head count:
         drafters are free in their attention, and engines serve EAGLE-3 drafts for such targets in the Llama layout.
@@ -76,7 +77,7 @@ class RmsNorm(nn.Module):
 
 @final
 class AttentionProjections(nn.Module):
-    """q, k, v and o of a grouped-query attention; what attends to what is the method's business."""
+    """q, k, v and o projections of grouped-query attention; the method computes the attention itself."""
 
     def __init__(self, shape: BlockShape, in_features: int) -> None:
         super().__init__()
@@ -102,8 +103,8 @@ class AttentionProjections(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
 
-def seen_mix(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
-    """Every column's attention over what it sees: queries [B, A, T, D], keys and values [B, G, T, D] -> [B, A, T, D].
+def attend_visible(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+    """Attention over visible columns: queries [B, A, T, D], keys and values [B, G, T, D] -> [B, A, T, D].
 
     visible: bool [B, 1, T, T]; None: every column up to itself. In the dtype of the values.
     """
@@ -129,7 +130,7 @@ class SwiGlu(nn.Module):
 
 @final
 class LlamaLayer(nn.Module):
-    """A decoder layer as Llama's, tensors named alike."""
+    """A Llama decoder layer with Llama's tensor names."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -139,10 +140,10 @@ class LlamaLayer(nn.Module):
         self.mlp = SwiGlu(shape)
 
     def forward(self, x: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
-        """All columns at once, causal or as `visible` says: [B, T, H] -> [B, T, H]."""
+        """All columns at once, causal or masked by `visible`: [B, T, H] -> [B, T, H]."""
         normed = self.input_layernorm(x)
         keys, values = self.self_attn.keys_values(normed, rope)
-        mixed = seen_mix(self.self_attn.queries(normed, rope), keys, values, visible)
+        mixed = attend_visible(self.self_attn.queries(normed, rope), keys, values, visible)
         hidden = x + self.self_attn.output(mixed)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
@@ -172,7 +173,7 @@ def rope_tables(shape: BlockShape, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rope_frequencies(shape: BlockShape, device: torch.device) -> Tensor:
-    """Radians a column of every rotary pair: float32 [D / 2]."""
+    """Angle per position of every rotary pair, radians: float32 [D / 2]."""
     exponents = torch.arange(shape.head_dim // 2, dtype=torch.float32, device=device) * 2 / shape.head_dim
     return shape.rope_theta**-exponents
 

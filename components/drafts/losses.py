@@ -1,12 +1,13 @@
-"""What a drafter learns from: the target's own distribution, column by column and step by step.
+"""The training loss: distances to the target's own distribution, averaged over columns and drafting steps.
 
-Which distance is taken at a row is `row_losses.py`'s business; here rows become one number. Steps are weighted
+The distance at one row is defined in `row_losses.py`. Steps are weighted
 decay^k / sum decay^k: dividing by the sum keeps the effective learning rate when the number of steps changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -23,84 +24,87 @@ TEACHER_COLUMNS = 64
 
 
 class ColumnTeacher(Protocol):
-    """What can be asked about columns of a batch: a Teacher over all [B, T], or one over those that matter."""
+    """Gives the teacher at columns of a batch: a Teacher over all [B, T], or a SparseTeacher over some."""
 
     def at(self, rows: Tensor) -> Teacher:
-        """Of the columns rows, int64 [B, R]."""
+        """The teacher at the columns rows, int64 [B, R]."""
 
 
-class ChosenColumns(NamedTuple):
-    """A teacher over some columns of a batch; asked about another column it answers with any of them."""
+class SparseTeacher(NamedTuple):
+    """A teacher over C columns of a batch; at any other column its result is arbitrary."""
 
     teacher: Teacher  # over [1, C]
-    places: Tensor  # int64 [B, T]: which of the C a column is
+    index_of_column: Tensor  # int64 [B, T]: the index of a column among the C
 
     def at(self, rows: Tensor) -> Teacher:
-        """See ColumnTeacher."""
-        places = self.places.gather(1, rows)
-        return Teacher(*(part[0].index_select(0, places.flatten()).unflatten(0, rows.shape) for part in self.teacher))
+        index_of_column = self.index_of_column.gather(1, rows)
+        return Teacher(
+            *(part[0].index_select(0, index_of_column.flatten()).unflatten(0, rows.shape) for part in self.teacher)
+        )
 
 
-def judged_teacher(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> ChosenColumns:
-    """`teacher_of` the columns that training's drafting steps are judged at, and of no other.
+def teacher_at_target_columns(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher:
+    """Teacher distributions at the columns where the loss is evaluated only.
 
-    Step k of root t is judged at t + k + 1, and where M_k(t) holds M_0(t + k) does: they are the columns after those in
+    Step k of root t is evaluated at t + k + 1, and M_k(t) implies M_0(t + k): so these are the columns after those in
     M_0. A prompt has none.
     """
-    wanted = torch.nn.functional.pad(reachable(batch.mask, 1)[0][:, :-1], (1, 0)).flatten()
-    columns = wanted.nonzero().squeeze(1)
+    is_target = torch.nn.functional.pad(reachable(batch.mask, 1)[0][:, :-1], (1, 0)).flatten()
+    columns = is_target.nonzero().squeeze(1)
     width = -(-max(1, len(columns)) // WIDTH_STEP) * WIDTH_STEP
     columns = torch.nn.functional.pad(columns, (0, width - len(columns)))  # the filler is column 0
-    places = (wanted.cumsum(0) - 1).clamp(min=0).view_as(batch.ids)
-    return ChosenColumns(teacher_of(target, batch.last.flatten(0, 1)[columns][None], student_ids), places)
+    index_of_column = (is_target.cumsum(0) - 1).clamp(min=0).view_as(batch.ids)
+    return SparseTeacher(
+        teacher_distributions(target, batch.last.flatten(0, 1)[columns][None], student_ids), index_of_column
+    )
 
 
 @torch.no_grad()
-def teacher_of(target: AbstractTarget, last: Tensor, student_ids: Tensor | None) -> Teacher:
-    """The teacher from last-layer outputs [B, T, H], before the final norm.
+def teacher_distributions(target: AbstractTarget, last: Tensor, student_ids: Tensor | None) -> Teacher:
+    """Compute the teacher from last-layer outputs [B, T, H], before the final norm.
 
     student_ids: int64 [N], the target ids of the student's vocabulary; None: all V.
     """
     columns = last.to(target.dtype).flatten(0, 1)
     with torch.autocast(last.device.type, enabled=False):
         # A few columns at a time: the logits of all over the full vocabulary would be the largest tensor of the step.
-        parts = [_teacher_at(target, some, student_ids) for some in columns.split(TEACHER_COLUMNS)]
+        parts = [_teacher_at(target, chunk, student_ids) for chunk in columns.split(TEACHER_COLUMNS)]
     return Teacher(*(torch.cat(part).unflatten(0, last.shape[:2]) for part in zip(*parts, strict=True)))
 
 
 def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | None) -> Teacher:
-    """The teacher at columns [C, H]."""
+    """Compute the teacher at columns [C, H]."""
     logits = target.unembed(target.final_norm(columns[None]))[0].float()
     best = logits.argmax(-1)
     if student_ids is None:
         return Teacher(logits.softmax(-1), best, torch.ones_like(best, dtype=torch.float32))
-    places = torch.full((logits.shape[-1],), -1, device=best.device)
-    places[student_ids] = torch.arange(student_ids.numel(), device=best.device)
-    kept = logits.index_select(-1, student_ids)
-    mass = (kept.logsumexp(-1) - logits.logsumexp(-1)).exp()
-    return Teacher(kept.softmax(-1), places[best], mass)
+    student_index = torch.full((logits.shape[-1],), -1, device=best.device)
+    student_index[student_ids] = torch.arange(student_ids.numel(), device=best.device)
+    student_logits = logits.index_select(-1, student_ids)
+    mass = (student_logits.logsumexp(-1) - logits.logsumexp(-1)).exp()
+    return Teacher(student_logits.softmax(-1), student_index[best], mass)
 
 
-def averaged(
-    rows: Tensor, wanted: Tensor, normaliser: Normaliser, num_positions: int, sequences: Tensor | None = None
+def average_losses(
+    losses: Tensor, included: Tensor, normaliser: Normaliser, num_positions: int, sequences: Tensor | None = None
 ) -> Tensor:
-    """One number from losses [B, R] where wanted [B, R].
+    """Average losses [B, R] over the rows where included, bool [B, R].
 
-    token: mean over wanted rows. sequence: mean over sequences of their means, so that short answers weigh as much as
-    long ones. position: sum over the B * T positions of the padded batch, as the first public trainers do.
-    sequences: int64 [B, R], the sequence of every row, from 0; None: those of one b are one.
+    token: mean over included rows. sequence: mean over the means of sequences, so that short answers weigh as much as
+    long ones. position: sum divided by the B * T positions of the padded batch, as the first public trainers do.
+    sequences: int64 [B, R], the sequence of every row, from 0; None: each b is one sequence.
     """
-    kept = rows.masked_fill(~wanted, 0.0)
+    masked = losses.masked_fill(~included, 0.0)
     if normaliser == "position":
-        return kept.sum() / num_positions
+        return masked.sum() / num_positions
     if normaliser == "token":
-        return kept.sum() / wanted.sum().clamp(min=1)
+        return masked.sum() / included.sum().clamp(min=1)
     if sequences is None:
-        sums, counts = kept.sum(1), wanted.sum(1)
+        sums, counts = masked.sum(1), included.sum(1)
     else:
-        places, num_sequences = sequences[wanted], int(sequences.max()) + 1
-        sums = kept.new_zeros(num_sequences).index_add(0, places, rows[wanted])
-        counts = places.bincount(minlength=num_sequences)
+        sequence_of_row, num_sequences = sequences[included], int(sequences.max()) + 1
+        sums = masked.new_zeros(num_sequences).index_add(0, sequence_of_row, losses[included])
+        counts = sequence_of_row.bincount(minlength=num_sequences)
     return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
 
@@ -111,58 +115,58 @@ class Roots(NamedTuple):
     valid: Tensor  # bool [B, R]: False on filler rows
 
 
-class StepJudge:
-    """Losses and counts of drafting steps, given one after the other.
+class StepLossAccumulator:
+    """Accumulates losses and counts of drafting steps, added one after the other.
 
-    Step k at column t is judged against the target's distribution at column t + k + 1. It is trained on where M_k
-    allows it and the student can say the teacher's argmax, and counts as accepted when steps 0..k all guessed that
-    argmax. A step may be given for the first R' of the R roots only (P-EAGLE trains deep guesses on a sample).
+    Step k at column t is compared with the target's distribution at column t + k + 1. It is trained where M_k allows it
+    and the draft vocabulary has the teacher's argmax, and counts as accepted when steps 0..k all drafted that argmax.
+    A step may cover the first R' of the R roots only (P-EAGLE trains deep steps on a sample).
     """
 
     def __init__(self, batch: Batch, teacher: ColumnTeacher, num_steps: int, normaliser: Normaliser) -> None:
-        """teacher: of all columns, or judged_teacher's; num_steps: at most so many steps will come."""
+        """teacher: of all columns, or of the target columns; num_steps: the most steps that will be added."""
         self.batch, self.teacher, self.normaliser = batch, teacher, normaliser
-        self.reached = reachable(batch.mask, num_steps)  # [num_steps, B, T]
-        self.roots = Roots(*packed_rows(self.reached[0]))
-        self.alive = self.roots.valid
+        self.reachable_at_step = reachable(batch.mask, num_steps)  # [num_steps, B, T]
+        self.roots = Roots(*packed_rows(self.reachable_at_step[0]))
+        self.all_correct = self.roots.valid
         self.losses: list[Tensor] = []
         self.accepted: list[Tensor] = []
-        self.counts: list[Tensor] = []
+        self.num_reachable: list[Tensor] = []
 
-    def draw_from(self, roots: Roots) -> None:
-        """Take these roots instead of all that are reachable; before the first step."""
+    def use_roots(self, roots: Roots) -> None:
+        """Replace the roots (all reachable columns by default); call before the first step."""
         assert not self.losses
-        self.roots, self.alive = roots, roots.valid
+        self.roots, self.all_correct = roots, roots.valid
 
-    def judged(self, num_roots: int | None = None) -> Tensor:
-        """The columns that the coming step is judged at, for the first `num_roots` roots: int64 [B, R']."""
+    def target_columns(self, num_roots: int | None = None) -> Tensor:
+        """The target columns of the next step, for the first `num_roots` roots: int64 [B, R']."""
         rows = self.roots.rows[:, :num_roots]
         return (rows + len(self.losses) + 1).clamp(max=self.batch.ids.shape[1] - 1)
 
     def add(self, logits: Tensor, loss: Callable[[Tensor, Teacher], Tensor]) -> None:
-        """The coming step's logits [B, R', N]; loss: (logits, the teacher of their rows) -> [B, R']."""
+        """Add the next step: its logits [B, R', N]; loss: (logits, the teacher of their rows) -> [B, R']."""
         width = logits.shape[1]
         rows, valid = self.roots.rows[:, :width], self.roots.valid[:, :width]
-        allowed = self.reached[len(self.losses)].gather(1, rows) & valid
-        teacher = self.teacher.at(self.judged(width))
+        allowed = self.reachable_at_step[len(self.losses)].gather(1, rows) & valid
+        teacher = self.teacher.at(self.target_columns(width))
         best = teacher.best
         row_losses = loss(logits, teacher)
         documents = self.batch.documents
         sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
         trained = allowed & (best >= 0)
-        self.losses.append(averaged(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences))
+        self.losses.append(average_losses(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences))
         # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
-        said = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
-        self.alive = self.alive[:, :width] & said & (best >= 0)
-        self.accepted.append((self.alive & allowed).sum())
-        self.counts.append(allowed.sum())
+        correct = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
+        self.all_correct = self.all_correct[:, :width] & correct & (best >= 0)
+        self.accepted.append((self.all_correct & allowed).sum())
+        self.num_reachable.append(allowed.sum())
 
     def result(self, decay: float) -> StepLosses:
-        """Everything so far as one loss, step k weighted decay^k / sum decay^k."""
+        """Combine all steps into one loss, step k weighted decay^k / sum decay^k."""
         stacked = torch.stack(self.losses)
         weights = decay ** torch.arange(len(self.losses), device=stacked.device, dtype=torch.float32)
         total = (stacked * weights).sum() / weights.sum()
-        return StepLosses(total, stacked.detach(), torch.stack(self.accepted), torch.stack(self.counts))
+        return StepLosses(total, stacked.detach(), torch.stack(self.accepted), torch.stack(self.num_reachable))
 
 
 def step_losses(
@@ -174,11 +178,11 @@ def step_losses(
     normaliser: Normaliser,
     loss: LossName = "soft_ce",
 ) -> StepLosses:
-    """Losses and counts of every drafting step of one training forward; see StepJudge.
+    """Losses and counts of every drafting step of one training forward; see StepLossAccumulator.
 
-    steps: given rows int64 [B, R] (the columns to draft from), the teacher-forced logits [B, R, N] of steps 0, 1, ...
+    steps: rows int64 [B, R] (the columns to draft from) -> the teacher-forced logits [B, R, N] of steps 0, 1, ...
     """
-    judge = StepJudge(batch, teacher, num_steps, normaliser)
-    for logits in steps(judge.roots.rows):
-        judge.add(logits, lambda said, wanted: row_loss(loss, said, wanted))
-    return judge.result(decay)
+    accumulator = StepLossAccumulator(batch, teacher, num_steps, normaliser)
+    for logits in steps(accumulator.roots.rows):
+        accumulator.add(logits, partial(row_loss, loss))
+    return accumulator.result(decay)

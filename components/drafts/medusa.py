@@ -1,10 +1,10 @@
 """Medusa: small residual heads on the target's last hidden state (Cai et al. 2024, arXiv:2401.10774, section 2.1).
 
-Head i (from 0) guesses x_{t+2+i} from the target's state at x_t alone, after its final norm:
+Head i (from 0) drafts x_{t+2+i} from the target's state at x_t alone, after its final norm:
   h^0 = norm(y_t),   h^{j+1} = h^j + SiLU(W_{i,j} h^j + b_{i,j}),   q_{t+2+i} = softmax(U_i h^L).
-W and b start at zero and U_i at the target's own LM head, so that an untrained head says what the target says next; the
-target is frozen (Medusa-1). The token x_{t+1}, known when a proposal is made, is not read: that is what the sequential
-methods (EAGLE, MTP) add. No cache, no state.
+W and b start at zero and U_i at the target's own LM head, so that an untrained head repeats the target's next token;
+the target is frozen (Medusa-1). The token x_{t+1}, known when a proposal is made, is not read: only the sequential
+methods (EAGLE, MTP) do that. No cache, no state.
 
 Deviations: the loss is soft cross-entropy against the target's own distribution, where the paper takes the tokens of
 its data (or of the target's answers); heads cover the draft vocabulary only. `head: tied` keeps U_i frozen at the
@@ -22,13 +22,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.cached_block import linear_kernel
-from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
+from components.drafts.draft import (
+    AbstractDraft,
+    Batch,
+    CommittedPositions,
+    DepthBranches,
+    Proposal,
+    Sampling,
+    StepLosses,
+)
 from components.drafts.frozen import head_rows
-from components.drafts.independent_heads import Head, independent_losses, proposal_of
-from components.drafts.losses import judged_teacher
-from components.drafts.sampling import Guesses
+from components.drafts.independent_heads import Head, independent_losses, sample_chain
+from components.drafts.losses import teacher_at_target_columns
+from components.drafts.sampling import DraftSampler
 from components.drafts.settings import MedusaSettings
 from components.targets.linear import Linear, lay_out
+from components.targets.model import AbstractTarget
 
 
 @final
@@ -60,14 +69,11 @@ class Medusa(AbstractDraft):
     method: ClassVar[str] = "medusa"
     packs: ClassVar[bool] = True
 
-    def __init__(self, target: Any, settings: MedusaSettings, draft_ids: Tensor) -> None:
-        super().__init__()
+    def __init__(self, target: AbstractTarget, settings: MedusaSettings, draft_ids: Tensor) -> None:
+        super().__init__(target, draft_ids)
         self.settings = settings
         self.num_steps = self.max_depth = settings.num_heads
-        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
-        self.draft_ids: Tensor
         self.lm_head: Tensor  # [N, H], the target's
-        self.register_buffer("draft_ids", draft_ids, persistent=False)
         self.register_buffer("lm_head", head_rows(target, draft_ids), persistent=False)
         hidden, tied = target.shape.hidden_size, settings.head == "tied"
         self.medusa_head = nn.ModuleList(
@@ -82,137 +88,131 @@ class Medusa(AbstractDraft):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> Medusa:
-        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
-
-        settings: MedusaSettings. Nothing is drawn at random.
-        """
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> Medusa:
+        """As AbstractDraft; settings: MedusaSettings. Nothing is drawn at random."""
         draft = cls(target, MedusaSettings.model_validate(settings), draft_ids.to(target.device)).to(target.device)
         if draft.settings.head == "own":
             with torch.no_grad():
                 for i in range(draft.num_steps):
-                    draft._table(i).copy_(draft.lm_head)
+                    draft._head_weight(i).copy_(draft.lm_head)
         return draft
 
     @property
     def token_tables(self) -> frozenset[str]:
-        """See AbstractDraft."""
         last = self.settings.num_layers
         return frozenset(f"medusa_head.{i}.{last}.weight" for i in range(self.settings.num_heads))
 
-    @property
-    def target(self) -> Any:
-        """The AbstractTarget this drafter serves."""
-        return self._target[0]
-
-    def first(self, last: Tensor) -> Tensor:
+    def initial_hidden(self, last: Tensor) -> Tensor:
         """h^0 from the target's last-layer output: [..., H] -> float32 [..., H]."""
         with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
             return self.target.final_norm(last.to(self.target.dtype)).float()
 
-    def _parts(self, index: int) -> nn.ModuleList:
+    def _head_layers(self, index: int) -> nn.ModuleList:
         """The layers of one head, in order."""
         parts = self.medusa_head[index]
         assert isinstance(parts, nn.ModuleList)
         return parts
 
-    def _table(self, index: int) -> Tensor:
-        """The LM head of one head, where heads have their own: [N, H]."""
-        table = self._parts(index)[-1]
+    def _head_weight(self, index: int) -> Tensor:
+        """The LM head of one head, where heads are not tied: [N, H]."""
+        table = self._head_layers(index)[-1]
         assert isinstance(table, nn.Linear)
         return table.weight
 
     def logits(self, index: int, hidden: Tensor) -> Tensor:
         """Head `index` on h^0: [..., H] -> [..., N]."""
-        for part in self._parts(index):
+        for part in self._head_layers(index):
             hidden = part(hidden)
         return F.linear(hidden, self.lm_head) if self.settings.head == "tied" else hidden
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph, one head at a time."""
         self._decoder = None
-        hidden, sequence = self.first(batch.last), torch.arange(len(batch.ids), device=batch.ids.device)[:, None]
+        hidden, sequence = (
+            self.initial_hidden(batch.last),
+            torch.arange(len(batch.ids), device=batch.ids.device)[:, None],
+        )
 
         def logits(index: int, rows: Tensor) -> Tensor:
             return self.logits(index, hidden[sequence, rows])
 
         heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.medusa_head)]
-        return independent_losses(batch, heads, judged_teacher(self.target, batch, self.draft_ids), self.settings)
+        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        return independent_losses(batch, heads, teacher, self.settings)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads any token."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
-        hidden = self.first(batch.last)[sequence, rows]
+        hidden = self.initial_hidden(batch.last)[sequence, rows]
         return [self.logits(i, hidden) for i in range(self.num_steps)]
 
     @torch.no_grad()
-    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
-        hidden = self.first(last[: ids.numel() - 1])
-        guesses = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
-        return torch.stack(guesses, 1)
+        hidden = self.initial_hidden(last[: ids.numel() - 1])
+        draft_tokens = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
+        return torch.stack(draft_tokens, 1)
 
     def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         blocks = [
             [
                 Linear(part.linear.weight.detach().to(dtype), part.linear.bias.detach().to(dtype))
-                for part in self._parts(i)
+                for part in self._head_layers(i)
                 if isinstance(part, ResBlock)
             ]
             for i in range(self.num_steps)
         ]
         tied = self.settings.head == "tied"
-        tables = [self.lm_head] if tied else [self._table(i).detach() for i in range(self.num_steps)]
+        tables = [self.lm_head] if tied else [self._head_weight(i).detach() for i in range(self.num_steps)]
         heads = [linear_kernel(table.to(dtype)) for table in tables]
         self.kernel = lay_out([*(linear for layers in blocks for linear in layers), *heads], kernel)
         self._decoder = Decoder(blocks, heads, dtype)
 
     def new_state(self, capacity: int) -> None:
-        """Nothing to remember: a proposal depends on the newest column alone."""
+        """No state: a proposal depends on the newest position alone."""
         if self._decoder is None:
             self.prepare_decoding()
 
     @torch.inference_mode()
-    def propose(self, state: None, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator) -> Proposal:
-        """See Proposer."""
-        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+    def propose(
+        self, state: None, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
         depth = min(depth, self.max_depth)
-        return proposal_of(self._decoded([columns], depth)[:, 0], guesses) if depth else guesses.proposal()
+        return sample_chain(self._draft_logits([committed], depth)[:, 0], sampler) if depth else sampler.proposal()
 
     @torch.inference_mode()
     def propose_batch(
         self,
         states: Sequence[None],
-        columns: Sequence[Columns],
+        committed: Sequence[CommittedPositions],
         depth: int,
         sampling: Sampling,
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
-        """See BatchProposer."""
-        guesses = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
         if depth == 0:
-            return [own.proposal() for own in guesses]
-        logits = self._decoded(columns, min(depth, self.max_depth))
-        return [proposal_of(rows, own) for rows, own in zip(logits.unbind(1), guesses, strict=True)]
+            return [sampler.proposal() for sampler in samplers]
+        logits = self._draft_logits(committed, min(depth, self.max_depth))
+        return [sample_chain(rows, sampler) for rows, sampler in zip(logits.unbind(1), samplers, strict=True)]
 
     @torch.inference_mode()
-    def begin(self, state: None, columns: Columns, depth: int) -> DepthBranches:
-        """See TreeProposer."""
-        return DepthBranches(self._decoded([columns], min(depth, self.max_depth))[:, 0])
+    def begin(self, state: None, committed: CommittedPositions, depth: int) -> DepthBranches:
+        return DepthBranches(self._draft_logits([committed], min(depth, self.max_depth))[:, 0])
 
-    def _decoded(self, columns: Sequence[Columns], depth: int) -> Tensor:
-        """Logits [depth, B, N] of the first heads at the newest column of B sequences."""
+    def _draft_logits(self, committed: Sequence[CommittedPositions], depth: int) -> Tensor:
+        """Logits [depth, B, N] of the first heads at the newest position of B sequences."""
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
-        newest = columns[0].last[-1:] if len(columns) == 1 else torch.stack([new.last[-1] for new in columns])
-        first = self.target.final_norm(newest).to(decoder.dtype)
+        newest = committed[0].last[-1:] if len(committed) == 1 else torch.stack([new.last[-1] for new in committed])
+        initial = self.target.final_norm(newest).to(decoder.dtype)
         rows = []
         for layers in decoder.blocks[:depth]:
-            hidden = first
+            hidden = initial
             for linear in layers:
                 hidden = hidden + F.silu(linear(hidden))
             rows.append(hidden)
         if len(decoder.heads) == 1:  # one table for all heads is read once
-            return decoder.heads[0](torch.cat(rows)).unflatten(0, (depth, len(columns)))
+            return decoder.heads[0](torch.cat(rows)).unflatten(0, (depth, len(committed)))
         return torch.stack([head(row) for head, row in zip(decoder.heads, rows, strict=False)])

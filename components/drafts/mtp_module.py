@@ -10,13 +10,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, seen_mix
+from components.drafts.layers import AttentionProjections, BlockShape, RmsNorm, Rope, SwiGlu, attend_visible
 from components.drafts.training_linear import TrainingLinear
 
 
 @final
 class SharedHead(nn.Module):
-    """Only its norm is the module's own; the head is the target's."""
+    """The norm before the LM head; the head itself is the target's."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -48,9 +48,9 @@ class MtpModule(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
     def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
-        """All columns at once, causal or as `visible` says: [B, T, H] each -> [B, T, H]."""
+        """All columns at once, causal or masked by `visible`: [B, T, H] each -> [B, T, H]."""
         joined = self.join(embedded, hidden)
         normed = self.input_layernorm(joined)
         keys, values = self.self_attn.keys_values(normed, rope)
-        mixed = seen_mix(self.self_attn.queries(normed, rope), keys, values, visible)
+        mixed = attend_visible(self.self_attn.queries(normed, rope), keys, values, visible)
         return self.finish(joined, mixed)

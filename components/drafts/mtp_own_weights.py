@@ -1,15 +1,15 @@
-"""A model's own multi-token-prediction module: where checkpoints keep it, read as it is stored, and named back.
+"""The native multi-token-prediction module of a checkpoint: its tensors, read and renamed in both directions.
 
 transformers drops these tensors when it loads the model, so they are read straight from safetensors. Three layouts:
   deepseek  model.layers.{n}.*    n = num_hidden_layers. enorm, hnorm, eh_proj (embedding first), the block's tensors
-            beside them, shared_head.norm. Embedding of position 0 zeroed; the block's output itself is recycled.
+            beside them, shared_head.norm. Embedding of position 0 zeroed; the block's output itself is fed back.
             (DeepSeek-V3, arXiv:2412.19437, README_WEIGHTS; GLM-4.5 and Kimi-K2 alike)
   qwen      mtp.*                 pre_fc_norm_embedding, pre_fc_norm_hidden, fc (embedding first), layers.0.*, norm.
-            The normed output is recycled. (Qwen3-Next)
+            The normed output is fed back. (Qwen3-Next)
   mimo      model.mtp_layers.0.*  token_layernorm, hidden_layernorm, input_proj (HIDDEN STATE first), the block's
-            tensors, final_layernorm. Embedding of position 0 zeroed; the normed output is recycled. (MiMo-7B)
+            tensors, final_layernorm. Embedding of position 0 zeroed; the normed output is fed back. (MiMo-7B)
 Embedding and LM head are the target's: copies of them in a checkpoint are neither read nor changed. Experts are stored
-one by one and computed as one tensor; only the first module of several is used, again and again.
+one by one and computed as one tensor; of several modules only the first is used, for every step.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ EXPERT = re.compile(r"(?P<at>.*experts\.)(?P<number>\d+)\.(?P<part>gate|up|down)
 
 
 @dataclass(frozen=True)
-class OwnLayout:
-    """How one family of checkpoints names a module's parts, and what it does with them."""
+class NativeMtpLayout:
+    """The tensor names of one family of checkpoints, and how its module computes."""
 
     name: Literal["deepseek", "qwen", "mimo"]
     prefix: str  # with {n} for the number of the target's layers
     token_norm: str
     hidden_norm: str
     projection: str
-    block: str  # what stands before the block's own names
+    block: str  # prefix of the block's own names
     last_norm: str
     embedding_first: bool
     zero_first: bool
     recycles_normed: bool
 
-    def renamed(self, num_layers: int) -> dict[str, str]:
-        """Beginning of a name in the checkpoint -> its beginning in OwnModule."""
-        at = self.prefix.format(n=num_layers)
+    def prefixes(self, num_layers: int) -> dict[str, str]:
+        """Name prefix in the checkpoint -> name prefix in NativeMtpModule."""
+        prefix = self.prefix.format(n=num_layers)
         parts = {
             self.token_norm: "token_norm",
             self.hidden_norm: "hidden_norm",
@@ -55,17 +55,19 @@ class OwnLayout:
             self.last_norm: "last_norm",
         }
         return {
-            **{f"{at}{theirs}.": f"{ours}." for theirs, ours in parts.items()},
+            **{f"{prefix}{checkpoint_part}.": f"{module_part}." for checkpoint_part, module_part in parts.items()},
             **{
-                f"{at}{self.block}{part}": f"block.{part}"
+                f"{prefix}{self.block}{part}": f"block.{part}"
                 for part in ("input_", "post_attention_", "self_attn.", "mlp.")
             },
         }
 
 
 LAYOUTS = (
-    OwnLayout("deepseek", "model.layers.{n}.", "enorm", "hnorm", "eh_proj", "", "shared_head.norm", True, True, False),
-    OwnLayout(
+    NativeMtpLayout(
+        "deepseek", "model.layers.{n}.", "enorm", "hnorm", "eh_proj", "", "shared_head.norm", True, True, False
+    ),
+    NativeMtpLayout(
         "qwen",
         "mtp.",
         "pre_fc_norm_embedding",
@@ -77,7 +79,7 @@ LAYOUTS = (
         zero_first=False,
         recycles_normed=True,
     ),
-    OwnLayout(
+    NativeMtpLayout(
         "mimo",
         "model.mtp_layers.0.",
         "token_layernorm",
@@ -93,102 +95,109 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
-class OwnWeights:
-    """What a checkpoint holds. files: name in the checkpoint -> the safetensors file it is in."""
+class NativeMtpWeights:
+    """The module in a checkpoint. files: name in the checkpoint -> the safetensors file it is in."""
 
-    layout: OwnLayout
+    layout: NativeMtpLayout
     num_layers: int
     files: Mapping[str, Path]
 
-    def read(self, wanted: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-        """The tensors of OwnModule, as stored, under OwnModule's names; `wanted` gives those names and shapes.
+    def read(self, expected: Mapping[str, Tensor], checkpoint: str) -> dict[str, Tensor]:
+        """Read the tensors as stored, under NativeMtpModule's names; `expected` has those names and shapes.
 
         Raises UserError, one line, when one is missing, of another shape, or stored beside scales.
         """
         if scales := [name for name in self.files if name.endswith(("_scale_inv", "weight_scale"))]:
             raise UserError(
-                f"{where}: its {self.layout.name} module is quantised ({scales[0]}): convert the checkpoint to "
+                f"{checkpoint}: its {self.layout.name} module is quantised ({scales[0]}): convert the checkpoint to "
                 "bfloat16, or train a new one with start: new"
             )
-        found = stacked(self._stored())
-        wrong = [
-            f"{name} is {_shape(found.get(name))}, must be {_shape(tensor)}"
-            for name, tensor in wanted.items()
-            if _shape(found.get(name)) != _shape(tensor)
+        tensors = stack_experts(self._read_renamed())
+        mismatched = [
+            f"{name} is {_shape(tensors.get(name))}, must be {_shape(tensor)}"
+            for name, tensor in expected.items()
+            if _shape(tensors.get(name)) != _shape(tensor)
         ]
-        if wrong:
+        if mismatched:
             raise UserError(
-                f"{where}: its {self.layout.name} module does not fit its config.json: {wrong[0]}"
-                f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}; train a new one with start: new"
+                f"{checkpoint}: its {self.layout.name} module does not fit its config.json: {mismatched[0]}"
+                f"{f' and {len(mismatched) - 1} more' if len(mismatched) > 1 else ''}; train a new one with start: new"
             )
-        return {name: found[name] for name in wanted}
+        return {name: tensors[name] for name in expected}
 
-    def _stored(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for theirs, file in self.files.items():
-            for before, after in self.layout.renamed(self.num_layers).items():
-                if theirs.startswith(before):
-                    with safe_open(file, framework="pt") as opened:
-                        tensor = opened.get_tensor(theirs)
-                    check_finite(tensor, f"{file}: {theirs}")
-                    found[after + theirs.removeprefix(before)] = tensor
-        return found
+    def _read_renamed(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, file in self.files.items():
+            for checkpoint_prefix, module_prefix in self.layout.prefixes(self.num_layers).items():
+                if name.startswith(checkpoint_prefix):
+                    with safe_open(file, framework="pt") as tensor_file:
+                        tensor = tensor_file.get_tensor(name)
+                    check_finite(tensor, f"{file}: {name}")
+                    tensors[module_prefix + name.removeprefix(checkpoint_prefix)] = tensor
+        return tensors
 
-    def named_back(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """OwnModule's tensors under the checkpoint's names, experts one by one where the checkpoint has them so."""
-        back = {after: before for before, after in self.layout.renamed(self.num_layers).items()}
+    def to_checkpoint_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """NativeMtpModule's tensors under the checkpoint's names, experts split where the checkpoint has them so."""
+        prefixes = {
+            module_prefix: checkpoint_prefix
+            for checkpoint_prefix, module_prefix in self.layout.prefixes(self.num_layers).items()
+        }
         named: dict[str, Tensor] = {}
-        apart = any(EXPERT.fullmatch(name) for name in self.files)
-        for name, tensor in (unstacked(tensors) if apart else tensors).items():
-            after = next(after for after in back if name.startswith(after))
-            named[back[after] + name.removeprefix(after)] = tensor
+        separate = any(EXPERT.fullmatch(name) for name in self.files)
+        for name, tensor in (unstack_experts(tensors) if separate else tensors).items():
+            module_prefix = next(module_prefix for module_prefix in prefixes if name.startswith(module_prefix))
+            named[prefixes[module_prefix] + name.removeprefix(module_prefix)] = tensor
         return named
 
 
-def find_own(folder: Path, num_layers: int, where: str) -> OwnWeights:
-    """The module in the checkpoint of `folder`; raises UserError when there is none."""
+def find_native_mtp(folder: Path, num_layers: int, checkpoint: str) -> NativeMtpWeights:
+    """Find the module in the checkpoint of `folder`; raises UserError when there is none."""
     files: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            files |= dict.fromkeys(opened.keys(), file)
+        with safe_open(file, framework="pt") as tensor_file:
+            files |= dict.fromkeys(tensor_file.keys(), file)
     for layout in LAYOUTS:
-        at = layout.prefix.format(n=num_layers)
-        if f"{at}{layout.projection}.weight" in files:
-            inside = {name: file for name, file in files.items() if name.startswith(at)}
-            return OwnWeights(layout, num_layers, inside)
-    known = ", ".join(f"{one.prefix.format(n=num_layers)}{one.projection}.weight" for one in LAYOUTS)
-    raise UserError(f"{where}: its checkpoint has no MTP module (none of {known}); train a new one with start: new")
+        prefix = layout.prefix.format(n=num_layers)
+        if f"{prefix}{layout.projection}.weight" in files:
+            module_files = {name: file for name, file in files.items() if name.startswith(prefix)}
+            return NativeMtpWeights(layout, num_layers, module_files)
+    names = ", ".join(f"{layout.prefix.format(n=num_layers)}{layout.projection}.weight" for layout in LAYOUTS)
+    raise UserError(
+        f"{checkpoint}: its checkpoint has no MTP module (none of {names}); train a new one with start: new"
+    )
 
 
-def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Experts 0, 1, ... as one tensor each: gate_up_proj [E, 2I, H] and down_proj [E, H, I]."""
-    kept = {name: tensor for name, tensor in tensors.items() if not EXPERT.fullmatch(name)}
+    merged = {name: tensor for name, tensor in tensors.items() if not EXPERT.fullmatch(name)}
     experts: dict[str, dict[int, dict[str, Tensor]]] = {}
     for name, tensor in tensors.items():
         if match := EXPERT.fullmatch(name):
             experts.setdefault(match["at"], {}).setdefault(int(match["number"]), {})[match["part"]] = tensor
-    for at, numbered in experts.items():
-        each = [numbered[number] for number in sorted(numbered)]
-        kept[f"{at}gate_up_proj"] = torch.stack([torch.cat((one["gate"], one["up"])) for one in each])
-        kept[f"{at}down_proj"] = torch.stack([one["down"] for one in each])
-    return kept
+    for prefix, numbered in experts.items():
+        in_order = [numbered[number] for number in sorted(numbered)]
+        merged[f"{prefix}gate_up_proj"] = torch.stack(
+            [torch.cat((expert["gate"], expert["up"])) for expert in in_order]
+        )
+        merged[f"{prefix}down_proj"] = torch.stack([expert["down"] for expert in in_order])
+    return merged
 
 
-def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `stacked`."""
-    apart: dict[str, Tensor] = {}
+def unstack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `stack_experts`."""
+    separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        at, _, part = name.rpartition(".")
-        if not at.endswith("experts"):
-            apart[name] = tensor
+        prefix, _, part = name.rpartition(".")
+        if not prefix.endswith("experts"):
+            separate[name] = tensor
             continue
-        for number, one in enumerate(tensor):
+        for number, expert in enumerate(tensor):
             if part == "gate_up_proj":
-                gate, up = one.chunk(2)
-                apart |= {f"{at}.{number}.gate_proj.weight": gate, f"{at}.{number}.up_proj.weight": up}
+                gate, up = expert.chunk(2)
+                separate |= {f"{prefix}.{number}.gate_proj.weight": gate, f"{prefix}.{number}.up_proj.weight": up}
             else:
-                apart[f"{at}.{number}.down_proj.weight"] = one
-    return apart
+                separate[f"{prefix}.{number}.down_proj.weight"] = expert
+    return separate
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -3,16 +3,16 @@
 Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction", arXiv:2404.19737, section 2:
 their p(x_{t+i} | x_{t:1}) = softmax(f_u(f_{h_i}(f_s(x_{t:1})))). The trunk f_s and the unembedding f_u are the frozen
 target's (its last layer's output y_t, its final norm and LM head), f_{h_1} is the target itself, and our head k, from
-0, is their f_{h_{k+2}}: one decoder layer of its own that attends over the trunk's states at columns <= t and guesses
-x_{t+2+k}. No token beyond x_t is read, so heads do not depend on each other's guesses. They run one at a time in
+0, is their f_{h_{k+2}}: one decoder layer of its own that attends over the trunk's states at columns <= t and drafts
+x_{t+2+k}. No token beyond x_t is read, so heads do not depend on each other's draft tokens. They run one at a time in
 training (independent_heads.py). Decoded as a chain this is blockwise parallel decoding (Stern et al. 2018,
 arXiv:1811.03115): the pass that verifies one block yields the states that the heads draft the next block from.
 
-  z_t = y_t / rms(y_t)                 the final norm undoes any scale, and at size one a new layer is heard at once
+  z_t = y_t / rms(y_t)                 the final norm undoes any scale, and at size one a new layer contributes at once
   o_t = Block_k(z)_t                   causal; grouped-query attention, SwiGLU; both write zero at first
   q   = LM head( w * o_t / rms(o_t) )  w: the weight of the target's final norm
 
-So an untrained head says what the target says next. Deviations: the trunk is not trained along; losses are soft
+So an untrained head repeats the target's next token. Deviations: the trunk is not trained along; losses are soft
 (losses.py), weighted decay^k where the paper weighs all heads alike (`step_decay: 1`), over the draft vocabulary.
 """
 
@@ -29,14 +29,23 @@ from torch import Tensor, nn
 
 from components.drafts.cached_block import CachedBlock, KvCache, linear_kernel
 from components.drafts.causal_mask import CausalMask
-from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
+from components.drafts.draft import (
+    AbstractDraft,
+    Batch,
+    CommittedPositions,
+    DepthBranches,
+    Proposal,
+    Sampling,
+    StepLosses,
+)
 from components.drafts.frozen import head_rows, norm_weight_of
-from components.drafts.independent_heads import Head, independent_losses, proposal_of
+from components.drafts.independent_heads import Head, independent_losses, sample_chain
 from components.drafts.layers import BlockShape, LlamaLayer, Rope, initialise
-from components.drafts.losses import judged_teacher
-from components.drafts.sampling import Guesses
+from components.drafts.losses import teacher_at_target_columns
+from components.drafts.sampling import DraftSampler
 from components.drafts.settings import MtpParallelSettings
 from components.targets.linear import Linear, lay_out
+from components.targets.model import AbstractTarget
 
 
 class HeadDecoder(NamedTuple):
@@ -56,7 +65,7 @@ class Decoder(NamedTuple):
 
 @dataclass
 class MtpParallelState:
-    """What committed columns leave behind: z of all, and for each head a cache whose first `done` rows are final."""
+    """z of all committed positions, and for each head a cache whose first `done` rows are final."""
 
     trunk: Tensor  # [capacity, H]
     caches: list[KvCache]
@@ -71,45 +80,34 @@ class MtpParallel(AbstractDraft):
     method: ClassVar[str] = "mtp-parallel"
     packs: ClassVar[bool] = True
 
-    def __init__(self, target: Any, settings: MtpParallelSettings, draft_ids: Tensor) -> None:
-        super().__init__()
+    def __init__(self, target: AbstractTarget, settings: MtpParallelSettings, draft_ids: Tensor) -> None:
+        super().__init__(target, draft_ids)
         self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
         self.num_steps = self.max_depth = settings.num_heads
-        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
-        self.draft_ids: Tensor
         self.unembedding: Tensor  # [N, H], the target's LM head with the final norm's weight folded in; frozen
-        self.register_buffer("draft_ids", draft_ids, persistent=False)
         rows = head_rows(target, draft_ids) * norm_weight_of(target)
         self.register_buffer("unembedding", rows, persistent=False)
         self.heads = nn.ModuleList(LlamaLayer(self.shape) for _ in range(settings.num_heads))
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> MtpParallel:
-        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
-
-        settings: MtpParallelSettings.
-        """
-        chosen = MtpParallelSettings.model_validate(settings)
-        draft = cls(target, chosen, draft_ids.to(target.device))
-        initialise(draft, torch.Generator().manual_seed(chosen.init_seed or 0))
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> MtpParallel:
+        """As AbstractDraft; settings: MtpParallelSettings."""
+        parsed = MtpParallelSettings.model_validate(settings)
+        draft = cls(target, parsed, draft_ids.to(target.device))
+        initialise(draft, torch.Generator().manual_seed(parsed.init_seed or 0))
         for head in draft.heads:
             nn.init.zeros_(head.self_attn.o_proj.weight)  # type: ignore[union-attr, arg-type]
             nn.init.zeros_(head.mlp.down_proj.weight)  # type: ignore[union-attr, arg-type]
         return draft.to(target.device)
 
-    @property
-    def target(self) -> Any:
-        """The AbstractTarget this drafter serves."""
-        return self._target[0]
-
-    def unit(self, x: Tensor) -> Tensor:
+    def rms_normalised(self, x: Tensor) -> Tensor:
         """x / rms(x), float32: [..., H] -> [..., H]."""
         return F.rms_norm(x.float(), (x.shape[-1],), None, self.shape.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """A head's output [..., H] -> draft-vocabulary logits [..., N]."""
-        return F.linear(self.unit(hidden), self.unembedding)
+        return F.linear(self.rms_normalised(hidden), self.unembedding)
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph, one head at a time; the unembedding runs on reachable columns only."""
@@ -121,7 +119,8 @@ class MtpParallel(AbstractDraft):
             return self.logits(self.heads[index](trunk, rope, visible)[sequence, rows])
 
         heads = [Head(partial(logits, i), list(head.parameters())) for i, head in enumerate(self.heads)]
-        return independent_losses(batch, heads, judged_teacher(self.target, batch, self.draft_ids), self.settings)
+        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        return independent_losses(batch, heads, teacher, self.settings)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads a token beyond its column."""
@@ -130,15 +129,15 @@ class MtpParallel(AbstractDraft):
         return [self.logits(head(trunk, rope, visible)[sequence, rows]) for head in self.heads]
 
     @torch.no_grad()
-    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
         trunk, rope, _ = self._trunk(last[None, : ids.numel() - 1], CausalMask(ids.numel() - 1, last.device))
-        guesses = [self.draft_ids[self.logits(head(trunk, rope))[0].argmax(-1)] for head in self.heads[:depth]]
-        return torch.stack(guesses, 1)
+        draft_tokens = [self.draft_ids[self.logits(head(trunk, rope))[0].argmax(-1)] for head in self.heads[:depth]]
+        return torch.stack(draft_tokens, 1)
 
     def _trunk(self, last: Tensor, causal: CausalMask) -> tuple[Tensor, Rope, Tensor | None]:
-        """z from the target's last-layer output [B, T, H], rotary positions, and what columns see."""
-        return self.unit(last), Rope(self.shape, causal.positions), causal.visible
+        """z from the target's last-layer output [B, T, H], rotary positions, and the mask of visible columns."""
+        return self.rms_normalised(last), Rope(self.shape, causal.positions), causal.visible
 
     def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
@@ -169,40 +168,46 @@ class MtpParallel(AbstractDraft):
 
     @torch.inference_mode()
     def propose(
-        self, state: MtpParallelState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+        self,
+        state: MtpParallelState,
+        committed: CommittedPositions,
+        depth: int,
+        sampling: Sampling,
+        rng: torch.Generator,
     ) -> Proposal:
-        """See Proposer. Heads deeper than `depth` do not run; the columns they missed wait in the state."""
-        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        logits = self._decoded([state], [columns], min(depth, self.max_depth))
-        return proposal_of(logits[:, 0], guesses) if depth else guesses.proposal()
+        """As Proposer; heads deeper than `depth` do not run, and their columns wait in the state."""
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        logits = self._draft_logits([state], [committed], min(depth, self.max_depth))
+        return sample_chain(logits[:, 0], sampler) if depth else sampler.proposal()
 
     @torch.inference_mode()
     def propose_batch(
         self,
         states: Sequence[MtpParallelState],
-        columns: Sequence[Columns],
+        committed: Sequence[CommittedPositions],
         depth: int,
         sampling: Sampling,
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
-        """See BatchProposer: as `propose`, with every head's linear layers run once for all sequences."""
-        guesses = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
-        logits = self._decoded(states, columns, min(depth, self.max_depth))
-        each = zip(logits.unbind(1), guesses, strict=True)
-        return [proposal_of(rows, own) if depth else own.proposal() for rows, own in each]
+        """As BatchProposer: as `propose`, with every head's linear layers run once for all sequences."""
+        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        logits = self._draft_logits(states, committed, min(depth, self.max_depth))
+        each = zip(logits.unbind(1), samplers, strict=True)
+        return [sample_chain(rows, sampler) if depth else sampler.proposal() for rows, sampler in each]
 
     @torch.inference_mode()
-    def begin(self, state: MtpParallelState, columns: Columns, depth: int) -> DepthBranches:
-        """See TreeProposer."""
-        return DepthBranches(self._decoded([state], [columns], min(depth, self.max_depth))[:, 0])
+    def begin(self, state: MtpParallelState, committed: CommittedPositions, depth: int) -> DepthBranches:
+        return DepthBranches(self._draft_logits([state], [committed], min(depth, self.max_depth))[:, 0])
 
-    def _decoded(self, states: Sequence[MtpParallelState], columns: Sequence[Columns], depth: int) -> Tensor:
-        """Take in the columns of B sequences; logits [depth, B, N] of the first heads at the newest of each."""
+    def _draft_logits(
+        self, states: Sequence[MtpParallelState], committed: Sequence[CommittedPositions], depth: int
+    ) -> Tensor:
+        """Commit new positions of B sequences; logits [depth, B, N] of the first heads at the newest of each."""
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
-        for state, new in zip(states, columns, strict=True):
+        for state, new in zip(states, committed, strict=True):
             before, state.num_columns = state.num_columns, state.num_columns + new.last.shape[0]
-            state.trunk[before : state.num_columns] = self.unit(new.last)
+            state.trunk[before : state.num_columns] = self.rms_normalised(new.last)
         rows = []
         for index, head in enumerate(decoder.heads[:depth]):
             starts = [state.done[index] for state in states]

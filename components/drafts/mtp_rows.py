@@ -1,10 +1,10 @@
-"""What the sequential modules of `mtp` run over while decoding: which rows are new, of one sequence or of many.
+"""The rows that the sequential modules of `mtp` run while decoding, of one sequence or of many.
 
-Module j's columns are final once their tokens are committed (mtp.py); the rest rest on guesses and are run again after
-the next round. For many sequences the new rows of all stand one after the other, ragged as they are: every linear layer
-reads its weights once, attention stays a sequence's own.
+Module j's columns are final once their tokens are committed (mtp.py); the rest depend on draft tokens and are run again
+in the next round. For many sequences the new rows of all stand one after the other, ragged as they are: every linear
+layer reads its weights once, attention runs per sequence.
 
-Shapes: T rows, H hidden size, B sequences; h^j is what module j puts out, h^0 the target's last state.
+Shapes: T rows, H hidden size, B sequences; h^j is module j's output, h^0 the target's last state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from components.drafts.cached_block import CachedBlock, KvCache, TokenTable
-from components.drafts.sampling import Guesses
+from components.drafts.sampling import DraftSampler
 from components.targets.linear import Linear
 
 
@@ -38,7 +38,7 @@ class ModuleDecoder(NamedTuple):
 
 
 class Decoder(NamedTuple):
-    """All modules and the pruned head, one for all: it is most of what they read."""
+    """All modules and the pruned head that they share."""
 
     modules: list[ModuleDecoder]
     head: Linear
@@ -47,13 +47,13 @@ class Decoder(NamedTuple):
 
 @dataclass
 class MtpState:
-    """What committed columns leave behind.
+    """The state left by committed positions.
 
     ids:         x_0 .. x_n; x_0 is never read.
     num_columns: n.
     committed:   for each module, how many of its columns are final in its cache.
-    waiting:     for each module j, the rows h^{j-1} from column committed[j] on that are final themselves. A column
-                 waits until its token is committed and a proposal is deep enough to run its module.
+    waiting:     for each module j, the final rows h^{j-1} from column committed[j] on. A column waits until its token
+                 is committed and a proposal is deep enough to run its module.
     """
 
     ids: Tensor
@@ -63,24 +63,26 @@ class MtpState:
     num_columns: int = 0
 
 
-class NewRows(NamedTuple):
+class PendingRows(NamedTuple):
     """The columns of one module that are run in this round."""
 
     start: int  # the first of them
-    hidden: Tensor  # [T, H]: h^{j-1}; rows that waited first, then those that rest on guesses
-    tokens: Tensor  # int64 [T]: x_{t+j}, committed ones first, then guesses
+    hidden: Tensor  # [T, H]: h^{j-1}; waiting rows first, then those that depend on draft tokens
+    tokens: Tensor  # int64 [T]: x_{t+j}, committed ones first, then draft tokens
 
 
-def new_rows(state: MtpState, index: int, guessed_rows: list[Tensor], guesses: Guesses) -> NewRows:
-    """Of module j = index + 1; guessed_rows: h^{j-1} of the columns that rest on guesses (at most one tensor)."""
+def pending_rows(state: MtpState, index: int, draft_rows: list[Tensor], sampler: DraftSampler) -> PendingRows:
+    """The rows that module j = index + 1 runs now; draft_rows: at most one tensor, h^{j-1} after draft tokens."""
     start, count = state.committed[index], state.num_columns
-    unused = max(0, start + index - count)  # near the start, the first guesses lie before this module's first token
-    tokens = torch.cat([state.ids[start + index + 1 : count + 1], *guesses.tokens[unused:]])
-    return NewRows(start, torch.cat(state.waiting[index] + guessed_rows), tokens)
+    unused = max(
+        0, start + index - count
+    )  # near the start, the first draft tokens lie before this module's first token
+    tokens = torch.cat([state.ids[start + index + 1 : count + 1], *sampler.tokens[unused:]])
+    return PendingRows(start, torch.cat(state.waiting[index] + draft_rows), tokens)
 
 
-def joined_rows(module: ModuleDecoder, index: int, rows: Sequence[NewRows]) -> Tensor:
-    """What module j = index + 1 makes of tokens and states before its block, all sequences' rows in turn: [T, H]."""
+def project_rows(module: ModuleDecoder, index: int, rows: Sequence[PendingRows]) -> Tensor:
+    """The block input of module j = index + 1 from tokens and states, sequence after sequence: [T, H]."""
     alone = len(rows) == 1
     token_rows = module.token_part(rows[0].tokens if alone else torch.cat([new.tokens for new in rows]))
     if index == 0:
@@ -93,10 +95,10 @@ def joined_rows(module: ModuleDecoder, index: int, rows: Sequence[NewRows]) -> T
     return token_rows + module.hidden_part(module.block.norm(hidden))
 
 
-def settled(state: MtpState, index: int, new: NewRows, out: Tensor | None) -> list[Tensor]:
-    """Note which rows of module j = index + 1 are final now; returns its output for those that rest on guesses.
+def finalize_committed(state: MtpState, index: int, new: PendingRows, out: Tensor | None) -> list[Tensor]:
+    """Record which rows of module j = index + 1 are final now; returns its output for those after draft tokens.
 
-    out: [T, H], its output for all of them; None after the last module, whose output nobody reads.
+    out: [T, H], its output for all rows; None after the last module, whose output is not needed.
     """
     num_final = max(0, state.num_columns - index) - new.start  # columns t <= n - j have their token x_{t+j}
     num_waiting = sum(rows.shape[0] for rows in state.waiting[index])
@@ -112,24 +114,26 @@ def run_modules(
     decoder: Decoder,
     states: Sequence[MtpState],
     index: int,
-    guessed_rows: Sequence[list[Tensor]],
-    chains: Sequence[Guesses],
+    draft_rows: Sequence[list[Tensor]],
+    samplers: Sequence[DraftSampler],
 ) -> list[list[Tensor]]:
-    """Run module j = index + 1 for B sequences and guess once for each; see Mtp._run_module for one.
+    """Run module j = index + 1 for B sequences and draft one token for each; see Mtp._run_module for one.
 
-    guessed_rows: for each sequence h^{j-1} of the columns that rest on guesses; returns the same for h^j.
+    draft_rows: for each sequence h^{j-1} of the columns that depend on draft tokens; returns the same for h^j.
     """
     module = decoder.modules[index]
     norm, last_module = module.block.norm, index + 1 == len(decoder.modules)
-    each = zip(states, guessed_rows, chains, strict=True)
-    rows = [new_rows(state, index, guessed, chain) for state, guessed, chain in each]
+    each = zip(states, draft_rows, samplers, strict=True)
+    rows = [pending_rows(state, index, rows_of_sequence, sampler) for state, rows_of_sequence, sampler in each]
     starts, counts = [new.start for new in rows], [new.tokens.shape[0] for new in rows]
-    joined, caches = joined_rows(module, index, rows), [state.caches[index] for state in states]
+    joined, caches = project_rows(module, index, rows), [state.caches[index] for state in states]
     out = module.block.run_each(module.qkv(norm(joined)), joined, caches, starts, counts, last_only=last_module)
     last = out if last_module else out[[end - 1 for end in accumulate(counts)]]
-    # A greedy guess needs no last norm but its weight: a positive factor moves no argmax.
-    logits = decoder.head((last if chains[0].greedy else norm(last)) * module.last_norm)
-    for chain, row in zip(chains, logits.split(1), strict=True):
-        chain.pick(row)
+    # A greedy token needs only the weight of the last norm: a positive factor moves no argmax.
+    logits = decoder.head((last if samplers[0].greedy else norm(last)) * module.last_norm)
+    for sampler, row in zip(samplers, logits.split(1), strict=True):
+        sampler.sample(row)
     outs = [None] * len(rows) if last_module else out.split(counts)
-    return [settled(state, index, new, own) for state, new, own in zip(states, rows, outs, strict=True)]
+    return [
+        finalize_committed(state, index, new, output) for state, new, output in zip(states, rows, outs, strict=True)
+    ]

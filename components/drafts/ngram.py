@@ -1,12 +1,12 @@
-"""Prompt lookup: draft by copying what followed the same words before (Saxena 2023; no training, no weights).
+"""Prompt lookup: draft by copying the tokens that followed the same words before (Saxena 2023; no weights).
 
-The longest suffix of `max_ngram` down to `min_ngram` tokens that occurred earlier in prompt and output gives the guess:
+The longest suffix of `max_ngram` down to `min_ngram` tokens that occurred earlier in prompt and output gives the draft:
 the tokens that followed its most recent occurrence (the first public code takes the earliest one; text nearby resembles
 the present more). An index from every n-gram to the place after it makes a look-up O(1) instead of a scan of the
-history. When the copy runs into its own end it goes on copying its guesses, which follows a loop of any length; that is
-the strongest form of this baseline.
+history. When the copy reaches the end of the text it continues with its own draft tokens, which follows a loop of any
+length; that is the strongest form of this baseline.
 
-A Proposer is never shown x_0, so the history begins with x_1.
+A Proposer never sees x_0, so the history begins with x_1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from components.contract import Target
-from components.drafts.draft import Columns, Proposal, Sampling
+from components.drafts.draft import CommittedPositions, Proposal, Sampling
 from components.drafts.settings import NgramSettings
 
 MEASURED_DEPTH = 7  # as deep as EAGLE-3 is trained by default
@@ -28,7 +28,7 @@ NO_TOKEN = -1
 
 @dataclass
 class NgramState:
-    """ids: x_1, x_2, ... as plain integers. after: n-gram -> index in `ids` of what followed it last."""
+    """ids: x_1, x_2, ... as plain integers. after: n-gram -> index in `ids` of the token that followed it last."""
 
     ids: list[int] = field(default_factory=list)
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class Ngram:
 
     @classmethod
     def build(cls, target: Any, settings: Mapping[str, Any], draft_ids: Tensor) -> Ngram:
-        """As every method is built; neither the target nor a draft vocabulary is needed. settings: NgramSettings."""
-        chosen = NgramSettings.model_validate(dict(settings))
-        return cls(chosen.max_ngram, chosen.min_ngram)
+        """As AbstractDraft.build, without the target or a draft vocabulary. settings: NgramSettings."""
+        parsed = NgramSettings.model_validate(dict(settings))
+        return cls(parsed.max_ngram, parsed.min_ngram)
 
     @classmethod
-    def written_down(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What draft.json says beside names and sizes: settings, num_steps, max_depth, num_parameters."""
+    def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of draft.json beside names and sizes: settings, num_steps, max_depth, num_parameters."""
         built = cls.build(None, settings, torch.empty(0))
         depths = {"num_steps": built.num_steps, "max_depth": built.max_depth}
         return {"settings": dict(settings), **depths, "num_parameters": 0}
@@ -64,16 +64,16 @@ class Ngram:
         return NgramState()
 
     def propose(
-        self, state: NgramState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+        self, state: NgramState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
-        """See Proposer. Deterministic at every temperature, hence no probabilities; nothing found: no tokens."""
-        for token in columns.next_tokens.tolist():
+        """As Proposer: deterministic at every temperature, hence no probabilities; no tokens without a match."""
+        for token in committed.next_tokens.tolist():
             self._commit(state, token)
         tokens = self._copy(state, min(depth, self.max_depth))
-        return Proposal(torch.tensor(tokens, dtype=torch.int64, device=columns.next_tokens.device), None)
+        return Proposal(torch.tensor(tokens, dtype=torch.int64, device=committed.next_tokens.device), None)
 
-    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """See Drafter: what `propose` says after each column, int64 [T-1, depth]; taps and last are not read."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """As Drafter: `propose` after each column, int64 [T-1, depth]; taps and last are not read."""
         state, rows = NgramState(), []
         for token in ids[1:].tolist():
             self._commit(state, token)
@@ -84,17 +84,17 @@ class Ngram:
     def _commit(self, state: NgramState, token: int) -> None:
         ids = state.ids
         ids.append(token)
-        place = len(ids) - 1  # every n-gram that ends just before this token is now followed by it
-        for size in range(self.min_ngram, min(self.max_ngram, place) + 1):
-            state.after[tuple(ids[place - size : place])] = place
+        index = len(ids) - 1  # every n-gram that ends just before this token is now followed by it
+        for size in range(self.min_ngram, min(self.max_ngram, index) + 1):
+            state.after[tuple(ids[index - size : index])] = index
 
     def _copy(self, state: NgramState, depth: int) -> list[int]:
         ids = state.ids
         for size in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
-            place = state.after.get(tuple(ids[-size:]))
-            if place is not None:
+            start = state.after.get(tuple(ids[-size:]))
+            if start is not None:
                 copied: list[int] = []
-                for i in range(place, place + depth):
+                for i in range(start, start + depth):
                     copied.append(ids[i] if i < len(ids) else copied[i - len(ids)])
                 return copied
         return []

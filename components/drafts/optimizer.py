@@ -6,7 +6,7 @@ AdamW does (built-in target, 300 steps, one seed: held-out AL of mtp 2.38 agains
 step. The LM head is a table of tokens, not a map between hidden states, and norms are vectors: both stay with AdamW.
 
 A parameter may ask for its own scale of the learning rate (`AbstractDraft.lr_scales`): a weight that multiplies inputs
-of size s is one over s as large as others, and so must its steps be. Gradients are clipped in the same scale.
+of size s is 1 / s as large as others, and its steps must be as well. Gradients are clipped in the same scale.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class Optimizer:
         return float(norm)
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """What the next step of a parameter depends on beside its weight and gradient, without the count of steps."""
+        """The optimiser state of a parameter, without the step count."""
         for part in self._parts:
             if parameter in part.state:
                 return {name: value for name, value in part.state[parameter].items() if name != "step"}
         return {}
 
     def restore(self, parameter: nn.Parameter, moments: dict[str, Tensor], step: int) -> None:
-        """Put back what `moments` gave after `step` steps."""
-        part = next(p for p in self._parts if any(parameter is one for one in _members(p)))
+        """Restore what `moments` returned after `step` steps."""
+        part = next(p for p in self._parts if any(parameter is member for member in _members(p)))
         state = {name: value.to(parameter.device) for name, value in moments.items()}
         if isinstance(part, torch.optim.AdamW):
             state["step"] = torch.tensor(float(step), device=parameter.device)

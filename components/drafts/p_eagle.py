@@ -1,6 +1,6 @@
-"""P-EAGLE: EAGLE-3's input, all K guesses from one forward (Hui et al. 2026, arXiv:2602.01469).
+"""P-EAGLE: EAGLE-3's input, all K draft tokens from one forward (Hui et al. 2026, arXiv:2602.01469).
 
-Column t pairs g_t = fc(taps_t) with x_{t+1}, as in EAGLE-3, and guesses x_{t+2}. For the guesses after it neither the
+Column t pairs g_t = fc(taps_t) with x_{t+1}, as in EAGLE-3, and drafts x_{t+2}. For later draft tokens neither the
 token nor the hidden states are known, so row d of column t (depth d = 1 .. K-1, rotary position t + d) reads a learnt
 mask token and fc of a learnt mask state in their place, the same at every depth and column; position and attention tell
 the depths apart. A row sees the true columns <= t and the shallower rows of its own column: plain causal attention when
@@ -11,13 +11,13 @@ the columns, nested, so that a row's shallower rows are there. Deep rows are nea
 them out costs little: with r = 0.7 and a floor of 0.2, seven depths cost 3.2 rows a column. A depth's loss is a mean
 over its rows, weighted step_decay^d; theirs is a mean over all rows, which is step_decay = r but for the floor.
 
-How deep it pays: a mask row knows nothing of the guesses before it, so acceptance falls quickly with depth (built-in
-target, K = 7, 300 steps, one seed: 50 % of chains keep one guess, 20 % two, 6 % three, 0.6 % four, none five). Any K up
-to 16 is trained, decoded and exported; since mask rows differ in position alone, a chain may go EXTRA_DEPTH guesses
-beyond the trained K, where nothing was trained.
+How deep it pays: a mask row does not see the draft tokens before it, so acceptance falls quickly with depth (built-in
+target, K = 7, 300 steps, one seed: 50 % of chains keep one draft token, 20 % two, 6 % three, 0.6 % four, none five).
+Any K up to 16 is trained, decoded and exported; since mask rows differ in position alone, a chain may exceed the
+trained K by EXTRA_DEPTH tokens.
 
 Tensor names are EAGLE-3's with `layers.0.*`, `layers.1.*` as in speculators and vLLM, and `mask_hidden` [3H].
-Deviations: 2 layers unless told otherwise, where the paper has 4 (built-in target, 300 steps, one seed: held-out AL
+Deviations: 2 layers by default, where the paper has 4 (built-in target, 300 steps, one seed: held-out AL
 1.79 with 4 and 1.76 with 2, which cost half as much); the mask token is a vector of its own, `mask_token` [H], instead
 of a row of a trained copy of the embedding (the target's own stays frozen); roots are sampled by shuffling the exactly
 reachable columns (masks.py) instead of sampling tokens, the same shares in expectation; the sample of a batch follows
@@ -27,6 +27,7 @@ from its optimiser step and the seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -36,20 +37,29 @@ from torch import Tensor, nn
 from components.drafts.batches import step_generator
 from components.drafts.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
 from components.drafts.causal_mask import CausalMask
-from components.drafts.draft import AbstractDraft, Batch, Columns, DepthBranches, Proposal, Sampling, StepLosses
+from components.drafts.draft import (
+    AbstractDraft,
+    Batch,
+    CommittedPositions,
+    DepthBranches,
+    Proposal,
+    Sampling,
+    StepLosses,
+)
 from components.drafts.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
 from components.drafts.frozen import embedded, head_rows, norm_weight_of
 from components.drafts.layers import BlockShape, LlamaLayer, RmsNorm, initialise
-from components.drafts.losses import Normaliser, Roots, StepJudge, judged_teacher
+from components.drafts.losses import Normaliser, Roots, StepLossAccumulator, teacher_at_target_columns
 from components.drafts.masks import shift_left
 from components.drafts.one_block import EXTRA_DEPTH
 from components.drafts.p_eagle_rows import LayerRows
 from components.drafts.row_losses import row_loss
-from components.drafts.sampling import Guesses
+from components.drafts.sampling import DraftSampler
 from components.drafts.settings import LossName
 from components.drafts.training_linear import TrainingLinear
-from components.drafts.unrolled import chosen, finished
+from components.drafts.unrolled import finish_block, select_rows
 from components.targets.linear import Linear, lay_out
+from components.targets.model import AbstractTarget
 
 
 class Decoder(NamedTuple):
@@ -58,7 +68,7 @@ class Decoder(NamedTuple):
     fuse: Linear  # [T, 3H] -> [T, H]
     token_part: TokenTable  # the token half of the first layer's q, k, v
     hidden_part: Linear  # the feature half, hidden_norm's weight folded in
-    masked_qkv: Tensor  # [1, (A + 2G) D], what the first layer makes of a row without token and features
+    masked_qkv: Tensor  # [1, (A + 2G) D], the first layer's q, k, v of a mask row
     masked: Tensor  # [1, H], its residual
     later_qkv: list[Linear]  # of the layers after the first, input_layernorm's weight folded in
     blocks: list[CachedBlock]
@@ -67,7 +77,7 @@ class Decoder(NamedTuple):
 
 
 class PEagleState:
-    """Cache rows below num_columns are committed columns; later rows hold the last mask rows and mean nothing."""
+    """Cache rows below num_columns are committed positions; later rows are leftovers of the last mask rows."""
 
     def __init__(self, caches: list[KvCache]) -> None:
         self.caches, self.num_columns = caches, 0
@@ -80,16 +90,15 @@ class PEagle(AbstractDraft):
     method: ClassVar[str] = "p-eagle"
     packs: ClassVar[bool] = True
 
-    def __init__(self, target: Any, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int) -> None:
-        super().__init__()
+    def __init__(
+        self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int
+    ) -> None:
+        super().__init__(target, draft_ids)
         hidden = shape.hidden_size
         self.shape, self.num_steps, self.max_depth = shape, depth, depth + EXTRA_DEPTH
         self.step_decay, self.kept_share, self.least_share, self.seed = 0.7, 0.7, 0.2, 0
         self.normaliser: Normaliser = "token"
         self.loss_name: LossName = "soft_ce"
-        self._target = (target,)  # in a tuple, so that nothing of the target becomes a parameter of the drafter
-        self.draft_ids: Tensor
-        self.register_buffer("draft_ids", draft_ids, persistent=False)
         self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
         self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(num_layers - 1))])
         self.norm = RmsNorm(hidden, shape.rms_norm_eps)
@@ -99,12 +108,8 @@ class PEagle(AbstractDraft):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: Any, settings: dict[str, Any], draft_ids: Tensor) -> PEagle:
-        """A new drafter for an AbstractTarget; draft_ids [N] are the target ids of its draft vocabulary, ascending.
-
-        settings: parallel_depth, num_layers, kept_share, least_share, loss, intermediate_size (0: the target's),
-        step_decay, normaliser, init_seed.
-        """
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> PEagle:
+        """As AbstractDraft; settings: PEagleSettings, all optional."""
         shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
         depth, num_layers = int(settings.get("parallel_depth", 7)), int(settings.get("num_layers", 2))
         draft = cls(target, shape, draft_ids, depth, num_layers)
@@ -123,28 +128,23 @@ class PEagle(AbstractDraft):
         return draft.to(target.device)
 
     @property
-    def target(self) -> Any:
-        """The AbstractTarget this drafter serves."""
-        return self._target[0]
-
-    @property
-    def first(self) -> FirstLayer:
+    def first_layer(self) -> FirstLayer:
         """The layer that reads tokens and hidden states."""
         return self.layers[0]  # type: ignore[return-value]
 
     @property
     def all_layers(self) -> list[FirstLayer | LlamaLayer]:
         """In the order they run."""
-        return [self.first, *self.later]
+        return [self.first_layer, *self.later_layers]
 
     @property
-    def later(self) -> list[LlamaLayer]:
-        """The layers after it."""
+    def later_layers(self) -> list[LlamaLayer]:
+        """The layers after the first."""
         return list(self.layers[1:])  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def fit_inputs(self, taps: Tensor) -> None:
-        """As EAGLE-3's; the mask state begins as large as the hidden states it stands for, and learns at that rate."""
+    def scale_to_target_features(self, taps: Tensor) -> None:
+        """As EAGLE-3; the mask state starts at the size of the hidden states it replaces, and learns at that rate."""
         sizes = tap_sizes(taps)
         scale_fuse(self.fc, sizes)
         self.mask_hidden.mul_(sizes.repeat_interleave(self.shape.hidden_size).to(self.mask_hidden))
@@ -153,31 +153,33 @@ class PEagle(AbstractDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
         self._decoder = None
-        teacher = judged_teacher(self.target, batch, self.draft_ids)
-        judge = StepJudge(batch, teacher, self.num_steps, self.normaliser)
-        widths = [judge.roots.rows.shape[1]] * self.num_steps
+        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.normaliser)
+        widths = [accumulator.roots.rows.shape[1]] * self.num_steps
         if self.training:
-            judge.draw_from(_shuffled(judge.roots, step_generator(batch, self.seed)))
+            accumulator.use_roots(_shuffled(accumulator.roots, step_generator(batch, self.seed)))
             widths = [
                 max(1, round(widths[0] * max(self.kept_share**d, self.least_share))) for d in range(self.num_steps)
             ]
-        for logits in self.guesses(batch.taps, shift_left(batch.ids, 1), judge.roots.rows, widths, batch.causal):
-            judge.add(logits, lambda said, wanted: row_loss(self.loss_name, said, wanted))
-        return judge.result(self.step_decay)
+        for logits in self.draft_logits(
+            batch.taps, shift_left(batch.ids, 1), accumulator.roots.rows, widths, batch.causal
+        ):
+            accumulator.add(logits, partial(row_loss, self.loss_name))
+        return accumulator.result(self.step_decay)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of depths 0, 1, ... from columns rows [B, R]; no true token after x_{t+1} is read."""
         widths = [rows.shape[1]] * self.num_steps
-        return self.guesses(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
+        return self.draft_logits(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
 
     @torch.no_grad()
-    def draft_everywhere(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
         rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
-        logits = self.guesses(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
+        logits = self.draft_logits(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
         return torch.stack([self.draft_ids[step[0].argmax(-1)] for step in logits], 1)
 
-    def guesses(
+    def draft_logits(
         self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None
     ) -> list[Tensor]:
         """Logits of depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], N] each.
@@ -188,47 +190,50 @@ class PEagle(AbstractDraft):
         causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
         columns = self.fc(taps.to(self.fc.weight.dtype)).float()  # [B, T, H]
         masked = self.fc(self.mask_hidden).float().expand(len(rows), sum(widths[1:]), -1)
-        column_inputs = self.first.joined(embedded(self.target, next_ids), columns)
-        masked_inputs = self.first.joined(self.mask_token.expand_as(masked), masked)
+        column_inputs = self.first_layer.attention_input(embedded(self.target, next_ids), columns)
+        masked_inputs = self.first_layer.attention_input(self.mask_token.expand_as(masked), masked)
         for layer in self.all_layers:
             if isinstance(layer, LlamaLayer):
                 column_inputs, masked_inputs = layer.input_layernorm(columns), layer.input_layernorm(masked)
             state = LayerRows(self.shape, layer, column_inputs, rows, widths, causal)
             if layer is self.all_layers[-1]:
-                roots = finished(layer, chosen(columns, rows), state.mixed_at_roots())
+                roots = finish_block(layer, select_rows(columns, rows), state.mixed_at_roots())
             else:
-                columns = finished(layer, columns, state.mixed_at_columns())
+                columns = finish_block(layer, columns, state.mixed_at_columns())
             if masked.shape[1]:
-                masked = finished(layer, masked, state.mixed_at_masks(masked_inputs))
+                masked = finish_block(layer, masked, state.mixed_at_masks(masked_inputs))
         return list(self.lm_head(self.norm(torch.cat((roots, masked), 1))).split(widths, 1))
 
     def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
-        first, hidden = self.first, self.shape.hidden_size
+        first, hidden_size = self.first_layer, self.shape.hidden_size
         blocks = [
             CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
             for layer in self.all_layers
         ]
-        unit, weight = blocks[0].norm, blocks[0].qkv_weight
+        unit_norm, weight = blocks[0].norm, blocks[0].qkv_weight
         with torch.no_grad():
             masked = self.fc(self.mask_hidden)[None]
-            masked_qkv = F.linear(first.joined(self.mask_token[None], masked), weight)
-        later = zip(self.later, blocks[1:], strict=True)
+            masked_qkv = F.linear(first.attention_input(self.mask_token[None], masked), weight)
+        later_parts = zip(self.later_layers, blocks[1:], strict=True)
         self._decoder = decoder = Decoder(
             fuse=linear_kernel(self.fc.weight.detach().to(dtype)),
-            token_part=TokenTable(self.target.embedding, first.input_layernorm, weight[:, :hidden], dtype),
-            hidden_part=linear_kernel(unit.folded(weight[:, hidden:], first.hidden_norm).to(dtype)),
+            token_part=TokenTable(self.target.embedding, first.input_layernorm, weight[:, :hidden_size], dtype),
+            hidden_part=linear_kernel(unit_norm.folded(weight[:, hidden_size:], first.hidden_norm).to(dtype)),
             masked_qkv=masked_qkv.to(dtype),
             masked=masked.to(dtype),
             later_qkv=[
-                linear_kernel(unit.folded(block.qkv_weight, layer.input_layernorm).to(dtype)) for layer, block in later
+                linear_kernel(unit_norm.folded(block.qkv_weight, layer.input_layernorm).to(dtype))
+                for layer, block in later_parts
             ],
             blocks=blocks,
-            head=linear_kernel(unit.folded(self.lm_head.weight, self.norm).to(dtype)),
+            head=linear_kernel(unit_norm.folded(self.lm_head.weight, self.norm).to(dtype)),
             dtype=dtype,
         )
-        inside = [linear for block in blocks for linear in block.linears]
-        self.kernel = lay_out([decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *inside, decoder.head], kernel)
+        block_linears = [linear for block in blocks for linear in block.linears]
+        self.kernel = lay_out(
+            [decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *block_linears, decoder.head], kernel
+        )
 
     def new_state(self, capacity: int) -> PEagleState:
         """State for one sequence of at most `capacity` tokens."""
@@ -239,80 +244,81 @@ class PEagle(AbstractDraft):
 
     @torch.inference_mode()
     def propose(
-        self, state: PEagleState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+        self, state: PEagleState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
-        """See Proposer. One pass: the new columns, and a mask row for every guess after the first."""
-        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        """As Proposer, in one pass: the new positions, and a mask row for every draft token after the first."""
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
         depth = min(depth, self.max_depth)
-        logits = self._logits(state, columns, max(1, depth), scaled=not guesses.greedy)
+        logits = self._commit_and_draft(state, committed, max(1, depth), scaled=not sampler.greedy)
         for row in logits[:depth]:
-            guesses.pick(row[None])
-        return guesses.proposal()
+            sampler.sample(row[None])
+        return sampler.proposal()
 
     @torch.inference_mode()
     def propose_batch(
         self,
         states: Sequence[PEagleState],
-        columns: Sequence[Columns],
+        committed: Sequence[CommittedPositions],
         depth: int,
         sampling: Sampling,
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
-        """See BatchProposer. One pass for all guesses of all sequences."""
-        guesses = [Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        """As BatchProposer, in one pass for all sequences."""
+        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
         depth = min(depth, self.max_depth)
-        logits = self._logits_of_each(states, columns, max(1, depth), scaled=not guesses[0].greedy)
-        for own, rows in zip(guesses, logits, strict=True):
+        logits = self._commit_and_draft_each(states, committed, max(1, depth), scaled=not samplers[0].greedy)
+        for sampler, rows in zip(samplers, logits, strict=True):
             for row in rows[:depth]:
-                own.pick(row[None])
-        return [own.proposal() for own in guesses]
+                sampler.sample(row[None])
+        return [sampler.proposal() for sampler in samplers]
 
     @torch.inference_mode()
-    def begin(self, state: PEagleState, columns: Columns, depth: int) -> DepthBranches:
-        """See TreeProposer."""
-        return DepthBranches(self._logits(state, columns, depth, scaled=True))
+    def begin(self, state: PEagleState, committed: CommittedPositions, depth: int) -> DepthBranches:
+        return DepthBranches(self._commit_and_draft(state, committed, depth, scaled=True))
 
-    def _logits(self, state: PEagleState, columns: Columns, depth: int, scaled: bool) -> Tensor:
-        """Take in new columns; logits of the next `depth` guesses, [depth, N]; unscaled, only their order holds."""
+    def _commit_and_draft(self, state: PEagleState, committed: CommittedPositions, depth: int, scaled: bool) -> Tensor:
+        """Commit new positions; logits of `depth` draft tokens, [depth, N]; unless scaled, only the order is valid."""
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
-        unit, start = decoder.blocks[0].norm, state.num_columns
-        fused = decoder.fuse(columns.taps.to(decoder.dtype))
-        tokens = decoder.token_part(columns.next_tokens.to(self.draft_ids.device))
-        qkv = torch.cat((tokens + decoder.hidden_part(unit(fused)), decoder.masked_qkv.expand(depth - 1, -1)))
+        unit_norm, start = decoder.blocks[0].norm, state.num_columns
+        fused = decoder.fuse(committed.taps.to(decoder.dtype))
+        tokens = decoder.token_part(committed.next_tokens.to(self.draft_ids.device))
+        qkv = torch.cat((tokens + decoder.hidden_part(unit_norm(fused)), decoder.masked_qkv.expand(depth - 1, -1)))
         hidden = torch.cat((fused, decoder.masked.expand(depth - 1, -1)))
-        state.num_columns += columns.next_tokens.shape[0]
+        state.num_columns += committed.next_tokens.shape[0]
         for i, (block, cache) in enumerate(zip(decoder.blocks, state.caches, strict=True)):
             if i > 0:
-                qkv = decoder.later_qkv[i - 1](unit(hidden))
+                qkv = decoder.later_qkv[i - 1](unit_norm(hidden))
             hidden = block.run(qkv, hidden, cache, start, last_only=depth == 1 and block is decoder.blocks[-1])
         hidden = hidden[-depth:]
-        return decoder.head(unit(hidden) if scaled else hidden)
+        return decoder.head(unit_norm(hidden) if scaled else hidden)
 
-    def _logits_of_each(
-        self, states: Sequence[PEagleState], columns: Sequence[Columns], depth: int, scaled: bool
+    def _commit_and_draft_each(
+        self, states: Sequence[PEagleState], committed: Sequence[CommittedPositions], depth: int, scaled: bool
     ) -> Tensor:
-        """As `_logits` for B sequences: [B, depth, N]. Each has its new columns, then its mask rows."""
+        """As `_commit_and_draft` for B sequences: [B, depth, N]. Each has its new positions, then its mask rows."""
         decoder = self._decoder
         assert decoder is not None, "call new_state first"
-        unit, starts = decoder.blocks[0].norm, [state.num_columns for state in states]
-        sizes = [new.next_tokens.shape[0] for new in columns]
-        fused = decoder.fuse(torch.cat([new.taps for new in columns]).to(decoder.dtype))
-        tokens = decoder.token_part(torch.cat([new.next_tokens for new in columns]).to(self.draft_ids.device))
+        unit_norm, starts = decoder.blocks[0].norm, [state.num_columns for state in states]
+        sizes = [new.next_tokens.shape[0] for new in committed]
+        fused = decoder.fuse(torch.cat([new.taps for new in committed]).to(decoder.dtype))
+        tokens = decoder.token_part(torch.cat([new.next_tokens for new in committed]).to(self.draft_ids.device))
 
         def with_masks(rows: Tensor, mask: Tensor) -> Tensor:
-            return torch.cat([part for own in rows.split(sizes) for part in (own, mask.expand(depth - 1, -1))])
+            return torch.cat(
+                [part for sequence_rows in rows.split(sizes) for part in (sequence_rows, mask.expand(depth - 1, -1))]
+            )
 
-        qkv = with_masks(tokens + decoder.hidden_part(unit(fused)), decoder.masked_qkv)
+        qkv = with_masks(tokens + decoder.hidden_part(unit_norm(fused)), decoder.masked_qkv)
         hidden, counts = with_masks(fused, decoder.masked), [size + depth - 1 for size in sizes]
         for state, size in zip(states, sizes, strict=True):
             state.num_columns += size
         for i, block in enumerate(decoder.blocks):
             if i > 0:
-                qkv = decoder.later_qkv[i - 1](unit(hidden))
+                qkv = decoder.later_qkv[i - 1](unit_norm(hidden))
             hidden = block.run_each(qkv, hidden, [state.caches[i] for state in states], starts, counts, last_only=False)
         hidden = torch.cat([rows[-depth:] for rows in hidden.split(counts)])
-        return decoder.head(unit(hidden) if scaled else hidden).unflatten(0, (len(states), depth))
+        return decoder.head(unit_norm(hidden) if scaled else hidden).unflatten(0, (len(states), depth))
 
 
 def _shuffled(roots: Roots, generator: torch.Generator) -> Roots:

@@ -4,7 +4,7 @@ Rows of a batch are lanes of one width. An epoch fills lanes with conversations,
 lane that has room (first-fit decreasing: at most 11/9 of the fewest lanes; Dosa 2007), then takes the lanes in random
 order. All batches of a run have the same shape [lanes, width] but the last of a pool, which is shorter: kernels that
 are compiled or captured for a shape are so once.
-What packed conversations see of each other (nothing) is causal_mask.py's business.
+Packed conversations do not see each other (causal_mask.py).
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from components.drafts.draft import Batch
 
 
 def lane_width(longest: int, batch_tokens: int, multiple: int) -> int:
-    """Columns of a lane: at least `longest`, a multiple of `multiple`, and as many lanes as fit share batch_tokens."""
+    """Width of a lane: at least `longest`, a multiple of `multiple`, such that whole lanes fill batch_tokens."""
     least = -(-longest // multiple) * multiple
     num_lanes = max(1, batch_tokens // least)
     return max(least, batch_tokens // num_lanes // multiple * multiple)
 
 
 def first_fit_decreasing(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Places of lengths, lane by lane; no lane holds more than width."""
+    """Indices of lengths, lane by lane; no lane holds more than width."""
     lanes: list[list[int]] = []
     room: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
-        lane = next((lane for lane, left in enumerate(room) if left >= lengths[place]), len(lanes))
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        lane = next((lane for lane, free in enumerate(room) if free >= lengths[index]), len(lanes))
         if lane == len(lanes):
             lanes.append([])
             room.append(width)
-        lanes[lane].append(place)
-        room[lane] -= lengths[place]
+        lanes[lane].append(index)
+        room[lane] -= lengths[index]
     return lanes
 
 
 def in_order(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
     """(lane, first column) of each length: into the current lane while it has room, else into the next.
 
-    Of all ways to keep the order this takes the fewest lanes, so what was packed lane after lane fits again.
+    Of all ways to keep the order this takes the fewest lanes, so rows packed lane after lane fit again.
     """
     places, lane, used = [], 0, 0
     for length in lengths:
@@ -56,7 +56,7 @@ def in_order(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
 def packed(examples: Sequence[Example], max_tokens: int, width: int, device: torch.device) -> Batch:
     """Examples in lanes of `width` columns, in their order; each is cut to its first max_tokens tokens.
 
-    mask is False at every first token: no guess may cross from one conversation into the next (causal_mask.py).
+    mask is False at every first token: no draft may cross from one conversation into the next (causal_mask.py).
     """
     lengths = [min(len(example.ids), max_tokens) for example in examples]
     assert max(lengths) <= width

@@ -1,9 +1,8 @@
 """The step that stores a drafter in fewer bits: a drafter of its own, measured by the same acceptance maps.
 
-Weights are all that a drafter reads at each guess, so half the bytes are up to twice the guesses where memory is what
-it waits for; what the rounding costs in acceptance is not to be guessed but measured. The quantised drafter is
-therefore a Draft like any other: measured, compared, released and served under its own key, beside the one that it was
-made from.
+A drafter reads all its weights for each draft token, so half the bytes allow up to twice the speed where memory
+bandwidth is the limit; what rounding costs in acceptance must be measured. The quantised drafter is therefore a Draft
+like any other: measured, compared, released and served under its own key, beside the one that it was made from.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from components.drafts.settings import Place
 from components.drafts.storage import DEFAULT_GROUP, Storage, Weights
 
 OF_TRAINED_WEIGHTS = ("held_out_al", "held_out_al_by_workload")
-"""What was measured of the weights as they were trained is not said of the rounded ones."""
+"""Entries of draft.json measured with the trained weights, which do not hold for the rounded ones."""
 
-KEPT = ("fc", "lm_head")
-SHOWN = (
+DEFAULT_KEEP = ("fc", "lm_head")
+INFO_FIELDS = (
     *("method", "num_steps", "max_depth", "target_key", "draft_vocab_size", "num_parameters", "weight_bytes"),
-    *("continued_from", "best_step"),  # what the gate asks of a challenger
+    *("continued_from", "best_step"),  # needed by the gate for a challenger
 )
 
 
@@ -52,24 +51,24 @@ def quantise_draft(
     from safetensors.torch import save_file
 
     from components.drafts.files import read_draft, write_record
-    from components.drafts.quantised import is_linear, layer_of, num_bytes, packed_layers, stored
+    from components.drafts.quantised import is_linear, layer_of, num_bytes, packed_layers, quantise_tensors
 
     record, tensors = read_draft(draft.path)
-    said = f"drafts.quantise_draft: {record['method']} ({draft.key[:12]})"
+    label = f"drafts.quantise_draft: {record['method']} ({draft.key[:12]})"
     if not record.get("trained", True):
-        raise UserError(f"{said} has no weights of its own to quantise: leave the step out")
+        raise UserError(f"{label} has no weights of its own to quantise: leave the step out")
     if record.get("storage"):
-        raise UserError(f"{said} is stored in {record['storage']['weights']} already; wire the one it was made from")
+        raise UserError(f"{label} is stored in {record['storage']['weights']} already; wire the one it was made from")
     size = DEFAULT_GROUP[weights] if group_size is None else group_size
     linear = {layer_of(name) for name, tensor in tensors.items() if is_linear(name, tensor)}
-    if strange := sorted(set(keep) - linear - set(KEPT)):
-        raise UserError(f"{said} has no layer {strange[0]} to keep; it has {', '.join(sorted(linear))}")
+    if unknown := sorted(set(keep) - linear - set(DEFAULT_KEEP)):
+        raise UserError(f"{label} has no layer {unknown[0]} to keep; it has {', '.join(sorted(linear))}")
     storage = Storage(weights, size, tuple(sorted(linear & set(keep))) if weights != "bf16" else ())
-    kept = stored(tensors, storage, said)
-    if weights != "bf16" and not packed_layers(kept):
-        raise UserError(f"{said}: keep names every linear layer that it has; leave one of {keep} out")
-    save_file(kept, ctx.out / "model.safetensors", metadata={"format": "pt"})
-    before, after = num_bytes(tensors.values()), num_bytes(kept.values())
+    encoded = quantise_tensors(tensors, storage, label)
+    if weights != "bf16" and not packed_layers(encoded):
+        raise UserError(f"{label}: keep names every linear layer that it has; leave one of {keep} out")
+    save_file(encoded, ctx.out / "model.safetensors", metadata={"format": "pt"})
+    before, after = num_bytes(tensors.values()), num_bytes(encoded.values())
     facts = {
         **{name: value for name, value in record.items() if name not in OF_TRAINED_WEIGHTS},
         "storage": {"weights": weights, "group_size": size, "keep": list(storage.keep)},
@@ -77,19 +76,19 @@ def quantise_draft(
         "weight_bytes": after,
     }
     write_record(ctx.out, facts)
-    ctx.note(f"{record['method']} in {storage.in_words}: {after / 1e6:.2f} MB, {after / before:.0%} of float32")
-    told = {name: facts[name] for name in SHOWN if name in facts}
-    return Draft.made(ctx, {**told, "weights": storage.in_words, "quantised_from": draft.key})
+    ctx.note(f"{record['method']} in {storage.description}: {after / 1e6:.2f} MB, {after / before:.0%} of float32")
+    info = {name: facts[name] for name in INFO_FIELDS if name in facts}
+    return Draft.of_step(ctx, {**info, "weights": storage.description, "quantised_from": draft.key})
 
 
-def quantise_draft_settings(given: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+def quantise_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
     """The settings as they enter the step's key, the group size filled in; and faults."""
-    weights, size = given["weights"], given["group_size"]
+    weights, size = settings["weights"], settings["group_size"]
     faults: list[tuple[Place, str]] = []
     if size and weights == "bf16":
         faults.append((("group_size",), "bf16 has no groups: leave group_size out"))
     elif size and size % 8:
         faults.append((("group_size",), f"{size} is no multiple of 8: whole 32-bit words are packed; engines take 32"))
     resolved = DEFAULT_GROUP[weights] if size is None else size
-    keep = [] if weights == "bf16" else sorted(set(given["keep"]))
-    return {**given, "group_size": resolved, "keep": keep}, faults
+    keep = [] if weights == "bf16" else sorted(set(settings["keep"]))
+    return {**settings, "group_size": resolved, "keep": keep}, faults

@@ -7,7 +7,7 @@ each output channel), Q = 2^(b-1) - 1:
 
 This is absmax quantisation as of LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339, section 2, their s_x = Q / max,
 ours its inverse), by rows and by groups as round-to-nearest is in GPTQ's comparison (Frantar et al. 2022,
-arXiv:2210.17323, section 4). Nothing is calibrated: a drafter is trained in minutes, and what rounding costs it is
+arXiv:2210.17323, section 4). Nothing is calibrated: a drafter is trained in minutes, and the cost of rounding is
 measured. Codes keep to -Q..Q, so that zero is exact and a weight's sign is never favoured.
 
 The scale is rounded to bfloat16 *before* the codes are taken: an engine that keeps scales in bfloat16 or float32 then
@@ -35,10 +35,10 @@ from components.contract import UserError
 from components.drafts.storage import Storage
 
 EMBEDDINGS: Final = ("embed_tokens",)
-"""Tables that are looked up: a row is read as it is, so nothing is gained by reading it in fewer bits."""
+"""Lookup tables: reading single rows in fewer bits would gain nothing."""
 WEIGHT, PACKED, SCALE, SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 SMALLEST: Final = 1e-30
-"""A group of smaller weights than this is zero: bfloat16 could not say its scale."""
+"""Groups of smaller weights become zero: bfloat16 cannot represent their scale."""
 
 
 class Packed(NamedTuple):
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
     shape: Tensor
 
     def weight(self, bits: int) -> Tensor:
-        """What it stands for: float32 [O, I], exact."""
+        """The dequantised weight: float32 [O, I], exact."""
         return dequantise(unpack(self.packed, bits, int(self.shape[1])), self.scale)
 
 
@@ -99,8 +99,8 @@ def is_linear(name: str, tensor: Tensor) -> bool:
     )
 
 
-def stored(tensors: Mapping[str, Tensor], storage: Storage, where: str) -> dict[str, Tensor]:
-    """A drafter's tensors as they are stored.
+def quantise_tensors(tensors: Mapping[str, Tensor], storage: Storage, location: str) -> dict[str, Tensor]:
+    """Encode a drafter's tensors for storage.
 
     Raises:
         UserError: a group size that does not divide a layer's inputs, a weight that is no number, or too large for
@@ -108,23 +108,23 @@ def stored(tensors: Mapping[str, Tensor], storage: Storage, where: str) -> dict[
     """
     linear = [name for name, tensor in tensors.items() if is_linear(name, tensor)]
     bits = storage.bits
-    found: dict[str, Tensor] = {}
+    encoded: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.bfloat16()).all()):
-            raise UserError(f"{where}: {name} holds NaN, or what bfloat16 calls infinity; train the drafter again")
+            raise UserError(f"{location}: {name} holds NaN, or what bfloat16 calls infinity; train the drafter again")
         if bits is None or name not in linear or layer_of(name) in storage.keep:
-            found[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
+            encoded[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
             continue
         if storage.group_size and tensor.shape[1] % storage.group_size:
             raise UserError(
-                f"{where}: groups of {storage.group_size} do not divide the {tensor.shape[1]} inputs of {name}: take"
+                f"{location}: groups of {storage.group_size} do not divide the {tensor.shape[1]} inputs of {name}: take"
                 f" another group_size, or keep: [{layer_of(name)}]"
             )
         codes, scales = quantise(tensor, bits, storage.group_size)
         module = name.removesuffix(WEIGHT)
-        found |= {module + PACKED: pack(codes, bits), module + SCALE: scales}
-        found[module + SHAPE] = torch.tensor(tensor.shape)
-    return found
+        encoded |= {module + PACKED: pack(codes, bits), module + SCALE: scales}
+        encoded[module + SHAPE] = torch.tensor(tensor.shape)
+    return encoded
 
 
 def packed_layers(tensors: Mapping[str, Tensor]) -> dict[str, Packed]:
@@ -133,8 +133,8 @@ def packed_layers(tensors: Mapping[str, Tensor]) -> dict[str, Packed]:
     return {m + WEIGHT: Packed(tensors[m + PACKED], tensors[m + SCALE], tensors[m + SHAPE]) for m in modules}
 
 
-def dequantised(tensors: Mapping[str, Tensor], storage: Storage, where: str) -> dict[str, Tensor]:
-    """The inverse of `stored`: every weight in float32 under its own name.
+def dequantise_tensors(tensors: Mapping[str, Tensor], storage: Storage, location: str) -> dict[str, Tensor]:
+    """The inverse of `quantise_tensors`: every weight in float32 under its own name.
 
     Raises:
         UserError: a quantised layer without one of its three tensors, or one that does not fit the others.
@@ -142,35 +142,35 @@ def dequantised(tensors: Mapping[str, Tensor], storage: Storage, where: str) -> 
     ends = (PACKED, SCALE, SHAPE)
     modules = {name.rpartition(".")[0] for name in tensors if name.endswith(ends)}
     for module in sorted(modules):
-        check_layer(tensors, module, storage, where)
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
-    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in kept.items()}
+        check_layer(tensors, module, storage, location)
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
+    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in plain.items()}
     bits = storage.bits or 8
     return weights | {name: layer.weight(bits) for name, layer in packed_layers(tensors).items()}
 
 
-def check_layer(tensors: Mapping[str, Tensor], module: str, storage: Storage, where: str) -> None:
-    """A layer's three tensors are there and fit each other, scales are finite and above zero; raises UserError."""
+def check_layer(tensors: Mapping[str, Tensor], module: str, storage: Storage, location: str) -> None:
+    """Raise UserError unless a layer's three tensors exist and fit, with finite scales above zero."""
     absent = [module + end for end in (PACKED, SCALE, SHAPE) if module + end not in tensors]
     bits = storage.bits
     if absent or bits is None:
-        said = f"{absent[0]} is missing" if absent else f"{module} is packed, and its weights are {storage.weights}"
-        raise UserError(f"{where}: {said}: it was not saved whole; make it again")
+        fault = f"{absent[0]} is missing" if absent else f"{module} is packed, and its weights are {storage.weights}"
+        raise UserError(f"{location}: {fault}: it was not saved whole; make it again")
     layer = Packed(*(tensors[module + end] for end in (PACKED, SCALE, SHAPE)))
     per_word = 32 // bits
     sizes = layer.shape.tolist() if layer.shape.numel() == 2 else [0, 0]
     groups = sizes[1] // storage.group_size if storage.group_size else 1
     fits = sizes[0] > 0 and sizes[1] > 0 and sizes[1] % (storage.group_size or 1) == 0
-    wanted = [sizes[0], -(-sizes[1] // per_word)], [sizes[0], groups]
-    if not fits or [list(layer.packed.shape), list(layer.scale.shape)] != list(wanted):
+    expected = [sizes[0], -(-sizes[1] // per_word)], [sizes[0], groups]
+    if not fits or [list(layer.packed.shape), list(layer.scale.shape)] != list(expected):
         raise UserError(
-            f"{where}: {module}: {PACKED[1:]} {list(layer.packed.shape)} and {SCALE[1:]} {list(layer.scale.shape)} do"
-            f" not make a matrix of {sizes} in {storage.in_words}; make it again"
+            f"{location}: {module}: {PACKED[1:]} {list(layer.packed.shape)} and {SCALE[1:]} {list(layer.scale.shape)}"
+            f" do not make a matrix of {sizes} in {storage.description}; make it again"
         )
     if layer.packed.dtype != torch.int32 or not layer.scale.is_floating_point():
-        raise UserError(f"{where}: {module} is packed as {layer.packed.dtype} with scales {layer.scale.dtype}")
+        raise UserError(f"{location}: {module} is packed as {layer.packed.dtype} with scales {layer.scale.dtype}")
     if not bool(torch.isfinite(layer.scale).all()) or not bool((layer.scale > 0).all()):
-        raise UserError(f"{where}: {module}{SCALE} holds a scale that is no number above zero; make it again")
+        raise UserError(f"{location}: {module}{SCALE} holds a scale that is no number above zero; make it again")
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""What one guess costs: seven distances between what the student says and what the target would say.
+"""The loss of one draft token: seven distances between the student's and the target's distribution.
 
 p = the target's distribution, q = softmax of the student's logits, both at one row; alpha = sum_v min(p(v), q(v)),
 which is the probability that rejection sampling keeps a token drawn from q (Leviathan et al. 2023, arXiv:2211.17192).
@@ -11,8 +11,9 @@ which is the probability that rejection sampling keeps a token drawn from q (Lev
 and smooth_l1 between hidden states: mean over H of d^2 / 2 where |d| < 1, else |d| - 1/2 (EAGLE, Li et al. 2024,
 arXiv:2401.15077, section 3.2; Huber 1964).
 
-A student with a pruned vocabulary of N tokens cannot say the others. Cross-entropies and KL compare with p renormalised
-over the N; alpha is taken with p as it is (its mass inside the N may be below 1), so 1 - tv stays what is accepted.
+A student with a pruned vocabulary of N tokens cannot draft the others. Cross-entropies and KL compare with p
+renormalised over the N; alpha is taken with p as it is (its mass inside the N may be below 1), so 1 - tv stays the
+acceptance probability.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Teacher(NamedTuple):
     """The target's next-token distributions at rows [...], over the N tokens that the student's softmax runs over."""
 
     probs: Tensor  # [..., N] float32, renormalised over those tokens
-    best: Tensor  # [...] int64: which of them greedy decoding keeps (argmax of the FULL vocabulary); -1: none of them
-    mass: Tensor  # [...] float32: the probability that all N together have; 1 for a student with the full vocabulary
+    best: Tensor  # [...] int64: index of the FULL vocabulary's argmax among them; -1: it is not one of them
+    mass: Tensor  # [...] float32: the total probability of all N; 1 for a student with the full vocabulary
 
     def at(self, rows: Tensor) -> Teacher:
-        """Of a teacher over [B, T], the columns rows int64 [B, R]."""
+        """The columns rows, int64 [B, R], of a teacher over [B, T]."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
         return Teacher(self.probs[sequence, rows], self.best.gather(1, rows), self.mass.gather(1, rows))
 
@@ -67,7 +68,7 @@ def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Its gradient, q - p, is made on the way forward: one [..., N] is kept for the way back instead of four."""
+    """Computes its gradient, q - p, in the forward pass: one [..., N] is saved for backward instead of four."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable  # what is kept is a constant to autograd: a second derivative of it would be zero
+    @once_differentiable  # the saved gradient is a constant to autograd: its second derivative would be zero
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (difference,) = ctx.saved_tensors
         return difference * gradients[0][..., None].to(difference.dtype), None
@@ -111,9 +112,9 @@ def top_k_cross_entropy(logits: Tensor, probs: Tensor, k: int) -> Tensor:
 
     Like HASS's, it is not renormalised: where p is spread out it weighs less.
     """
-    likely, places = probs.topk(min(k, probs.shape[-1]), dim=-1)
+    likely, indices = probs.topk(min(k, probs.shape[-1]), dim=-1)
     logits = logits.float()
-    return (likely * (logits.logsumexp(-1, keepdim=True) - logits.gather(-1, places))).sum(-1)
+    return (likely * (logits.logsumexp(-1, keepdim=True) - logits.gather(-1, indices))).sum(-1)
 
 
 def hard_cross_entropy(logits: Tensor, best: Tensor) -> Tensor:
@@ -122,6 +123,6 @@ def hard_cross_entropy(logits: Tensor, best: Tensor) -> Tensor:
     return logits.logsumexp(-1) - logits.gather(-1, best.clamp(min=0)[..., None])[..., 0]
 
 
-def smooth_l1(hidden: Tensor, wanted: Tensor) -> Tensor:
-    """Mean over H of the Huber function with its corner at 1: hidden and wanted [..., H] -> float32 [...]."""
-    return F.smooth_l1_loss(hidden.float(), wanted.float(), reduction="none").mean(-1)
+def smooth_l1(hidden: Tensor, target: Tensor) -> Tensor:
+    """Mean over H of the Huber function with its corner at 1: hidden and target [..., H] -> float32 [...]."""
+    return F.smooth_l1_loss(hidden.float(), target.float(), reduction="none").mean(-1)

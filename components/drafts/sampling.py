@@ -1,7 +1,7 @@
-"""From logits to the distribution a token is drawn from: temperature, then top-k, then top-p.
+"""The sampling distribution of logits: temperature, then top-k, then top-p.
 
-The same cuts must apply to the target and to the draft before their ratio is taken, or rejection sampling would keep
-another distribution than the target's; so both rooms call this one function.
+The same cuts must apply to the target and to the draft before their ratio is taken, or rejection sampling would not
+keep the target's distribution; so both call this one function.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         above, equal = logits > least, logits == least
-        room = sampling.top_k - above.sum(-1, keepdim=True)
-        logits = logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), float("-inf"))
+        num_equal = sampling.top_k - above.sum(-1, keepdim=True)
+        logits = logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= num_equal))), float("-inf"))
     probs = logits.softmax(-1)
     if sampling.top_p < 1.0:
-        ordered, places = probs.sort(dim=-1, descending=True, stable=True)
+        ordered, indices = probs.sort(dim=-1, descending=True, stable=True)
         beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
-        probs = probs.scatter(-1, places, ordered.masked_fill(beyond, 0.0))
+        probs = probs.scatter(-1, indices, ordered.masked_fill(beyond, 0.0))
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 
 
-class Guesses:
-    """Picks the tokens of one proposal from draft logits and remembers what they were drawn from."""
+class DraftSampler:
+    """Samples the tokens of one proposal from draft logits and stores the distributions they were drawn from."""
 
     def __init__(self, draft_ids: Tensor, vocab_size: int, sampling: Sampling, rng: torch.Generator) -> None:
         """draft_ids: int64 [N], the target ids that draft logits stand for."""
@@ -45,13 +45,13 @@ class Guesses:
         self.tokens: list[Tensor] = []
         self.probs: list[Tensor] = []
 
-    def pick(self, logits: Tensor) -> Tensor:
-        """The next guess, int64 [1], from draft logits [1, N]; their scale does not matter to a greedy one."""
+    def sample(self, logits: Tensor) -> Tensor:
+        """Sample the next draft token, int64 [1], from logits [1, N]; greedy sampling ignores their scale."""
         if self.greedy:
             choice = logits.argmax(-1)
         else:
             probs = probabilities(logits[0], self.sampling)
-            # The generator lives on the CPU, so that a seed means the same guesses on every device.
+            # The generator lives on the CPU, so that a seed means the same tokens on every device.
             choice = torch.multinomial(probs.cpu(), 1, generator=self.rng).to(logits.device)
             self.probs.append(torch.zeros(self.vocab_size, device=probs.device).index_copy_(0, self.draft_ids, probs))
         token = self.draft_ids.index_select(0, choice)
@@ -59,7 +59,7 @@ class Guesses:
         return token
 
     def proposal(self) -> Proposal:
-        """What was picked so far."""
+        """The tokens sampled so far, as a proposal."""
         if not self.tokens:
             return Proposal(torch.empty(0, dtype=torch.int64, device=self.draft_ids.device), None)
         return Proposal(torch.cat(self.tokens), torch.stack(self.probs) if self.probs else None)

@@ -1,8 +1,8 @@
-"""What each drafting method can be told, method by method, without importing any of them.
+"""The settings of each drafting method, without importing any of them.
 
-`train_draft` takes `settings: {eagle3: {ttt_steps: 5}, medusa: {num_heads: 4}}`: a matrix over methods then needs no
-step of its own for each. Only the entry of the method at hand reaches its key and its network; every entry is checked,
-and what a method does not know is refused when pipelines.yaml is checked. One class a method, one line each below.
+`train_draft` takes `settings: {eagle3: {ttt_steps: 5}, medusa: {num_heads: 4}}`: so a matrix over methods is
+one step. Only the entry of the trained method reaches the step's key and the network; every entry is checked, and an
+unknown setting is refused when pipelines.yaml is checked. One class a method, one line each below.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LossName = Literal["soft_ce", "kl", "tv", "lk", "top_k", "hard_ce"]
 
 
 class Settings(BaseModel):
-    """What a method can be told. Unknown names are faults; a number in quotes is no number."""
+    """The settings of one method. Unknown names are faults, and so is a number in quotes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @property
     def trained(self) -> bool:
-        """Whether the method learns anything with these settings; if not, no features are read and no time passes."""
+        """Whether the method is trained with these settings; if not, no features are read."""
         return True
 
 
 class Trained(Settings):
-    """A method with weights of its own."""
+    """A method that trains weights."""
 
     init_seed: int | None = None
-    """Of the new weights; null: the seed of the run."""
+    """Seed of the new weights; null: the seed of the run."""
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Drafting step k weighs step_decay^k in the loss, divided by the sum of the weights."""
     normaliser: Literal["token", "sequence", "position"] = "token"
@@ -44,25 +44,24 @@ class Trained(Settings):
 
 
 class WithBlock(Trained):
-    """A method with decoder blocks of its own."""
+    """A method that trains decoder blocks."""
 
     intermediate_size: Annotated[int, Field(ge=0)] = 0
     """Width of the blocks' MLP; 0: the target's."""
 
 
 class Distilled(Trained):
-    """A method whose guesses are compared with the target's own distribution."""
+    """A method whose draft tokens are compared with the target's own distribution."""
 
     loss: LossName = "soft_ce"
     """The distance between both, row by row; row_losses.py has the equations."""
 
 
 class Untrained(Settings):
-    """A method that learns nothing."""
+    """A method without training."""
 
     @property
     def trained(self) -> bool:
-        """See Settings."""
         return False
 
 
@@ -90,9 +89,9 @@ class DraftModelSettings(Distilled, WithBlock):
     """Width of its residual stream, a multiple of the target's head size; 0: the target's width, and then its embedding
     and LM head start as the target's."""
     chain_depth: Depth = 5
-    """Guesses a chain is judged by while training; it may go further."""
+    """Draft tokens of a chain in held-out evaluation; decoding may go deeper."""
     model: str = ""
-    """A model that is there already: a folder in Hugging Face format or a hub id, with the target's own tokenizer. It
+    """A pretrained draft model: a folder in Hugging Face format or a hub id, with the target's own tokenizer. It
     is used as it is; of the settings above only chain_depth means anything."""
     model_files: dict[str, str] = {}
     """sha256 of the given model's files; filled in when it is written down, compared when it is opened."""
@@ -101,7 +100,6 @@ class DraftModelSettings(Distilled, WithBlock):
 
     @property
     def trained(self) -> bool:
-        """See Settings."""
         return not self.model
 
 
@@ -111,14 +109,14 @@ class LookaheadSettings(Untrained):
     window: Annotated[int, Field(ge=1, le=64)] = 5
     """W: columns of the Jacobi window."""
     ngram_size: Annotated[int, Field(ge=2, le=16)] = 4
-    """N: tokens of an n-gram, the first of which is known; N-1 can be guessed."""
+    """N: tokens of an n-gram, the first of which is known; N-1 can be drafted."""
     max_guesses: Annotated[int, Field(ge=1, le=64)] = 5
     """G: n-grams verified in a pass, and kept for one first token."""
     pool_from_text: bool = False
     """Also pool the n-grams of prompt and output."""
 
     def positions_ahead(self, depth: int) -> int:
-        """Positions that a run at this depth needs past its answer: those of its guesses, or of its window."""
+        """Positions that a run at this depth needs past its answer: for its draft tokens, or its window."""
         return max(depth + 1, self.window + self.ngram_size)
 
 
@@ -137,13 +135,13 @@ class Eagle1Settings(Distilled, WithBlock):
     """EAGLE-1."""
 
     chain_depth: Depth = 7
-    """Guesses a chain is judged by while training; it may go further."""
+    """Draft tokens of a chain in held-out evaluation; decoding may go deeper."""
     fc_bias: bool = True
     """Whether the layer that joins token and feature has a bias, as in the paper; vLLM serves drafters without one."""
     feature_weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the SmoothL1 distance between the guessed and the true feature."""
+    """Weight of the SmoothL1 distance between the predicted and the true feature."""
     token_weight: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of `loss`, which compares the guessed tokens."""
+    """Weight of `loss`, which compares token distributions."""
     feature_noise: Annotated[float, Field(ge=0)] = 0.1
     """While training, features are moved by up to so much either way."""
 
@@ -165,7 +163,7 @@ class MedusaSettings(Distilled):
     """Medusa."""
 
     num_heads: Annotated[int, Field(ge=1, le=8)] = 5
-    """How many heads, hence how many tokens can be guessed."""
+    """Number of heads, and of draft tokens."""
     num_layers: Annotated[int, Field(ge=1, le=4)] = 1
     """Residual layers of a head."""
     head: Literal["own", "tied"] = "own"
@@ -176,16 +174,16 @@ class MtpParallelSettings(Distilled, WithBlock):
     """Parallel multi-token prediction."""
 
     num_heads: Annotated[int, Field(ge=1, le=8)] = 3
-    """How many heads beside the target's own, hence how many tokens can be guessed."""
+    """Number of heads beside the target's own, and of draft tokens."""
 
 
 class PEagleSettings(Distilled, WithBlock):
-    """P-EAGLE: all guesses from one forward."""
+    """P-EAGLE: all draft tokens from one forward."""
 
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Depth d weighs step_decay^d in the loss, divided by the sum of the weights; 0.7: all rows weigh alike."""
     parallel_depth: Depth = 7
-    """How many tokens one forward guesses."""
+    """Number of tokens that one forward drafts."""
     num_layers: Annotated[int, Field(ge=1, le=16)] = 2
     """Decoder layers; the paper has 4, which hit a little more often for twice the time."""
     kept_share: Annotated[float, Field(gt=0, le=1)] = 0.7
@@ -200,15 +198,15 @@ class MtpSettings(Distilled, WithBlock):
     start: Literal["new", "own"] = "new"
     """new: new modules; own: the MTP weights of the target's own checkpoint, fine-tuned (mtp_own.py)."""
     recursive_steps: Depth = 3
-    """start own: for how many guesses the one module is trained to be used."""
+    """start own: number of draft tokens the one module is trained for."""
     mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3
-    """How many modules, hence how many tokens can be guessed."""
+    """Number of modules, and of draft tokens."""
     first_hidden: Literal["post_norm", "pre_norm"] = "post_norm"
     """Whether module 1 reads the target's last state after or before the final norm."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        """By value, since what is written down names every setting."""
+        """Compares values with defaults, since saved settings name every setting."""
         for name in {"own": ("mtp_modules", "intermediate_size"), "new": ("recursive_steps",)}[self.start]:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} means nothing with start: {self.start}")
@@ -232,59 +230,61 @@ SETTINGS: dict[str, str] = {
 def settings_class(method: str) -> type[Settings]:
     """The class of a method's settings; raises UserError for a name that is not in SETTINGS."""
     if method not in SETTINGS:
-        known = ", ".join(sorted(SETTINGS))
-        raise UserError(f"drafting method '{method}' is unknown{_did_you_mean(method, SETTINGS)}; known are {known}")
+        methods = ", ".join(sorted(SETTINGS))
+        raise UserError(f"drafting method '{method}' is unknown{_did_you_mean(method, SETTINGS)}; known are {methods}")
     module, name = SETTINGS[method].split(":")
-    found: type[Settings] = getattr(importlib.import_module(module), name)
-    return found
+    cls: type[Settings] = getattr(importlib.import_module(module), name)
+    return cls
 
 
-def own_settings(method: str, given: Mapping[str, Mapping[str, Any]]) -> Settings:
-    """The settings of one method out of those of all, with defaults; raises UserError for the first fault of any."""
-    found, faults = checked(method, given)
-    if found is None or faults:
-        place, what = faults[0]
-        raise UserError(f"train_draft: {'.'.join(map(str, place))}: {what}")
-    return found
+def settings_of_method(method: str, settings_by_method: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """The settings of one method, with defaults; raises UserError for the first fault of any method's."""
+    settings, faults = check_settings(method, settings_by_method)
+    if settings is None or faults:
+        place, message = faults[0]
+        raise UserError(f"train_draft: {'.'.join(map(str, place))}: {message}")
+    return settings
 
 
-def checked(method: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[Settings | None, list[tuple[Place, str]]]:
-    """(settings of `method`, [(place below the step's settings, what is wrong)]) of the settings of all methods."""
+def check_settings(
+    method: str, settings_by_method: Mapping[str, Mapping[str, Any]]
+) -> tuple[Settings | None, list[tuple[Place, str]]]:
+    """Check the settings of all methods: (settings of `method`, [(place in the step's settings, fault)])."""
     faults: list[tuple[Place, str]] = []
-    own: Settings | None = None
-    for name in dict.fromkeys([method, *given]):
+    settings: Settings | None = None
+    for name in dict.fromkeys([method, *settings_by_method]):
         if name not in SETTINGS:
             faults.append((("settings", name), f"unknown drafting method '{name}'{_did_you_mean(name, SETTINGS)}"))
             continue
         try:
-            found = settings_class(name).model_validate(dict(given.get(name, {})))
+            parsed = settings_class(name).model_validate(dict(settings_by_method.get(name, {})))
         except ValidationError as error:
-            faults += [_fault(name, fault) for fault in error.errors(include_url=False)]
+            faults += [_describe_fault(name, fault) for fault in error.errors(include_url=False)]
         else:
-            own = found if name == method else own
-    return own, faults
+            settings = parsed if name == method else settings
+    return settings, faults
 
 
-def _fault(method: str, fault: Any) -> tuple[Place, str]:
+def _describe_fault(method: str, fault: Any) -> tuple[Place, str]:
     place: Place = ("settings", method, *fault["loc"])
     if fault["type"] == "extra_forbidden":
-        known = sorted(settings_class(method).model_fields)
+        names = sorted(settings_class(method).model_fields)
         name = str(fault["loc"][-1])
-        said = _did_you_mean(name, known)
-        return place, f"method {method} knows no setting '{name}'{said}; it knows {', '.join(known)}"
+        hint = _did_you_mean(name, names)
+        return place, f"method {method} knows no setting '{name}'{hint}; it knows {', '.join(names)}"
     if not fault["loc"]:  # two settings that do not go together
         return place, f"settings of method {method}: {fault['msg'].removeprefix('Value error, ')}"
-    what = fault["msg"].replace("Input should be", "must be", 1)
-    return place, f"setting '{place[-1]}' of method {method}: {what}, not {fault['input']!r}"
+    message = fault["msg"].replace("Input should be", "must be", 1)
+    return place, f"setting '{place[-1]}' of method {method}: {message}, not {fault['input']!r}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{near[0]}'?)" if near else ""
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
-def filled(settings: Settings, seed: int) -> dict[str, Any]:
-    """What `build` is given: every setting, init_seed filled in."""
+def resolve_settings(settings: Settings, seed: int) -> dict[str, Any]:
+    """The settings passed to `build`: every setting, with init_seed filled in."""
     values = settings.model_dump(mode="json")
     if "init_seed" in values and values["init_seed"] is None:
         values["init_seed"] = seed

@@ -1,6 +1,6 @@
-"""How a drafter's weights are stored: what drafts.quantise_draft was told, and draft.json says. Imports no torch.
+"""The weight format of a drafter: settings of drafts.quantise_draft, recorded in draft.json. Imports no torch.
 
-The arithmetic is in quantised.py; engines are asked about it by publish/profiles.py, before anything is trained.
+The arithmetic is in quantised.py; publish/profiles.py checks engine support before anything is trained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_GROUP: Final[dict[str, int]] = {"bf16": 0, "int8": 0, "int4": 32}
 
 @dataclass(frozen=True)
 class Storage:
-    """How a drafter's weights are stored. group_size: 0 is one scale for each output channel; bf16 has no groups.
+    """The weight format of a drafter. group_size: 0 is one scale for each output channel; bf16 has no groups.
 
     keep: layers that stay in bfloat16, by the last part of their name.
     """
@@ -26,25 +26,25 @@ class Storage:
     keep: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Storage | None:
-        """What draft.json says; None for a drafter as it was trained, in float32.
+    def from_record(cls, record: Mapping[str, Any]) -> Storage | None:
+        """The format in draft.json; None for an unquantised drafter, in float32.
 
         Raises:
-            ValueError: it says what drafts.quantise_draft never writes.
+            ValueError: drafts.quantise_draft never writes such a format.
         """
-        told = record.get("storage")
-        if told is None:
+        stored = record.get("storage")
+        if stored is None:
             return None
-        own = told if isinstance(told, dict) else {}
-        weights, size, keep = own.get("weights"), own.get("group_size"), own.get("keep")
-        named = isinstance(keep, list) and all(isinstance(name, str) for name in keep)
-        if weights not in DEFAULT_GROUP or type(size) is not int or size < 0 or not named:
-            raise ValueError(f"storage {str(told)[:80]} is none that drafts.quantise_draft writes")
-        return cls.told(own)
+        fields = stored if isinstance(stored, dict) else {}
+        weights, size, keep = fields.get("weights"), fields.get("group_size"), fields.get("keep")
+        valid_keep = isinstance(keep, list) and all(isinstance(name, str) for name in keep)
+        if weights not in DEFAULT_GROUP or type(size) is not int or size < 0 or not valid_keep:
+            raise ValueError(f"storage {str(stored)[:80]} is none that drafts.quantise_draft writes")
+        return cls.from_settings(fields)
 
     @classmethod
-    def told(cls, settings: Mapping[str, Any]) -> Storage:
-        """Of the settings of drafts.quantise_draft, resolved."""
+    def from_settings(cls, settings: Mapping[str, Any]) -> Storage:
+        """The format for resolved settings of drafts.quantise_draft."""
         return cls(settings["weights"], int(settings["group_size"]), tuple(settings["keep"]))
 
     @property
@@ -53,8 +53,8 @@ class Storage:
         return BITS.get(self.weights)
 
     @property
-    def in_words(self) -> str:
-        """int4, groups of 32; fc, lm_head in bf16."""
+    def description(self) -> str:
+        """For people, e.g. "int4, groups of 32; fc, lm_head in bf16"."""
         if self.weights == "bf16":
             return "bf16"
         scale = f"groups of {self.group_size}" if self.group_size else "a scale for each output channel"

@@ -1,4 +1,4 @@
-"""The step that makes a drafter: trained on the target's features, or written down where there is nothing to learn."""
+"""The step that makes a drafter: trained on the target's features, or only recorded where nothing is learned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, Draft, Features, Target, UserError
-from components.drafts.settings import Place, Settings, checked, filled, own_settings
+from components.drafts.settings import Place, Settings, check_settings, resolve_settings, settings_of_method
 
 Method = Literal[
     "draft-model", "eagle1", "eagle3", "hass", "lookahead", "medusa", "mtp", "mtp-parallel", "ngram", "p-eagle"
@@ -77,37 +77,41 @@ def train_draft(
         eval_rows: held-out answers in such a look, at most.
         checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
     """
-    chosen = own_settings(method, settings)
-    if not chosen.trained:
-        return _written_down(target, start_from, method, chosen, ctx)
+    method_settings = settings_of_method(method, settings)
+    if not method_settings.trained:
+        return _untrained_draft(target, start_from, method, method_settings, ctx)
     if features is None:
         raise UserError(f"train_draft: method {method} is trained: wire data.record_features into `features`")
     from components.drafts.from_features import DataChoice, train_from_features
     from components.drafts.training import Schedule
 
     schedule = Schedule(
-        num_steps,
-        peak_lr,
-        warmup_share,
-        weight_decay,
-        clip_norm,
-        eval_every,
-        checkpoint_every,
-        precision,
-        optimizer,
-        muon_lr_scale,
+        num_steps=num_steps,
+        peak_lr=peak_lr,
+        warmup_share=warmup_share,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        precision=precision,
+        optimizer=optimizer,
+        muon_lr_scale=muon_lr_scale,
     )
-    choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
-    return train_from_features(target, features, start_from, method, filled(chosen, ctx.seed), schedule, choice, ctx)
+    data_choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
+    return train_from_features(
+        target, features, start_from, method, resolve_settings(method_settings, ctx.seed), schedule, data_choice, ctx
+    )
 
 
-def _written_down(target: Target, start_from: Draft | None, method: str, chosen: Settings, ctx: Context) -> Draft:
-    """The Draft of a method that learns nothing."""
+def _untrained_draft(
+    target: Target, start_from: Draft | None, method: str, method_settings: Settings, ctx: Context
+) -> Draft:
+    """Make the Draft of a method without training."""
     from components.drafts.files import save_untrained
 
     if start_from is not None:
         raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
-    return Draft.made(ctx, save_untrained(ctx.out, method, filled(chosen, ctx.seed), target))
+    return Draft.of_step(ctx, save_untrained(ctx.out, method, resolve_settings(method_settings, ctx.seed), target))
 
 
 def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
@@ -118,11 +122,14 @@ def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
     return load_target_fingerprint({"model": model}) if model and settings["method"] == "draft-model" else {}
 
 
-def train_draft_settings(given: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+def train_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
     """The settings as they enter the step's key: of `settings` only the method's own, defaults filled in; and faults.
 
     flows/signature.py asks for this when it reads pipelines.yaml.
     """
-    method = given["method"]
-    own, faults = checked(method, given["settings"])
-    return {**given, "settings": {} if own is None else {method: own.model_dump(mode="json")}}, faults
+    method = settings["method"]
+    method_settings, faults = check_settings(method, settings["settings"])
+    return {
+        **settings,
+        "settings": {} if method_settings is None else {method: method_settings.model_dump(mode="json")},
+    }, faults

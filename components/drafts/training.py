@@ -1,8 +1,8 @@
-"""One training loop for every drafting method: warm-up and cosine, clipping, exact resume, held-out judgement.
+"""One training loop for every drafting method: warm-up and cosine, clipping, exact resume, held-out evaluation.
 
-What a run does is decided by its settings and seed alone: batches follow from the seed, threads are pinned, and a
-checkpoint holds all that the next step depends on, so a run that was killed ends with the same bits as one that was
-not. The weights that are kept are those of the best held-out acceptance length, not of the lowest loss.
+A run is determined by its settings and seed alone: batches follow from the seed, threads are pinned, and a
+checkpoint holds all that the next step depends on, so a killed and resumed run ends with the same bits as an
+uninterrupted one. The result is the weights with the best held-out acceptance length, not of the lowest loss.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from components.data.features import Example, FeatureSource
 from components.drafts.batches import BatchOrder
 from components.drafts.checkpoints import (
     Progress,
-    keep_metrics_until,
     load_best,
     load_checkpoint,
     save_best,
     save_checkpoint,
+    truncate_metrics,
 )
 from components.drafts.draft import AbstractDraft, StepLosses
 from components.drafts.held_out import measure
@@ -52,7 +52,7 @@ class Schedule:
     muon_lr_scale: float = 10.0
 
     def learning_rate(self, step: int) -> float:
-        """Of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
+        """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
         warmup = max(1, round(self.warmup_share * self.num_steps))
         if step < warmup:
             return self.peak_lr * (step + 1) / warmup
@@ -66,8 +66,8 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
     if device.type == "cuda":
         return torch.bfloat16
-    abilities = torch.cpu.get_capabilities()
-    native = bool(abilities.get("avx512_bf16")) or bool(abilities.get("amx_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    native = bool(capabilities.get("avx512_bf16")) or bool(capabilities.get("amx_bf16"))
     return torch.bfloat16 if native else torch.float32
 
 
@@ -79,35 +79,35 @@ def train(
     schedule: Schedule,
     ctx: Context,
     *,
-    going_on: bool = False,
+    warm_start: bool = False,
 ) -> tuple[dict[str, Tensor], Progress]:
-    """Train, or resume from ctx.scratch; returns the best weights and how they did.
+    """Train, or resume from ctx.scratch; returns the best weights and their progress.
 
-    going_on: the drafter is trained already; the weights it comes with are judged first, as those of step 0.
+    warm_start: evaluate the initial weights as step 0, since they are trained already.
     """
     torch.set_num_threads(ctx.num_threads)
     device = torch.device(ctx.device)
     optimizer = Optimizer(draft, schedule.optimizer, schedule.weight_decay, schedule.muon_lr_scale)
     progress = load_checkpoint(ctx.scratch, draft, optimizer)
-    keep_metrics_until(ctx.out / "metrics.jsonl", progress.step or -1)
+    truncate_metrics(ctx.out / "metrics.jsonl", progress.step or -1)
     if progress.step:
         ctx.note(f"goes on from optimiser step {progress.step}")
     dtype = resolve_precision(schedule.precision, device)
     batches = order.from_step(progress.step)
-    if going_on and not progress.step:
-        _judge(draft, held_out, progress, ctx)
+    if warm_start and not progress.step:
+        _evaluate(draft, held_out, progress, ctx)
     draft.train()
     while progress.step < schedule.num_steps:
         batch = order.batch(features, next(batches), device)._replace(step=progress.step)
-        with _exact(device):
+        with _deterministic_kernels(device):
             with _autocast(device, dtype):
                 result = draft.losses(batch)
             norm = optimizer.update(result.loss, schedule.learning_rate(progress.step), schedule.clip_norm)
         progress.step += 1
-        _record(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
+        _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
         last = progress.step == schedule.num_steps
         if last or progress.step % schedule.eval_every == 0:
-            _judge(draft, held_out, progress, ctx)
+            _evaluate(draft, held_out, progress, ctx)
         if last or progress.step % schedule.checkpoint_every == 0:
             save_checkpoint(ctx.scratch, draft, optimizer, progress)
         ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
@@ -119,17 +119,19 @@ def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 
 
 @contextmanager
-def _exact(device: torch.device) -> Iterator[None]:
-    """On a GPU some gradients are summed in the order in which blocks happen to finish: take the kernels that repeat.
+def _deterministic_kernels(device: torch.device) -> Iterator[None]:
+    """On a GPU select deterministic kernels: others sum some gradients in the order in which blocks finish.
 
-    An operator that has none only warns; the step's log then says which.
+    An operator without one only warns, in the step's log.
     """
     if device.type != "cuda":
         yield
         return
     enabled = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only with workspaces of fixed size
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # cuBLAS is deterministic only with fixed-size workspaces
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -137,8 +139,8 @@ def _exact(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled, warn_only=only_warns)
 
 
-def _record(ctx: Context, step: int, result: StepLosses, norm: float, learning_rate: float) -> None:
-    proxy = (result.accepted / result.reached.clamp(min=1)).sum()
+def _record_step(ctx: Context, step: int, result: StepLosses, norm: float, learning_rate: float) -> None:
+    proxy = (result.accepted / result.num_reachable.clamp(min=1)).sum()
     ctx.record(
         step,
         loss=float(result.loss.detach()),
@@ -148,13 +150,13 @@ def _record(ctx: Context, step: int, result: StepLosses, norm: float, learning_r
     )
 
 
-def _judge(draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context) -> None:
-    """Measure held-out acceptance length, log it by workload, and keep the weights when they are the best so far."""
+def _evaluate(draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context) -> None:
+    """Measure held-out acceptance length, log it by workload, and save the weights when they are the best so far."""
     draft.eval()
-    found = measure(draft, held_out, draft.num_steps, torch.device(ctx.device))
+    result = measure(draft, held_out, draft.num_steps, torch.device(ctx.device))
     draft.train()
-    al = found.total.acceptance_length
-    by_workload = {name: tally.acceptance_length for name, tally in sorted(found.by_workload.items())}
+    al = result.total.acceptance_length
+    by_workload = {name: tally.acceptance_length for name, tally in sorted(result.by_workload.items())}
     ctx.record(progress.step, held_out_al=al, **{f"held_out_al/{name}": value for name, value in by_workload.items()})
     if al > progress.best_al:
         progress.best_step, progress.best_al, progress.best_by_workload = progress.step, al, by_workload

@@ -1,13 +1,12 @@
-"""Linear layers of a training graph by oneDNN: matrix products of a drafting step on a CPU at twice the speed.
+"""Linear layers of a training graph by oneDNN: matrix products on a CPU at twice the speed.
 
 torch multiplies float32 matrices by MKL, which on AMD's processors does not use all of their vector width; oneDNN,
 which torch has on board for bfloat16, compiles its kernels for the processor at hand. One core of an EPYC 9005 at the
 shapes of a drafter of width 192: MKL 92 to 108 GFLOP/s, oneDNN 193 to 239, forwards and backwards. The products are
 the same up to rounding, and repeat bit for bit.
 
-The operator is private to PyTorch. It is tried once on products that are known, views of transposed matrices among
-them; where it is missing or wrong, on a GPU and under autocast, the layer is nn.Linear.
-Shapes: x [..., in], weight [out, in], y [..., out].
+The operator is private to PyTorch. It is tested once on known products, including transposed views; where it is missing
+or wrong, on a GPU and under autocast, the layer is nn.Linear. Shapes: x [..., in], weight [out, in], y [..., out].
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T with gradients for both: what F.linear gives."""
-    apart = x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32
-    if apart or x.numel() == 0 or weight.numel() == 0 or torch.is_autocast_enabled("cpu") or _product() is None:
+    """As F.linear: x weight^T, with gradients for both."""
+    unsupported = x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32
+    if unsupported or x.numel() == 0 or weight.numel() == 0 or torch.is_autocast_enabled("cpu") or _product() is None:
         return F.linear(x, weight)
     y: Tensor = _Linear.apply(x, weight)
     return y
@@ -54,7 +53,7 @@ class _Linear(torch.autograd.Function):
         return product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
 
     @staticmethod
-    @once_differentiable  # autograd would take the operator for a constant: a second derivative of zero
+    @once_differentiable  # autograd would treat the operator as a constant: a second derivative of zero
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows, inputs = (part.reshape(-1, part.shape[-1]) for part in (gradients[0], x))
@@ -67,21 +66,21 @@ class _Linear(torch.autograd.Function):
 
 @functools.cache
 def _product() -> Product | None:
-    """oneDNN's product where this build of torch has it and it multiplies what it should."""
+    """oneDNN's product, where this build of torch has it and its results are correct."""
     try:
         pointwise = torch.ops.mkldnn._linear_pointwise.default
     except (AttributeError, RuntimeError):
         return None
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
-        found: Tensor = pointwise(x, weight, None, "none", [], "")
-        return found
+        y: Tensor = pointwise(x, weight, None, "none", [], "")
+        return y
 
     x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3) - 5.0  # exact in any order of sums
-    tried = ((x, weight), (x @ weight.t(), weight.t()), ((x @ weight.t()).t(), x.t()))
+    cases = ((x, weight), (x @ weight.t(), weight.t()), ((x @ weight.t()).t(), x.t()))
     try:
         with torch.no_grad():
-            right = all(torch.equal(product(a, b), a @ b.t()) for a, b in tried)
+            correct = all(torch.equal(product(a, b), a @ b.t()) for a, b in cases)
     except (RuntimeError, NotImplementedError):
         return None
-    return product if right else None
+    return product if correct else None

@@ -1,10 +1,10 @@
-"""The pruned draft vocabulary: the target tokens a drafter can guess, and how others write that down.
+"""The pruned draft vocabulary: the target tokens a drafter can draft, and its file format.
 
-Most answers use a small part of the target's vocabulary, and the draft's LM head is most of what a draft step costs, so
-the head keeps only the N most frequent answer tokens (EAGLE-3, FR-Spec). Counted over answer tokens only: prompts hold
-words the target never says. What it leaves out can never be guessed, so the share of answer tokens that it covers
-bounds acceptance, and it is told by language and domain: a vocabulary of one language guesses nothing in another.
-Ids ascend. Engines read offsets: target id = i + d2t[i]; t2d[v] says whether v is in it.
+Most answers use a small part of the target's vocabulary, and the draft's LM head is most of the cost of a draft step,
+so the head keeps only the N most frequent answer tokens (EAGLE-3, FR-Spec). Prompts are not counted: they hold words
+the target never generates. Other tokens can never be drafted, so the share of answer tokens covered bounds acceptance;
+it is reported by language and domain, since a vocabulary of one language drafts nothing in another. Ids ascend. Engines
+read offsets: target id = i + d2t[i]; t2d[v]: whether v is in it.
 """
 
 from __future__ import annotations
@@ -45,35 +45,37 @@ def coverage(counts: Tensor, ids: Tensor) -> float:
 def coverage_by(data: FeatureSource, split: str, ids: Tensor) -> dict[str, dict[str, float]]:
     """`coverage` of a split's answers by language, domain and workload: {"language": {"en": 0.99, ...}, ...}.
 
-    Rows whose language or domain is not known count under none.
+    Rows of unknown language or domain are not counted there.
     """
     member = membership_of(ids, int(data.manifest["vocab_size"]))
     counted: dict[str, dict[str, list[int]]] = {"language": {}, "domain": {}, "workload": {}}
     for row in data.rows(split):
-        said = data.answer_ids(row)
-        inside = int(member[said].sum())
+        answer_ids = data.answer_ids(row)
+        inside = int(member[answer_ids].sum())
         for field, names in counted.items():
             if name := getattr(row, field):
                 pair = names.setdefault(name, [0, 0])
                 pair[0] += inside
-                pair[1] += said.numel()
+                pair[1] += answer_ids.numel()
     return {
         field: {name: round(inside / max(1, total), 6) for name, (inside, total) in sorted(names.items())}
         for field, names in counted.items()
     }
 
 
-def described(vocabulary: DraftVocabulary, covered: float, by: Mapping[str, Mapping[str, float]]) -> str:
-    """Size, padding and coverage of held-out answers in words; languages and domains where there are several."""
+def describe_vocabulary(
+    vocabulary: DraftVocabulary, covered: float, coverage_by_field: Mapping[str, Mapping[str, float]]
+) -> str:
+    """Describe size, padding and coverage of held-out answers, by language and domain where there are several."""
     size, padded = vocabulary.ids.numel(), vocabulary.num_padded
-    told = f"draft vocabulary {size}"
+    text = f"draft vocabulary {size}"
     if padded:
-        told += f" ({padded} of it padding: the answers hold only {size - padded} different tokens)"
-    told += f" covers {covered:.2%} of held-out answer tokens"
+        text += f" ({padded} of it padding: the answers hold only {size - padded} different tokens)"
+    text += f" covers {covered:.2%} of held-out answer tokens"
     for field in ("language", "domain"):
-        if len(names := by.get(field, {})) > 1:
-            told += f"; {field} " + ", ".join(f"{name} {share:.2%}" for name, share in names.items())
-    return told
+        if len(names := coverage_by_field.get(field, {})) > 1:
+            text += f"; {field} " + ", ".join(f"{name} {share:.2%}" for name, share in names.items())
+    return text
 
 
 def offsets_of(ids: Tensor) -> Tensor:

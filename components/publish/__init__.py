@@ -1,4 +1,4 @@
-"""What others can load: one file a format, exact checks, engine profiles, the model card, and what MLflow loads."""
+"""Publish drafters: checkpoint formats with exact checks, engine profiles, the model card, and the MLflow model."""
 
 from components.publish.export import export_release
 from components.publish.try_release import try_release

@@ -1,7 +1,7 @@
-"""Which commit of Draftsmith is running, and whether its files differ from it: what a release says of its own making.
+"""The commit of Draftsmith that is running, and whether files differ from it.
 
-It is recorded beside a result and never enters a key: a commit that changes a README must not train anything again. The
-code that a step really reaches does enter, as digests of its syntax (flows/code_reach.py).
+It is recorded beside results and is never part of a key: a commit that changes a README must not train anything again.
+The code that a step reaches is part of its key, as digests of its syntax (flows/code_reach.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CodeState(NamedTuple):
 
 @functools.cache
 def code_state() -> CodeState:
-    """The state of the clone around this file when it was first asked; git is run once."""
+    """The state of the clone around this file at the first call; git runs once."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         return CodeState(None, None)

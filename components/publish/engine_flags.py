@@ -1,7 +1,7 @@
-"""Does an engine that served this drafter do otherwise than our own loop? Read from the comparisons beside a release.
+"""Engines whose output differs from our own loop's, by the comparisons in the same store as a release.
 
-The rule of the promotion gate (storage/engine_gate.sql) for a step, which asks no database: of several comparisons of
-one engine the newest counts; one that could not compare says nothing and clears nothing.
+This is the promotion gate's rule (storage/engine_gate.sql) for a step, which has no database: the newest comparison of
+an engine counts, and one that could not compare is ignored.
 """
 
 from __future__ import annotations
@@ -11,32 +11,30 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from components.publish.lineage import RECORD
-from components.rows import UNTRAINED, EngineComparison, read_rows, table_of
-
-ALL = "all"
+from components.rows import ALL, UNTRAINED, EngineComparison, read_rows, table_of
 
 
-def standing_mismatches(folders: Iterable[Path], draft_key: str) -> list[str]:
-    """Engines whose newest comparison is a mismatch, with their version. folders: of Measurements artifacts."""
+def engines_with_mismatch(folders: Iterable[Path], draft_key: str) -> list[str]:
+    """Engines, with their versions, whose newest comparison is a mismatch. folders: of Measurements artifacts."""
     newest: dict[tuple[str, str, int, int], tuple[float, list[EngineComparison]]] = {}
     for folder in folders:
         finished = _finished_at(folder)
         for row in read_rows(folder, EngineComparison):
-            said = row.verdict != "not_compared" or (row.method in UNTRAINED and row.num_compared > 0)
-            if row.draft_key != draft_key or row.workload != ALL or not said:
+            compared = row.verdict != "not_compared" or (row.method in UNTRAINED and row.num_compared > 0)
+            if row.draft_key != draft_key or row.workload != ALL or not compared:
                 continue
             key = (row.engine, row.method, row.depth_k, row.concurrency)
-            known = newest.get(key)
-            if known is None or finished > known[0]:
+            previous = newest.get(key)
+            if previous is None or finished > previous[0]:
                 newest[key] = (finished, [row])
-            elif finished == known[0]:
-                known[1].append(row)
-    found = (row for _, rows in newest.values() for row in rows if row.verdict == "mismatch")
-    return sorted({f"{row.engine} {row.engine_version}".strip() for row in found})
+            elif finished == previous[0]:
+                previous[1].append(row)
+    mismatches = (row for _, rows in newest.values() for row in rows if row.verdict == "mismatch")
+    return sorted({f"{row.engine} {row.engine_version}".strip() for row in mismatches})
 
 
-def comparisons_beside(artifact: Path) -> list[Path]:
-    """The artifacts in the same store that hold comparisons with engines."""
+def sibling_comparisons(artifact: Path) -> list[Path]:
+    """Folders of the artifacts in the same store that hold comparisons with engines."""
     table = f"{table_of(EngineComparison)}.jsonl"
     return sorted(file.parent for file in artifact.absolute().parent.glob(f"*/{table}"))
 

@@ -1,10 +1,10 @@
-"""What a chosen depth is called in each serving engine, by batch size where the engine takes that.
+"""The settings that give each serving engine the chosen depth, by batch size where the engine supports that.
 
-An engine meets batch sizes that nobody measured. The choice of a measured size holds from just above the one before it,
-since a depth chosen for a larger batch is the shallower one and loses less where it is wrong.
+Engines meet batch sizes that were not measured. The choice for a measured size holds from just above the measured size
+before it: the depth chosen for a larger batch is the shallower one, and loses less where it is wrong.
 
-Settings are told with a release (release.json: engines), which knows what each engine can load of it, and by
-`draftsmith choose-depth`; a depth policy says depths alone.
+A release states these settings (release.json: engines) for the engines that can load it, and `draftsmith choose-depth`
+prints them; a depth policy holds depths only.
 
 Forms, read in the engines' own documents and sources (November 2026):
   vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
@@ -29,10 +29,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from components.publish.profiles import GIVEN_MODEL, OWN_MTP, Engine, profile_of
-from components.rows import DepthChoice
+from components.publish.profiles import EAGLES, GIVEN_MODEL, OWN_MTP, Engine, profile_of
+from components.rows import ALL, DepthChoice
 
-TOLD: Final[dict[str, Engine]] = {
+ENGINE_OF_SETTING: Final[dict[str, Engine]] = {
     "vllm": "vllm",
     "vllm_by_context": "vllm",
     "sglang": "sglang",
@@ -40,8 +40,7 @@ TOLD: Final[dict[str, Engine]] = {
     "llama_cpp": "llama.cpp",
     "mnn": "mnn",
 }
-"""What settings are told under -> whose they are."""
-_EAGLE = ("eagle1", "hass", "eagle3", "p-eagle")
+"""Key of engine settings -> the engine that they are for."""
 _VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
     name: name for name in ("eagle3", "mtp", "medusa", "ngram")
 }
@@ -57,10 +56,9 @@ _ALL_CONTEXTS = 2**31 - 1
 def engine_settings(policy: Mapping[str, Any], without: Collection[Engine]) -> dict[str, Any]:
     """The settings for the winner's depth; {} where the verdict is not to draft, or not to believe it.
 
-    policy: policy.json. without: engines that cannot load this drafter: they are told nothing.
-    The depths are those over all measured prompts, as everywhere that something is served or judged; a stated mixture's
-    was never measured end to end and stands in the policy table only. A batch size that measured slower than plain
-    decoding is told to draft nothing.
+    policy: policy.json. without: engines that cannot load this drafter and therefore get no settings.
+    Depths are those chosen over all measured prompts; a stated mixture's depth was never measured end to end and is
+    only in the policy table. A batch size that measured slower than plain decoding gets depth 0.
     """
     winner = policy["winner"]
     if winner is None or policy["verdict"] not in ("use", "undecided"):
@@ -68,8 +66,8 @@ def engine_settings(policy: Mapping[str, Any], without: Collection[Engine]) -> d
     key = winner["draft_key"]
     shapes = {c["tree_budget"] for c in policy.get("ranking") or [] if c["draft_key"] == key}
     if shapes and None not in shapes:
-        return {}  # what stands below makes chains
-    served = [DepthChoice(**c) for c in policy["choices"] if (c["draft_key"], c["workload"]) == (key, "all")]
+        return {}  # the settings below draft chains only
+    served = [DepthChoice(**c) for c in policy["choices"] if (c["draft_key"], c["workload"]) == (key, ALL)]
     slower = {c.batch_size for c in served if c.verdict == "do_not_speculate"}
     by_batch = {c.batch_size: 0 if c.batch_size in slower else c.depth_k for c in served}
     measured_slower = {c.batch_size for c in served if c.batch_size in slower and c.depth_k > 0}
@@ -78,31 +76,34 @@ def engine_settings(policy: Mapping[str, Any], without: Collection[Engine]) -> d
         for c in (DepthChoice(**row) for row in policy.get("contexts") or [])
         if c.draft_key == key
     ]
-    told = settings_for(str(winner["method"]), by_batch, contexts)
-    return {name: value for name, value in told.items() if TOLD.get(name) not in without}
+    settings = settings_for(str(winner["method"]), by_batch, contexts)
+    return {name: value for name, value in settings.items() if ENGINE_OF_SETTING.get(name) not in without}
 
 
-def never_loaded(method: str) -> set[Engine]:
-    """Engines that load no drafter of this method, however it was made; none for a method that nobody knows here."""
+def engines_without_method(method: str) -> set[Engine]:
+    """Engines that load no drafter of this method, whatever its settings; none for a method without profiles."""
     kinds = {method} | ({OWN_MTP} if method == "mtp" else {GIVEN_MODEL} if method == "draft-model" else set())
-    engines = set(TOLD.values())
-    known = any(kinds & {*profile_of(one).methods, *profile_of(one).instead} for one in engines)
-    return {one for one in engines if known and not kinds & {*profile_of(one).methods}}
+    engines = set(ENGINE_OF_SETTING.values())
+    is_known = any(kinds & {*profile_of(one).methods, *profile_of(one).unsupported} for one in engines)
+    return {one for one in engines if is_known and not kinds & {*profile_of(one).methods}}
 
 
 def engine_lines(engines: Mapping[str, Any]) -> list[str]:
     """One line for each engine, ready to copy."""
     lines = []
-    for name, told in engines.items():
-        if isinstance(told, dict):
-            (kind, value), *_ = told.items()
+    for name, settings in engines.items():
+        if isinstance(settings, dict):
+            (kind, value), *_ = settings.items()
             words = shlex.join(value) if kind == "flags" else json.dumps(value)
             lines.append(f"{name}{'' if kind == 'flags' else ' ' + kind}: {words}")
     return lines
 
 
 def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> dict[str, Any]:
-    """by_batch: measured batch size -> depth; at least one depth is not 0. contexts: choices by context length."""
+    """Settings by engine; {} where all depths are 0.
+
+    by_batch: measured batch size -> depth. contexts: choices by context length.
+    """
     ranges = batch_ranges(by_batch)
     first, deepest = by_batch[min(by_batch)], max(by_batch.values())
     if deepest == 0:
@@ -128,9 +129,9 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
     mnn: dict[str, Any] = {"draft_predict_length": depth}
     if method in _MNN:
         mnn = {"speculative_type": _MNN[method], **mnn}
-    if method in _EAGLE:
+    if method in EAGLES:
         mnn |= {"eagle_depth": depth, "eagle_topk": 1}
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "measured_batch_sizes": sorted(by_batch),
         "vllm": {"speculative_config": vllm},
         "sglang": {"flags": [str(word) for word in sglang]},
@@ -142,12 +143,12 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
     if grid and method not in _VLLM_ONE_DEPTH:
         deepest = max(deepest, *(row[-1] for row in grid))
         by_context = {**vllm, "num_speculative_tokens": deepest, "num_speculative_tokens_per_batch_size": grid}
-        found["vllm_by_context"] = {"speculative_config": by_context}
-    return found
+        settings["vllm_by_context"] = {"speculative_config": by_context}
+    return settings
 
 
 def batch_ranges(by_batch: Mapping[int, int]) -> list[list[int]]:
-    """[[first, last, depth], ...] from batch size 1 to the largest measured, neighbours of one depth joined."""
+    """[[first, last, depth], ...] from batch size 1 to the largest measured; neighbours of equal depth are joined."""
     ranges: list[list[int]] = []
     start = 1
     for batch_size in sorted(by_batch):

@@ -1,8 +1,8 @@
-"""The engine profiles: facts, each tried or read, with the version they are of. profiles.py says what they mean.
+"""The engine profiles: facts about each engine with the version they hold for; profiles.py explains the fields.
 
 Read in November 2026: vLLM 0.32.0, llama.cpp of llama-cpp-python 0.3.36 and speculators 0.9.0 in their own sources,
 SGLang's models of the same month, TensorRT-LLM 1.3, OpenVINO GenAI 2026.4 and MNN 3.6.1 in their manuals and exporters,
-transformers 5.23. "tried" is what was run with a checkpoint of ours and gave our own tokens.
+transformers 5.23. "tried" means that the engine ran one of our checkpoints and gave our own loop's tokens.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ VLLM = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": Served(tried="0.32.0"),
     },
-    instead={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
+    unsupported={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
     norm_flags=frozenset(NORM_FLAGS),
     taps_at=("top", "inner as inputs"),
     whole_d2t=False,
     few_bits=FewBits(
         ("eagle3", "draft-model"),
         {"int8": MARLIN, "int4": MARLIN},
-        kept={"draft-model": ("lm_head",)},  # its format has a row for every token, which are others than were measured
-        keepable=("fc", "lm_head"),
+        unquantised={
+            "draft-model": ("lm_head",)
+        },  # its format has a row for every token, which are others than were measured
+        may_keep=("fc", "lm_head"),
         remarks={
             "int4": "vLLM takes int4 by its source on GPUs; on a CPU in --dtype bfloat16 or float16, not in float32",
             "int8": "vLLM takes int8 by its source on GPUs; its CPU build refused ours, with kernels for 4 bits alone",
@@ -108,7 +110,7 @@ SGLANG = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,
     },
-    instead={
+    unsupported={
         "p-eagle": "its further layers have other names, and it drafts a token at a time",
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,
@@ -120,7 +122,7 @@ SGLANG = Profile(
     few_bits=FewBits(
         ("eagle3", "draft-model"),
         {"int8": MARLIN, "int4": MARLIN},
-        kept={"eagle3": ("fc", "lm_head"), "draft-model": ("lm_head",)},
+        unquantised={"eagle3": ("fc", "lm_head"), "draft-model": ("lm_head",)},
         remarks=dict.fromkeys(("int8", "int4"), "SGLang takes compressed-tensors by its source; it was not run"),
     ),
 )
@@ -135,7 +137,7 @@ LLAMA_CPP = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,
     },
-    instead={
+    unsupported={
         "p-eagle": "its converter takes EAGLE drafters of one layer and three taps",
         "eagle1": "it reads EAGLE-3 only",
         "hass": "it reads EAGLE-3 only",
@@ -179,7 +181,7 @@ MNN = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,
     },
-    instead={
+    unsupported={
         "p-eagle": "its exporter takes EAGLE drafters of one layer",
         "eagle1": "it reads EAGLE-3 only",
         "hass": "it reads EAGLE-3 only",
@@ -205,7 +207,7 @@ TENSORRT_LLM = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,
     },
-    instead={
+    unsupported={
         "eagle1": "its PyTorch backend has EAGLE-3 only",
         "hass": "its PyTorch backend has EAGLE-3 only",
         "medusa": "its PyTorch backend has none, engines built ahead only",
@@ -227,7 +229,7 @@ TRANSFORMERS = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,
     },
-    instead={
+    unsupported={
         "eagle3": "its generate has no EAGLE",
         "eagle1": "its generate has no EAGLE",
         "hass": "its generate has no EAGLE",
@@ -248,7 +250,7 @@ OPENVINO = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": NEEDS_NO_FILE,
     },
-    instead={
+    unsupported={
         "eagle1": "it reads EAGLE-3 only",
         "hass": "it reads EAGLE-3 only",
         "p-eagle": "it drafts a token at a time",
@@ -269,7 +271,7 @@ SPECULATORS = Profile(
         "eagle3": Served(("speculators",), tried="0.9.0"),
         "p-eagle": Served(("speculators",)),
     },
-    instead={
+    unsupported={
         "eagle1": "it reads EAGLE-3 and P-EAGLE",
         "hass": "it reads EAGLE-3 and P-EAGLE",
         "medusa": "it has no Medusa",

@@ -1,4 +1,4 @@
-"""Every format by name: a drafter written in one, checked before and after; a folder recognised, checked, reopened."""
+"""The registry of formats: write a drafter in one, recognise and check a folder, and reopen it as a drafter."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from components.drafts.draft import AbstractDraft
-    from components.publish.exact_check import LaidOut
-    from components.publish.layout import AbstractLayout, OwnForm, Source
+    from components.publish.exact_check import Checkpoint
+    from components.publish.layout import AbstractLayout, DrafterState, Source
     from components.targets.model import AbstractTarget, TargetShape
 
-# format -> "module:class". The order is that in which a stranger's folder is recognised.
+# format -> "module:class". A stranger's folder is tried against them in this order.
 FORMATS: dict[str, str] = {
     "speculators": "components.publish.speculators_layout:SpeculatorsLayout",
     "eagle3": "components.publish.eagle3_layout:Eagle3Layout",
@@ -43,128 +43,132 @@ TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat
 def layout_of(name: str) -> AbstractLayout:
     """The layout of a format."""
     module, cls = FORMATS[name].split(":")
-    found: AbstractLayout = getattr(importlib.import_module(module), cls)()
-    return found
+    layout: AbstractLayout = getattr(importlib.import_module(module), cls)()
+    return layout
 
 
-def check(layout: AbstractLayout, laid_out: LaidOut, where: str, shape: TargetShape | None = None) -> None:
-    """Everything that can be wrong with a checkpoint of a format; raises UserError, one line, for the first of it.
+def check_checkpoint(
+    layout: AbstractLayout, checkpoint: Checkpoint, location: str, shape: TargetShape | None = None
+) -> None:
+    """Check a checkpoint completely. Raises UserError, one line, for the first fault.
 
-    shape: of the target it is said to be for; None checks it against its own config alone.
+    shape: of the target that it is meant for; None checks it against its own config only.
     """
     from components.publish.exact_check import check_stated_dtype, check_tensors
-    from components.publish.quantised_layout import check_packed, packed_specs, storage_in, unpacked
+    from components.publish.quantised_layout import check_packed, dequantise_checkpoint, packed_specs, parse_storage
 
-    storage = storage_in(laid_out.config, where)
-    layout.check_config(laid_out.config, where)
+    storage = parse_storage(checkpoint.config, location)
+    layout.check_config(checkpoint.config, location)
     if shape is not None:
-        layout.check_target(laid_out.config, shape, where)
-    specs = layout.expected(laid_out.config)
-    there = specs if storage is None else packed_specs(specs, laid_out.config, storage, where)
-    check_tensors(laid_out.tensors, there, where)
-    check_stated_dtype(laid_out.config, laid_out.tensors, where)
+        layout.check_target(checkpoint.config, shape, location)
+    specs = layout.expected(checkpoint.config)
+    stored_specs = specs if storage is None else packed_specs(specs, checkpoint.config, storage, location)
+    check_tensors(checkpoint.tensors, stored_specs, location)
+    check_stated_dtype(checkpoint.config, checkpoint.tensors, location)
     if storage is not None:
-        check_packed(laid_out, specs, storage, where)
-        laid_out = unpacked(laid_out, storage)
-    layout.check_values(laid_out, where)
+        check_packed(checkpoint, specs, storage, location)
+        checkpoint = dequantise_checkpoint(checkpoint, storage)
+    layout.check_values(checkpoint, location)
 
 
-def write_format(name: str, own: OwnForm, source: Source, folder: Path) -> dict[str, Any]:
-    """Write a drafter in a format; nothing is written unless it is sound, and what was written is checked again.
+def write_format(name: str, drafter: DrafterState, source: Source, folder: Path) -> dict[str, Any]:
+    """Write a drafter in a format: it is checked before anything is written, and read back and checked again after.
 
     Returns {"num_tensors", "num_params", "dtype"}. Raises UserError, one line.
     """
     from components.publish.checkpoint_files import write_checkpoint
-    from components.publish.quantised_layout import lay_out_stored
+    from components.publish.quantised_layout import lay_out_quantised
 
     layout = layout_of(name)
-    laid_out = layout.lay_out(own, source) if own.storage is None else lay_out_stored(layout, own, source)
-    check(layout, laid_out, f"{name} checkpoint", source.shape)
+    checkpoint = (
+        layout.lay_out(drafter, source) if drafter.storage is None else lay_out_quantised(layout, drafter, source)
+    )
+    check_checkpoint(layout, checkpoint, f"{name} checkpoint", source.shape)
     if layout.with_tokenizer and source.folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted({file for pattern in TOKENIZER for file in source.folder.glob(pattern) if file.is_file()}):
-            _copy_of_tokenizer(file, folder / file.name)
-    written = write_checkpoint(folder, laid_out, layout.weights_file)  # last: it reads all that is in the folder
-    check(layout, written, folder.name, source.shape)
-    num_params, dtype = weights_in(laid_out)
-    return {"num_tensors": len(laid_out.tensors), "num_params": num_params, "dtype": dtype}
+            _copy_tokenizer_file(file, folder / file.name)
+    written = write_checkpoint(folder, checkpoint, layout.weights_file)  # last: it reads the whole folder back
+    check_checkpoint(layout, written, folder.name, source.shape)
+    num_params, dtype = count_weights(checkpoint)
+    return {"num_tensors": len(checkpoint.tensors), "num_params": num_params, "dtype": dtype}
 
 
-def _copy_of_tokenizer(file: Path, copy: Path) -> None:
-    """Byte for byte, but for the places that a tokenizer was loaded from, which name folders and tell what it is of."""
-    told: Any = None
+def _copy_tokenizer_file(file: Path, copy: Path) -> None:
+    """Copy a tokenizer file; tokenizer_config.json without the fields that say where it was loaded from."""
+    config: Any = None
     if file.name == "tokenizer_config.json":
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            config = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{file.name} of the target: not sound JSON ({error}); mend it") from error
-    if not isinstance(told, dict) or not told.keys() & LOADED_FROM:
+    if not isinstance(config, dict) or not config.keys() & LOADED_FROM:
         shutil.copyfile(file, copy)
         return
-    kept = {name: value for name, value in told.items() if name not in LOADED_FROM}
-    copy.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    public_config = {name: value for name, value in config.items() if name not in LOADED_FROM}
+    copy.write_text(json.dumps(public_config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def weights_in(laid_out: LaidOut) -> tuple[int, str]:
-    """How many numbers a checkpoint stands for, and their dtype; of one in few bits, what it says of itself."""
+def count_weights(checkpoint: Checkpoint) -> tuple[int, str]:
+    """(number of parameters, dtype); for quantised weights, the parameters they stand for and the format in words."""
     from components.publish.exact_check import name_of
-    from components.publish.quantised_layout import storage_in, unpacked
+    from components.publish.quantised_layout import dequantise_checkpoint, parse_storage
 
-    storage = storage_in(laid_out.config, "")
-    tensors = laid_out.tensors if storage is None else unpacked(laid_out, storage).tensors
+    storage = parse_storage(checkpoint.config, "")
+    tensors = checkpoint.tensors if storage is None else dequantise_checkpoint(checkpoint, storage).tensors
     weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
-    dtype = name_of(weights[0].dtype) if storage is None else storage.in_words
+    dtype = name_of(weights[0].dtype) if storage is None else storage.description
     return sum(tensor.numel() for tensor in weights), dtype
 
 
-def recognised(laid_out: LaidOut, where: str) -> AbstractLayout:
-    """The format a checkpoint is meant to be of; raises UserError when it is none that is known."""
-    names = frozenset(laid_out.tensors)
+def recognise_layout(checkpoint: Checkpoint, location: str) -> AbstractLayout:
+    """The format of a stranger's checkpoint. Raises UserError when no format recognises it."""
+    names = frozenset(checkpoint.tensors)
     for name in FORMATS:
         layout = layout_of(name)
-        if layout.recognises(laid_out.config, names):
+        if layout.recognises(checkpoint.config, names):
             return layout
-    raise UserError(f"{where}: no drafter in a known format ({', '.join(FORMATS)}); is it one?")
+    raise UserError(f"{location}: no drafter in a known format ({', '.join(FORMATS)}); is it one?")
 
 
-def read_folder(folder: Path, shape: TargetShape | None = None, format: str = "") -> tuple[str, LaidOut]:
-    """(format, checkpoint) of a folder, checked whole; raises UserError, one line.
+def read_folder(folder: Path, shape: TargetShape | None = None, format: str = "") -> tuple[str, Checkpoint]:
+    """(format, checkpoint) of a folder that passes every check. Raises UserError, one line.
 
-    format: what it must be; empty finds out.
+    format: the expected format; "" recognises it.
     """
     from components.publish.checkpoint_files import read_checkpoint
 
-    where = folder.name or str(folder)
-    laid_out = read_checkpoint(folder, where)
-    layout = layout_of(format) if format else recognised(laid_out, where)
-    check(layout, laid_out, where, shape)
-    return layout.format, laid_out
+    location = folder.name or str(folder)
+    checkpoint = read_checkpoint(folder, location)
+    layout = layout_of(format) if format else recognise_layout(checkpoint, location)
+    check_checkpoint(layout, checkpoint, location, shape)
+    return layout.format, checkpoint
 
 
-def reopened(
+def reopen_drafter(
     folder: Path, target: AbstractTarget, source: Source, format: str = "", draft_ids: Tensor | None = None
 ) -> AbstractDraft:
-    """The drafter in a folder of any format, ready to decode in float32: our own reader of what others load.
+    """The drafter in a folder of any format, loaded in float32 and ready to decode.
 
-    draft_ids: int64 [N], tokens to guess among, ascending, where the format leaves that to the target's whole head.
+    draft_ids: int64 [N], the draft vocabulary in ascending order, for formats that use the target's whole LM head.
     """
     import torch
 
-    from components.drafts.files import check_tensors, method_class, take_vocabulary
-    from components.publish.quantised_layout import storage_in, unpacked
+    from components.drafts.files import check_tensors, method_class, pop_vocabulary
+    from components.publish.quantised_layout import dequantise_checkpoint, parse_storage
 
-    name, laid_out = read_folder(folder, source.shape, format)
+    name, checkpoint = read_folder(folder, source.shape, format)
     layout = layout_of(name)
-    storage = storage_in(laid_out.config, folder.name)
-    laid_out = laid_out if storage is None else unpacked(laid_out, storage)
-    own = layout.own_form(laid_out, source)
-    tensors = {n: t.float() if t.is_floating_point() else t for n, t in own.tensors.items()}
+    storage = parse_storage(checkpoint.config, folder.name)
+    checkpoint = checkpoint if storage is None else dequantise_checkpoint(checkpoint, storage)
+    state = layout.drafter_state(checkpoint, source)
+    tensors = {n: t.float() if t.is_floating_point() else t for n, t in state.tensors.items()}
     vocab_size = target.shape.vocab_size
     if "d2t" in tensors:
-        ids = take_vocabulary(folder, tensors, vocab_size)
+        ids = pop_vocabulary(folder, tensors, vocab_size)
     else:
         ids = draft_ids if layout.shares_head and draft_ids is not None else torch.arange(vocab_size)
-    draft: AbstractDraft = method_class(own.method).build(target, own.settings, ids.to(target.device))
+    draft: AbstractDraft = method_class(state.method).build(target, state.settings, ids.to(target.device))
     check_tensors(folder, tensors, draft.state_dict())
     draft.load_state_dict(tensors)
     draft.eval().requires_grad_(False)
@@ -172,19 +176,21 @@ def reopened(
     return draft
 
 
-def own_form_of(record: Mapping[str, Any], tensors: Mapping[str, Any]) -> OwnForm:
-    """A drafter as `drafts.files.read_draft` gives it."""
-    from components.publish.layout import OwnForm
+def drafter_state_of(record: Mapping[str, Any], tensors: Mapping[str, Any]) -> DrafterState:
+    """The state of a drafter from the record and tensors of `drafts.files.read_draft`."""
+    from components.publish.layout import DrafterState
 
-    return OwnForm(str(record["method"]), dict(record["settings"]), dict(tensors))
+    return DrafterState(str(record["method"]), dict(record["settings"]), dict(tensors))
 
 
-def own_form_at(folder: Path) -> OwnForm:
-    """The drafter in a Draft artifact's folder, with how its weights are stored."""
+def read_drafter_state(folder: Path) -> DrafterState:
+    """The drafter in a Draft artifact's folder, with its quantised layers where it has any."""
     from components.drafts.files import read_draft, read_stored
     from components.drafts.quantised import packed_layers
     from components.drafts.storage import Storage
 
     record, tensors = read_draft(folder)
-    storage, own = Storage.of(record), own_form_of(record, tensors)
-    return own if storage is None else own._replace(storage=storage, packed=packed_layers(read_stored(folder)[1]))
+    storage, drafter = Storage.from_record(record), drafter_state_of(record, tensors)
+    return (
+        drafter if storage is None else drafter._replace(storage=storage, packed=packed_layers(read_stored(folder)[1]))
+    )

@@ -1,8 +1,8 @@
 """Run llama.cpp's converter in a process of its own: gguf_converter.py FOLDER PRE ARGUMENTS OF convert_hf_to_gguf.py.
 
-The converter knows byte-level BPE tokenizers by a hash of what they make of a test text, and refuses what it has never
-seen, a self-trained tokenizer for one. PRE, where it is not "-", is answered in that case: the built-in target splits
-text as GPT-2 does.
+The converter recognises byte-level BPE tokenizers by a hash of their tokens of a test text and refuses unknown ones,
+such as a self-trained tokenizer. PRE, unless it is "-", is the pre-tokenizer that it then uses: the built-in target
+splits text as GPT-2 does.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def main(source: Path, pre: str) -> None:
 
         for kind in vars(base).values():
             if isinstance(kind, type) and "get_vocab_base_pre" in vars(kind):
-                asked = vars(kind)["get_vocab_base_pre"]
-                setattr(kind, "get_vocab_base_pre", _answering(asked, pre))  # noqa: B010 - not its own class
+                original = vars(kind)["get_vocab_base_pre"]
+                setattr(kind, "get_vocab_base_pre", _with_fallback(original, pre))  # noqa: B010 - not its own class
     runpy.run_path("convert_hf_to_gguf.py", run_name="__main__")
 
 
-def _answering(asked: Any, pre: str) -> Any:
+def _with_fallback(original: Any, pre: str) -> Any:
     def get_vocab_base_pre(self: Any, tokenizer: Any) -> Any:
         try:
-            return asked(self, tokenizer)
+            return original(self, tokenizer)
         except NotImplementedError:
             return pre
 

@@ -1,7 +1,7 @@
 """A drafter as the GGUF file that llama.cpp loads, made by llama.cpp's own converter where it is installed.
 
-The converter reads an EAGLE-3 folder beside its target, or an ordinary Llama; it runs in a process of its own, on a
-folder that has passed our checks, and what it wrote is looked at again: the table of tensors, and the draft vocabulary.
+The converter reads an EAGLE-3 folder and its target's folder, or an ordinary Llama. It runs in a process of its own on
+a folder that has passed our checks, and the header of the file that it writes is checked.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ import torch
 from components.contract import Context, UserError
 from components.drafts.quantised import Packed
 from components.publish.formats import write_format
-from components.publish.layout import OwnForm, Source
+from components.publish.layout import DrafterState, Source
 from components.publish.profiles import GGUF_BASES
 from components.targets.source import BUILTIN, local_folder
 
 CONVERTER = "convert_hf_to_gguf.py"
 VARIABLE = "DRAFTSMITH_LLAMA_CPP"
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "q8_0"}
-"""What the converter is told. Q8_0 has the codes of int8 in groups of 32 and finds ours again; rounded_scales()."""
+"""dtype -> --outtype of the converter. Q8_0 stores int8 codes in groups of 32, which are ours; see rounded_scales()."""
 TIMEOUT_S = 3600
 
 
 def find_converter(named: str = "") -> Path | None:
-    """The folder with llama.cpp's converter: as named, by $DRAFTSMITH_LLAMA_CPP, or on the PATH; None without one.
+    """The folder with llama.cpp's converter: `named`, $DRAFTSMITH_LLAMA_CPP or on the PATH; None where there is none.
 
-    Raises UserError for a named folder that holds none.
+    Raises UserError for a named folder without it.
     """
-    told = named or os.environ.get(VARIABLE, "")
-    if told:
-        folder = Path(told).expanduser().resolve()
+    folder_name = named or os.environ.get(VARIABLE, "")
+    if folder_name:
+        folder = Path(folder_name).expanduser().resolve()
         if not (folder / CONVERTER).is_file():
-            raise UserError(f"llama_cpp: {told}: no {CONVERTER} in it; name the folder of llama.cpp's sources")
+            raise UserError(f"llama_cpp: {folder_name}: no {CONVERTER} in it; name the folder of llama.cpp's sources")
         return folder
-    found = shutil.which(CONVERTER)
-    return Path(found).resolve().parent if found else None
+    script = shutil.which(CONVERTER)
+    return Path(script).resolve().parent if script else None
 
 
-def write_gguf(own: OwnForm, source: Source, folder: Path, llama_cpp: str, ctx: Context) -> dict[str, Any] | None:
-    """Write `draft.gguf` into a folder; None, with a note that says why, where the converter is not installed."""
+def write_gguf(
+    drafter: DrafterState, source: Source, folder: Path, llama_cpp: str, ctx: Context
+) -> dict[str, Any] | None:
+    """Write `draft.gguf` into a folder and return its facts; None and a note where the converter is missing."""
     converter = find_converter(llama_cpp)
     if converter is None:
         ctx.note(f"no GGUF: llama.cpp's {CONVERTER} is not installed; set {VARIABLE} to its folder, or llama_cpp")
@@ -55,36 +57,36 @@ def write_gguf(own: OwnForm, source: Source, folder: Path, llama_cpp: str, ctx: 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ctx.scratch) as work:
         base = Path(work) / "draft"
-        few_bits = own.storage if own.storage is not None and own.storage.bits else None
-        # The converter reads floats and packs them itself: the float32 that the codes stand for loses nothing.
+        few_bits = drafter.storage if drafter.storage is not None and drafter.storage.bits else None
+        # The converter reads floats and packs them itself: the dequantised float32 lose nothing.
         facts = write_format(
-            GGUF_BASES[own.method], own if few_bits is None else own._replace(storage=None), source, base
+            GGUF_BASES[drafter.method], drafter if few_bits is None else drafter._replace(storage=None), source, base
         )
         out = folder / "draft.gguf"
         kind = few_bits.weights if few_bits is not None else facts["dtype"]
         command = [str(base), "--outfile", str(out), "--outtype", TYPES[kind]]
-        if own.method == "eagle3":
+        if drafter.method == "eagle3":
             command += ["--target-model-dir", str(source.folder)]
         run_converter(converter, command, pre=unknown_pre_tokenizer(source))
     facts["num_tensors"] = check_gguf(out, out.parent.name)
-    if remark := rounded_scales(own.packed.values()):
+    if remark := rounded_scales(drafter.packed.values()):
         ctx.note(f"gguf: {remark}")
     return facts if few_bits is None else facts | {"dtype": TYPES[few_bits.weights]}
 
 
 def unknown_pre_tokenizer(source: Source) -> str:
-    """What the converter has to be told of a tokenizer that it has never seen, the built-in target's; "" for others.
+    """The pre-tokenizer that the converter must be given for the built-in target's tokenizer; "" for other targets.
 
-    The target's name is what others may read, and need not be its own: the folder tells which target it is.
+    The folder decides, not the name, which the user may have chosen.
     """
     return "gpt-2" if source.folder is not None and source.folder == local_folder(BUILTIN) else ""
 
 
 def rounded_scales(layers: Iterable[Packed]) -> str:
-    """What Q8_0, whose scales are float16, changes in packed weights, one sentence; "" where it holds them exactly.
+    """How Q8_0, whose scales are float16, changes packed weights, in one sentence; "" where it stores them exactly.
 
-    A bfloat16 scale is a float16 from 2^-17 on. Below it the grid of float16 is coarser: a group whose largest weight
-    is under 127 x 2^-17, about 0.001, comes out otherwise than it was measured.
+    Every bfloat16 scale from 2^-17 on is a float16. Below, float16 is coarser: the weights of a group whose largest one
+    is under 127 x 2^-17, about 0.001, differ from the measured ones.
 
     Raises:
         UserError: a scale that is too large for float16.
@@ -94,13 +96,13 @@ def rounded_scales(layers: Iterable[Packed]) -> str:
         return ""
     every = torch.cat(scales)
     every = every[every != 1.0]  # a group of zeros has scale 1
-    held = every.half().float()
-    if bool(torch.isinf(held).any()):
+    as_half = every.half().float()
+    if bool(torch.isinf(as_half).any()):
         raise UserError(f"gguf: a scale of {float(every.max()):.3g} is too large for Q8_0, whose scales are float16")
-    changed = held != every
+    changed = as_half != every
     if not bool(changed.any()):
         return ""
-    most = float((held - every).abs().max()) * 127
+    most = float((as_half - every).abs().max()) * 127
     return (
         f"{int(changed.sum())} of {every.numel()} scales are too small for float16, in which Q8_0 keeps them: weights"
         f" of those groups differ from what was measured by {most:.2g} at most"
@@ -108,9 +110,9 @@ def rounded_scales(layers: Iterable[Packed]) -> str:
 
 
 def run_converter(converter: Path, arguments: list[str], *, pre: str = "") -> None:
-    """Run llama.cpp's converter; raises UserError with its last line where it fails.
+    """Run llama.cpp's converter. Raises UserError with its last line where it fails.
 
-    pre: the pre-tokenizer to answer for a tokenizer that the converter has never seen; "" lets it refuse.
+    pre: the pre-tokenizer to use for a tokenizer that the converter does not know; "" lets it refuse.
     """
     script = Path(__file__).with_name("gguf_converter.py")
     command = [sys.executable, str(script), str(converter), pre or "-", *arguments]
@@ -119,16 +121,16 @@ def run_converter(converter: Path, arguments: list[str], *, pre: str = "") -> No
     except subprocess.TimeoutExpired as error:
         raise UserError(f"gguf: {CONVERTER} did not end within {TIMEOUT_S} s") from error
     if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise UserError(f"gguf: llama.cpp's converter refused it: {(said or ['no reason given'])[-1][:250]}")
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise UserError(f"gguf: llama.cpp's converter refused it: {(lines or ['no reason given'])[-1][:250]}")
 
 
-def check_gguf(file: Path, where: str) -> int:
-    """The number of tensors in a GGUF file; raises UserError unless it is one and holds some.
+def check_gguf(file: Path, location: str) -> int:
+    """The number of tensors in a GGUF file. Raises UserError unless it is one and has tensors.
 
     Its first 24 bytes: "GGUF", version (uint32), number of tensors and of metadata entries (uint64 each).
     """
-    at = f"{where}/{file.name}"
+    at = f"{location}/{file.name}"
     head = b""
     if file.is_file():
         with file.open("rb") as stream:

@@ -1,8 +1,8 @@
-"""What a GGUF file says in words: its metadata, without the vocabulary.
+"""The texts in a GGUF file: its metadata without the vocabulary.
 
-The vocabulary of a large model alone is megabytes of words that name nothing, and what comes after it, such as the chat
-template, may name much. Form: magic, version u32, tensors u64, entries u64; an entry is a name (u64 length, UTF-8), a
-type u32 and a value; a string is as a name, an array is a type u32, a count u64 and the values.
+A vocabulary is megabytes of meaningless words; the entries after it, such as the chat template, matter.
+Form: magic, version u32, tensors u64, entries u64. An entry is a name (u64 length, UTF-8), a type u32 and a value. A
+string is stored like a name; an array is a type u32, a count u64 and the values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ STRING, ARRAY = 8, 9
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Type -> bytes of a value of fixed size."""
 SHORT_LIST = 64
-"""Longer lists of strings are vocabularies and merges."""
+"""Longer lists of strings are vocabularies and merges, which are skipped."""
 
 
 def gguf_texts(file: Path) -> list[str]:
-    """Names and strings of a file's metadata, lists of more than SHORT_LIST left out; raises UserError, one line."""
+    """Names and strings of a file's metadata, without lists of more than SHORT_LIST. Raises UserError, one line."""
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).texts()
@@ -39,11 +39,11 @@ class _Reader:
             raise ValueError("other first bytes")
         self._number(4)
         self._number(8)
-        found: list[str] = []
+        texts: list[str] = []
         for _ in range(self._number(8)):
-            found.append(self._string())
-            found += self._value(self._number(4))
-        return found
+            texts.append(self._string())
+            texts += self._value(self._number(4))
+        return texts
 
     def _value(self, kind: int) -> list[str]:
         if kind == STRING:

@@ -1,7 +1,7 @@
-"""The command that serves a release in each engine, at the chosen depth, with the folder that the engine reads.
+"""The commands that serve a release in each engine, at the chosen depth, with the folder that the engine reads.
 
-Methods without files (prompt lookup) have commands as well. The depth is told in each engine's own words
-(engine_settings.py); the commands are for POSIX shells.
+Methods without files (prompt lookup) have commands as well. The depth is passed by each engine's own settings
+(engine_settings.py). The commands are for POSIX shells.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from components.drafts.storage import Storage
-from components.publish.engine_settings import TOLD
+from components.publish.engine_settings import ENGINE_OF_SETTING
 from components.publish.profiles import GGUF_BASES, Engine, TargetFacts, kind_of, profile_of, refusals
 
 Engines = Mapping[str, Any]
 LAUNCHED: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang", "llama.cpp": "llama.cpp"}
-"""Engines that have a command here, by the name that people write."""
+"""Title of each engine that has a command here -> the engine."""
 FOLDER_OF_TARGET = "TARGET"
-"""What commands say where only the reader knows the folder."""
+"""Placeholder in commands for a folder that only the reader knows."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 VLLM_METHODS = {
     "eagle1": "eagle",
@@ -39,25 +39,25 @@ def launch_lines(
     folders: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[tuple[str, str]]:
-    """(engine, command) for serving at a depth; empty where no engine serves the method or nothing should be drafted.
+    """(engine title, command) for serving at a depth; [] where nothing is to be drafted or no engine serves the method.
 
-    engines: how each engine is told the depth; one that is not there gets no command. folders: format -> the release's
-    folder of it; None: the method's own. settings: the method's own, from draft.json.
+    engines: settings by engine; one without settings gets no command. folders: format -> its folder in the release;
+    None: the method's own format. settings: the method's own, from draft.json.
     """
     if depth == 0 or not engines:
         return []
-    target = " ".join(target.split())  # it is copied into a shell
+    target = " ".join(target.split())  # users copy it into a shell
     name, revision = at_revision(target)
     on_hub = HUB_ID.fullmatch(name) is not None
     model = shlex.quote(name) + (f" --revision {shlex.quote(revision)}" if revision else "")
-    there = {"eagle3": "eagle3"} if folders is None else dict(folders)
-    told = dict(settings or {})
-    given = str(told.get("model") or "") if method == "draft-model" else ""
+    format_folders = {"eagle3": "eagle3"} if folders is None else dict(folders)
+    draft_settings = dict(settings or {})
+    draft_model = str(draft_settings.get("model") or "") if method == "draft-model" else ""
     lines = [
-        ("vLLM", _vllm(method, depth, engines, model, there, told, given)),
-        ("SGLang", _sglang(method, engines, model, there, told, given)),
-        # Its converter takes a folder; the other two know a hub id.
-        ("llama.cpp", _llama_cpp(method, engines, FOLDER_OF_TARGET if on_hub else model, there)),
+        ("vLLM", _vllm_command(method, depth, engines, model, format_folders, draft_settings, draft_model)),
+        ("SGLang", _sglang_command(method, engines, model, format_folders, draft_settings, draft_model)),
+        # llama.cpp's converter takes a folder; the other two engines accept a hub id.
+        ("llama.cpp", _llama_cpp_command(method, engines, FOLDER_OF_TARGET if on_hub else model, format_folders)),
     ]
     if method == "ngram":
         lines.append(("transformers", f"model.generate(**inputs, prompt_lookup_num_tokens={depth})"))
@@ -67,13 +67,13 @@ def launch_lines(
 
 
 def at_revision(model: str) -> tuple[str, str]:
-    """(owner/name, revision) of a hub id, which engines are told apart; anything else as it is."""
+    """(owner/name, revision) of a hub id, which engines take as two options; for anything else (model, "")."""
     name, _, revision = model.partition("@")
     return (name, revision) if HUB_ID.fullmatch(name) else (model, "")
 
 
 def shallower_than(depth: int, method: str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Engine -> guesses a round that its command asks for, where those are fewer than the chosen depth."""
+    """Engine -> draft tokens a round in its command, where these are fewer than the chosen depth."""
     kind = kind_of(method, settings)
     served = {title: profile_of(engine).methods.get(kind) for title, engine in LAUNCHED.items()}
     limits = {title: one.max_depth for title, one in served.items() if one is not None}
@@ -89,25 +89,27 @@ def not_served(
     *,
     unknown_tokenizer: bool = False,
 ) -> dict[str, str]:
-    """Engine -> why it would not serve this drafter as it was measured, one clause; they get no command.
+    """Engine -> why it would not serve this drafter as it was measured, in one clause. Such engines get no command.
 
-    Whether a release names an engine or not: one that drops a norm or a bias without a word would serve it, and badly.
-    formats: those in the release. unknown_tokenizer: whether llama.cpp's converter has to be told of the target's,
-    which no command line does.
+    This covers engines that the release does not name, since one that silently drops a norm or a bias would serve it
+    badly. formats: those in the release. unknown_tokenizer: whether llama.cpp's converter does not know the target's
+    tokenizer, which no command line can change.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for title, engine in LAUNCHED.items():
-        for why in refusals(engine, method, settings, target, storage):
-            clause = why.partition(": ")[0]  # without the remedy, which is for whoever trains it
-            found.setdefault(title, clause + ")" * (clause.count("(") - clause.count(")")))
+        for refusal in refusals(engine, method, settings, target, storage):
+            clause = refusal.partition(": ")[0]  # without the remedy, which is for training
+            reasons.setdefault(title, clause + ")" * (clause.count("(") - clause.count(")")))
     if storage is not None and storage.bits is not None and "gguf" not in formats:
-        found.setdefault("llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes")
+        reasons.setdefault(
+            "llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes"
+        )
     if unknown_tokenizer and "gguf" not in formats and set(GGUF_BASES.values()) & set(formats):
-        told = (
+        advice = (
             "llama.cpp's converter does not know this target's tokenizer; export with llama.cpp among the engines and"
         )
-        found.setdefault("llama.cpp", f"{told} DRAFTSMITH_LLAMA_CPP set, which answers for it")
-    return found
+        reasons.setdefault("llama.cpp", f"{advice} DRAFTSMITH_LLAMA_CPP set, which answers for it")
+    return reasons
 
 
 def cannot_load(
@@ -118,72 +120,72 @@ def cannot_load(
     formats: Collection[str],
     not_served: Mapping[str, str],
 ) -> set[Engine]:
-    """Engines that are told nothing: they refuse such a drafter, or read none of the formats that are there.
+    """Engines that get no settings: they refuse such a drafter, or read none of its formats.
 
-    formats: those in the release. not_served: what is said of the engines that have commands.
+    formats: those in the release. not_served: the result of `not_served`.
     """
-    found: set[Engine] = {LAUNCHED[title] for title in not_served}
-    for engine in set(TOLD.values()) - found:
+    without: set[Engine] = {LAUNCHED[title] for title in not_served}
+    for engine in set(ENGINE_OF_SETTING.values()) - without:
         served = profile_of(engine).methods.get(kind_of(method, settings))
         read = {*served.formats, *({GGUF_BASES.get(method)} if "gguf" in served.formats else ())} if served else set()
         unread = served is not None and served.formats and not read & {*formats}
         if unread or any(refusals(engine, method, settings, target, storage)):
-            found.add(engine)
-    return found
+            without.add(engine)
+    return without
 
 
-def _vllm(
+def _vllm_command(
     method: str,
     depth: int,
     engines: Engines,
     model: str,
     folders: Mapping[str, str],
     settings: Mapping[str, Any],
-    given: str,
+    draft_model: str,
 ) -> str:
     if "vllm" not in engines:
         return ""
-    config, told = dict(engines["vllm"]["speculative_config"]), ""
+    config, overrides = dict(engines["vllm"]["speculative_config"]), ""
     if method == "ngram":
         config |= {"prompt_lookup_min": settings.get("min_ngram", 1), "prompt_lookup_max": settings.get("max_ngram", 3)}
     elif "stitched" in folders:
         model = f"./{folders['stitched']}"
-    elif given:
-        name, revision = at_revision(given)
+    elif draft_model:
+        name, revision = at_revision(draft_model)
         config = {**config, "method": "draft_model", "model": name} | ({"revision": revision} if revision else {})
     else:
-        draft = _read_folder("vllm", method, settings, folders)
+        draft = _folder_for("vllm", method, settings, folders)
         if not draft:
             return ""
         config = {"model": draft, **config, "method": VLLM_METHODS.get(method, method)}
-        if method == "medusa":  # it asserts that its depth never changes, whatever an older policy says
-            config = {**_one_depth(config), "num_speculative_tokens": depth}
+        if method == "medusa":  # vLLM's Medusa asserts that the depth never changes
+            config = {**_without_batch_sizes(config), "num_speculative_tokens": depth}
         if method == "p-eagle":
             config["parallel_drafting"] = True
         if method == "mtp":
-            # One new module, exact for the first guess alone; vLLM counts modules in the target's config.
-            told = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
-            config = {**_one_depth(config), "num_speculative_tokens": 1}
-    return f"vllm serve {model} {told}--speculative-config {shlex.quote(json.dumps(config))}"
+            # One new module is exact for the first draft token only; vLLM counts modules in the target's config.
+            overrides = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
+            config = {**_without_batch_sizes(config), "num_speculative_tokens": 1}
+    return f"vllm serve {model} {overrides}--speculative-config {shlex.quote(json.dumps(config))}"
 
 
-def _one_depth(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_batch_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if "per_batch" not in name}
 
 
-def _read_folder(engine: Engine, method: str, settings: Mapping[str, Any], folders: Mapping[str, str]) -> str:
-    """The folder that an engine reads of a drafter, the best of its formats that are there; "" where none is."""
+def _folder_for(engine: Engine, method: str, settings: Mapping[str, Any], folders: Mapping[str, str]) -> str:
+    """The folder of the best format that an engine reads of a drafter; "" where the release has none."""
     served = profile_of(engine).methods.get(kind_of(method, settings))
     return next((f"./{folders[name]}" for name in (served.formats if served else ()) if name in folders), "")
 
 
-def _sglang(
+def _sglang_command(
     method: str,
     engines: Engines,
     model: str,
     folders: Mapping[str, str],
     settings: Mapping[str, Any],
-    given: str,
+    draft_model: str,
 ) -> str:
     if "sglang" not in engines:
         return ""
@@ -193,14 +195,14 @@ def _sglang(
         return f"{start} ./{folders['stitched']} {flags}"
     if method == "ngram":
         return f"{start} {model} {flags}"
-    name, revision = at_revision(given)
-    draft = shlex.quote(name) if given else _read_folder("sglang", method, settings, folders)
+    name, revision = at_revision(draft_model)
+    draft = shlex.quote(name) if draft_model else _folder_for("sglang", method, settings, folders)
     if revision:
         draft += f" --speculative-draft-model-revision {shlex.quote(revision)}"
     return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
 
 
-def _llama_cpp(method: str, engines: Engines, model: str, folders: Mapping[str, str]) -> str:
+def _llama_cpp_command(method: str, engines: Engines, model: str, folders: Mapping[str, str]) -> str:
     if "llama_cpp" not in engines:
         return ""
     flags = shlex.join(engines["llama_cpp"]["flags"])

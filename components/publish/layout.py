@@ -1,9 +1,9 @@
-"""What one format is: how a drafter is laid out in it, how it is checked, and how it is read back. One file a format.
+"""The interface of a checkpoint format: it writes a drafter, checks a checkpoint and reads one back. One file a format.
 
-Inside, every drafter has one form: the settings its method's `build` takes and its state dict under the names of
-components/drafts (OwnForm). A layout turns that into a config.json and tensors that others load (LaidOut), says what
-exactly a sound checkpoint of its kind holds, and turns one back into our own form, so that a release can be decoded
-with before anybody else tries.
+Inside Draftsmith a drafter is the settings that its method's `build` takes and its state dict under the names of
+components/drafts (DrafterState). A layout turns that into the config.json and tensors that engines load (Checkpoint),
+states exactly which tensors a sound checkpoint has, and turns one back into a DrafterState, so that a release is
+decoded with here before any engine loads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from components.drafts.frozen import head_rows
 from components.drafts.quantised import Packed
 from components.drafts.storage import Storage
 from components.publish.checkpoint_files import WEIGHTS, tensors_in
-from components.publish.exact_check import LaidOut, Spec
+from components.publish.exact_check import Checkpoint, Spec
 from components.publish.profiles import TargetFacts
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget, TargetShape
@@ -34,11 +34,11 @@ EMBEDDING = ("embed_tokens.weight", "wte.weight")
 HEAD = ("lm_head.weight",)
 
 
-class OwnForm(NamedTuple):
-    """A drafter as components/drafts knows it. tensors: its state dict, and d2t and t2d where its vocabulary is cut.
+class DrafterState(NamedTuple):
+    """A drafter as components/drafts holds it.
 
-    storage: how its weights are stored, None as trained. packed: the layers in few bits, whose names are in `tensors`
-    too, with what they stand for.
+    tensors: its state dict, and d2t and t2d where its vocabulary is cut. storage: how its weights are rounded, None as
+    trained. packed: its quantised layers by name; `tensors` has their dequantised weights under the same names.
     """
 
     method: str
@@ -50,9 +50,9 @@ class OwnForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """The target a checkpoint is for, as far as layouts need it. A large one is not opened where two tensors will do.
+    """The target that a checkpoint is for. A large one is not loaded where two of its tensors are enough.
 
-    name: fit to be published. folder: its files. target: the same, where somebody has opened it already.
+    name: its public name. folder: its files. target: the loaded target, where the caller has one.
     """
 
     shape: TargetShape
@@ -62,37 +62,37 @@ class Source:
 
     def embedding(self) -> Tensor:
         """The token embedding [V, H]."""
-        return self.target.embedding if self.target is not None else self._stored(EMBEDDING)
+        return self.target.embedding if self.target is not None else self._read_stored(EMBEDDING)
 
     def head(self) -> Tensor:
-        """The LM head [V, H]; the embedding where the two are tied."""
+        """The LM head [V, H]; it is the embedding where the two are tied."""
         if self.target is not None:
             return head_rows(self.target, torch.arange(self.shape.vocab_size))
-        return self._stored(EMBEDDING if self.shape.tie_word_embeddings else HEAD)
+        return self._read_stored(EMBEDDING if self.shape.tie_word_embeddings else HEAD)
 
-    def opened(self) -> AbstractTarget:
-        """The target, opened now where it is not."""
-        return self.target if self.target is not None else self._opened
+    def loaded_target(self) -> AbstractTarget:
+        """The target, loaded in float32 on the first call where the caller gave none."""
+        return self.target if self.target is not None else self._loaded
 
     @functools.cached_property
-    def _opened(self) -> AbstractTarget:
+    def _loaded(self) -> AbstractTarget:
         assert self.folder is not None
         return open_target(self.folder, dtype="float32", kernel="plain")
 
-    def _stored(self, endings: tuple[str, ...]) -> Tensor:
-        wanted = [self.shape.vocab_size, self.shape.hidden_size]
+    def _read_stored(self, endings: tuple[str, ...]) -> Tensor:
+        expected_shape = [self.shape.vocab_size, self.shape.hidden_size]
         assert self.folder is not None
         for name, file in sorted(tensors_in(self.folder).items(), key=lambda item: len(item[0])):
             if name.endswith(endings) and ".layers." not in name and "mtp" not in name:
-                with safe_open(file, framework="pt") as opened:
-                    tensor: Tensor = opened.get_tensor(name)
-                if list(tensor.shape) == wanted:
+                with safe_open(file, framework="pt") as tensors:
+                    tensor: Tensor = tensors.get_tensor(name)
+                if list(tensor.shape) == expected_shape:
                     return tensor
-        raise UserError(f"{self.name}: no tensor {' or '.join(endings)} of shape {wanted} in its checkpoint")
+        raise UserError(f"{self.name}: no tensor {' or '.join(endings)} of shape {expected_shape} in its checkpoint")
 
 
 def facts_of(shape: TargetShape) -> TargetFacts:
-    """What engines' limits depend on in a target."""
+    """The fields of a target that engines' limits depend on."""
     return TargetFacts(
         architecture=shape.architecture,
         num_layers=shape.num_layers,
@@ -110,44 +110,44 @@ class AbstractLayout(ABC):
     format: ClassVar[str]
     methods: ClassVar[tuple[str, ...]]
     weights_file: ClassVar[str] = WEIGHTS
-    with_tokenizer: ClassVar[bool] = False  # the target's tokenizer files are part of it
-    shares_head: ClassVar[bool] = False  # drafters guess by the target's own LM head, all of it
+    with_tokenizer: ClassVar[bool] = False  # the format includes the target's tokenizer files
+    shares_head: ClassVar[bool] = False  # drafters use the target's whole LM head
 
     @abstractmethod
-    def lay_out(self, own: OwnForm, source: Source) -> LaidOut:
-        """Config and tensors of a drafter; renames what is there and checks nothing but that the format can hold it."""
+    def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
+        """Config and tensors of a drafter. Raises UserError only where the format cannot hold such a drafter."""
 
     @abstractmethod
     def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
         """Whether a stranger's checkpoint is meant to be of this format."""
 
     @abstractmethod
-    def check_config(self, config: Mapping[str, Any], where: str) -> None:
+    def check_config(self, config: Mapping[str, Any], location: str) -> None:
         """Raises UserError, one line, for the first field of config.json that is missing or wrong."""
 
     @abstractmethod
     def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
-        """Every tensor that belongs to a checkpoint with this config."""
+        """The tensors that a checkpoint with this config must or may have."""
 
-    def check_values(self, laid_out: LaidOut, where: str) -> None:  # noqa: B027 - most formats have nothing to add
-        """Raises UserError for tensors that are right in shape and wrong in what they say."""
+    def check_values(self, checkpoint: Checkpoint, location: str) -> None:  # noqa: B027 - most formats have nothing to add
+        """Raises UserError for tensors of the right shape with wrong values."""
 
     @abstractmethod
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, where: str) -> None:
+    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
         """Raises UserError where the checkpoint cannot be for this target."""
 
     @abstractmethod
-    def own_form(self, laid_out: LaidOut, source: Source) -> OwnForm:
-        """The inverse of `lay_out`, of a checkpoint that was checked."""
+    def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
+        """The inverse of `lay_out`, for a checkpoint that has passed its checks."""
 
 
-def inner_size(own: OwnForm, shape: TargetShape) -> int:
-    """The width of the drafter's MLPs: its own setting, or the target's."""
-    return int(own.settings.get("intermediate_size") or shape.intermediate_size)
+def inner_size(drafter: DrafterState, shape: TargetShape) -> int:
+    """The width of the drafter's MLPs: its setting, or the target's width."""
+    return int(drafter.settings.get("intermediate_size") or shape.intermediate_size)
 
 
-def renamed(tensors: Mapping[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
-    """Names that begin with `before` begin with `after`."""
+def replace_prefix(tensors: Mapping[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
+    """The tensors with the prefix `before` of their names replaced by `after`."""
     return {
         after + name.removeprefix(before) if name.startswith(before) else name: tensor
         for name, tensor in tensors.items()
@@ -160,11 +160,11 @@ def without_vocabulary(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def whole_vocabulary(rows: Tensor, d2t: Tensor | None, vocab_size: int) -> Tensor:
-    """LM head rows [N, H] of a cut vocabulary as rows of the whole one [V, H], with the same greedy guesses.
+    """LM head rows [N, H] of a cut vocabulary as rows of the whole one [V, H], with the same greedy draft tokens.
 
-    Many formats know no cut vocabulary. A token that was never drafted gets the mean of all drafted rows: its logit is
-    then the mean of theirs, which is never above the largest, so the argmax stays where it was. Rows of zeros would win
-    wherever all drafted logits are negative.
+    Many formats have no cut vocabulary. A token outside it gets the mean of all rows: its logit is then the mean of
+    theirs, which is never above the largest, so the argmax does not change. Rows of zeros would win wherever all other
+    logits are negative. d2t None: the rows are returned as they are.
     """
     if d2t is None:
         return rows

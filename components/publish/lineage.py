@@ -1,7 +1,7 @@
-"""What an artifact was made from, back to its sources: read from the `artifact.json` that the store keeps beside files.
+"""The lineage of an artifact: everything that it was made from, read from the store's `artifact.json` files.
 
-A step is given its inputs only, but a release has to say where everything came from. Beside each artifact lie those it
-was made from, under their keys; what is no longer there is named by its key and said to be unknown, never guessed.
+A step gets only its inputs, but a release has to state where everything came from. The artifacts of a store lie side by
+side under their keys; one that is no longer there is listed by its key, without facts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ RECORD = "artifact.json"
 
 
 @dataclass(frozen=True)
-class Made:
-    """How one artifact came to be. known: False where its record is not on this machine; all but key is empty then.
+class ArtifactRecord:
+    """How one artifact was made. has_record: False where its record is not on this machine; then only key is set.
 
-    inputs: parameter -> keys. versions: library -> version. code: sha256 over all code that its step reaches, "" where
-    the record is too old to say. commit: of Draftsmith, "" outside a clone; changed: whether files differed from it.
-    files: name -> sha256.
+    inputs: parameter -> keys. versions: library -> version. code: sha256 of all code that its step reaches, "" in old
+    records. commit: of Draftsmith, "" outside a clone. changed: whether files differed from it. files: name -> sha256.
     """
 
     key: str
-    known: bool = False
+    has_record: bool = False
     kind: str = ""
     uses: str = ""
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -43,47 +42,47 @@ class Made:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-Lineage = Mapping[str, Made]
-"""key -> how it came to be."""
+Lineage = Mapping[str, ArtifactRecord]
+"""Key -> the record of that artifact."""
 
 
-def lineage_of(artifacts: Iterable[Artifact]) -> dict[str, Made]:
-    """These artifacts and all that they were made from, each once, those that were made from others first."""
-    found: dict[str, Made] = {}
+def lineage_of(artifacts: Iterable[Artifact]) -> dict[str, ArtifactRecord]:
+    """The records of these artifacts and of everything that they were made from, each once, sources last."""
+    records: dict[str, ArtifactRecord] = {}
     waiting = [(artifact.key, artifact.path) for artifact in artifacts]
     while waiting:
         key, folder = waiting.pop(0)
-        if key in found and found[key].known:
+        if key in records and records[key].has_record:
             continue
-        made = found[key] = _read(key, folder)
-        waiting += [(one, folder.parent / one) for keys in made.inputs.values() for one in keys]
-    return found
+        record = records[key] = _read_record(key, folder)
+        waiting += [(one, folder.parent / one) for keys in record.inputs.values() for one in keys]
+    return records
 
 
-def ancestors(lineage: Lineage, key: str, *, without: Collection[str] = ()) -> list[Made]:
-    """An artifact and what it was made from, not going through these parameters (`target`), sources last."""
-    found: dict[str, Made] = {}
+def ancestors(lineage: Lineage, key: str, *, without: Collection[str] = ()) -> list[ArtifactRecord]:
+    """The records of an artifact and of what it was made from, sources last. without: parameters not to follow."""
+    records: dict[str, ArtifactRecord] = {}
     waiting = [key]
     while waiting:
         one = waiting.pop(0)
-        if one in found or one not in lineage:
+        if one in records or one not in lineage:
             continue
-        made = found[one] = lineage[one]
-        waiting += [each for name, keys in made.inputs.items() if name not in without for each in keys]
-    return list(found.values())
+        record = records[one] = lineage[one]
+        waiting += [each for name, keys in record.inputs.items() if name not in without for each in keys]
+    return list(records.values())
 
 
-def _read(key: str, folder: Path) -> Made:
+def _read_record(key: str, folder: Path) -> ArtifactRecord:
     file = folder / RECORD
     if not file.is_file():
-        return Made(key)
+        return ArtifactRecord(key)
     content = json.loads(file.read_text(encoding="utf-8"))
     record = content["record"]
     code = (record.get("parts") or {}).get("code") or {}
     inputs = {name: tuple(value) if isinstance(value, list) else (value,) for name, value in record["inputs"].items()}
-    return Made(
+    return ArtifactRecord(
         key=key,
-        known=True,
+        has_record=True,
         kind=str(content["kind"]),
         uses=str(record.get("uses", "")),
         info=content["info"],

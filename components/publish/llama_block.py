@@ -1,8 +1,7 @@
-"""The Llama decoder block that every drafter layout is made of: its config fields, its tensors, and what may be wrong.
+"""The Llama decoder block that every drafter layout uses: its config fields, its tensors and their checks.
 
-A checkpoint is checked against its own config.json: the shapes follow from the sizes it states, so that anybody's
-checkpoint can be checked with or without its target. With a target, `check_positions` also compares what the two must
-share.
+A checkpoint is checked against its own config.json, whose sizes determine the shapes, so that a checkpoint can be
+checked without its target. With a target, `check_positions` and `check_width` compare what the two must share.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Config = Mapping[str, Any]
 
 
 class Fact(NamedTuple):
-    """What one field of config.json must be. kind: of its value; least, most: its bounds; only: all that it may be."""
+    """The rule for one field of config.json. kind: its type; least, most: its bounds; only: the allowed values."""
 
     kind: type
     least: float | None = None
@@ -32,14 +31,14 @@ class Fact(NamedTuple):
 
 COUNT = Fact(int, least=1)
 LAYERS = Fact(int, least=1, most=1024)
-"""A count that is looped over: a stranger's config must not keep the checks busy for hours."""
+"""A count that the checks loop over: its bound keeps a stranger's config from blocking them for hours."""
 LARGEST = 2**53
-"""Above it a float no longer holds every whole number."""
+"""Above this number a float no longer holds every integer."""
 OFF = Fact(bool, only=(False,), optional=True)
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 IS_LLAMA = {"model_type": Fact(str, only=("llama",))}
-"""What opens a config before anybody looks at its architecture."""
+"""The field that readers look at before `architectures`."""
 BLOCK_FACTS: dict[str, Fact] = {
     "hidden_size": COUNT,
     "intermediate_size": COUNT,
@@ -55,7 +54,7 @@ BLOCK_FACTS: dict[str, Fact] = {
     "tie_word_embeddings": Fact(bool, optional=True),
     "attention_bias": OFF,
     "mlp_bias": OFF,
-    # Engines take a bare `bias` for the attention's, and leave what the file lacks uninitialised.
+    # Engines read `bias` as the attention's, and leave biases that the file lacks uninitialised.
     "bias": OFF,
     "torch_dtype": Fact(str, only=DTYPES, optional=True),
     "dtype": Fact(str, only=DTYPES, optional=True),
@@ -65,8 +64,8 @@ BLOCK_FACTS: dict[str, Fact] = {
 def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int, dtype: torch.dtype) -> dict[str, Any]:
     """The fields of a block with the target's heads, positions and rotary base.
 
-    `rope_theta` stands at top level (engines that look only there fall back to 10000), and the positions are the
-    target's: 2048, as in the first EAGLE-3 release, collapses acceptance on longer texts.
+    `rope_theta` is at top level, because engines that look only there fall back to 10000. max_position_embeddings is
+    the target's: 2048, as in the first EAGLE-3 release, makes acceptance collapse on longer texts.
     """
     return {
         "hidden_size": shape.hidden_size,
@@ -92,12 +91,12 @@ def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int,
 
 
 def head_dim_of(config: Config) -> int:
-    """The head size: stated, or what the width leaves."""
+    """The head size: the stated one, or the width divided by the number of heads."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def block_specs(config: Config, at: str, *, in_features: int = 0, input_norm: bool = True) -> dict[str, Spec]:
-    """The tensors of one block whose names begin with `at`. in_features: what q, k and v read, 0 for the width."""
+    """The tensors of one block. at: prefix of their names; in_features: input size of q, k and v, 0 for the width."""
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     queries = int(config["num_attention_heads"]) * head_dim_of(config)
     keys = int(config["num_key_value_heads"]) * head_dim_of(config)
@@ -118,99 +117,100 @@ def block_specs(config: Config, at: str, *, in_features: int = 0, input_norm: bo
     return {at + name: spec for name, spec in specs.items()}
 
 
-def check_facts(config: Config, facts: Mapping[str, Fact], where: str) -> None:
-    """Raises UserError, one line, for the first field that is missing or wrong."""
+def check_facts(config: Config, facts: Mapping[str, Fact], location: str) -> None:
+    """Check fields of config.json. Raises UserError, one line, for the first that is missing or wrong."""
     for name, fact in facts.items():
         value = config.get(name)
         if value is None:
             if fact.optional:
                 continue
-            raise UserError(f"{where}/config.json: {name} is missing; engines would guess it: write it down")
+            raise UserError(f"{location}/config.json: {name} is missing; engines would guess it: write it down")
         right = isinstance(value, fact.kind) or (fact.kind is float and isinstance(value, int))
         if not right or (isinstance(value, bool) and fact.kind is not bool):
-            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be of type {fact.kind.__name__}")
+            raise UserError(f"{location}/config.json: {name} is {value!r:.60}, must be of type {fact.kind.__name__}")
         if fact.only and value not in fact.only:
-            wanted = " or ".join(repr(one) for one in fact.only)
-            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be {wanted}")
+            allowed = " or ".join(repr(one) for one in fact.only)
+            raise UserError(f"{location}/config.json: {name} is {value!r:.60}, must be {allowed}")
         if fact.kind in (int, float) and abs(value) > LARGEST:
-            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be a number that engines can hold")
+            raise UserError(f"{location}/config.json: {name} is {value!r:.60}, must be a number that engines can hold")
         if fact.least is not None and not (math.isfinite(value) and value >= fact.least):
-            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be at least {fact.least:g}")
+            raise UserError(f"{location}/config.json: {name} is {value!r:.60}, must be at least {fact.least:g}")
         if fact.most is not None and value > fact.most:
-            raise UserError(f"{where}/config.json: {name} is {value!r:.60}, must be at most {fact.most:g}")
+            raise UserError(f"{location}/config.json: {name} is {value!r:.60}, must be at most {fact.most:g}")
 
 
-def check_block(config: Config, where: str) -> None:
-    """The fields of a block, one by one and together; raises UserError, one line."""
-    check_facts(config, BLOCK_FACTS, where)
-    check_rope(config, where)
+def check_block(config: Config, location: str) -> None:
+    """Check the fields of a block, each and together. Raises UserError, one line."""
+    check_facts(config, BLOCK_FACTS, location)
+    check_rope(config, location)
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     if heads % groups:
         raise UserError(
-            f"{where}/config.json: {heads} attention heads do not share {groups} key/value heads evenly;"
+            f"{location}/config.json: {heads} attention heads do not share {groups} key/value heads evenly;"
             " num_attention_heads must be a multiple of num_key_value_heads"
         )
     if config.get("head_dim") is None and config["hidden_size"] % heads:
-        raise UserError(f"{where}/config.json: head_dim is missing, and hidden_size is no multiple of the heads")
+        raise UserError(f"{location}/config.json: head_dim is missing, and hidden_size is no multiple of the heads")
     if head_dim_of(config) % 2:
-        raise UserError(f"{where}/config.json: head_dim is {head_dim_of(config)}, rotary pairs need an even one")
+        raise UserError(f"{location}/config.json: head_dim is {head_dim_of(config)}, rotary pairs need an even one")
     if not config["rms_norm_eps"] <= 1e-2:
-        raise UserError(f"{where}/config.json: rms_norm_eps is {config['rms_norm_eps']!r}, must be at most 0.01")
+        raise UserError(f"{location}/config.json: rms_norm_eps is {config['rms_norm_eps']!r}, must be at most 0.01")
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         ids = config.get(name)
         for one in ids if isinstance(ids, list) else [] if ids is None else [ids]:
             if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < config["vocab_size"]:
                 raise UserError(
-                    f"{where}/config.json: {name} is {ids!r:.60}, must be an id below {config['vocab_size']}"
+                    f"{location}/config.json: {name} is {ids!r:.60}, must be an id below {config['vocab_size']}"
                 )
 
 
-def check_rope(config: Config, where: str) -> None:
-    """What `rope_parameters` or `rope_scaling` say beside rope_theta; raises UserError, one line.
+def check_rope(config: Config, location: str) -> None:
+    """Check `rope_parameters` and `rope_scaling` against rope_theta. Raises UserError, one line.
 
-    Newer engines read the one, older ones the other, and both before the rope_theta at top level.
+    Newer engines read the first, older ones the second, and both read it before the rope_theta at top level.
     """
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
         if rope is None:
             continue
         if not isinstance(rope, dict):
-            raise UserError(f"{where}/config.json: {name} is {rope!r:.60}, must be a mapping")
+            raise UserError(f"{location}/config.json: {name} is {rope!r:.60}, must be a mapping")
         for kind in (rope.get("rope_type"), rope.get("type")):
             if kind is not None and (not isinstance(kind, str) or kind not in ROPE_TYPES):
                 raise UserError(
-                    f"{where}/config.json: rope_type is {kind!r:.60} in {name}, must be one of {', '.join(ROPE_TYPES)}"
+                    f"{location}/config.json: rope_type is {kind!r:.60} in {name}, must be one of"
+                    f" {', '.join(ROPE_TYPES)}"
                 )
-        check_facts(rope, {"rope_theta": BLOCK_FACTS["rope_theta"]._replace(optional=True)}, where)
+        check_facts(rope, {"rope_theta": BLOCK_FACTS["rope_theta"]._replace(optional=True)}, location)
         stated = rope.get("rope_theta", config["rope_theta"])
         if stated is not None and stated != config["rope_theta"]:
             raise UserError(
-                f"{where}/config.json: rope_theta is {config['rope_theta']} and {stated} in {name}; engines"
+                f"{location}/config.json: rope_theta is {config['rope_theta']} and {stated} in {name}; engines"
                 " read the one or the other"
             )
 
 
-def check_positions(config: Config, shape: TargetShape, where: str) -> None:
-    """What a drafter must share with its target: vocabulary and number of positions; raises UserError, one line."""
+def check_positions(config: Config, shape: TargetShape, location: str) -> None:
+    """Check that vocabulary and number of positions are the target's. Raises UserError, one line."""
     if config["vocab_size"] != shape.vocab_size:
         raise UserError(
-            f"{where}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}:"
+            f"{location}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}:"
             " it was made for another target"
         )
     if config["max_position_embeddings"] != shape.max_position_embeddings:
         raise UserError(
-            f"{where}/config.json: max_position_embeddings is {config['max_position_embeddings']}, must be the"
+            f"{location}/config.json: max_position_embeddings is {config['max_position_embeddings']}, must be the"
             f" target's {shape.max_position_embeddings}: engines cut the rotary table there, and acceptance with it"
         )
 
 
-def check_width(config: Config, shape: TargetShape, where: str) -> None:
-    """A drafter that shares embedding or features with its target is as wide; raises UserError, one line."""
+def check_width(config: Config, shape: TargetShape, location: str) -> None:
+    """Check the width of a drafter that reads its target's features or embedding. Raises UserError, one line."""
     for name in ("target_hidden_size", "hidden_size"):
         if name in config:
             if config[name] != shape.hidden_size:
                 raise UserError(
-                    f"{where}/config.json: {name} is {config[name]}, the target's width is {shape.hidden_size}:"
+                    f"{location}/config.json: {name} is {config[name]}, the target's width is {shape.hidden_size}:"
                     " it was made for another target"
                 )
             return

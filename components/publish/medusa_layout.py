@@ -1,10 +1,10 @@
 """Medusa heads as their first release stores them (`medusa_lm_head.safetensors`), which vLLM and TensorRT-LLM read.
 
-`{i}.{j}.linear.{weight,bias}` are the residual layers of head i, `{i}.{L}.weight` its LM head over the vocabulary. The
-config serves both readers: FasterDecoding counts medusa_num_heads and medusa_num_layers, vLLM wants to be told that
-the layers have biases (medusa_fc_bias), and loads neither them nor a cut vocabulary otherwise: its token_map asks for
-rows that its own loader then refuses. So every head goes out with V rows (layout.whole_vocabulary); heads tied to the
-target's get a copy of it each.
+`{i}.{j}.linear.{weight,bias}` are the residual layers of head i, `{i}.{L}.weight` is its LM head over the vocabulary.
+The config serves both readers: FasterDecoding reads medusa_num_heads and medusa_num_layers, and vLLM loads the layers'
+biases only with medusa_fc_bias. vLLM cannot load a cut vocabulary (its token_map asks for rows that its own loader
+refuses), so every head is written with V rows (layout.whole_vocabulary); heads tied to the target's LM head get a copy
+of it each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 
 from components.contract import UserError
 from components.publish.eagle3_layout import check_architecture, dtype_of
-from components.publish.exact_check import LaidOut, Spec, name_of
-from components.publish.layout import AbstractLayout, OwnForm, Source, whole_vocabulary, without_vocabulary
+from components.publish.exact_check import Checkpoint, Spec, name_of
+from components.publish.layout import AbstractLayout, DrafterState, Source, whole_vocabulary, without_vocabulary
 from components.publish.llama_block import COUNT, DTYPES, LAYERS, Fact, check_facts, check_width
 from components.targets.model import TargetShape
 
-OURS = "medusa_head."
+PREFIX = "medusa_head."
 FACTS = {
     "medusa_num_heads": LAYERS,
     "medusa_num_layers": LAYERS,
@@ -35,17 +35,16 @@ FACTS = {
 
 @final
 class MedusaLayout(AbstractLayout):
-    """See the module docstring."""
+    """Medusa heads under the names of FasterDecoding's release."""
 
     format = "medusa"
     methods = ("medusa",)
     weights_file = "medusa_lm_head.safetensors"
 
-    def lay_out(self, own: OwnForm, source: Source) -> LaidOut:
-        """See AbstractLayout."""
-        shape, settings = source.shape, own.settings
+    def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
+        shape, settings = source.shape, drafter.settings
         heads, layers = int(settings.get("num_heads", 5)), int(settings.get("num_layers", 1))
-        dtype = dtype_of(own)
+        dtype = dtype_of(drafter)
         config = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -58,8 +57,8 @@ class MedusaLayout(AbstractLayout):
             "vocab_size": shape.vocab_size,
             "torch_dtype": name_of(dtype),
         }
-        tensors = {name.removeprefix(OURS): tensor for name, tensor in without_vocabulary(own.tensors).items()}
-        d2t = own.tensors.get("d2t")
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in without_vocabulary(drafter.tensors).items()}
+        d2t = drafter.tensors.get("d2t")
         names = [f"{head}.{layers}.weight" for head in range(heads)]
         if settings.get("head") == "tied":
             rows = source.head().to(dtype)
@@ -68,19 +67,16 @@ class MedusaLayout(AbstractLayout):
         for name in names:
             if name in tensors:
                 tensors[name] = whole_vocabulary(tensors[name], d2t, shape.vocab_size).clone()
-        return LaidOut(config, tensors)
+        return Checkpoint(config, tensors)
 
     def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
-        """See AbstractLayout."""
         return config.get("model_type") == "medusa" or "medusa_num_heads" in config
 
-    def check_config(self, config: Mapping[str, Any], where: str) -> None:
-        """See AbstractLayout."""
-        check_architecture(config, ("MedusaModel",), where)
-        check_facts(config, FACTS, where)
+    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+        check_architecture(config, ("MedusaModel",), location)
+        check_facts(config, FACTS, location)
 
     def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
-        """See AbstractLayout."""
         hidden, layers = int(config["hidden_size"]), int(config["medusa_num_layers"])
         specs: dict[str, Spec] = {}
         for head in range(int(config["medusa_num_heads"])):
@@ -90,16 +86,15 @@ class MedusaLayout(AbstractLayout):
             specs[f"{head}.{layers}.weight"] = Spec((int(config["vocab_size"]), hidden))
         return specs
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, where: str) -> None:
-        """See AbstractLayout."""
-        check_width(config, shape, where)
+    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+        check_width(config, shape, location)
         if config["vocab_size"] != shape.vocab_size:
             raise UserError(
-                f"{where}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}"
+                f"{location}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}"
             )
 
-    def own_form(self, laid_out: LaidOut, source: Source) -> OwnForm:
-        """See AbstractLayout. Every head has its own LM head now."""
-        config = laid_out.config
+    def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
+        """Every head gets its own LM head, since the format has one a head."""
+        config = checkpoint.config
         settings = {"num_heads": config["medusa_num_heads"], "num_layers": config["medusa_num_layers"]}
-        return OwnForm("medusa", settings, {OURS + name: tensor for name, tensor in laid_out.tensors.items()})
+        return DrafterState("medusa", settings, {PREFIX + name: tensor for name, tensor in checkpoint.tensors.items()})

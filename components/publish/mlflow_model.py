@@ -1,14 +1,15 @@
 """The released drafter as an MLflow model: prompts in, texts out, drafted at the chosen depth.
 
-MLflow stores this file itself ("models from code") and runs it when the model is loaded, so nothing is pickled. It
-needs one artifact, `release`: a directory that publish.export_release made. `draftsmith/target.json` says where the
-target is.
+MLflow stores this file itself ("models from code") and runs it when the model is loaded, so nothing is pickled. The
+model needs one artifact, `release`: a directory made by publish.export_release, whose `draftsmith/target.json` says
+where the target is.
 
     mlflow.pyfunc.load_model("models:/NAME@champion").predict(["def add(a, b):"])
     mlflow.pyfunc.load_model("models:/NAME@champion", model_config={"max_new_tokens": 64})
 
-Settings are given when the model is loaded, as its model config (MLflow takes only keys that it was logged with):
-target ("": as recorded; else a folder or hub id), max_new_tokens, temperature (0: greedy), seed, depth (-1: as chosen).
+Settings are passed when the model is loaded, as its model config (MLflow accepts only keys that it was logged with):
+target ("": as recorded; else a folder or hub id), max_new_tokens, temperature (0: greedy), seed, depth (-1: the chosen
+one).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SETTINGS: dict[str, Any] = {"target": "", "max_new_tokens": 128, "temperature": 
 
 
 class DraftedTarget(PythonModel):
-    """A target that answers faster with its drafter."""
+    """The target, decoding with its drafter."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load tokenizer, target and drafter; called once by MLflow."""
@@ -47,11 +48,11 @@ class DraftedTarget(PythonModel):
             )
         self.serve: dict[str, Any] = json.loads((folder / "serve.json").read_text(encoding="utf-8"))
         self.settings = SETTINGS | dict(context.model_config or {})
-        elsewhere = str(self.settings["target"])
-        where = find_folder(elsewhere) if elsewhere else folder
-        model_folder, record = open_record(where)
+        other_target = str(self.settings["target"])
+        target_source = find_folder(other_target) if other_target else folder
+        model_folder, record = open_record(target_source)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.target = open_target(where, device=device)
+        self.target = open_target(target_source, device=device)
         self.draft = open_draft(Draft(key=self.serve["draft_key"], path=folder), self.target, dtype=self.target.dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(
             model_folder, local_files_only=True, trust_remote_code=bool(record["trust_remote_code"])
@@ -91,7 +92,7 @@ class DraftedTarget(PythonModel):
 
 
 def _prompts(model_input: Any) -> list[str]:
-    """Prompts out of what pyfunc hands over: a list, or a DataFrame with a column `prompt` (or just one column)."""
+    """The prompts in pyfunc's input: a list, or a DataFrame with a column `prompt` or only one column."""
     columns = getattr(model_input, "columns", None)
     if columns is None:
         return [str(prompt) for prompt in model_input]

@@ -1,14 +1,12 @@
-"""A fine-tuned MTP module put back into a copy of its model, tensor for tensor where the checkpoint had it.
+"""Write a copy of a model's checkpoint with its native MTP module replaced by a fine-tuned one.
 
-Engines read a model's own module from the model's checkpoint, so what is published is that checkpoint with the module's
-tensors exchanged: same files, same names, same dtypes. Files that hold none of them are linked where the disk allows
-(no bytes copied), else copied. What was written is read back and compared bit for bit.
+Engines read a native module from the model's checkpoint. The copy has the same files, names and dtypes; only the
+module's tensors differ. Files without any of them are hard-linked where the disk allows, else copied. The written files
+are read back and compared bit for bit.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,36 +17,36 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from components.contract import UserError
-from components.drafts.mtp_own_weights import find_own
-from components.publish.checkpoint_files import save_weights
+from components.drafts.mtp_own_weights import find_native_mtp
+from components.publish.checkpoint_files import link_or_copy, save_weights
 from components.publish.exact_check import require_equal
 from components.targets.source import list_files
 
-OF_MODULE = "module."  # what the drafter's tensors begin with
+MODULE_PREFIX = "module."  # prefix of the drafter's tensor names
 
 
 def stitch(source: Path, out: Path, tensors: Mapping[str, Tensor], num_layers: int) -> dict[str, Any]:
-    """Write the model of folder `source` into `out`, with these tensors of a fine-tuned module (mtp_own.py).
+    """Write the model in `source` into `out` with the tensors of a fine-tuned module (mtp_own.py) in place of its own.
 
-    Returns {"num_tensors", "num_params", "dtype"} of what was exchanged. Raises UserError, one line, when the model in
-    `source` has no such module, or another one.
+    Returns {"num_tensors", "num_params", "dtype"} of the replaced tensors. Raises UserError, one line, when the model
+    has no MTP module, or one of other shapes.
     """
-    own = find_own(source, num_layers, source.name)
-    inside = {n.removeprefix(OF_MODULE): t for n, t in tensors.items() if n.startswith(OF_MODULE)}
-    named = own.named_back(inside)
-    absent = sorted(set(named) - set(own.files))
+    module = find_native_mtp(source, num_layers, source.name)
+    inside = {n.removeprefix(MODULE_PREFIX): t for n, t in tensors.items() if n.startswith(MODULE_PREFIX)}
+    named = module.to_checkpoint_names(inside)
+    absent = sorted(set(named) - set(module.files))
     if absent or not all(bool(torch.isfinite(tensor).all()) for tensor in named.values()):
         what = f"{absent[0]} is not in it" if absent else "the fine-tuned module holds NaN or infinity"
         raise UserError(f"{source.name}: cannot take the fine-tuned module: {what}; train it again on this target")
     out.mkdir(parents=True, exist_ok=True)
-    changed = {own.files[name] for name in named}
+    changed = {module.files[name] for name in named}
     for file in list_files(source, source.name):
         if file not in changed:
-            _link(file, out / file.name)
+            link_or_copy(file, out / file.name)
     dtypes = set()
     for file in sorted(changed):
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata()
+        with safe_open(file, framework="pt") as tensors_file:
+            metadata = tensors_file.metadata()
         stored = load_file(file)
         for name in named.keys() & stored.keys():
             if named[name].shape != stored[name].shape:
@@ -62,11 +60,3 @@ def stitch(source: Path, out: Path, tensors: Mapping[str, Tensor], num_layers: i
         "num_params": sum(tensor.numel() for tensor in named.values()),
         "dtype": ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)),
     }
-
-
-def _link(file: Path, beside: Path) -> None:
-    beside.unlink(missing_ok=True)
-    try:
-        os.link(file.resolve(), beside)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(file, beside)

@@ -1,7 +1,7 @@
-"""What an engine honours of a drafter, and why it could not serve one: said before anything is trained.
+"""Engine profiles: which drafters an engine serves, and why not the others; known before anything is trained.
 
-A profile is data (engine_table.py) and this module the few questions it answers, without importing torch: `draftsmith
-check` asks them of every pipeline that names engines, the dry run asks those that need the target's config.
+The profiles are data (engine_table.py). This module reads them without importing torch: `draftsmith check` calls it for
+every pipeline that names engines, and the dry run for the refusals that depend on the target's config.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ TapsAt = Literal["top", "inner", "inner as inputs"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 OWN_MTP, GIVEN_MODEL = "mtp-own", "draft-model-given"
-"""What methods mtp and draft-model are called here with `start: own` and with a given `model`: other files, or none."""
+"""Names for method mtp with `start: own` and draft-model with a given `model`, which need other files, or none."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A setting of the method that must have one of these values for the engine; `why` is one clause."""
+    """A setting of the method that must have one of these values for the engine. reason: one clause."""
 
     setting: str
     allowed: tuple[Any, ...]
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Served:
-    """How an engine takes one method.
+    """How an engine serves one method.
 
-    formats: what it reads, the one to write first; () where it needs no file. tried: the engine's version that was run
-    with our own checkpoint, "" where its source or manual was read only. needs: what it asks of the method's settings.
-    max_depth: guesses a round that it serves exactly as trained; None: as many as the drafter makes. architectures:
-    targets that it serves so; () where it takes any. rope_of_target: it rotates positions as the target's config says,
-    scaling and all, where ours are always rotated plainly.
+    formats:        those it reads, the preferred one first; () where it needs no file.
+    tried:          the version that ran one of our checkpoints; "" where only its source or manual was read.
+    needs:          values that it requires of the method's settings.
+    max_depth:      draft tokens a round that it serves exactly as trained; None: as many as the drafter proposes.
+    architectures:  the targets it supports for this method; () for any.
+    rope_of_target: it applies the target's RoPE scaling to the drafter, which is trained without scaling.
     """
 
     formats: tuple[Format, ...] = ()
@@ -51,23 +52,23 @@ class Served:
 
 @dataclass(frozen=True)
 class FewBits:
-    """How an engine takes weights that drafts.quantise_draft packed.
+    """How an engine loads weights that drafts.quantise_draft packed.
 
-    methods: whose drafters. groups: weights -> group sizes it has kernels for, 0 for one scale an output channel.
-    kept: method -> layers that it never takes quantised. keepable: layers beside those that may stay in bfloat16; it
-    takes every other linear layer quantised. remarks: weights -> what was found when ours was tried, or that none was.
+    methods: those whose drafters it loads. groups: weights -> group sizes that it has kernels for, 0 for one scale an
+    output channel. unquantised: method -> layers that must stay in bfloat16. may_keep: further layers that may stay so;
+    all other linear layers must be quantised. remarks: weights -> result of the trial, or that there was none.
     """
 
     methods: tuple[str, ...]
     groups: Mapping[str, tuple[int, ...]]
-    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    keepable: tuple[str, ...] = ()
+    unquantised: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    may_keep: tuple[str, ...] = ()
     remarks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What an engine's limits depend on in the target's config. head_dim: its own. architecture: UNKNOWN if unsaid."""
+    """The fields of the target's config that engines' limits depend on. architecture: UNKNOWN where it has none."""
 
     architecture: str
     num_layers: int
@@ -84,25 +85,24 @@ class Profile:
 
     title:         its name as people write it.
     version:       the version that the facts were read from.
-    methods:       method (or OWN_MTP, GIVEN_MODEL) -> how it is taken. A method that is not here is not served.
-    instead:       method -> why not, for those that are worth a word.
-    norm_flags:    of EAGLE-3's norms (NORM_FLAGS) those it honours; the others it drops without a word, or refuses.
-    taps_at:       where it looks for EAGLE-3's tapped layers in a config, the first that is there counts: at top level,
-                   in eagle_config, or there too but with the meaning of the top level; then the defaults. None: nobody
-                   has looked.
-    whole_d2t:     whether it takes d2t and t2d of a drafter that guesses among all tokens.
+    methods:       method (or OWN_MTP, GIVEN_MODEL) -> how it is served. Other methods are not served.
+    unsupported:   method -> why it is not served, where that needs an explanation.
+    norm_flags:    those of EAGLE-3's norms (NORM_FLAGS) that it applies; it ignores or refuses the others.
+    taps_at:       where it reads EAGLE-3's tapped layers in a config; the first place that has them counts: top level,
+                   eagle_config, or eagle_config with the top level's meaning; else the defaults. None: not known.
+    whole_d2t:     whether it accepts d2t and t2d of a drafter whose vocabulary is whole.
     fixed_rope_theta: the rope_theta that it uses whatever a config says; None: the config's.
     heads_from:    whose config gives the number of attention heads.
-    max_layers:    decoder layers of a drafter of the EAGLE family.
-    dtypes:        of the drafter's weights.
-    few_bits:      how it takes weights in few bits that were quantised here; None: not at all.
-    architectures: targets whose layers it can tap for EAGLE-3 (TAPPED); () where it does not ask, or nobody has looked.
+    max_layers:    decoder layers that a drafter of the EAGLE family may have.
+    dtypes:        those of a drafter's weights that it loads.
+    few_bits:      how it loads weights that were quantised here; None: not at all.
+    architectures: targets whose layers it can tap for EAGLE-3 (TAPPED); () for any, or where it is not known.
     """
 
     title: str
     version: str
     methods: Mapping[str, Served]
-    instead: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     norm_flags: frozenset[str] = frozenset()
     taps_at: tuple[TapsAt, ...] | None = None
     whole_d2t: bool = True
@@ -117,10 +117,10 @@ class Profile:
 UNKNOWN = "unknown"
 SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
 NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
-"""What a config says of EAGLE-3's norms, each off where it says nothing; the first two are EAGLE-3.1's, and ours."""
+"""Config flags of EAGLE-3's norms, off by default. The first two are EAGLE-3.1's, and the only ones trained here."""
 EAGLES = ("eagle1", "hass", "eagle3", "p-eagle")
 TAPPED = ("eagle3", "p-eagle")
-"""Those that read several layers of the target; the others read its last state, which every model gives."""
+"""Methods that read several layers of the target; others read its last hidden state, which every engine has."""
 DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
     "eagle1": ("eagle1",),
     "hass": ("eagle1",),
@@ -131,20 +131,20 @@ DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
     OWN_MTP: ("stitched",),
     "draft-model": ("causal-lm",),
 }
-"""What is written where no engine is named."""
+"""Formats that are written when no engine is named."""
 GGUF_BASES: dict[str, Format] = {"eagle3": "eagle3", "draft-model": "causal-lm"}
-"""What llama.cpp's converter reads of a method."""
+"""Method -> the format that llama.cpp's converter reads."""
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
     "medusa": None,
     "stitched": None,
 }
-"""Layers that a format holds otherwise than they were measured, so not in few bits; None: it holds none in few bits."""
+"""Format -> layers that it stores changed, so not quantised as measured; None: it stores no quantised layer."""
 
 
 def kind_of(method: str, settings: Mapping[str, Any]) -> str:
-    """The name under which profiles know a drafter. settings: the method's own."""
+    """The key of `Profile.methods` for a drafter. settings: the method's own."""
     if method == "mtp" and settings.get("start") == "own":
         return OWN_MTP
     return GIVEN_MODEL if method == "draft-model" and settings.get("model") else method
@@ -158,12 +158,12 @@ def profile_of(engine: str) -> Profile:
 
 
 def formats_for(method: str, settings: Mapping[str, Any], engines: Sequence[str]) -> tuple[Format, ...]:
-    """The formats to write for a drafter: one for each engine, each once; without engines the method's own."""
+    """The formats to write for a drafter: the preferred one of each engine; without engines the method's own."""
     kind = kind_of(method, settings)
     if not engines:
         return DEFAULT_FORMATS.get(kind, ())
-    taken = [profile_of(engine).methods[kind].formats for engine in engines if kind in profile_of(engine).methods]
-    return tuple(dict.fromkeys(formats[0] for formats in taken if formats))
+    by_engine = [profile_of(engine).methods[kind].formats for engine in engines if kind in profile_of(engine).methods]
+    return tuple(dict.fromkeys(formats[0] for formats in by_engine if formats))
 
 
 def refusals(
@@ -173,30 +173,36 @@ def refusals(
     target: TargetFacts | None = None,
     storage: Storage | None = None,
 ) -> Iterator[str]:
-    """Why an engine could not serve a drafter, one clause with its remedy each; nothing where it could.
+    """The reasons why an engine could not serve a drafter, each one clause with its remedy.
 
-    settings: the method's own, defaults filled in. target: None says only what needs no target. storage: of a drafter
-    whose weights were rounded.
+    settings: the method's own, with defaults. target: None skips the checks that need one. storage: how the drafter's
+    weights were rounded, None as trained.
     """
     profile, kind = profile_of(engine), kind_of(method, settings)
     served = profile.methods.get(kind)
     if served is None:
         named = SAID.get(kind, kind)
-        why = f" ({profile.instead[kind]})" if kind in profile.instead else ""
+        reason = f" ({profile.unsupported[kind]})" if kind in profile.unsupported else ""
         able = ", ".join(sorted(SAID.get(one, one) for one in profile.methods))
-        yield f"{profile.title} does not serve {named}{why}: leave {engine} out of engines, or take one of {able}"
+        yield f"{profile.title} does not serve {named}{reason}: leave {engine} out of engines, or take one of {able}"
         return
     for need in served.needs:
         if (value := settings.get(need.setting)) not in need.allowed:
-            wanted = " or ".join(_yaml(one) for one in need.allowed)
+            allowed = " or ".join(_yaml_value(one) for one in need.allowed)
             yield (
-                f"{profile.title} {need.why}, and {need.setting} is {_yaml(value)}: say settings: {{{method}:"
-                f" {{{need.setting}: {wanted}}}}}, or leave {engine} out of engines"
+                f"{profile.title} {need.reason}, and {need.setting} is {_yaml_value(value)}: say settings: {{{method}:"
+                f" {{{need.setting}: {allowed}}}}}, or leave {engine} out of engines"
             )
-    known = target is not None and target.architecture != UNKNOWN
-    if target is not None and known and served.architectures and target.architecture not in served.architectures:
+    named_architecture = target is not None and target.architecture != UNKNOWN
+    if (
+        target is not None
+        and named_architecture
+        and served.architectures
+        and target.architecture not in served.architectures
+    ):
         yield (
-            f"{profile.title} {profile.version} serves {SAID.get(kind, kind)} for {_some(served.architectures)} only,"
+            f"{profile.title} {profile.version} serves {SAID.get(kind, kind)} for"
+            f" {_first_names(served.architectures)} only,"
             f" and the target is {target.architecture}: leave {engine} out of engines"
         )
     if target is not None and served.rope_of_target and target.rope_scaling:
@@ -214,9 +220,9 @@ def refusals(
 
 
 def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    ours = NORM_FLAGS[:2]
+    trained_norms = NORM_FLAGS[:2]
     dropped = sorted(name for name in NORM_FLAGS if settings.get(name) and name not in profile.norm_flags)
-    if dropped and set(dropped) <= set(ours):
+    if dropped and set(dropped) <= set(trained_norms):
         yield (
             f"{profile.title} drops {' and '.join(dropped)} (EAGLE-3.1) without a word: say settings: {{{method}:"
             f" {{{', '.join(f'{name}: false' for name in dropped)}}}}}, or leave {engine} out of engines"
@@ -232,13 +238,13 @@ def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mappin
 
 
 def remark_on(engine: str, storage: Storage | None) -> str:
-    """What is known of weights in few bits in an engine that takes them, one sentence; "" where there is nothing."""
+    """The result of trying quantised weights in an engine, one sentence; "" where there is none."""
     few = profile_of(engine).few_bits
     return "" if few is None or storage is None else few.remarks.get(storage.weights, "")
 
 
-def unpackable(method: str, settings: Mapping[str, Any], storage: Storage | None) -> Iterator[str]:
-    """Why what is written where no engine is named could not hold weights in few bits, one clause with its remedy."""
+def packing_refusals(method: str, settings: Mapping[str, Any], storage: Storage | None) -> Iterator[str]:
+    """Why the method's own formats cannot hold quantised weights, each reason one clause with its remedy."""
     if storage is None or storage.bits is None:
         return
     for format in formats_for(method, settings, ()):
@@ -253,19 +259,19 @@ def unpackable(method: str, settings: Mapping[str, Any], storage: Storage | None
 
 
 def _few_bits_refusals(engine: str, profile: Profile, kind: str, storage: Storage) -> Iterator[str]:
-    few, asked = profile.few_bits, storage.weights
+    few, weights = profile.few_bits, storage.weights
     remedy = f"leave {engine} out of engines"
-    if few is None or kind not in few.methods or asked not in few.groups:
+    if few is None or kind not in few.methods or weights not in few.groups:
         of = "drafters" if few is None or kind in few.methods else f"{SAID.get(kind, kind)} drafters"
         able = " or ".join([*(few.groups if few is not None and kind in few.methods else ()), "bf16"])
-        yield f"{profile.title} takes no {of} quantised here to {asked}: say weights: {able}, or {remedy}"
+        yield f"{profile.title} takes no {of} quantised here to {weights}: say weights: {able}, or {remedy}"
         return
-    sizes = few.groups[asked]
+    sizes = few.groups[weights]
     if storage.group_size not in sizes:
         able = " or ".join(map(str, sizes))
-        yield f"{profile.title} takes {asked} with group_size {able}, not {storage.group_size}: say so, or {remedy}"
-    missing = sorted(set(few.kept.get(kind, ())) - set(storage.keep))
-    other = sorted(set(storage.keep) - {*few.keepable, *(name for names in few.kept.values() for name in names)})
+        yield f"{profile.title} takes {weights} with group_size {able}, not {storage.group_size}: say so, or {remedy}"
+    missing = sorted(set(few.unquantised.get(kind, ())) - set(storage.keep))
+    other = sorted(set(storage.keep) - {*few.may_keep, *(name for names in few.unquantised.values() for name in names)})
     if missing or other:
         keep = [*storage.keep, *missing] if missing else [name for name in storage.keep if name not in other]
         what = f"takes no quantised {', '.join(missing)}" if missing else f"quantises {', '.join(other)} as well"
@@ -284,18 +290,17 @@ def _target_refusals(engine: str, profile: Profile, method: str, target: TargetF
             f"{profile.title} gives a drafter the target's heads, and heads of size {target.head_dim} cannot be rotated"
             f" in pairs: leave {engine} out of engines"
         )
-    asked = method in TAPPED and target.architecture != UNKNOWN
-    if asked and profile.architectures and target.architecture not in profile.architectures:
+    tapped = method in TAPPED and target.architecture != UNKNOWN
+    if tapped and profile.architectures and target.architecture not in profile.architectures:
         yield (
             f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"
-            f" engines, or take a target of {_some(profile.architectures)}"
+            f" engines, or take a target of {_first_names(profile.architectures)}"
         )
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first few of them."""
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
 
 
-def _yaml(value: Any) -> str:
+def _yaml_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)

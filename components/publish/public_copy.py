@@ -1,15 +1,14 @@
-"""A release as it may leave this machine: the same files without its folders, and a last look for what leaks.
+"""The copy of a release that may leave this machine, and the search for private names in it.
 
-draftsmith/target.json and draft.json are the only files that name folders, because they load from them here; in the
-copy they name models as the rest of the release does, and release.json and SHA256SUMS are written anew. The copy of the
-same release is the same, byte for byte. Weights are linked, not copied, where the disk allows.
+Only draftsmith/target.json and draft.json name folders of this machine. In the copy they name models as the rest of the
+release does, and release.json and SHA256SUMS are written anew. Copies of the same release are equal byte for byte.
+Weights are hard-linked, not copied, where the disk allows.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -18,93 +17,93 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
-from components.publish.checkpoint_files import read_json
-from components.publish.checksums import FILE, files_of, write_sums
+from components.publish.checkpoint_files import link_or_copy, read_json
+from components.publish.checksums import FILE, file_records, files_of, write_sums
 from components.publish.gguf_texts import gguf_texts
-from components.publish.private_words import named_in
+from components.publish.private_words import find_name
 from components.publish.public_names import public_name, public_settings
-from components.targets.file_digests import sha256_of
 from components.targets.source import BUILTIN
 
 TARGET, DRAFT, RECORD = "draftsmith/target.json", "draftsmith/draft.json", "release.json"
-LOOKED_AT = 1 << 20
-"""Bytes of a binary file that are looked at: headers and metadata stand at its beginning."""
+SCANNED_BYTES = 1 << 20
+"""Bytes of a binary file that are searched: headers and metadata are at its beginning."""
 BINARY = (".safetensors",)
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab*", "merges*")
-"""Copies of the target's, full of words and pieces of paths that name nothing."""
-TELL_NOTHING = frozenset(
+"""The target's tokenizer files, which are not searched: they are full of words and pieces of paths."""
+PLAIN_FOLDERS = frozenset(
     {"base", "best", "builtin", "checkpoint", "checkpoints", "draft", "final", "hf", "hub", "last", "latest", "main"}
     | {"model", "models", "output", "outputs", "release", "snapshots", "target", "weights"}
 )
-"""Names of folders that give nothing away, and stand in every release anyway."""
+"""Common names of folders, which reveal nothing and occur in every release."""
 _OF_SYSTEM = frozenset({"data", "home", "mnt", "opt", "root", "srv", "tmp", "users", "var", "workspace"})
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NUMBERED = re.compile(r"(?:checkpoint|epoch|global_step|iter|run|step|v)?[-_]?\d+|[0-9a-f]{40}", re.IGNORECASE)
-"""checkpoint-1200 or a commit: folders that are told apart by what they lie in."""
+"""checkpoint-1200 or a commit: folders that are identified by their parent."""
 _OF_HUB_CACHE = "models--"
 _HOME = re.compile(r"(?<![\w.:/-])/(?:home|Users|root)/[^\s\"'`|]+")
 _PATH = re.compile(r"(?<![\w./:<-])/(?:[\w.@+-]+/)+[\w.@+-]+")
 
 
 def write_public_copy(release: Path, folder: Path) -> dict[str, Any]:
-    """Write the copy into an empty folder; gives its release.json. Raises UserError for a release that is not whole."""
+    """Write the copy into an emptied folder; returns its release.json. Raises UserError for a broken release."""
     record = read_json(release / RECORD, release.name)
     shutil.rmtree(folder, ignore_errors=True)
     for name in files_of(release):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if name not in (TARGET, DRAFT, RECORD):
-            _link(release / name, folder / name)
-    named = str(record["target"]["model"])
+            link_or_copy(release / name, folder / name)
+    public_target = str(record["target"]["model"])
     target = read_json(release / TARGET, release.name)
-    here = BUILTIN if target["folder"] == BUILTIN else ""
-    _write(folder / TARGET, {**target, "model": BUILTIN if here else named, "folder": here}, 1)
+    builtin_folder = BUILTIN if target["folder"] == BUILTIN else ""
+    _write_json(
+        folder / TARGET, {**target, "model": BUILTIN if builtin_folder else public_target, "folder": builtin_folder}, 1
+    )
     if (release / DRAFT).is_file():
         draft = read_json(release / DRAFT, release.name)
-        _write(folder / DRAFT, {**draft, "settings": public_settings(draft["settings"])}, 2)
+        _write_json(folder / DRAFT, {**draft, "settings": public_settings(draft["settings"])}, 2)
     files = [name for name in files_of(folder) if name != RECORD]
-    listed = [{"path": n, "bytes": (folder / n).stat().st_size, "sha256": sha256_of(folder / n)} for n in files]
-    _write(folder / RECORD, {**record, "files": listed}, 1)
+    listed = file_records(folder, files)
+    _write_json(folder / RECORD, {**record, "files": listed}, 1)
     write_sums(folder)
     return {**record, "files": listed}
 
 
 def private_names(release: Path, record: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a private target is called on this machine: its hub id and the last part of it, or of its folder.
+    """The names of a private target on this machine: its hub id and the last part of it, or the name of its folder.
 
-    A folder that tells nothing by itself (final, checkpoint-1200, a commit) is called by the first above it that does.
-    Nothing for the built-in one, and for what `target_name` says by intention.
+    For a folder with a common name (final, checkpoint-1200, a commit) it is the first folder above with another one.
+    The built-in target has none, and a name that the user has put into `target_name` is not private.
     """
     target = read_json(release / TARGET, release.name)
     model, folder = str(target["model"]), str(target["folder"])
     if folder == BUILTIN:
         return ()
-    told = str(record["target"]["model"])
-    # What nobody renamed was not said by intention: without a target_name it stands here as the target is called.
-    by_intention = told if told != public_name(model) else ""
+    public_target = str(record["target"]["model"])
+    # Without a target_name the release has the target's own public name, which was not chosen to be published.
+    by_intention = public_target if public_target != public_name(model) else ""
     is_hub_id = public_name(model) == model and not Path(model).is_absolute()
-    own = _names_of_id(model.partition("@")[0]) if is_hub_id else _names_of_folder(Path(model))
+    names = _hub_id_names(model.partition("@")[0]) if is_hub_id else _folder_names(Path(model))
     if folder and folder != model:
-        own += _names_of_folder(Path(folder))
+        names += _folder_names(Path(folder))
     return tuple(
         name
-        for name in dict.fromkeys(own)
-        if len(name) > 1 and name.lower() not in TELL_NOTHING and not named_in(by_intention, [name])
+        for name in dict.fromkeys(names)
+        if len(name) > 1 and name.lower() not in PLAIN_FOLDERS and not find_name(by_intention, [name])
     )
 
 
-def _names_of_id(name: str) -> list[str]:
-    """owner/name and name."""
+def _hub_id_names(name: str) -> list[str]:
     return [name, name.rpartition("/")[2]]
 
 
-def _names_of_folder(folder: Path) -> list[str]:
-    """The nearest part of a path that tells something; a hub's cache is read as the id that it is of."""
+def _folder_names(folder: Path) -> list[str]:
+    """The last part of a path that is not a common name; for a folder of a hub's cache, the names of its hub id."""
     for part in reversed(folder.expanduser().absolute().parts[1:]):
         if part.startswith(_OF_HUB_CACHE):
-            return _names_of_id(part.removeprefix(_OF_HUB_CACHE).replace("--", "/"))
-        if part.lower() in _OF_SYSTEM or _KEY.fullmatch(part):  # a key: trained here, and lies in our store
+            return _hub_id_names(part.removeprefix(_OF_HUB_CACHE).replace("--", "/"))
+        if part.lower() in _OF_SYSTEM or _KEY.fullmatch(part):  # a key: an artifact of our store
             break
-        if part.lower() not in TELL_NOTHING and not _NUMBERED.fullmatch(part):
+        if part.lower() not in PLAIN_FOLDERS and not _NUMBERED.fullmatch(part):
             return [part]
     return []
 
@@ -112,63 +111,58 @@ def _names_of_folder(folder: Path) -> list[str]:
 def refuse_leaks(folder: Path, release: Path, names: Collection[str] = ()) -> None:
     """Raises UserError, one line, for the first file that names a folder of this machine, or one of the names.
 
-    names: as words of their own, however they are spelt (private_words.py).
+    names: searched as whole words, in any spelling (private_words.py).
     """
-    for name, what in leaks(folder, _places(release), names):
+    for name, what in find_leaks(folder, _local_folders(release), names):
         raise UserError(
             f"{name}: names {what}, which must not leave this machine; export the release anew with a target_name that"
             " tells nothing, and without that path in any setting"
         )
 
 
-def leaks(folder: Path, places: Collection[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """(file, what it names) for every file that names a place or a name; file names count as well."""
+def find_leaks(folder: Path, places: Collection[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(file, what it names) for every file that contains a place or a name, in its text or its file name."""
     for name in [*files_of(folder), FILE]:
         file = folder / name
         if any(fnmatch.fnmatch(file.name, pattern) for pattern in VOCABULARIES):
             continue
-        text = f"{name}\n{_text_of(file)}"
-        found = next((place for place in places if place in text), "") or _path_in(text)
-        if found:
-            yield name, f"the folder {found!r:.120}"
-        elif named := named_in(text, names):
+        text = f"{name}\n{_read_text(file)}"
+        path = next((place for place in places if place in text), "") or _first_local_path(text)
+        if path:
+            yield name, f"the folder {path!r:.120}"
+        elif named := find_name(text, names):
             yield name, f"the private target {named!r:.120}"
 
 
-def _text_of(file: Path) -> str:
-    """What a file says in words."""
+def _read_text(file: Path) -> str:
+    """The text of a file; of a binary file its metadata."""
     if file.suffix == ".gguf":
         return "\n".join(gguf_texts(file))
     with file.open("rb") as stream:
-        raw = stream.read(LOOKED_AT if file.suffix in BINARY else -1)
+        raw = stream.read(SCANNED_BYTES if file.suffix in BINARY else -1)
     return raw.decode("utf-8", errors="replace")
 
 
-def _path_in(text: str) -> str:
-    """The first path in a text that somebody's home begins, or that is there on this machine."""
+def _first_local_path(text: str) -> str:
+    """The first path in a text that is in a home directory or exists on this machine; "" for none."""
     home = _HOME.search(text)
     return home[0] if home else next((one[0] for one in _PATH.finditer(text) if Path(one[0]).exists()), "")
 
 
-def _places(release: Path) -> list[str]:
-    """Folders of this machine that a file might name: the target's, a draft model's, the store, home, and the like."""
+def _local_folders(release: Path) -> list[str]:
+    """Folders of this machine that a file might name: the target's, a draft model's, the store, home, temporary."""
     target = read_json(release / TARGET, release.name)
-    told = [str(target["folder"]), str(target["model"])]
+    models = [str(target["folder"]), str(target["model"])]
     if (release / DRAFT).is_file():
-        told.append(str(read_json(release / DRAFT, release.name)["settings"].get("model") or ""))
-    given = [Path(one).expanduser() for one in told if one.startswith(("/", "~", "."))]
-    own = [release.absolute().parent, Path.home(), Path.cwd(), Path(tempfile.gettempdir())]
-    every = {str(form) for place in [*given, *own] for form in (place.absolute(), place.resolve())}
-    every |= {json.dumps(place)[1:-1] for place in every}
-    return sorted(place if Path(place) in given else f"{place}/" for place in every if len(Path(place).parts) > 1)
+        models.append(str(read_json(release / DRAFT, release.name)["settings"].get("model") or ""))
+    models_here = [Path(one).expanduser() for one in models if one.startswith(("/", "~", "."))]
+    machine_folders = [release.absolute().parent, Path.home(), Path.cwd(), Path(tempfile.gettempdir())]
+    folders = {str(form) for place in [*models_here, *machine_folders] for form in (place.absolute(), place.resolve())}
+    folders |= {json.dumps(place)[1:-1] for place in folders}
+    return sorted(
+        place if Path(place) in models_here else f"{place}/" for place in folders if len(Path(place).parts) > 1
+    )
 
 
-def _link(file: Path, copy: Path) -> None:
-    try:
-        os.link(file, copy)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(file, copy)
-
-
-def _write(file: Path, content: Mapping[str, Any], indent: int) -> None:
+def _write_json(file: Path, content: Mapping[str, Any], indent: int) -> None:
     file.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What a model, a file or a setting is called where anybody may read it: no folder of this machine, no bucket.
+"""Public names of models, files and settings: without folders of this machine and without buckets.
 
-A path says nothing elsewhere and may say too much: everywhere in a release but draftsmith/ it is its last part. What
-leaves this machine (public_copy.py) is looked through once more.
+A path is useless elsewhere and may be private: in a release, except in draftsmith/, it is replaced by its last part.
+Before an upload, the release is searched once more (public_copy.py).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def public_name(model: str) -> str:
 
 
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A drafter's settings as anybody may read them: a given draft model by its public name."""
-    given = {"model": public_name(str(settings["model"]))} if settings.get("model") else {}
-    return {**settings, **given}
+    """A drafter's settings with its given draft model by its public name."""
+    public = {"model": public_name(str(settings["model"]))} if settings.get("model") else {}
+    return {**settings, **public}
 
 
 def public_value(value: Any) -> Any:
-    """Settings or facts of a step as anybody may read them: every path or address, in a text too, by its last part."""
+    """Settings or facts of a step with every path and address, also inside texts, replaced by its last part."""
     if isinstance(value, Mapping):
         return {str(name): public_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [public_value(one) for one in value]
     if isinstance(value, str):
         short = Path(value).name if _RELATIVE_FILE.match(value) else public_name(value)
-        return _IN_TEXT.sub(lambda found: public_name(found[0]), short)
+        return _IN_TEXT.sub(lambda match: public_name(match[0]), short)
     return value

@@ -1,11 +1,11 @@
-"""Which folders of a release hold weights of the target itself, so that who may not read it may not read them.
+"""Which folders of a release hold weights of the target, and are therefore as private as the target.
 
-Whole copies: `stitched` of all of it, `mimo` of embedding and LM head, `speculators` of the embedding (P-EAGLE's but
-for one row), Medusa heads with `head: tied` of the LM head, once each. A draft model of the target's width starts from
-its embedding, and rows of tokens that training never met stay the target's but for the weight decay.
+Copies: `stitched` has the whole target, `mimo` its embedding and LM head, `speculators` its embedding (P-EAGLE's except
+for one row), and Medusa with `head: tied` the LM head once a head. A draft model of the target's width starts from its
+embedding, and rows of tokens that training never saw stay the target's except for weight decay.
 
-Not counted is what starts as the target's and is trained in every row: the LM heads of EAGLE-3, P-EAGLE and Medusa with
-heads of their own, the last norms. EAGLE-1, EAGLE-3 and MTP name what they share with the target, and hold none of it.
+Not counted are weights that start as the target's and are trained in every row: the last norms, and the LM heads of
+EAGLE-3, P-EAGLE and Medusa with heads of their own. EAGLE-1, EAGLE-3 and MTP hold no weights that they share.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FACT = "holds_target"
-"""What release.json says of every format."""
+HOLDS_TARGET = "holds_target"
+"""Key of this fact of a format in release.json."""
 ALWAYS = ("stitched", "mimo", "speculators")
-"""Formats that hold weights of the target whatever the drafter."""
+"""Formats that hold weights of the target for every drafter."""
 BY_SETTINGS = {"medusa": "train with head: own", "draft-model": "train with a hidden_size of its own"}
-"""Methods whose settings decide, with the remedy."""
+"""Methods for which it depends on the settings -> the remedy."""
 
 
 def holds_target(format: str, method: str, settings: Mapping[str, Any], target_width: int) -> bool:
@@ -30,15 +30,15 @@ def holds_target(format: str, method: str, settings: Mapping[str, Any], target_w
     return method == "medusa" and settings.get("head") == "tied"
 
 
-def holding(formats: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """folder -> what to do about it, for every folder with weights of the target. formats: release.json's.
+def formats_with_target_weights(formats: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Folder -> remedy, for every folder with weights of the target. formats: release.json's.
 
-    A release that is too old to say is taken to hold them where settings decide.
+    In a release without the fact, methods whose settings decide count as holding them.
     """
-    found: dict[str, str] = {}
+    remedies: dict[str, str] = {}
     for name, facts in sorted(formats.items()):
         if facts["format"] in ALWAYS:
-            found[name] = "export other formats"
-        elif facts.get(FACT, facts["method"] in BY_SETTINGS):
-            found[name] = BY_SETTINGS.get(facts["method"], "export other formats")
-    return found
+            remedies[name] = "export other formats"
+        elif facts.get(HOLDS_TARGET, facts["method"] in BY_SETTINGS):
+            remedies[name] = BY_SETTINGS.get(facts["method"], "export other formats")
+    return remedies

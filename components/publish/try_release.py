@@ -1,7 +1,7 @@
-"""The dry run at the start of a pipeline: an untrained drafter of each method, exported, checked, read back, used.
+"""Step `publish.try_release`: the dry run that exports, checks, reads back and decodes with untrained drafters.
 
-A format fault, a norm that an engine drops, a rotary base that it fixes, an odd head size: all of them show in seconds
-on a drafter that was never trained, and otherwise after hours on one that was. Nothing of it is kept but the record.
+It stands at the start of a pipeline: a format fault, a norm that an engine drops, a rotary base that it fixes or an odd
+head size then shows within seconds, not after hours of training. Only the record is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from components.contract import Context, Page, Target, UserError
-from components.drafts.settings import Place, checked, filled, own_settings
+from components.drafts.settings import Place, check_settings, resolve_settings, settings_of_method
 from components.drafts.train import Method
 from components.publish.profiles import GGUF_BASES, Engine, formats_for
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from components.drafts.draft import Drafter
-    from components.publish.layout import OwnForm, Source
+    from components.publish.layout import DrafterState, Source
     from components.targets.model import AbstractTarget
 
 PROMPT_TOKENS, NEW_TOKENS, DEPTH = 6, 12, 3
@@ -32,13 +32,13 @@ PROMPT_TOKENS, NEW_TOKENS, DEPTH = 6, 12, 3
 
 @dataclass(frozen=True)
 class Trial:
-    """What every method is tried on: the target, and a short text that it wrote itself."""
+    """The target and a short text of its own, with which every method is tried."""
 
     target: AbstractTarget
     source: Source
     prompt: list[int]
-    plain: list[int]  # its plain greedy answer
-    vocab_size: int  # of the drafters
+    plain: list[int]  # its greedy continuation without a drafter
+    vocab_size: int  # draft tokens of each drafter
     engines: list[Engine]
     llama_cpp: str
     ctx: Context
@@ -56,15 +56,15 @@ def try_release(
 ) -> Page:
     """Export an untrained drafter of each method for the engines, read it back and decode with it.
 
-    The tokens must be those of plain decoding and the drafts those of the drafter before it was exported; the first
-    fault ends the run, before anything is trained. The page says what each engine will be given.
+    The tokens must equal plain decoding's, and the draft tokens those of the drafter before its export; the first fault
+    ends the run before anything is trained. The page shows the format that each engine will get.
 
     Args:
         target: the model that the drafters will serve.
         methods: the methods that the pipeline trains.
-        settings: what they are told, as in drafts.train_draft.
-        draft_vocab_size: tokens a drafter can guess, as in drafts.train_draft; here the first ones of the vocabulary.
-        engines: who will serve them, as in publish.export_release.
+        settings: the methods' settings, as in drafts.train_draft.
+        draft_vocab_size: size of the draft vocabulary, as in drafts.train_draft; here the first tokens are taken.
+        engines: the engines that will serve them, as in publish.export_release.
         llama_cpp: the folder with llama.cpp's converter, as in publish.export_release.
     """
     import torch
@@ -75,37 +75,37 @@ def try_release(
     from components.targets.load import open_target
 
     torch.set_num_threads(ctx.num_threads)
-    # A kernel that fits no row count best, but is there at once: what is looked for is not speed.
-    opened = open_target(target, kernel="plain", dtype="float32")
-    vocab_size = opened.shape.vocab_size
+    # The plain kernel needs no calibration, and speed does not matter here.
+    opened_target = open_target(target, kernel="plain", dtype="float32")
+    vocab_size = opened_target.shape.vocab_size
     size = min(vocab_size, draft_vocab_size or default_size(vocab_size))
     prompt = [7 * place % vocab_size for place in range(PROMPT_TOKENS)]
-    plain = decode(opened, None, prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True).tokens
-    trial = Trial(opened, source_of(target), prompt, plain, size, engines, llama_cpp, ctx)
+    plain = decode(opened_target, None, prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True).tokens
+    trial = Trial(opened_target, source_of(target), prompt, plain, size, engines, llama_cpp, ctx)
     tried: dict[str, list[str]] = {}
     for done, method in enumerate(methods):
-        tried[method] = _tried(method, filled(own_settings(method, settings), ctx.seed), trial)
+        tried[method] = _try_method(method, resolve_settings(settings_of_method(method, settings), ctx.seed), trial)
         ctx.progress(done + 1, len(methods), "methods")
     _write_page(ctx.out, tried, settings, engines)
-    told = "; ".join(f"{method}: {', '.join(names) or 'no file'}" for method, names in tried.items())
-    ctx.note(f"an untrained drafter goes out, comes back and decodes as it should ({told})")
-    return Page.made(ctx, {"tried": tried, "engines": list(engines), "target_key": target.key})
+    summary = "; ".join(f"{method}: {', '.join(names) or 'no file'}" for method, names in tried.items())
+    ctx.note(f"an untrained drafter goes out, comes back and decodes as it should ({summary})")
+    return Page.of_step(ctx, {"tried": tried, "engines": list(engines), "target_key": target.key})
 
 
-def try_release_settings(given: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
-    """The settings as they enter the step's key, of `settings` only what the methods need; and faults."""
+def try_release_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """(settings for the step's key, with only the named methods' settings; faults as (place, message))."""
     faults: list[tuple[Place, str]] = []
-    kept: dict[str, Any] = {}
-    for method in given["methods"]:
-        own, found = checked(method, given["settings"])
-        faults += [fault for fault in found if fault not in faults]
-        if own is not None:
-            kept[method] = own.model_dump(mode="json")
-    return {**given, "settings": kept}, faults
+    by_method: dict[str, Any] = {}
+    for method in settings["methods"]:
+        values, problems = check_settings(method, settings["settings"])
+        faults += [fault for fault in problems if fault not in faults]
+        if values is not None:
+            by_method[method] = values.model_dump(mode="json")
+    return {**settings, "settings": by_method}, faults
 
 
-def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
-    """One method: the formats that its untrained drafter went through."""
+def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
+    """Try one method; returns the formats in which its untrained drafter was written and read back."""
     import shutil
 
     from components.publish.export import refuse_unserved
@@ -117,86 +117,88 @@ def _tried(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
     formats = formats_for(method, settings, trial.engines)
     if not formats:
         return []
-    before, own = _untrained(method, settings, trial.vocab_size, trial.target)
-    drafts = _drafts(trial, trial.target, before)
+    before, state = _untrained_drafter(method, settings, trial.vocab_size, trial.target)
+    drafts = _greedy_drafts(trial, trial.target, before)
     through: list[str] = []
     for format in formats:
         folder = ctx.scratch / f"{method}-{format}"
         shutil.rmtree(folder, ignore_errors=True)
         if format == "gguf":
-            if write_gguf(own, source, folder, trial.llama_cpp, ctx) is None:
-                base = GGUF_BASES[method]  # what export_release gives instead: the folder that the converter reads
+            if write_gguf(state, source, folder, trial.llama_cpp, ctx) is None:
+                base = GGUF_BASES[method]  # export_release writes this folder instead, for the converter
                 if base not in formats:
-                    _go_through(base, folder, own, trial, drafts)
+                    _round_trip(base, folder, state, trial, drafts)
                     through.append(base)
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
         elif format == "stitched":
             assert source.folder is not None
-            stitch(source.folder, folder, own.tensors, source.shape.num_layers)
-            _look_at_stitched(folder, method, settings, trial, drafts)
+            stitch(source.folder, folder, state.tensors, source.shape.num_layers)
+            _check_stitched(folder, method, settings, trial, drafts)
         else:
-            _go_through(format, folder, own, trial, drafts)
+            _round_trip(format, folder, state, trial, drafts)
         shutil.rmtree(folder, ignore_errors=True)
         through.append(format)
     return through
 
 
-def _go_through(format: str, folder: Path, own: OwnForm, trial: Trial, drafts: Tensor) -> None:
-    """Out in a format of one folder and back again, decoding as before."""
+def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, drafts: Tensor) -> None:
+    """Write a drafter in a format, reopen it, and check that it decodes as before."""
     import torch
 
-    from components.publish.formats import reopened, write_format
+    from components.publish.formats import reopen_drafter, write_format
 
-    write_format(format, own, trial.source, folder)
-    again = reopened(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
-    _compare(own.method, format, trial, trial.target, again, drafts)
+    write_format(format, state, trial.source, folder)
+    again = reopen_drafter(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
+    _check_unchanged(state.method, format, trial, trial.target, again, drafts)
 
 
-def _look_at_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
-    """A copy of the target that holds the module: opened as a target, its own module taken out of it again."""
+def _check_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
+    """Open a copy of the target with the module in it, read its module, and check that it decodes as before."""
     from components.targets.load import open_target
 
     again = open_target(folder, kernel="plain", dtype="float32")
-    drafter, _ = _untrained(method, settings, trial.vocab_size, again)
-    _compare(method, "stitched", trial, again, drafter, drafts)
+    drafter, _ = _untrained_drafter(method, settings, trial.vocab_size, again)
+    _check_unchanged(method, "stitched", trial, again, drafter, drafts)
 
 
-def _untrained(
+def _untrained_drafter(
     method: str, settings: dict[str, Any], vocab_size: int, target: AbstractTarget
-) -> tuple[Drafter, OwnForm]:
-    """A drafter as it is before its first training step, over the first tokens of the vocabulary."""
+) -> tuple[Drafter, DrafterState]:
+    """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
     import torch
 
     from components.drafts.files import method_class
     from components.drafts.vocabulary import membership_of, offsets_of
-    from components.publish.layout import OwnForm
+    from components.publish.layout import DrafterState
 
     ids = torch.arange(vocab_size)
     network = method_class(method).build(target, settings, ids.to(target.device))
     network.eval().requires_grad_(False)
     tensors = {name: tensor.detach().float().cpu() for name, tensor in network.state_dict().items()}
     tensors |= {"d2t": offsets_of(ids), "t2d": membership_of(ids, target.shape.vocab_size)}
-    return network, OwnForm(method, settings, tensors)
+    return network, DrafterState(method, settings, tensors)
 
 
-def _drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
-    """Its greedy drafts from every column of the trial's text, int64 [T - 1, depth]."""
+def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
+    """Greedy draft tokens from every position of the trial's text, int64 [T - 1, depth]."""
     import torch
 
     text = torch.tensor(trial.prompt + trial.plain)
     out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=True)
     assert out.taps is not None and out.last is not None
-    return drafter.draft_everywhere(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth))
+    return drafter.propose_at_every_position(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth))
 
 
-def _compare(method: str, format: str, trial: Trial, target: AbstractTarget, drafter: Drafter, before: Tensor) -> None:
-    """Raises UserError unless the drafter drafts as before it was exported, and changes no token."""
+def _check_unchanged(
+    method: str, format: str, trial: Trial, target: AbstractTarget, drafter: Drafter, before: Tensor
+) -> None:
+    """Raises UserError unless the drafter proposes the same tokens as before its export, and changes no output."""
     import torch
 
     from components.decoding.chain import decode
 
-    after = _drafts(trial, target, drafter)
+    after = _greedy_drafts(trial, target, drafter)
     if before.shape != after.shape or not torch.equal(before, after):
         raise UserError(f"{method}: drafts otherwise after it went through {format}; this is a fault of Draftsmith")
     depth = min(DEPTH, drafter.max_depth)
@@ -205,8 +207,8 @@ def _compare(method: str, format: str, trial: Trial, target: AbstractTarget, dra
         raise UserError(f"{method}: decoding with it changed the target's tokens; this is a fault of Draftsmith")
 
 
-def _given(readable: Sequence[str], through: Sequence[str], method: str) -> str:
-    """What an engine is given of a drafter, of what really went through; readable: the best first."""
+def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: str) -> str:
+    """The format that an engine gets, in words. readable: those it reads, best first; through: those tried."""
     from components.publish.gguf_file import CONVERTER
 
     if not readable:
@@ -218,7 +220,7 @@ def _given(readable: Sequence[str], through: Sequence[str], method: str) -> str:
 
 
 def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
-    """index.html: method by engine, what each is given and how well that is known; and the same as JSON."""
+    """Write index.html, the format that each engine gets of each method and the evidence for it, and tried.json."""
     from pathlib import Path
 
     import jinja2
@@ -231,9 +233,9 @@ def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, A
         for engine in engines:
             profile = profile_of(engine)
             served = profile.methods[kind]
-            known = f"tried with {served.tried}" if served.tried else f"read, {profile.version}"
+            evidence = f"tried with {served.tried}" if served.tried else f"read, {profile.version}"
             depth = f"exact for {served.max_depth} guess a round" if served.max_depth else ""
-            rows.append((method, profile.title, _given(served.formats, formats, method), known, depth))
+            rows.append((method, profile.title, _format_for_engine(served.formats, formats, method), evidence, depth))
         if not engines:
             rows.append((method, "none named", ", ".join(formats) or "no file", "", ""))
     environment = jinja2.Environment(

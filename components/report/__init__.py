@@ -1,4 +1,4 @@
-"""What people read: one self-contained page a run, methods or languages side by side, tables, a run in a few lines."""
+"""Reports for people: one self-contained page a run, comparisons of methods and languages, tables, a short summary."""
 
 from components.report.languages import compare_languages
 from components.report.methods import compare_methods

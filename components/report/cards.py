@@ -1,7 +1,7 @@
-"""What the Prefect UI shows of measurements and decisions: Markdown with tables, and charts as data URIs.
+"""Markdown of measurements and decisions for the Prefect UI: tables, and charts as data URIs.
 
-The UI renders GitHub's Markdown in a page of its own, so a chart brings its colours along and travels inside an image
-address: nothing is fetched from anywhere. Every number in a chart also stands in a table beside it.
+The UI renders GitHub's Markdown in a page of its own, so a chart contains its colours and is embedded in an image
+address: nothing is fetched. Every number in a chart is also in a table beside it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from components.report.tables import (
     choice_table,
     comparison_table,
     depth_table,
+    distinct_names,
+    drafter_name,
     drift_table,
     edge_table,
+    evals_by_depth,
     flag_table,
     gate_table,
     kernel_name,
-    named,
-    told_apart,
 )
 from components.report.weights_tables import weights_table
 from components.rows import (
+    ALL,
     AcceptanceByLanguage,
     AcceptanceMap,
     CostCell,
@@ -55,14 +57,14 @@ COST = ("depth", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added"
 
 
 def decision_card(policy: DepthPolicy) -> str:
-    """How deep to draft, and why: the choice, every depth, charts, measured arms and the promotion gate."""
+    """The depth decision: choices, every depth, charts, measured arms and the promotion gate."""
     file = policy.path / "policy.json"
     raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     every_choice = read_rows(policy.path, DepthChoice)
     choices = [c for c in every_choice if c.kv_len is None]
     contexts = [c for c in every_choice if c.kv_len is not None]
     evals = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
-    arms = [arm for arm in raw.get("arms") or [] if arm["workload"] == "all"]
+    arms = [arm for arm in raw.get("arms") or [] if arm["workload"] == ALL]
     roles = raw.get("roles") or {}
     parts = [choice_table(choices, raw.get("winner"), roles).markdown()]
     if comparisons := read_rows(policy.path, PairedComparison):
@@ -74,28 +76,22 @@ def decision_card(policy: DepthPolicy) -> str:
     if edge := edge_table(choices, evals, roles):
         parts += ["### the usual settings, 3 and 7 drafts\n", edge.markdown()]
     for choice in choices:
-        if choice.workload != "all":
+        if choice.workload != ALL:
             continue
-        own = [c for c in choices if (c.draft_key, c.batch_size) == (choice.draft_key, choice.batch_size)]
-        mine = sorted(
-            (
-                e
-                for e in evals
-                if (e.draft_key, e.workload, e.batch_size) == (choice.draft_key, "all", choice.batch_size)
-            ),
-            key=lambda e: e.depth_k,
-        )
-        parts.append(f"### {named(choice.method, choice.draft_key, roles)}, batch {choice.batch_size}\n")
-        table = depth_table(mine, choice.depth_k)
-        parts += [_columns(table, SPEED).markdown(), _columns(table, COST).markdown()]
-        parts.append(picture(speedup_chart(mine, arms, choice), f"{choice.method}: speedup by depth"))
-        parts.append(picture(cost_chart(mine, [], choice), f"{choice.method}: what a round costs"))
-        if len(own) > 2:
-            parts.append(picture(workload_chart(own), f"{choice.method}: speedup by workload"))
-        parts.append(picture(marginal_chart(mine), f"{choice.method}: does one more draft pay?"))
-        kept = [a for a in raw.get("acceptance") or [] if a["draft_key"] == choice.draft_key and a["workload"] == "all"]
-        if kept:
-            deepest = max(kept, key=lambda a: a["depth_k"])
+        of_drafter = [c for c in choices if (c.draft_key, c.batch_size) == (choice.draft_key, choice.batch_size)]
+        by_depth = evals_by_depth(choice, evals)
+        parts.append(f"### {drafter_name(choice.method, choice.draft_key, roles)}, batch {choice.batch_size}\n")
+        table = depth_table(by_depth, choice.depth_k)
+        parts += [_select_columns(table, SPEED).markdown(), _select_columns(table, COST).markdown()]
+        parts.append(picture(speedup_chart(by_depth, arms, choice), f"{choice.method}: speedup by depth"))
+        parts.append(picture(cost_chart(by_depth, [], choice), f"{choice.method}: what a round costs"))
+        if len(of_drafter) > 2:
+            parts.append(picture(workload_chart(of_drafter), f"{choice.method}: speedup by workload"))
+        parts.append(picture(marginal_chart(by_depth), f"{choice.method}: does one more draft pay?"))
+        maps = raw.get("acceptance") or []
+        summaries = [a for a in maps if a["draft_key"] == choice.draft_key and a["workload"] == ALL]
+        if summaries:
+            deepest = max(summaries, key=lambda a: a["depth_k"])
             parts.append(picture(acceptance_chart(deepest), f"{choice.method}: how often the i-th draft is kept"))
     if arms:
         parts += ["### measured end to end\n", arm_table(arms, roles).markdown()]
@@ -105,7 +101,7 @@ def decision_card(policy: DepthPolicy) -> str:
 
 
 def measurements_card(measured: Measurements) -> str:
-    """Acceptance, cost or timed requests, whichever rows there are; "" when there are none that people read."""
+    """Tables of the rows of a Measurements artifact; "" when it has none with a table."""
     parts = []
     if drifts := read_rows(measured.path, Drift):
         parts += ["### has the traffic drifted?\n", drift_table(drifts).markdown()]
@@ -125,7 +121,7 @@ def measurements_card(measured: Measurements) -> str:
 
 
 def page_card(page: Page) -> str:
-    """The table and the chart of a page that compares methods or languages; "" for others (see decision_card)."""
+    """The table and the chart of a page that compares methods or languages; "" for other pages."""
     for name in ("methods", "languages"):
         chart, table = page.path / "charts" / f"{name}.svg", page.path / "tables" / f"{name}.csv"
         if chart.is_file() and table.is_file():
@@ -137,20 +133,20 @@ def page_card(page: Page) -> str:
 
 
 def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
-    """For each drafter and workload: how many drafts in a row are kept, over all places of all prompts.
+    """For each drafter and workload: how many draft tokens in a row are kept, over all positions of all prompts.
 
-    A place's accepted length is the longest run of drafts that the target would keep there, at most k_max. Maps of
-    trees are left out: a path kept of many guesses is no run of drafts.
+    The accepted length at a position is the longest run of draft tokens that the target would keep there, at most
+    k_max. Maps of trees are left out, because a kept path of a tree is no run of one draft.
     """
     groups: dict[tuple[str, str], list[AcceptanceMap]] = defaultdict(list)
     for row in (m for m in maps if m.tree_budget is None):
         groups[row.method, row.workload].append(row)
-        groups[row.method, "all"].append(row)
+        groups[row.method, ALL].append(row)
     rows = []
-    for (method, workload), some in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] != "all", item[0])):
+    for (method, workload), some in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] != ALL, item[0])):
         lengths = [length for row in some for length in row.accepted[: row.num_tokens - 1]]
-        found = [accept_joint_everywhere(lengths, position) for position in (1, 2, 3)]
-        shares = ["-" if share is None else f"{share:.0%}" for share in found]
+        shares_kept = [accept_joint_everywhere(lengths, position) for position in (1, 2, 3)]
+        shares = ["-" if share is None else f"{share:.0%}" for share in shares_kept]
         mean = f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
         rows.append([method, workload, str(len(some)), str(len(lengths)), mean, *shares])
     header = ["drafter", "workload", "prompts", "places", "kept in a row (mean)", ">= 1 kept", ">= 2 kept", ">= 3 kept"]
@@ -158,7 +154,7 @@ def acceptance_table(maps: Sequence[AcceptanceMap]) -> Table:
 
 
 def cost_table(cells: Sequence[CostCell]) -> Table:
-    """Median time of each phase at each depth, over the context lengths and blocks that were measured, in ms."""
+    """Median time in ms of each phase at each depth, over the measured context lengths and blocks."""
     groups: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)  # a tree's budget, 0 for a chain
     for cell in cells:
         arm = (cell.method, cell.phase, cell.batch_size, cell.tree_budget or 0, cell.depth_k)
@@ -181,20 +177,20 @@ def cost_table(cells: Sequence[CostCell]) -> Table:
 
 
 def speed_table(requests: Sequence[Request]) -> Table:
-    """For each arm: tokens a second over its timed requests, and how many were token for token the same as plain.
+    """For each arm: tokens a second over its timed requests, and how many outputs equal plain decoding's.
 
-    Shape and batch size have a column where they are not those of every arm (a chain, batch 1).
+    Shape and batch size have a column only where arms differ in them.
     """
     groups: dict[tuple[str, str, int, int, int, str, str], list[Request]] = defaultdict(list)
     for r in requests:
         arm = (r.method, r.draft_key, r.tree_budget or 0, r.batch_size, r.depth_k, r.kernel, r.dtype)
         groups[arm].append(r)
     trees, batches = any(arm[2] for arm in groups), {arm[3] for arm in groups}
-    names = told_apart((method, key) for method, key, *_ in groups)
+    names = distinct_names((method, key) for method, key, *_ in groups)
     rows = []
     for (method, draft_key, budget, batch, depth, kernel, dtype), some in sorted(groups.items()):
-        found = tokens_per_s(some)
-        speed = "-" if found is None else f"{found:.1f}"
+        tokens_a_second = tokens_per_s(some)
+        speed = "-" if tokens_a_second is None else f"{tokens_a_second:.1f}"
         compared = [r for r in some if r.identical is not None]
         same = f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
         failed = sum(r.status == "error" for r in some)
@@ -217,6 +213,6 @@ def speed_table(requests: Sequence[Request]) -> Table:
     return Table(header, rows)
 
 
-def _columns(table: Table, names: Sequence[str]) -> Table:
+def _select_columns(table: Table, names: Sequence[str]) -> Table:
     places = [table.header.index(name) for name in names]
     return Table(list(names), [[row[place] for place in places] for row in table.rows], table.stressed)

@@ -1,7 +1,7 @@
-"""Charts as inline SVG: no library, no resource from elsewhere, colours from the page's own light and dark theme.
+"""Charts as inline SVG, without a library or external resources, in the colours of the page's light and dark theme.
 
-A chart is drawn in a box 440 wide that scales with the page. Every number in a chart also stands in a table beside it;
-hovering over a mark says it (`<title>`). Series differ in colour, marker and dash (marks.py).
+A chart is drawn in a box 440 wide that scales with the page. Every number in a chart is also in a table beside it, and
+in the tooltip of its mark (`<title>`). Series differ in colour, marker and dash (marks.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.report.marks import dash, marker
+from components.report.marks import dash_attribute, marker
 
 WIDTH, HEIGHT = 440, 280
 TALL, CROWDED = 360, 6  # a chart of more series or named places than CROWDED is TALL high
@@ -30,7 +30,7 @@ class Series(NamedTuple):
     """Points of one kind. style: "line" (with a band), "dots" (with error bars), or "level" (one horizontal line)."""
 
     name: str
-    colour: str  # a name in marks.MARKS, which is a CSS variable of the page: pred, meas, other, s4 ... s11, ink
+    colour: str  # a name in marks.STYLES, which is a CSS variable of the page: pred, meas, other, s4 ... s11, ink
     style: str
     points: Sequence[Point]
 
@@ -46,7 +46,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 class Axes:
-    """Where values fall in a box of some height."""
+    """The scales of a chart: from values to positions in a box of the given height."""
 
     def __init__(self, x_values: Sequence[float], y_low: float, y_high: float, height: int = HEIGHT) -> None:
         self.height, self.bottom = height, height - BOTTOM
@@ -73,7 +73,7 @@ def line_chart(
 ) -> str:
     """Lines with bands, dots with error bars and levels over whole-number x. marked_x: the chosen depth.
 
-    x_labels: what is written under x = 0, 1, ... instead of the numbers; where there are many, some are left out.
+    x_labels: texts under x = 0, 1, ... in place of the numbers; some of many are left out.
     """
     points = [p for s in series for p in s.points]
     x_values: Sequence[float] = sorted({p.x for s in series if s.style != "level" for p in s.points})
@@ -82,19 +82,19 @@ def line_chart(
     values = [v for p in points for v in (p.y, p.lo, p.hi) if v is not None]
     height = TALL if max(len(series), len(x_labels or ())) > CROWDED else HEIGHT
     axes = Axes(x_values, 0.0 if from_zero else min(values), max(values), height)
-    named, foot = fitted(x_labels) if x_labels is not None else (None, 0)
-    parts = [_frame(axes, x_values, x_label, unit, named, foot)]
+    labels, foot = fit_labels(x_labels) if x_labels is not None else (None, 0)
+    parts = [_frame(axes, x_values, x_label, unit, labels, foot)]
     if marked_x is not None:
         width = min(46.0, 0.84 * (axes.x(1) - axes.x(0)))
-        left = axes.x(marked_x) - width / 2
-        box = f'x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{axes.bottom - TOP}"'
+        x = axes.x(marked_x) - width / 2
+        box = f'x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{axes.bottom - TOP}"'
         parts.insert(0, f'<rect class="chosen" {box}/>')
-    parts += [_draw(s, axes, unit) for s in series]
+    parts += [_draw_series(s, axes, unit) for s in series]
     return _svg(parts, series, y_label, axes.height, foot)
 
 
-def fitted(labels: Sequence[str]) -> tuple[list[str], int]:
-    """Labels that fit under the axis, and the height they need below it: slanted where long, thinned out where many."""
+def fit_labels(labels: Sequence[str]) -> tuple[list[str], int]:
+    """(labels that fit under the axis, extra height below it); long labels are slanted, some of many are left out."""
     longest = max(map(len, labels))
     if len(labels) * (7 * longest + 8) <= WIDTH - LEFT - RIGHT:
         return list(labels), 0
@@ -111,16 +111,16 @@ def bar_chart(
     x_values = list(range(len(groups)))
     parts = [_frame(axes, x_values, x_label, " %", [label for label, _ in groups])]
     width = (axes.x(1) - axes.x(0)) * 0.72 / len(names)
-    width = min(width, 34.0)  # a single depth makes no slab
+    width = min(width, 34.0)  # keeps the bars of a single depth narrow
     for i, (label, vs) in enumerate(groups):
         for j, value in enumerate(vs):
             if value is None:
                 continue
             top, bottom = sorted((axes.y(100 * value), axes.y(0)))
             x = axes.x(i) + (j - len(names) / 2) * width
-            said = html.escape(f"{names[j][0]}, {x_label} {label}: {100 * value:.1f} %")
+            title = html.escape(f"{names[j][0]}, {x_label} {label}: {100 * value:.1f} %")
             box = f'x="{x + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" height="{max(bottom - top, 0.6):.1f}"'
-            parts.append(f'<rect style="{_bar_style(names[j][1], j)}" {box} rx="1.5"><title>{said}</title></rect>')
+            parts.append(f'<rect style="{_bar_style(names[j][1], j)}" {box} rx="1.5"><title>{title}</title></rect>')
     return _svg(parts, [Series(name, colour, "bar", []) for name, colour in names], y_label, axes.height)
 
 
@@ -154,15 +154,15 @@ def _frame(
     return "".join(parts)
 
 
-def _draw(series: Series, axes: Axes, unit: str) -> str:
+def _draw_series(series: Series, axes: Axes, unit: str) -> str:
     """The marks of one series."""
     colour = f"var(--{series.colour})"
     if series.style == "level":
         y = axes.y(series.points[0].y)
-        said = html.escape(f"{series.name}: {series.points[0].y:.2f}{unit}")
+        title = html.escape(f"{series.name}: {series.points[0].y:.2f}{unit}")
         return (
             f'<line class="level" style="stroke:{colour}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}">'
-            f"<title>{said}</title></line>"
+            f"<title>{title}</title></line>"
         )
     parts = []
     if series.style == "line":
@@ -172,7 +172,7 @@ def _draw(series: Series, axes: Axes, unit: str) -> str:
             over = [f"{axes.x(x):.1f},{axes.y(hi):.1f}" for x, _, hi in banded]
             under = [f"{axes.x(x):.1f},{axes.y(lo):.1f}" for x, lo, _ in reversed(banded)]
             parts.append(f'<polygon class="band" style="fill:{colour}" points="{" ".join(over + under)}"/>')
-        parts.append(f'<polyline class="line" style="stroke:{colour}"{dash(series.colour)} points="{path}"/>')
+        parts.append(f'<polyline class="line" style="stroke:{colour}"{dash_attribute(series.colour)} points="{path}"/>')
     for p in series.points:
         x, y = axes.x(p.x), axes.y(p.y)
         if series.style == "dots" and p.lo is not None and p.hi is not None:
@@ -182,27 +182,26 @@ def _draw(series: Series, axes: Axes, unit: str) -> str:
                 f'd="M{x - 4:.1f} {low:.1f}h8M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {high:.1f}h8"/>'
             )
         between = "" if p.lo is None or p.hi is None else f" [{p.lo:.2f}, {p.hi:.2f}]"
-        said = html.escape(f"{series.name}, {p.x:g}: {p.y:.2f}{unit}{between}")
-        parts.append(marker(series.colour, x, y, 4.2 if series.style == "dots" else 3.2, said))
+        title = html.escape(f"{series.name}, {p.x:g}: {p.y:.2f}{unit}{between}")
+        parts.append(marker(series.colour, x, y, 4.2 if series.style == "dots" else 3.2, title))
     return "".join(parts)
 
 
 def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str, height: int, foot: int = 0) -> str:
-    """Box, legend on top, and a name for readers that do not see it. A long legend takes rows
-    above the box."""
+    """The chart in its box, with a legend on top (in rows above the box where it is long) and a label for readers."""
     widths = [_SAMPLE[s.style] + 5 + _LETTER * len(s.name) + 14 for s in series]
-    left, columns = float(LEFT), len(series)
+    start, columns = float(LEFT), len(series)
     if LEFT + sum(widths) - 14 > WIDTH:  # one row is too little: columns of the same width
         most = max(1, int((WIDTH - 12 + 14) // max(widths)))
         lines = -(-len(series) // most)
-        left, columns = 12.0, -(-len(series) // lines)
+        start, columns = 12.0, -(-len(series) // lines)
     extra = 18 * (-(-len(series) // columns) - 1)
     legend = []
     for place, s in enumerate(series):
         row, column = divmod(place, columns)
-        x = left + (sum(widths[:place]) if columns == len(series) else column * max(widths))
+        x = start + (sum(widths[:place]) if columns == len(series) else column * max(widths))
         base = 18 * row - extra
-        legend.append(_sample(s, place, x, base + 13.5))
+        legend.append(_legend_sample(s, place, x, base + 13.5))
         at = f'x="{x + _SAMPLE[s.style] + 5:.1f}" y="{base + 18}"'
         legend.append(f'<text class="legend" {at}>{html.escape(s.name)}</text>')
     label = html.escape(y_label, quote=True)
@@ -214,15 +213,15 @@ _LETTER = 7.3  # width of a letter of the legend, of the widest font that the st
 _SAMPLE = {"line": 26, "level": 22, "dots": 10, "bar": 12}  # width of what stands before a name in the legend
 
 
-def _sample(series: Series, place: int, x: float, y: float) -> str:
-    """What a series looks like, from x on, around the height y. place: of its bar in a group."""
+def _legend_sample(series: Series, place: int, x: float, y: float) -> str:
+    """The legend's sample of a series, from x on, around height y. place: index of its bar in a group."""
     colour, width = series.colour, _SAMPLE[series.style]
     if series.style == "bar":
         box = f'x="{x:.1f}" y="{y - 4.5:.1f}" width="{width}" height="9"'
         return f'<rect style="{_bar_style(colour, place)}" {box} rx="2"/>'
     if series.style == "dots":
         return marker(colour, x + width / 2, y, 4.2)
-    kind, dashes = ("level", "") if series.style == "level" else ("line", dash(colour))
+    kind, dashes = ("level", "") if series.style == "level" else ("line", dash_attribute(colour))
     ends = f'x1="{x:.1f}" x2="{x + width:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
     joined = f'<line class="{kind}" style="stroke:var(--{colour})"{dashes} {ends}/>'
     return joined if series.style == "level" else joined + marker(colour, x + width / 2, y, 3.2)

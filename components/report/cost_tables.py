@@ -1,4 +1,4 @@
-"""Tables of what a pass costs: over batch size and context length, and before the first token."""
+"""Tables of times: a pass by batch size and context length, and the prefill."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from components.report.tables import Table, told_apart
+from components.report.tables import Table, distinct_names
 from components.rows import CostCell
 
 
-def cost_grid(cells: Sequence[CostCell], chosen: Mapping[str, int]) -> Table | None:
-    """One line for each drafter, batch size and context length; None where only one of them was measured.
+def cost_grid(cells: Sequence[CostCell], depths_to_show: Mapping[str, int]) -> Table | None:
+    """One line for each drafter, batch size and context length; None where only one pair of these was measured.
 
-    chosen: draft_key -> depth to show (that of the choice; where it is 0 the shallowest measured).
+    depths_to_show: draft_key -> the chosen depth; where that was not measured, the shallowest measured depth is shown.
     """
     chains = [c for c in cells if c.tree_budget is None]
-    places = sorted({(c.batch_size, c.kv_len) for c in chains if c.phase == "verify"})
-    if len(places) < 2:
+    sizes = sorted({(c.batch_size, c.kv_len) for c in chains if c.phase == "verify"})
+    if len(sizes) < 2:
         return None
     times: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)
     for c in chains:
@@ -26,9 +26,9 @@ def cost_grid(cells: Sequence[CostCell], chosen: Mapping[str, int]) -> Table | N
     rows = []
     for method, key in drafters:
         depths = sorted({c.depth_k for c in chains if c.draft_key == key and c.phase == "verify"})
-        depth = chosen.get(key) if chosen.get(key) in depths else depths[0]
+        depth = depths_to_show.get(key) if depths_to_show.get(key) in depths else depths[0]
         assert depth is not None
-        for batch, kv_len in places:
+        for batch, kv_len in sizes:
             cell = [times.get((key, phase, k, batch, kv_len)) for phase, k in (("verify", depth), ("draft", depth))]
             plain = times.get((key, "target_step", 0, batch, kv_len)) or times.get(
                 ("", "target_step", 0, batch, kv_len)
@@ -47,12 +47,12 @@ def cost_grid(cells: Sequence[CostCell], chosen: Mapping[str, int]) -> Table | N
 
 
 def prefill_table(cells: Sequence[CostCell]) -> Table | None:
-    """What is paid once a generation, by prompt length; None where it was not measured."""
+    """Time of the prefill by prompt length; None where it was not measured."""
     groups: dict[tuple[str, str, str, int, int], list[float]] = defaultdict(list)
     for c in cells:
         if c.phase in ("prefill", "draft_prefill"):
             groups[c.method, c.draft_key, c.phase, c.batch_size, c.num_rows].append(c.median_ns / 1e6)
-    names = told_apart((method, key) for method, key, *_ in groups)
+    names = distinct_names((method, key) for method, key, *_ in groups)
     words = {"prefill": "the target's pass over the prompt", "draft_prefill": "the drafter's intake and first proposal"}
     rows = [
         [

@@ -1,4 +1,4 @@
-"""The charts about depth: speedup, cost of a round, acceptance by position, marginal gain; and those by workload."""
+"""Charts by depth: speedup, cost of a round, acceptance by position, marginal gain; and speedup by workload."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[dict[str, Any]], ch
 def cost_chart(evals: Sequence[DepthEval], cells: Sequence[CostCell], choice: DepthChoice) -> str:
     """Times of verifying, drafting and both by depth, with the spread over timing blocks, and one plain step.
 
-    cells: of this drafter, chain only, at the batch size of the choice; [] draws the medians alone.
+    cells: of this drafter's chains at the batch size of the choice; [] draws only the medians.
     """
     drafted = [e for e in evals if e.depth_k]
-    blocks = {phase: _by_depth([c for c in cells if c.phase == phase]) for phase in ("verify", "draft")}
+    blocks = {phase: _block_times([c for c in cells if c.phase == phase]) for phase in ("verify", "draft")}
 
     def points(phase: str, name: str) -> list[Point]:
-        made = []
+        medians = []
         for e in drafted:
             times = blocks[phase].get(e.depth_k, [])
             several = len(times) > 1
-            made.append(
+            medians.append(
                 Point(e.depth_k, getattr(e, name), min(times) if several else None, max(times) if several else None)
             )
-        return made
+        return medians
 
     both = [Point(e.depth_k, e.t_verify_ms + e.t_draft_ms) for e in drafted]
     series = [
@@ -54,25 +54,29 @@ def cost_chart(evals: Sequence[DepthEval], cells: Sequence[CostCell], choice: De
     return line_chart(series, "draft depth k", "cost of a round by draft depth", choice.depth_k or None, " ms", True)
 
 
-def _by_depth(cells: Sequence[CostCell]) -> dict[int, list[float]]:
-    """Depth -> the time of each block in ms, the median over context lengths."""
+def _block_times(cells: Sequence[CostCell]) -> dict[int, list[float]]:
+    """Depth -> the time in ms of each timing block, the median over context lengths."""
     blocks: dict[tuple[int, int], list[float]] = {}
     for c in cells:
         blocks.setdefault((c.depth_k, c.block), []).append(c.median_ns / 1e6)
-    found: dict[int, list[float]] = {}
+    by_depth: dict[int, list[float]] = {}
     for (depth, _), times in sorted(blocks.items()):
-        found.setdefault(depth, []).append(median(times))
-    return found
+        by_depth.setdefault(depth, []).append(median(times))
+    return by_depth
 
 
 def acceptance_chart(summary: dict[str, Any]) -> str:
-    """How often the i-th draft is kept: of all uncut rounds, and of those in which the drafts before it were kept."""
+    """How often the i-th draft token is kept: of all uncut rounds, and of those in which all before it were kept."""
     rounds = summary["reached"][0] if summary["reached"] else 0
     pairs = list(zip(summary["reached"], summary["kept"], strict=True))
-    given = [Point(i, 100 * kept / reached) for i, (reached, kept) in enumerate(pairs, start=1) if reached]
-    joint = [Point(i, 100 * kept / rounds) for i, (_, kept) in enumerate(pairs, start=1) if rounds]
+    conditional = [
+        Point(i, 100 * num_kept / num_reached)
+        for i, (num_reached, num_kept) in enumerate(pairs, start=1)
+        if num_reached
+    ]
+    joint = [Point(i, 100 * num_kept / rounds) for i, (_, num_kept) in enumerate(pairs, start=1) if rounds]
     series = [
-        Series("kept, given those before", "pred", "line", given or [Point(1, 0.0)]),
+        Series("kept, given those before", "pred", "line", conditional or [Point(1, 0.0)]),
         Series("kept, of all uncut rounds", "meas", "line", joint or [Point(1, 0.0)]),
     ]
     return line_chart(
@@ -81,7 +85,7 @@ def acceptance_chart(summary: dict[str, Any]) -> str:
 
 
 def marginal_chart(evals: Sequence[DepthEval]) -> str:
-    """What the k-th draft adds in tokens and in time; it pays while gain exceeds cost."""
+    """The tokens and the time that the k-th draft token adds; it pays while gain exceeds cost."""
     drafted = [e for e in evals if e.depth_k]
     groups = [(str(e.depth_k), [e.marginal_gain, e.marginal_cost]) for e in drafted]
     return bar_chart(

@@ -1,10 +1,10 @@
-"""Predicted, ours and the engine side by side, in one table: did an engine that served the drafter do as we do?"""
+"""The table that compares an engine serving the drafter with our own loop and with the prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from components.report.tables import Table, times
+from components.report.tables import Table, format_ratio
 from components.rows import EngineComparison
 
 
@@ -17,9 +17,9 @@ def engine_table(rows: Iterable[EngineComparison]) -> Table:
             row.method,
             str(row.depth_k),
             row.workload,
-            _texts(row),
-            *(_length(value) for value in (row.al_pred, row.al_ours, row.al_engine)),
-            *(times(value) for value in (row.speedup_pred, row.speedup_ours, row.speedup_engine)),
+            _same_texts(row),
+            *(_format_length(value) for value in (row.al_pred, row.al_ours, row.al_engine)),
+            *(format_ratio(value) for value in (row.speedup_pred, row.speedup_ours, row.speedup_engine)),
             row.verdict.replace("_", " "),
         ]
         for row in rows
@@ -29,12 +29,12 @@ def engine_table(rows: Iterable[EngineComparison]) -> Table:
     return Table(header, cells)
 
 
-def _texts(row: EngineComparison) -> str:
+def _same_texts(row: EngineComparison) -> str:
     if not row.num_compared:
         return "not compared"
-    said = f"{row.num_identical} of {row.num_compared}"
-    return f"{said}, {row.num_ties} at a tie" if row.num_ties else said
+    share = f"{row.num_identical} of {row.num_compared}"
+    return f"{share}, {row.num_ties} at a tie" if row.num_ties else share
 
 
-def _length(value: float | None) -> str:
+def _format_length(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""Step `report.compare_languages`: what each training mix gives each language, as a table and charts on one page.
+"""Step `report.compare_languages`: acceptance of each training mix in each language, in a table and charts.
 
 It reads the rows of `speedup.measure_languages` and, where a depth was chosen by language, the speedups of a policy.
 """
@@ -15,11 +15,10 @@ from components.report.charts import Point, Series, bar_chart, line_chart
 from components.report.marks import PALETTE
 from components.report.pictures import side_by_side, write_pictures
 from components.report.render import render
-from components.report.tables import Table, bounds, in_print, percent, times
+from components.report.tables import Table, format_interval, format_percent, format_ratio, method_title
 from components.report.trained_on import trained_on
-from components.rows import AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
+from components.rows import ALL, AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
 
-ALL = "all"
 NAMES: Final = {
     "ar": "Arabic",
     "de": "German",
@@ -59,11 +58,11 @@ def compare_languages(
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
     write_pictures(ctx.out, {"languages": one_chart}, [("languages", facts["table"]), ("speedups", facts["speedups"])])
-    return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": " ".join(facts["sentences"])})
+    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": " ".join(facts["sentences"])})
 
 
 def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: str) -> dict[str, Any]:
-    """What the template is given."""
+    """The variables of the template."""
     rows = read_rows(languages.path, AcceptanceByLanguage)
     if not rows:
         raise UserError(f"languages ({languages.key[:12]}): no rows by language; wire speedup.measure_languages")
@@ -75,7 +74,7 @@ def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: 
         "sentences": findings(rows),
         "shown": any(row.verdict == "lower" for row in rows),
         "depth": rows[0].depth_k,
-        "method": in_print(rows[0].method),
+        "method": method_title(rows[0].method),
         "table": language_table(rows),
         "charts": language_charts(rows, mixes),
         "speedups": speedup_table(choices, rows, mixes),
@@ -84,39 +83,39 @@ def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: 
 
 
 def in_english(code: str) -> str:
-    """The name of a language, or its code where the name is not known here."""
+    """The English name of a language, or its code where it is not in NAMES."""
     return NAMES.get(code, code)
 
 
 def mix_names(rows: Sequence[AcceptanceByLanguage]) -> dict[str, str]:
-    """Drafter -> what its mix is called: its training languages, the key added where two mixes have the same."""
+    """Key of a drafter -> name of its mix: the training languages, with the key where two mixes have the same."""
     trained = {row.draft_key: " + ".join(map(in_english, sorted(row.trained_on))) or "nothing" for row in rows}
-    said = list(trained.values())
-    return {key: name if said.count(name) == 1 else f"{name} ({key[:6]})" for key, name in trained.items()}
+    names = list(trained.values())
+    return {key: name if names.count(name) == 1 else f"{name} ({key[:6]})" for key, name in trained.items()}
 
 
 def findings(rows: Sequence[AcceptanceByLanguage]) -> list[str]:
-    """A sentence for each language that a mix lacks and the baseline's has; else one for each mix over all prompts."""
+    """A sentence for each language that a mix lacks and the baseline has; else one for each mix over all prompts."""
     first = {row.language: row for row in rows if row.verdict == "baseline"}
     others = [row for row in rows if row.verdict != "baseline"]
     lacking = [
         row for row in others if row.language in first[row.language].trained_on and row.language not in row.trained_on
     ]
-    said = []
+    sentences = []
     for row in lacking or [row for row in others if row.language == ALL]:
         before, name = first[row.language], in_english(row.language)
         mix = f"Without {name} in the training mix" if row in lacking else f"Trained on {' + '.join(row.trained_on)}"
-        said.append(f"{mix}, acceptance length on {name} {_moved(row, before)}.")
-    return said or ["One training mix: nothing to compare it with."]
+        sentences.append(f"{mix}, acceptance length on {name} {_describe_change(row, before)}.")
+    return sentences or ["One training mix: nothing to compare it with."]
 
 
-def _moved(row: AcceptanceByLanguage, before: AcceptanceByLanguage) -> str:
+def _describe_change(row: AcceptanceByLanguage, before: AcceptanceByLanguage) -> str:
     how = {"lower": "falls", "higher": "rises"}.get(row.verdict, "moves")
-    shown = "" if row.verdict in ("lower", "higher") else ", which is not shown to be a difference"
-    return f"{how} from {before.al:.2f} to {row.al:.2f}: {change_of(row)} tokens a round{shown}"
+    caveat = "" if row.verdict in ("lower", "higher") else ", which is not shown to be a difference"
+    return f"{how} from {before.al:.2f} to {row.al:.2f}: {format_change(row)} tokens a round{caveat}"
 
 
-def change_of(row: AcceptanceByLanguage) -> str:
+def format_change(row: AcceptanceByLanguage) -> str:
     """The paired difference with its interval; "-" for the baseline."""
     if row.change is None or row.change_lo is None or row.change_hi is None:
         return "-"
@@ -124,9 +123,11 @@ def change_of(row: AcceptanceByLanguage) -> str:
 
 
 def language_table(rows: Sequence[AcceptanceByLanguage]) -> Table:
-    """One line for each language and mix, languages together, all of them last."""
+    """One line for each language and mix, grouped by language; "all languages" is last."""
     mixes = mix_names(rows)
-    ordered = sorted(rows, key=lambda row: (row.language == ALL, row.language))  # stable: the baseline stays first
+    ordered = sorted(
+        rows, key=lambda row: (row.language == ALL, row.language)
+    )  # a stable sort: the baseline stays first
     return Table(
         [
             "language",
@@ -144,10 +145,10 @@ def language_table(rows: Sequence[AcceptanceByLanguage]) -> Table:
                 mixes[row.draft_key],
                 f"{row.num_trained_on:,}",
                 str(row.num_prompts),
-                f"{row.al:.2f}{bounds(row.al_lo, row.al_hi)}",
-                change_of(row),
+                f"{row.al:.2f}{format_interval(row.al_lo, row.al_hi)}",
+                format_change(row),
                 row.verdict,
-                percent(row.coverage),
+                format_percent(row.coverage),
             ]
             for row in ordered
         ],
@@ -155,33 +156,35 @@ def language_table(rows: Sequence[AcceptanceByLanguage]) -> Table:
 
 
 def language_charts(rows: Sequence[AcceptanceByLanguage], mixes: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(title, what it shows, chart): acceptance, differences of several mixes, the draft vocabulary where counted."""
+    """(title, description, chart): acceptance, differences between mixes, and draft vocabulary where it was counted."""
     codes = sorted({row.language for row in rows} - {ALL}) or [ALL]
     at = {code: place for place, code in enumerate(codes)}
     labels = [in_english(code) for code in codes]
     colours = dict(zip(mixes, PALETTE * len(mixes), strict=False))
-    kept: list[Series] = []
-    moved: list[Series] = []
+    lengths: list[Series] = []
+    changes: list[Series] = []
     for number, (key, name) in enumerate(mixes.items()):
-        own = [row for row in rows if row.draft_key == key and row.language in at]
+        of_mix = [row for row in rows if row.draft_key == key and row.language in at]
         aside = 0.16 * (number - (len(mixes) - 1) / 2)
-        points = [Point(at[row.language] + aside, row.al, row.al_lo, row.al_hi) for row in own]
-        kept.append(Series(f"trained on {name}", colours[key], "dots", points))
-        changed = [(row, row.change) for row in own if row.change is not None]
+        points = [Point(at[row.language] + aside, row.al, row.al_lo, row.al_hi) for row in of_mix]
+        lengths.append(Series(f"trained on {name}", colours[key], "dots", points))
+        changed = [(row, row.change) for row in of_mix if row.change is not None]
         if changed:
             points = [Point(at[row.language] + aside, by, row.change_lo, row.change_hi) for row, by in changed]
-            moved.append(Series(f"trained on {name}", colours[key], "dots", points))
+            changes.append(Series(f"trained on {name}", colours[key], "dots", points))
     charts = [
         (
             "Acceptance length",
             "Tokens kept a round, the target's own included, with 95 % intervals over prompts.",
-            line_chart(kept, "language of the prompt", "acceptance length by language", x_labels=labels),
+            line_chart(lengths, "language of the prompt", "acceptance length by language", x_labels=labels),
         )
     ]
-    if moved:
+    if changes:
         first = next(iter(mixes.values()))
-        moved.append(Series(f"trained on {first} (first mix)", colours[next(iter(mixes))], "level", [Point(0, 0.0)]))
-        chart = line_chart(moved, "language of the prompt", "change of acceptance length by language", x_labels=labels)
+        changes.append(Series(f"trained on {first} (first mix)", colours[next(iter(mixes))], "level", [Point(0, 0.0)]))
+        chart = line_chart(
+            changes, "language of the prompt", "change of acceptance length by language", x_labels=labels
+        )
         charts.append(("Difference", "Against the first mix on the same prompts, resampled together.", chart))
     if all(row.coverage is not None for row in rows):
         share = {(row.language, row.draft_key): row.coverage for row in rows}
@@ -195,13 +198,13 @@ def language_charts(rows: Sequence[AcceptanceByLanguage], mixes: Mapping[str, st
 def speedup_table(
     choices: Sequence[DepthChoice], rows: Sequence[AcceptanceByLanguage], mixes: Mapping[str, str]
 ) -> Table | None:
-    """Chosen depth and speedups of every mix on every language; None where depths were not chosen by language."""
+    """Chosen depth and speedups of every mix in every language; None where depths were not chosen by language."""
     codes = {row.language for row in rows}
-    found = sorted(
+    of_languages = sorted(
         (c for c in choices if c.workload in codes and c.draft_key in mixes and c.kv_len is None),
         key=lambda c: (c.workload == ALL, c.workload, list(mixes).index(c.draft_key), c.batch_size),
     )
-    if not any(c.workload != ALL for c in found):
+    if not any(c.workload != ALL for c in of_languages):
         return None
     return Table(
         ["language", "trained on", "depth", "predicted", "measured", "verdict"],
@@ -210,10 +213,10 @@ def speedup_table(
                 in_english(c.workload),
                 mixes[c.draft_key],
                 str(c.depth_k),
-                f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-                f"{times(c.speedup_meas)}{bounds(c.meas_lo, c.meas_hi)}",
+                f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
+                f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
                 c.verdict.replace("_", " "),
             ]
-            for c in found
+            for c in of_languages
         ],
     )

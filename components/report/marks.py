@@ -1,8 +1,8 @@
-"""How series are told apart: by colour, and without it (colour-blind readers, grey print) by marker and dash.
+"""The styles of series: a colour, and for colour-blind readers and grey print a marker and a dash.
 
-The colours stand in style.css.jinja by these names, once for light pages and paper, once for dark ones. They lie far
-apart to normal sight and to the three kinds of colour-blind sight, each at contrast 3 or more with the card behind it;
-tests/components/report/test_marks.py holds them to that.
+style.css.jinja defines the colours by these names, for light pages and paper and for dark pages. They differ clearly
+for normal sight and the three kinds of colour blindness, each with a contrast of 3 or more to the card behind it;
+tests/components/report/test_marks.py checks this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 
-class Mark(NamedTuple):
+class SeriesStyle(NamedTuple):
     """A marker, and the dash of the lines that join such markers."""
 
     shape: str  # a key of _SHAPES, or "circle"
@@ -26,33 +26,33 @@ _SHAPES: Final = {  # SVG path commands from the middle on, all relative, for ra
     "cross": "m -1 -1 l 2 2 m 0 -2 l -2 2",
     "plus": "m -1.3 0 h 2.6 m -1.3 -1.3 v 2.6",
 }
-MARKS: Final = {
-    "pred": Mark("circle", True, ""),
-    "meas": Mark("square", True, ""),
-    "other": Mark("triangle", True, ""),
-    "s4": Mark("diamond", True, ""),
-    "s5": Mark("triangle down", True, ""),
-    "s6": Mark("circle", False, "7 3"),
-    "s7": Mark("square", False, "7 3"),
-    "s8": Mark("triangle", False, "7 3"),
-    "s9": Mark("diamond", False, "7 3"),
-    "s10": Mark("cross", False, "2 2.5"),
-    "s11": Mark("plus", False, "2 2.5"),
-    "ink": Mark("triangle down", False, ""),
+STYLES: Final = {
+    "pred": SeriesStyle("circle", True, ""),
+    "meas": SeriesStyle("square", True, ""),
+    "other": SeriesStyle("triangle", True, ""),
+    "s4": SeriesStyle("diamond", True, ""),
+    "s5": SeriesStyle("triangle down", True, ""),
+    "s6": SeriesStyle("circle", False, "7 3"),
+    "s7": SeriesStyle("square", False, "7 3"),
+    "s8": SeriesStyle("triangle", False, "7 3"),
+    "s9": SeriesStyle("diamond", False, "7 3"),
+    "s10": SeriesStyle("cross", False, "2 2.5"),
+    "s11": SeriesStyle("plus", False, "2 2.5"),
+    "ink": SeriesStyle("triangle down", False, ""),
 }
-PALETTE: Final = tuple(name for name in MARKS if name != "ink")
-"""Colours of series that are many of a kind, in the order of their use."""
+PALETTE: Final = tuple(name for name in STYLES if name != "ink")
+"""Colours of several series of the same kind, in the order of their use."""
 
 
-def dash(colour: str) -> str:
+def dash_attribute(colour: str) -> str:
     """The attribute that dashes a line of this colour; "" for a solid one."""
-    pattern = MARKS[colour].dash
+    pattern = STYLES[colour].dash
     return f' stroke-dasharray="{pattern}"' if pattern else ""
 
 
 def marker(colour: str, x: float, y: float, radius: float, title: str = "") -> str:
-    """The marker of a colour with its middle at (x, y); title: what hovering over it says, escaped already."""
-    mark = MARKS[colour]
+    """The marker of a colour with its centre at (x, y). title: its tooltip, already escaped."""
+    mark = STYLES[colour]
     fill = f"var(--{colour})" if mark.filled else "var(--card)"
     if mark.shape == "circle":
         r = f"{radius:g}"
@@ -61,6 +61,6 @@ def marker(colour: str, x: float, y: float, radius: float, title: str = "") -> s
         path = " ".join(
             piece if piece.isalpha() else f"{float(piece) * radius:g}" for piece in _SHAPES[mark.shape].split()
         )
-    said = f"<title>{title}</title>" if title else ""
+    tooltip = f"<title>{title}</title>" if title else ""
     style = f"fill:{fill};stroke:var(--{colour})"
-    return f'<path class="mark" style="{style}" d="M{x:.1f} {y:.1f}{path}">{said}</path>'
+    return f'<path class="mark" style="{style}" d="M{x:.1f} {y:.1f}{path}">{tooltip}</path>'

@@ -1,7 +1,7 @@
 """Step `report.compare_methods`: every drafter on the same prompts, in one table and one chart.
 
-Acceptance by depth, cost by depth, predicted and measured speedup come from the depth policy, parameters and training
-time from the drafters' own files. Trees stand beside the chains of the same drafter where they were measured.
+Acceptance, cost and speedups come from the depth policy, parameters and training times from the drafters' files. Trees
+are shown beside the chains of the same drafter where they were measured.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from components.report.charts import Point, Series, line_chart
 from components.report.marks import PALETTE
 from components.report.pictures import side_by_side, write_pictures
 from components.report.render import render
-from components.report.summary import verdict_in_words
-from components.report.tables import Table, bounds, flag_table, times
-from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
-
-ALL = "all"
+from components.report.summary import read_policy, verdict_in_words
+from components.report.tables import Table, flag_table, format_interval, format_ratio
+from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """One line of the table. evals: its chain at every depth; trees: its trees. parameters, minutes None: not known."""
+    """One line of the table. evals: its chain at every depth. parameters, minutes (of training): None where unknown."""
 
     name: str
     choice: DepthChoice
@@ -36,8 +34,8 @@ class Drafter:
     parameters: int | None
     minutes: float | None
 
-    def chosen(self) -> DepthEval:
-        """Its row at the depth chosen for it."""
+    def at_chosen_depth(self) -> DepthEval:
+        """The row of its chosen depth."""
         return next(e for e in self.evals if e.depth_k == self.choice.depth_k)
 
 
@@ -60,15 +58,12 @@ def compare_methods(
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
     write_pictures(ctx.out, {"methods": one_chart}, [("methods", facts["table"]), ("trees", facts["trees"])])
-    return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
+    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
 
 
 def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> dict[str, Any]:
-    """What the template is given."""
-    file = policy.path / "policy.json"
-    if not file.is_file():
-        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
-    raw = json.loads(file.read_text(encoding="utf-8"))
+    """The variables of the template."""
+    raw = read_policy(policy)
     drafters = find_drafters(drafts, policy)
     flags = read_rows(policy.path, QualityFlag)
     return {
@@ -83,7 +78,7 @@ def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> d
 
 
 def find_drafters(drafts: Sequence[Draft], policy: DepthPolicy) -> list[Drafter]:
-    """Every drafter that a depth was chosen for, at its smallest batch size, the fastest first."""
+    """Every drafter with a chosen depth, at its smallest batch size, the fastest first."""
     choices = [c for c in read_rows(policy.path, DepthChoice) if c.workload == ALL and c.kv_len is None]
     evals = [e for e in read_rows(policy.path, DepthEval) if e.workload == ALL]
     if not choices:
@@ -91,20 +86,22 @@ def find_drafters(drafts: Sequence[Draft], policy: DepthPolicy) -> list[Drafter]
     smallest: dict[str, DepthChoice] = {}
     for c in sorted(choices, key=lambda c: c.batch_size):
         smallest.setdefault(c.draft_key, c)
-    own = {draft.key: draft for draft in drafts}
+    drafts_by_key = {draft.key: draft for draft in drafts}
     methods = [c.method for c in smallest.values()]
-    found = []
+    drafters = []
     for key, c in smallest.items():
-        mine = [e for e in evals if (e.draft_key, e.batch_size) == (key, c.batch_size)]
-        chain = sorted((e for e in mine if e.tree_budget is None), key=lambda e: e.depth_k)
-        trees = sorted((e for e in mine if e.tree_budget is not None), key=lambda e: (e.depth_k, e.tree_budget or 0))
+        of_drafter = [e for e in evals if (e.draft_key, e.batch_size) == (key, c.batch_size)]
+        chain = sorted((e for e in of_drafter if e.tree_budget is None), key=lambda e: e.depth_k)
+        trees = sorted(
+            (e for e in of_drafter if e.tree_budget is not None), key=lambda e: (e.depth_k, e.tree_budget or 0)
+        )
         name = c.method if methods.count(c.method) == 1 else f"{c.method} {key[:6]}"
-        found.append(Drafter(name, c, tuple(chain), tuple(trees), *_facts(own.get(key))))
-    return sorted(found, key=lambda d: -(d.choice.speedup_meas or d.choice.speedup_pred))
+        drafters.append(Drafter(name, c, tuple(chain), tuple(trees), *_recorded_facts(drafts_by_key.get(key))))
+    return sorted(drafters, key=lambda d: -(d.choice.speedup_meas or d.choice.speedup_pred))
 
 
-def _facts(draft: Draft | None) -> tuple[int | None, float | None]:
-    """(parameters, training minutes) as the drafter's own files say them."""
+def _recorded_facts(draft: Draft | None) -> tuple[int | None, float | None]:
+    """(parameters, training minutes) from the drafter's files; None where unknown or not trained."""
     if draft is None:
         return None, None
     parameters = json.loads((draft.path / "draft.json").read_text(encoding="utf-8")).get("num_parameters")
@@ -114,35 +111,35 @@ def _facts(draft: Draft | None) -> tuple[int | None, float | None]:
 
 
 def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]], winner: str | None) -> Table:
-    """One line a drafter; decoding without any model (prompt lookup) from its measured arm."""
+    """One line a drafter; prompt lookup, which has no drafter, is added from its measured arm."""
     rows = []
     for d in drafters:
-        e, c = d.chosen(), d.choice
+        e, c = d.at_chosen_depth(), d.choice
         rows.append(
             [
                 d.name,
                 "-" if d.parameters is None else f"{d.parameters:,}",
                 "-" if d.minutes is None else f"{d.minutes:.1f}",
                 str(c.depth_k),
-                f"{e.al:.2f}{bounds(e.al_lo, e.al_hi) if c.depth_k else ''}",
+                f"{e.al:.2f}{format_interval(e.al_lo, e.al_hi) if c.depth_k else ''}",
                 f"{e.cost_ratio:.2f}",
-                f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-                f"{times(c.speedup_meas)}{bounds(c.meas_lo, c.meas_hi)}",
+                f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
+                f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
                 c.verdict.replace("_", " "),
             ]
         )
-    known = {d.choice.method for d in drafters}
+    methods = {d.choice.method for d in drafters}
     for a in arms:
-        if a["workload"] == ALL and a["method"] not in {*known, "none"} and not a["draft_key"]:
+        if a["workload"] == ALL and a["method"] not in {*methods, "none"} and not a["draft_key"]:
             al = "-" if a["al"] is None else f"{a['al']:.2f} on {a['num_prompts']} timed prompts"
-            speed = f"{times(a['speedup'])}{bounds(a['lo'], a['hi'])}"
+            speed = f"{format_ratio(a['speedup'])}{format_interval(a['lo'], a['hi'])}"
             rows.append([a["method"], "0", "-", str(a["depth_k"]), al, "-", "-", speed, "-"])
     header = ["method", "parameters", "training minutes", "depth", "AL", "cost", "predicted", "measured", "verdict"]
     return Table(header, rows, next((i for i, d in enumerate(drafters) if d.choice.draft_key == winner), None))
 
 
 def methods_charts(drafters: Sequence[Drafter]) -> list[tuple[str, str, str]]:
-    """(title, what it shows, chart): acceptance, cost and speedup by depth, and both speedups at the chosen depth."""
+    """(title, description, chart): acceptance, cost and speedup by depth, and both speedups at the chosen depth."""
     lines: dict[str, list[Series]] = {"al": [], "cost_ratio": [], "speedup_pred": []}
     for i, d in enumerate(drafters):
         for quantity, series in lines.items():
@@ -187,8 +184,8 @@ def tree_table(drafters: Sequence[Drafter]) -> Table | None:
                     f"{tree.al:.2f}",
                     "-" if chain is None else f"{chain.al:.2f}",
                     f"{tree.cost_ratio:.2f}",
-                    f"{times(tree.speedup_pred)}{bounds(tree.pred_lo, tree.pred_hi)}",
-                    "-" if chain is None else times(chain.speedup_pred),
+                    f"{format_ratio(tree.speedup_pred)}{format_interval(tree.pred_lo, tree.pred_hi)}",
+                    "-" if chain is None else format_ratio(chain.speedup_pred),
                     "tree" if tree.speedup_pred > best else "chain",
                 ]
             )

@@ -1,7 +1,7 @@
-"""One self-contained page about a drafter: verdict first, then every number behind it, nothing loaded from elsewhere.
+"""Step `report.write_page`: one self-contained page about a drafter, the verdict first, then every number behind it.
 
-The page reads the depth policy (rows and policy.json) and counts what the measuring steps stored; what was not measured
-has no section. Words stand in page.html.jinja, looks in style.css.jinja; charts and tables lie beside it as files.
+The page reads the depth policy (rows and policy.json) and counts the rows of the measuring steps; what was not measured
+has no section. The text is in page.html.jinja, the style in style.css.jinja; charts and tables are also files.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from components.report.depth_charts import acceptance_chart, cost_chart, margina
 from components.report.engine_tables import engine_table
 from components.report.pictures import write_pictures
 from components.report.render import render
-from components.report.summary import VERDICTS, summarise, verdict_in_words
+from components.report.summary import VERDICTS, read_policy, summarise, verdict_in_words
 from components.report.tables import (
     Table,
     arm_table,
     choice_table,
     comparison_table,
     depth_table,
+    drafter_name,
     drift_table,
     edge_table,
+    evals_by_depth,
     flag_table,
     gate_table,
-    in_print,
-    named,
+    method_title,
     ranking_table,
 )
 from components.report.trained_on import trained_on
 from components.report.weights_tables import weights_table
 from components.rows import (
+    ALL,
     AcceptanceMap,
     CostCell,
     DepthChoice,
@@ -48,8 +50,6 @@ from components.rows import (
     Request,
     read_rows,
 )
-
-ALL = "all"
 
 
 def write_page(
@@ -87,7 +87,7 @@ def write_page(
     text = render("page.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     write_pictures(ctx.out, charts_of(facts), tables_of(facts))
-    return Page.made(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
+    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
 
 
 def page_facts(
@@ -98,11 +98,8 @@ def page_facts(
     release: Release | None,
     title: str,
 ) -> dict[str, Any]:
-    """What the template is given: words, tables and charts."""
-    file = policy.path / "policy.json"
-    if not file.is_file():
-        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
-    raw = json.loads(file.read_text(encoding="utf-8"))
+    """The variables of the template: texts, tables and charts."""
+    raw = read_policy(policy)
     every_choice = read_rows(policy.path, DepthChoice)
     choices = [c for c in every_choice if c.kv_len is None]
     contexts = [c for c in every_choice if c.kv_len is not None]
@@ -135,7 +132,7 @@ def page_facts(
         "drafters": [drafter_facts(c, evals, raw, arms, cells) for c in winner_first],
         "choices": choice_table(choices, raw["winner"], roles),
         "workload_chart": workload_chart(by_workload) if len(by_workload) > 2 else "",
-        "mixtures": [_mixture(mixture) for mixture in raw.get("mixtures") or []],
+        "mixtures": [_describe_mixture(mixture) for mixture in raw.get("mixtures") or []],
         "edge": edge_table(winner_first, evals, roles),
         "contexts": choice_table(contexts, None, roles) if contexts else None,
         "ranking": ranking_table(raw.get("ranking") or []),
@@ -152,8 +149,8 @@ def page_facts(
         "rule": raw["rule"],
         "dtype": raw["dtype"],
         "kernel": raw["kernel"],
-        "counts": _counts(acceptance, cells, requests),
-        "keys": _keys(policy, acceptance, cost, end_to_end, release, raw),
+        "counts": _count_rows(acceptance, cells, requests),
+        "keys": _key_table(policy, acceptance, cost, end_to_end, release, raw),
     }
 
 
@@ -165,10 +162,7 @@ def drafter_facts(
     cells: Sequence[CostCell],
 ) -> dict[str, Any]:
     """One drafter at one batch size: its table and its charts."""
-    mine = sorted(
-        (e for e in evals if (e.draft_key, e.workload, e.batch_size) == (choice.draft_key, ALL, choice.batch_size)),
-        key=lambda e: e.depth_k,
-    )
+    by_depth = evals_by_depth(choice, evals)
     positions = [a for a in raw["acceptance"] if a["draft_key"] == choice.draft_key and a["workload"] == ALL]
     deepest = max(positions, key=lambda a: a["depth_k"])
     host = [r for r in raw["rounds"] if (r["draft_key"], r["batch_size"]) == (choice.draft_key, choice.batch_size)]
@@ -176,24 +170,24 @@ def drafter_facts(
         c for c in cells if (c.draft_key, c.batch_size, c.tree_budget) == (choice.draft_key, choice.batch_size, None)
     ]
     return {
-        "name": named(in_print(choice.method), choice.draft_key, raw["roles"]),
+        "name": drafter_name(method_title(choice.method), choice.draft_key, raw["roles"]),
         "choice": choice,
         "won": bool(raw["winner"] and raw["winner"]["draft_key"] == choice.draft_key),
-        "table": depth_table(mine, choice.depth_k),
-        "speedup_chart": speedup_chart(mine, arms, choice),
-        "cost_chart": cost_chart(mine, timed, choice),
+        "table": depth_table(by_depth, choice.depth_k),
+        "speedup_chart": speedup_chart(by_depth, arms, choice),
+        "cost_chart": cost_chart(by_depth, timed, choice),
         "acceptance_chart": acceptance_chart(deepest),
-        "marginal_chart": marginal_chart(mine),
-        "conventions": deepest if not choice.depth_k else _at(positions, choice.depth_k),
-        # The formula alone, for comparison where host time is part of the prediction.
-        "bare": next(e.al / e.cost_ratio for e in mine if e.depth_k == choice.depth_k),
+        "marginal_chart": marginal_chart(by_depth),
+        "conventions": deepest if not choice.depth_k else _summary_at(positions, choice.depth_k),
+        # The formula without host time, for comparison where the prediction includes it.
+        "bare": next(e.al / e.cost_ratio for e in by_depth if e.depth_k == choice.depth_k),
         "host": [(r["depth_k"], r["t_host_ms"]) for r in host if r["t_host_ms"] is not None],
         "coverage": sorted({a["num_prompts"] for a in arms if a["draft_key"] == choice.draft_key}),
     }
 
 
 def charts_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """File name -> chart, of everything that is drawn on the page."""
+    """File name -> chart, for every chart of the page."""
     charts = {"speedup-by-workload": facts["workload_chart"]} if facts["workload_chart"] else {}
     for d in facts["drafters"]:
         name = f"{d['choice'].method}-{d['choice'].draft_key[:8]}-batch-{d['choice'].batch_size}"
@@ -203,7 +197,7 @@ def charts_of(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tables_of(facts: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
-    """File name and table, of everything that stands on the page; None where there is none."""
+    """(file name, table) of every table of the page; None for a table without rows."""
     names = (
         "choices",
         "edge",
@@ -217,19 +211,17 @@ def tables_of(facts: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
         "served",
         "arms",
     )
-    named_tables = [
-        (name.replace("_", "-"), facts[name]) for name in (*names, "arms_by_workload", "gate_table", "flags")
-    ]
+    tables = [(name.replace("_", "-"), facts[name]) for name in (*names, "arms_by_workload", "gate_table", "flags")]
     for d in facts["drafters"]:
         batch = f"batch-{d['choice'].batch_size}"
-        named_tables.append((f"depths-{d['choice'].method}-{d['choice'].draft_key[:8]}-{batch}", d["table"]))
-    return named_tables
+        tables.append((f"depths-{d['choice'].method}-{d['choice'].draft_key[:8]}-{batch}", d["table"]))
+    return tables
 
 
-def _counts(
+def _count_rows(
     acceptance: Sequence[Measurements], cells: Sequence[CostCell], requests: Sequence[Request]
 ) -> dict[str, int]:
-    """What the numbers rest on."""
+    """Kind of row -> number of rows behind the page."""
     return {
         "acceptance maps": sum(len(read_rows(m.path, AcceptanceMap)) for m in acceptance),
         "cost cells": len(cells),
@@ -239,17 +231,17 @@ def _counts(
     }
 
 
-def _at(positions: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
+def _summary_at(positions: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
     return next(a for a in positions if a["depth_k"] == depth)
 
 
-def _mixture(mixture: Mapping[str, Any]) -> str:
+def _describe_mixture(mixture: Mapping[str, Any]) -> str:
     """One depth for several workloads, in a sentence (policy.json: mixtures)."""
     shares = ", ".join(f"{name} {share:.0%}" for name, share in mixture["shares"].items())
     apart = ", ".join(f"{name} {depth}" for name, depth in mixture["depths_apart"].items())
     whose = "the stated mixture" if mixture["stated"] else "the measured mixture"
     return (
-        f"{in_print(mixture['method'])}, batch {mixture['batch_size']}: one depth for {whose} "
+        f"{method_title(mixture['method'])}, batch {mixture['batch_size']}: one depth for {whose} "
         f"({shares}) is {mixture['depth_k']}, predicted {mixture['speedup_pred']:.2f}x [{mixture['pred_lo']:.2f}, "
         f"{mixture['pred_hi']:.2f}]. Each workload at its own ({apart}) would give "
         f"{mixture['speedup_apart']:.2f}x: one depth for all loses {100 * mixture['loss']:.1f} %."
@@ -260,15 +252,15 @@ def _engine_lines(release: Release) -> list[str]:
     """One line for each engine that can load the release, to copy (release.json: engines)."""
     engines = json.loads((release.path / "release.json").read_text(encoding="utf-8"))["engines"]
     lines = []
-    for name, told in engines.items():
-        if isinstance(told, Mapping):
-            kind, value = next(iter(told.items()))
+    for name, settings in engines.items():
+        if isinstance(settings, Mapping):
+            kind, value = next(iter(settings.items()))
             words = shlex.join(value) if kind == "flags" else f"{kind} {json.dumps(value)}"
             lines.append(f"{name}: {words}")
     return lines
 
 
-def _keys(
+def _key_table(
     policy: DepthPolicy,
     acceptance: Sequence[Measurements],
     cost: Sequence[Measurements],
@@ -276,7 +268,7 @@ def _keys(
     release: Release | None,
     raw: dict[str, Any],
 ) -> Table:
-    """Where every number comes from."""
+    """The keys of all artifacts behind the page."""
     drafts = {(c["method"], c["draft_key"]) for c in raw["choices"]}
     keys = [
         ("target", raw["target_key"]),

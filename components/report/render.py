@@ -1,4 +1,4 @@
-"""Pages from templates: self-contained HTML, nothing loaded from elsewhere, whatever a cell says is text."""
+"""Render pages from templates: self-contained HTML without external resources; all values are escaped."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 def render(template: str, facts: Mapping[str, Any]) -> str:
-    """A page. A fact that the template names and that is not given is our own mistake, and raises."""
+    """Render a page. A variable of the template that is missing in `facts` raises jinja2.UndefinedError."""
     return environment().get_template(template).render(facts)
 
 
 def environment() -> jinja2.Environment:
-    """Where the templates of this folder are found, and the filter that they use."""
+    """The environment of the templates in this folder, with their filter `unbroken`."""
     import jinja2
 
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["unbroken"] = unbroken
-    return found
+    templates.filters["unbroken"] = unbroken
+    return templates
 
 
 def unbroken(text: str) -> str:
-    """Text in which no line ends inside an interval: 1.22x [1.15, 1.32]."""
+    """The text without line breaks inside intervals such as 1.22x [1.15, 1.32]."""
     return re.sub(r"\[([^][\s]+), ([^][\s]+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", text)

@@ -1,9 +1,12 @@
-"""A run in a few lines: what the end of a run prints, from the small facts of its artifacts alone."""
+"""The summary of a run in a few lines, printed at its end, from the info of its artifacts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from components.contract import DepthPolicy, UserError
 
 VERDICTS = {
     "use": "Use it",
@@ -13,8 +16,17 @@ VERDICTS = {
 }
 
 
+def read_policy(policy: DepthPolicy) -> dict[str, Any]:
+    """policy.json of a depth policy. Raises UserError where there is none."""
+    file = policy.path / "policy.json"
+    if not file.is_file():
+        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
 def verdict_in_words(facts: Mapping[str, Any]) -> str:
-    """One sentence that a reader can act on. facts: DepthPolicy.info."""
+    """The verdict as one sentence. facts: DepthPolicy.info."""
     method, depth, speed = facts.get("method", "?"), facts.get("depth_k", 0), facts.get("speedup_meas")
     verdict = facts.get("verdict", "undecided")
     tokens = "1 token" if depth == 1 else f"{depth} tokens"
@@ -35,8 +47,8 @@ def summarise(
 ) -> dict[str, str]:
     """Label -> value, in the order to print.
 
-    policy: DepthPolicy.info after speedup.confirm_depth. release: Release.info. places: label -> path or address
-    of what a reader may want next (report, registered version, ...).
+    policy: DepthPolicy.info after speedup.confirm_depth. release: Release.info. places: label -> path or address of
+    the report, the registered version and the like.
     """
     lines = {"verdict": verdict_in_words(policy), "drafter": str(policy.get("method", "none"))}
     lines["chosen depth"] = str(policy.get("depth_k", 0))
@@ -57,7 +69,7 @@ def summarise(
 
 
 def _with_interval(facts: Mapping[str, Any], value: str, lo: str, hi: str, unit: str) -> str:
-    """2.31x, 95 % interval [2.10, 2.50]."""
+    """A value with its interval: 2.31x, 95 % interval [2.10, 2.50]."""
     if facts.get(value) is None:
         return "not measured"
     text = f"{facts[value]:.2f}{unit}"
@@ -67,32 +79,32 @@ def _with_interval(facts: Mapping[str, Any], value: str, lo: str, hi: str, unit:
 
 
 def _while_decoding(facts: Mapping[str, Any]) -> str:
-    """The acceptance length of the timed requests, beside what was replayed for the very same prompts."""
+    """The acceptance length of the timed requests, and the replayed one of the same prompts."""
     measured, replayed = facts.get("al_meas"), facts.get("al_replayed")
     if measured is None:
         return ""
     of = f" on {facts['num_prompts']} prompts" if facts.get("num_prompts") else ""
     timed = f" {facts['num_prompts_timed']} prompts" if facts.get("num_prompts_timed") else ""
-    told = "not replayed for those" if replayed is None else f"{replayed:.2f} replayed for the same"
-    return f"{of}; {measured:.2f} while decoding{timed}, {told}"
+    replay = "not replayed for those" if replayed is None else f"{replayed:.2f} replayed for the same"
+    return f"{of}; {measured:.2f} while decoding{timed}, {replay}"
 
 
 def _gap(facts: Mapping[str, Any]) -> str:
-    """How far the prediction was off, judged on the measured prompts where that is known."""
+    """The deviation of the prediction from the measurement, on the measured prompts where that is known."""
     measured, same = facts.get("speedup_meas"), facts.get("speedup_pred_same_prompts")
     if measured is None or facts.get("speedup_pred") is None:
         return ""
     predicted = facts["speedup_pred"] if same is None else same
     gap = predicted / measured - 1.0
-    said = f"{100 * abs(gap):.1f} % {'above' if gap >= 0 else 'below'} measured"
+    distance = f"{100 * abs(gap):.1f} % {'above' if gap >= 0 else 'below'} measured"
     differs = same is not None and f"{same:.2f}" != f"{facts['speedup_pred']:.2f}"
-    return f"; {same:.2f}x for the measured prompts, {said}" if differs else f", {said}"
+    return f"; {same:.2f}x for the measured prompts, {distance}" if differs else f", {distance}"
 
 
 def _identity(facts: Mapping[str, Any]) -> str:
-    """yes (24 outputs compared, 1 tie)."""
+    """Whether outputs were identical: yes (24 outputs compared, 1 part at a tie)."""
     if not facts.get("num_checked"):
         return "not compared"
     ties = facts.get("num_ties", 0)
-    said = f"{facts['num_checked']} outputs compared" + (f", {ties} part at a tie" if ties else "")
-    return f"{'yes' if facts.get('identical') else 'NO'} ({said})"
+    compared = f"{facts['num_checked']} outputs compared" + (f", {ties} part at a tie" if ties else "")
+    return f"{'yes' if facts.get('identical') else 'NO'} ({compared})"

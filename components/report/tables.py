@@ -1,7 +1,4 @@
-"""Markdown tables of the facts people ask for; the same cells fill the page's tables.
-
-A table is a header and rows of text cells (`Table`), so that Markdown and HTML show the same numbers.
-"""
+"""The tables of reports. A `Table` is a header and rows of text, so that Markdown and HTML show the same numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from components.escapes import in_markdown
-from components.rows import DepthChoice, DepthEval, Drift, PairedComparison, QualityFlag
+from components.rows import ALL, DepthChoice, DepthEval, Drift, PairedComparison, QualityFlag
 
-_AS_WRITTEN: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
+_METHOD_TITLES: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
 
 
 class Table(NamedTuple):
-    """Text cells, and the index of the row to stress (None: no row)."""
+    """A table of text cells. stressed: index of the row to emphasise, None for no row."""
 
     header: list[str]
     rows: list[list[str]]
@@ -24,54 +21,60 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown; a stressed row is bold."""
-        lines = [_line(map(in_markdown, self.header)), _line(["---"] * len(self.header))]
+        lines = [_markdown_line(map(in_markdown, self.header)), _markdown_line(["---"] * len(self.header))]
         for index, row in enumerate(self.rows):
-            told = [in_markdown(cell) for cell in row]
-            cells = [f"**{cell}**" if cell and index == self.stressed else cell for cell in told]
-            lines.append(_line(cells))
+            escaped = [in_markdown(cell) for cell in row]
+            cells = [f"**{cell}**" if cell and index == self.stressed else cell for cell in escaped]
+            lines.append(_markdown_line(cells))
         return "\n".join(lines) + "\n"
 
 
-def depth_table(evals: Sequence[DepthEval], chosen: int | None = None) -> Table:
+def depth_table(evals: Sequence[DepthEval], chosen_depth: int | None = None) -> Table:
     """Every depth of one drafter on one workload. Times in ms, 95 % intervals in brackets."""
     header = ["depth", "AL", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added", "predicted", "measured"]
     header += ["P(best)", "regret"]
     rows = [
         [
             str(e.depth_k),
-            f"{e.al:.2f}{bounds(e.al_lo, e.al_hi) if e.depth_k else ''}",
+            f"{e.al:.2f}{format_interval(e.al_lo, e.al_hi) if e.depth_k else ''}",
             f"{e.t_target_ms:.2f}",
             f"{e.t_verify_ms:.2f}",
             f"{e.t_draft_ms:.2f}",
             f"{e.cost_ratio:.2f}",
-            percent(e.marginal_gain),
-            percent(e.marginal_cost),
-            f"{times(e.speedup_pred)}{bounds(e.pred_lo, e.pred_hi) if e.depth_k else ''}",
-            f"{times(e.speedup_meas)}{bounds(e.meas_lo, e.meas_hi)}",
-            percent(e.p_best),
-            percent(e.regret),
+            format_percent(e.marginal_gain),
+            format_percent(e.marginal_cost),
+            f"{format_ratio(e.speedup_pred)}{format_interval(e.pred_lo, e.pred_hi) if e.depth_k else ''}",
+            f"{format_ratio(e.speedup_meas)}{format_interval(e.meas_lo, e.meas_hi)}",
+            format_percent(e.p_best),
+            format_percent(e.regret),
         ]
         for e in sorted(evals, key=lambda e: e.depth_k)
     ]
-    stressed = next((i for i, row in enumerate(rows) if row[0] == str(chosen)), None)
+    stressed = next((i for i, row in enumerate(rows) if row[0] == str(chosen_depth)), None)
     return Table(header, rows, stressed)
 
 
-def in_print(method: str) -> str:
-    """A method as people write it."""
-    return _AS_WRITTEN.get(method, method)
+def evals_by_depth(choice: DepthChoice, evals: Iterable[DepthEval]) -> list[DepthEval]:
+    """The rows of a choice's drafter at its batch size over all prompts, ordered by depth."""
+    key = (choice.draft_key, ALL, choice.batch_size)
+    return sorted((e for e in evals if (e.draft_key, e.workload, e.batch_size) == key), key=lambda e: e.depth_k)
 
 
-def named(method: str, draft_key: str, roles: Mapping[str, str]) -> str:
-    """A drafter as tables call it: its method, and its role where a challenger meets a champion."""
+def method_title(method: str) -> str:
+    """The usual spelling of a method's name."""
+    return _METHOD_TITLES.get(method, method)
+
+
+def drafter_name(method: str, draft_key: str, roles: Mapping[str, str]) -> str:
+    """A drafter's name in tables: its method, and its role where a challenger is compared with a champion."""
     return f"{method}, {roles[draft_key]}" if draft_key in roles else method
 
 
-def told_apart(drafters: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """(method, draft_key) -> its method, with the beginning of the key where several drafters have the same method."""
-    known = set(drafters)
-    several = Counter(method for method, _ in known)
-    return {(method, key): f"{method} {key[:8]}" if several[method] > 1 else method for method, key in known}
+def distinct_names(drafters: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(method, draft_key) -> a distinct name: the method, with the first 8 digits of the key where methods repeat."""
+    pairs = set(drafters)
+    several = Counter(method for method, _ in pairs)
+    return {(method, key): f"{method} {key[:8]}" if several[method] > 1 else method for method, key in pairs}
 
 
 def choice_table(
@@ -79,64 +82,71 @@ def choice_table(
 ) -> Table:
     """One line for each drafter and workload. roles: draft_key -> challenger | champion.
 
-    Batch size, context length and what one depth for all loses stand there where they differ or were worked out.
+    The columns for batch size, context length and the loss of a common depth appear only where their values differ.
     """
     choices = list(choices)
     batches, contexts = len({c.batch_size for c in choices}) > 1, any(c.kv_len is not None for c in choices)
     losses = any(c.loss is not None for c in choices)
     rows = [
         [
-            named(c.method, c.draft_key, roles or {}),
+            drafter_name(c.method, c.draft_key, roles or {}),
             c.workload,
             *([str(c.batch_size)] if batches else []),
             *(["all" if c.kv_len is None else str(c.kv_len)] if contexts else []),
             str(c.depth_k),
-            f"{times(c.speedup_pred)}{bounds(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-            f"{times(c.speedup_meas)}{bounds(c.meas_lo, c.meas_hi)}",
-            percent(c.pred_error, sign=True),
+            f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
+            f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
+            format_percent(c.pred_error, sign=True),
             "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
-            *([percent(c.loss)] if losses else []),
+            *([format_percent(c.loss)] if losses else []),
             c.verdict.replace("_", " "),
         ]
         for c in choices
     ]
-    wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner["draft_key"] and c.workload == "all"]
+    wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner["draft_key"] and c.workload == ALL]
     header = ["drafter", "workload", *(["batch"] if batches else []), *(["context"] if contexts else []), "depth"]
     header += ["predicted", "measured", "gap", "P(S > 1)", *(["lost at one depth"] if losses else []), "verdict"]
     return Table(header, rows, wins[0] if wins else None)
 
 
-USUAL = (3, 7)  # drafts a round that engines on CPUs are usually set to
+USUAL_DEPTHS = (3, 7)  # the usual depths of engines on CPUs
 
 
 def edge_table(choices: Iterable[DepthChoice], evals: Iterable[DepthEval], roles: Mapping[str, str]) -> Table | None:
     """The chosen depth beside 3 and 7 drafts, over all prompts; None where neither was evaluated."""
-    by_depth = {
-        (e.draft_key, e.batch_size, e.depth_k): e for e in evals if e.workload == "all" and e.tree_budget is None
-    }
+    by_depth = {(e.draft_key, e.batch_size, e.depth_k): e for e in evals if e.workload == ALL and e.tree_budget is None}
     rows = []
     for c in choices:
-        chosen = by_depth.get((c.draft_key, c.batch_size, c.depth_k))
-        if c.workload != "all" or c.kv_len is not None or chosen is None:
+        at_choice = by_depth.get((c.draft_key, c.batch_size, c.depth_k))
+        if c.workload != ALL or c.kv_len is not None or at_choice is None:
             continue
-        for depth in sorted({c.depth_k, *USUAL}):
+        for depth in sorted({c.depth_k, *USUAL_DEPTHS}):
             e = by_depth.get((c.draft_key, c.batch_size, depth))
             if e is None:
                 continue
-            said = f"{depth}" + (" (chosen)" if depth == c.depth_k else "")
-            against = "-" if e is chosen else f"{100 * (e.speedup_pred / chosen.speedup_pred - 1):+.1f} %"
-            predicted = f"{times(e.speedup_pred)}{bounds(e.pred_lo, e.pred_hi) if depth else ''}"
-            measured = f"{times(e.speedup_meas)}{bounds(e.meas_lo, e.meas_hi)}"
-            name = named(c.method, c.draft_key, roles)
+            depth_text = f"{depth}" + (" (chosen)" if depth == c.depth_k else "")
+            against = "-" if e is at_choice else f"{100 * (e.speedup_pred / at_choice.speedup_pred - 1):+.1f} %"
+            predicted = f"{format_ratio(e.speedup_pred)}{format_interval(e.pred_lo, e.pred_hi) if depth else ''}"
+            measured = f"{format_ratio(e.speedup_meas)}{format_interval(e.meas_lo, e.meas_hi)}"
+            name = drafter_name(c.method, c.draft_key, roles)
             rows.append(
-                [name, str(c.batch_size), said, f"{e.al:.2f}", f"{e.cost_ratio:.2f}", predicted, measured, against]
+                [
+                    name,
+                    str(c.batch_size),
+                    depth_text,
+                    f"{e.al:.2f}",
+                    f"{e.cost_ratio:.2f}",
+                    predicted,
+                    measured,
+                    against,
+                ]
             )
     header = ["drafter", "batch", "depth", "AL", "cost", "predicted", "measured", "predicted against chosen"]
     return Table(header, rows) if any("(chosen)" not in row[2] for row in rows) else None
 
 
 def ranking_table(ranking: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Every drafter in every setting (policy.json: ranking); None for fewer than two."""
+    """Every drafter in every shape (policy.json: ranking); None for fewer than two rows."""
     rows = [
         [
             r["method"],
@@ -144,9 +154,9 @@ def ranking_table(ranking: Sequence[Mapping[str, Any]]) -> Table | None:
             chain_or_tree(r["tree_budget"]),
             "-" if r["draft_vocab"] is None else str(r["draft_vocab"]),
             str(r["depth_k"]),
-            f"{times(r['speedup_pred'])}{bounds(r['pred_lo'], r['pred_hi'])}",
-            percent(r["p_best"]),
-            percent(r["regret"]),
+            f"{format_ratio(r['speedup_pred'])}{format_interval(r['pred_lo'], r['pred_hi'])}",
+            format_percent(r["p_best"]),
+            format_percent(r["regret"]),
         ]
         for r in ranking
     ]
@@ -157,9 +167,9 @@ def ranking_table(ranking: Sequence[Mapping[str, Any]]) -> Table | None:
 def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None = None) -> Table:
     """Every measured arm of policy.json, fastest first; speedups against the best plain kernel on the same prompts.
 
-    What all arms have in common (batch size 1, one dtype, one kernel, chains) has no column.
+    Shape, batch size, dtype and kernel have a column only where they differ or are unusual.
     """
-    arms = sorted(arms, key=lambda a: (a["workload"] != "all", a["workload"], -a["speedup"]))
+    arms = sorted(arms, key=lambda a: (a["workload"] != ALL, a["workload"], -a["speedup"]))
     optional = {
         "shape": [chain_or_tree(a.get("tree_budget")) for a in arms],
         "batch": [str(a["batch_size"]) for a in arms],
@@ -186,16 +196,16 @@ def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None
     header += ["prompts", "compared", "ties", "differ"]
     rows = [
         [
-            named(a["method"], a["draft_key"], roles or {}),
+            drafter_name(a["method"], a["draft_key"], roles or {}),
             str(a["depth_k"]),
             a["workload"],
             *(cells[i] for cells in varying.values()),
             f"{a['tokens_per_s']:.1f}",
             f"{a['plain_tokens_per_s']:.1f}",
             *("-" if a[name] is None else f"{a[name]:.2f}" for name in ("al", "al_replayed")),
-            percent(a["draft_acceptance_rate"]),
-            times(a["speedup_pred"]),
-            f"{times(a['speedup'])}{bounds(a['lo'], a['hi'])}",
+            format_percent(a["draft_acceptance_rate"]),
+            format_ratio(a["speedup_pred"]),
+            f"{format_ratio(a['speedup'])}{format_interval(a['lo'], a['hi'])}",
             str(a["num_prompts"]),
             str(a["checked"]),
             str(a["ties"]),
@@ -207,12 +217,12 @@ def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None
 
 
 def chain_or_tree(budget: int | None) -> str:
-    """What is verified in one pass, in words."""
+    """The shape of the drafts that one pass verifies, in words."""
     return "chain" if budget is None else f"tree of {budget}"
 
 
 def kernel_name(kernel: str) -> str:
-    """A kernel without the layer shapes that it was calibrated for."""
+    """A kernel's name without the layer shapes that it was calibrated for."""
     return kernel.split("[")[0]
 
 
@@ -256,9 +266,9 @@ def drift_table(drifts: Iterable[Drift]) -> Table:
             d.workload,
             d.workload_then,
             str(d.depth_k),
-            f"{d.al_then:.2f}{bounds(d.then_lo, d.then_hi)}",
-            f"{d.al_now:.2f}{bounds(d.now_lo, d.now_hi)}",
-            f"{d.change:+.2f}{bounds(d.lo, d.hi)}",
+            f"{d.al_then:.2f}{format_interval(d.then_lo, d.then_hi)}",
+            f"{d.al_now:.2f}{format_interval(d.now_lo, d.now_hi)}",
+            f"{d.change:+.2f}{format_interval(d.lo, d.hi)}",
             f"{d.num_prompts_then} / {d.num_prompts_now}",
             "drifted" if d.drifted else "not shown",
         ]
@@ -268,38 +278,38 @@ def drift_table(drifts: Iterable[Drift]) -> Table:
 
 
 def flag_table(flags: Iterable[QualityFlag]) -> Table:
-    """Reasons to doubt, worst first; drafters with the same one share a line, their values in the same order."""
+    """Quality flags, worst first; drafters with the same flag share a line, with their values in the same order."""
     order = {"fault": 0, "warning": 1, "info": 2}
     ranked = sorted(flags, key=lambda f: (order.get(f.severity, 3), f.code, f.method))
     same: dict[tuple[str, str, str], list[QualityFlag]] = {}
     for f in ranked:
         same.setdefault((f.severity, f.code, f.detail), []).append(f)
     rows = []
-    for (severity, code, detail), found in same.items():
-        drafters = [f.method or "-" for f in found]
-        values = [f"{f.value:.4g}" for f in found]
+    for (severity, code, detail), alike in same.items():
+        drafters = [f.method or "-" for f in alike]
+        values = [f"{f.value:.4g}" for f in alike]
         if len({*values}) == 1:
             drafters, values = list(dict.fromkeys(drafters)), values[:1]
         rows.append([severity, code.replace("_", " "), ", ".join(drafters), ", ".join(values), detail])
     return Table(["severity", "flag", "drafter", "value", "what it means"], rows)
 
 
-def times(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """1.2345 -> 1.23x; None -> "-" (not measured)."""
     return "-" if value is None else f"{value:.2f}x"
 
 
-def percent(value: float | None, sign: bool = False) -> str:
+def format_percent(value: float | None, sign: bool = False) -> str:
     """0.1234 -> 12.3 %; None -> "-"."""
     if value is None:
         return "-"
     return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
 
 
-def bounds(lo: float | None, hi: float | None) -> str:
-    """A 95 % interval after its value, or nothing."""
+def format_interval(lo: float | None, hi: float | None) -> str:
+    """A 95 % interval as written after its value; "" where it was not measured."""
     return "" if lo is None or hi is None else f" [{lo:.2f}, {hi:.2f}]"
 
 
-def _line(cells: Iterable[str]) -> str:
+def _markdown_line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"

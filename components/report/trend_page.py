@@ -12,7 +12,7 @@ from components.report.tables import Table
 
 
 class TrendSeries(NamedTuple):
-    """Values of one kind, oldest first. labels: what stands under each; values: (value, lo, hi)."""
+    """Values of one kind, oldest first. labels: the text under each value; values: (value, lo, hi)."""
 
     name: str
     labels: list[str]
@@ -22,26 +22,30 @@ class TrendSeries(NamedTuple):
 def write_trend(
     metric: str, over: str, drawn: Sequence[TrendSeries], columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> str:
-    """The page. Series beyond the colours there are stand in the table alone."""
-    shown = drawn[: len(PALETTE)]
+    """Render the page. With more series than colours, the rest is only in the table."""
+    drawn_series = drawn[: len(PALETTE)]
     if over == "runs":
-        places = sorted({label for series in shown for label in series.labels})
+        places = sorted({label for series in drawn_series for label in series.labels})
     else:
-        places = list(dict.fromkeys(label for series in shown for label in series.labels))
+        places = list(dict.fromkeys(label for series in drawn_series for label in series.labels))
     at = {label: number for number, label in enumerate(places)}
     style = "line" if over == "runs" and len(places) > 1 else "dots"
     lines = [
         Series(s.name, colour, style, [Point(at[x], *value) for x, value in zip(s.labels, s.values, strict=True)])
-        for s, colour in zip(shown, PALETTE, strict=False)
+        for s, colour in zip(drawn_series, PALETTE, strict=False)
     ]
     chart = line_chart(lines, over, metric, x_labels=places)
-    left = f" {len(drawn) - len(shown)} more series are in the table alone." if len(drawn) > len(shown) else ""
-    about = f"{metric} over {over}, {sum(len(series.values) for series in drawn)} values.{left}"
-    table = Table(list(columns), [[_text(cell) for cell in row] for row in rows])
+    rest = (
+        f" {len(drawn) - len(drawn_series)} more series are in the table alone."
+        if len(drawn) > len(drawn_series)
+        else ""
+    )
+    about = f"{metric} over {over}, {sum(len(series.values) for series in drawn)} values.{rest}"
+    table = Table(list(columns), [[_cell_text(cell) for cell in row] for row in rows])
     return render("trend.html.jinja", {"title": f"Trend of {metric}", "about": about, "chart": chart, "table": table})
 
 
-def _text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.5g}" if isinstance(value, float) else str(value)

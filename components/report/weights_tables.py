@@ -1,4 +1,4 @@
-"""What storing a drafter in fewer bits costs in acceptance, as a table (policy.json: weights)."""
+"""The table of the acceptance lost by storing drafters in fewer bits (policy.json: weights)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from components.report.tables import Table
 
-VERDICTS = {"lower": "lower", "higher": "higher", "undecided": "no difference shown"}
-HEADER = ["drafter", "weights", "depth", "AL as trained", "AL (95 %)", "change (95 %)", "prompts", "verdict"]
+WEIGHT_VERDICTS = {"lower": "lower", "higher": "higher", "undecided": "no difference shown"}
+WEIGHT_HEADER = ["drafter", "weights", "depth", "AL as trained", "AL (95 %)", "change (95 %)", "prompts", "verdict"]
 
 
 def weights_table(costs: Sequence[Mapping[str, Any]]) -> Table | None:
-    """One line for each rounded drafter; None where there is none."""
+    """One line for each rounded drafter; None where no drafter was rounded."""
     rows = [
         [
             str(c["method"]),
@@ -22,8 +22,8 @@ def weights_table(costs: Sequence[Mapping[str, Any]]) -> Table | None:
             f"{c['al']:.2f} [{c['al_lo']:.2f}, {c['al_hi']:.2f}]",
             f"{c['change']:+.3f} [{c['change_lo']:+.3f}, {c['change_hi']:+.3f}]",
             str(c["num_prompts"]),
-            VERDICTS[c["verdict"]],
+            WEIGHT_VERDICTS[c["verdict"]],
         ]
         for c in costs
     ]
-    return Table(HEADER, rows) if rows else None
+    return Table(WEIGHT_HEADER, rows) if rows else None

@@ -1,4 +1,4 @@
-"""Acceptance of one drafter, replayed from its maps: counts prompt by prompt, and every convention side by side."""
+"""Acceptance of one drafter, replayed from its maps: counts of every prompt, and all conventions of its length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 
 def replay_counts(maps: Sequence[AcceptanceMap], depths: Sequence[int]) -> Counts:
-    """Replay every map at every depth. Maps come in prompt order, so that results do not depend on theirs."""
+    """Replay every map at every depth. Maps are sorted by prompt, so that their order does not change the result."""
     maps = sorted(maps, key=lambda m: m.prompt_id)
     per_prompt = [[count(m.accepted, k, m.num_tokens) for k in depths] for m in maps]
     return Counts(
@@ -38,7 +38,7 @@ def replay_counts(maps: Sequence[AcceptanceMap], depths: Sequence[int]) -> Count
 
 
 def prompt_counts(counts: Counts, draft_key: str, workloads: Mapping[str, str]) -> list[PromptCounts]:
-    """The counts that let a later step predict for the prompts it measured. workloads: prompt_id -> workload."""
+    """Counts of each prompt, for predictions over any choice of prompts. workloads: prompt_id -> workload."""
     return [
         PromptCounts(draft_key, prompt_id, row[0].tokens, counts.depths, [c.rounds for c in row], workloads[prompt_id])
         for prompt_id, row in zip(counts.prompt_ids, counts.per_prompt, strict=True)
@@ -48,7 +48,7 @@ def prompt_counts(counts: Counts, draft_key: str, workloads: Mapping[str, str]) 
 def summarise_acceptance(
     maps: Sequence[AcceptanceMap], counts: Counts, draft_key: str, method: str, workload: str
 ) -> list[AcceptanceSummary]:
-    """Each convention of acceptance length at each depth; see AcceptanceSummary."""
+    """One row for each depth, with every convention of acceptance length."""
     proxies = [length for m in maps for length in m.proxy_accepted[: m.num_tokens - 1]]
     rows = []
     for column, depth in enumerate(counts.depths):
@@ -68,8 +68,8 @@ def summarise_acceptance(
                 al_uncut=al_uncut(accepted, full),
                 al_macro=al_macro([al(c.tokens, c.rounds) for c in cells if c.rounds]),
                 al_proxy=al_proxy(proxies, depth),
-                reached=[sum(c.reached[i] for c in cells) for i in range(depth)],
-                kept=[sum(c.kept[i] for c in cells) for i in range(depth)],
+                reached=[sum(c.num_reached[i] for c in cells) for i in range(depth)],
+                kept=[sum(c.num_kept[i] for c in cells) for i in range(depth)],
             )
         )
     return rows

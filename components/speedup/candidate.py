@@ -1,4 +1,4 @@
-"""Two records of policy.json: a drafter among the others, and one depth for several workloads."""
+"""Two records of policy.json: a ranked drafter, and one depth for several workloads."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One drafter in one setting at the depth chosen for it, among all of them, the least regret first."""
+class RankedDrafter:
+    """One drafter in one setting at its chosen depth, as ranked among all drafters."""
 
     draft_key: str
     method: str
     depth_k: int
-    tree_budget: int | None  # guesses verified in a pass; None: a chain of depth_k
-    draft_vocab: int | None  # tokens that the drafter can propose; None: not told
+    tree_budget: int | None  # draft tokens verified in a pass; None: a chain of depth_k
+    draft_vocab: int | None  # tokens that the drafter can propose; None: not known
     speedup_pred: float
     pred_lo: float
     pred_hi: float

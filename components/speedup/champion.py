@@ -1,8 +1,8 @@
-"""A challenger meets the champion: what the promotion gate asks for beyond what it asks of a first drafter.
+"""Comparison of a challenger with the champion: the conditions of promotion that a first drafter does not face.
 
-The challenger is taken at the depth that was chosen for it, which it would serve at. The champion is taken at the depth
-that it serves at now, whatever tonight's measurement would choose for it: the gate of the registry compares the same
-two, and a depth that noise has chosen makes no better drafter.
+The challenger is compared at its chosen depth, at which it would serve. The champion is compared at the depth it serves
+at now, whatever this measurement would choose for it: the registry's gate compares the same two, and a depth chosen by
+noise makes no better drafter.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from datetime import UTC, datetime
 
 from components.contract import Draft, UserError
 from components.definitions import has_decoding
-from components.promotion import ArmPrompt, Margins, Way
-from components.rows import DepthChoice, PairedComparison, QualityFlag, Request
+from components.promotion import ArmPrompt, Margins, ServingSetup
+from components.rows import ALL, DepthChoice, PairedComparison, QualityFlag, Request
 from components.speedup.paired import Ratio
 from components.speedup.pairing import Comparison, Replay, compare_replays, compare_speeds
-from components.speedup.policy import ALL, GateCheck, Policy, PromptCounts
+from components.speedup.policy import GateCheck, Policy, PromptCounts
 from components.speedup.promotion_rule import is_kept
 
 
-def challenge(policy: Policy, requests: Sequence[Request], drafts: tuple[Draft, Draft], margins: Margins) -> None:
+def enter_comparison(
+    policy: Policy, requests: Sequence[Request], drafts: tuple[Draft, Draft], margins: Margins
+) -> None:
     """Enter roles and paired comparisons of (challenger, champion) into the policy.
 
     Raises:
@@ -29,41 +31,43 @@ def challenge(policy: Policy, requests: Sequence[Request], drafts: tuple[Draft, 
     challenger, champion = drafts
     if challenger.key == champion.key:
         raise UserError(f"challenger, champion: both are {champion.key[:12]}; wire the drafter that was just trained")
-    chosen = [_choice(policy, draft, role) for draft, role in zip(drafts, ("challenger", "champion"), strict=True)]
-    depth = policy.served.get(champion.key, chosen[1].depth_k)
+    choices = [_choice_of(policy, draft, role) for draft, role in zip(drafts, ("challenger", "champion"), strict=True)]
+    depth = policy.served.get(champion.key, choices[1].depth_k)
     if champion.key not in policy.served:
-        policy.flags.append(_not_served(policy, chosen[1]))
-    ways = Way("challenger", challenger.key, chosen[0].depth_k), Way("champion", champion.key, depth)
+        policy.flags.append(_unknown_depth_flag(policy, choices[1]))
+    ways = ServingSetup("challenger", challenger.key, choices[0].depth_k), ServingSetup("champion", champion.key, depth)
     policy.roles |= {challenger.key: "challenger", champion.key: "champion"}
-    found = Comparison()
+    comparison = Comparison()
     dtypes = {r.dtype for r in requests if has_decoding(r)}
     dtype = policy.dtype if policy.dtype in dtypes else min(dtypes, default="")
-    arms = arm_prompts(r for r in requests if (r.batch_size, r.dtype) == (chosen[0].batch_size, dtype))
-    compare_speeds(found, arms, ways, margins, same_target=True)
-    if not found.ratios:
+    arms = arm_prompts(r for r in requests if (r.batch_size, r.dtype) == (choices[0].batch_size, dtype))
+    compare_speeds(comparison, arms, ways, margins, same_target=True)
+    if not comparison.ratios:
         raise UserError(
-            f"end_to_end: {'; '.join(found.notes)} (challenger at depth {ways[0].depth_k}, champion at {depth}); "
+            f"end_to_end: {'; '.join(comparison.notes)} (challenger at depth {ways[0].depth_k}, champion at {depth}); "
             "give both to bench.compare_end_to_end as `drafts`"
         )
-    replays = _replays(policy.prompts, challenger.key), _replays(policy.prompts, champion.key)
-    compare_replays(found, replays, ways, margins)
+    replays = _replays_of(policy.prompts, challenger.key), _replays_of(policy.prompts, champion.key)
+    compare_replays(comparison, replays, ways, margins)
     session = next((r.session_id for r in requests), "")
-    methods = chosen[0].method, chosen[1].method
-    policy.comparisons = [_row(ratio, found, policy, ways, methods, session) for ratio in found.ratios]
+    methods = choices[0].method, choices[1].method
+    policy.comparisons = [
+        _comparison_row(ratio, comparison, policy, ways, methods, session) for ratio in comparison.ratios
+    ]
 
 
 def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:
-    """Speed and acceptance shown to be not worse, by the rule of the promotion gate, and something was learned."""
+    """Gate checks: speed and acceptance are not worse, by the rule of promotion, and training changed the weights."""
     checks = []
     if not any((row.quantity, row.workload) == ("acceptance_length", ALL) for row in policy.comparisons):
-        asked_for = "maps of both drafters on the same prompts, at one depth"
-        checks.append(GateCheck(f"acceptance_against_champion[{ALL}]", False, 0.0, asked_for))
+        missing = "maps of both drafters on the same prompts, at one depth"
+        checks.append(GateCheck(f"acceptance_against_champion[{ALL}]", False, 0.0, missing))
     for row in policy.comparisons:
-        passed, asked = is_kept(row)
+        passed, limit = is_kept(row)
         if (row.quantity, row.workload) == ("decode_speed", ALL):
-            checks.append(GateCheck("speed_against_champion", passed, row.lo, asked))
+            checks.append(GateCheck("speed_against_champion", passed, row.lo, limit))
         elif row.quantity == "acceptance_length":
-            checks.append(GateCheck(f"acceptance_against_champion[{row.workload}]", passed, row.lo, asked))
+            checks.append(GateCheck(f"acceptance_against_champion[{row.workload}]", passed, row.lo, limit))
     step = challenger.info.get("best_step")
     if challenger.info.get("continued_from") and step is not None:
         checks.append(GateCheck("differs_from_champion", int(step) > 0, float(step), "best step >= 1"))
@@ -71,8 +75,7 @@ def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:
 
 
 def arm_prompts(requests: Iterable[Request]) -> list[ArmPrompt]:
-    """Requests of one measurement in our own loop at temperature 0, as the history gives them; a request that does not
-    count is left out."""
+    """Requests of one measurement as rows of the history: those of our own loop, timed, at temperature 0."""
     return [
         ArmPrompt(
             artifact_key="",
@@ -103,8 +106,8 @@ def arm_prompts(requests: Iterable[Request]) -> list[ArmPrompt]:
     ]
 
 
-def _replays(prompts: Sequence[PromptCounts], draft_key: str) -> Mapping[str, Replay]:
-    """Replayed counts of one drafter, prompt by prompt."""
+def _replays_of(prompts: Sequence[PromptCounts], draft_key: str) -> Mapping[str, Replay]:
+    """prompt_id -> replayed counts of one drafter."""
     return {
         c.prompt_id: Replay(
             c.workload, {k: (float(c.tokens), float(n)) for k, n in zip(c.depths, c.rounds, strict=True)}
@@ -114,12 +117,17 @@ def _replays(prompts: Sequence[PromptCounts], draft_key: str) -> Mapping[str, Re
     }
 
 
-def _row(
-    ratio: Ratio, found: Comparison, policy: Policy, ways: tuple[Way, Way], methods: tuple[str, str], session: str
+def _comparison_row(
+    ratio: Ratio,
+    comparison: Comparison,
+    policy: Policy,
+    ways: tuple[ServingSetup, ServingSetup],
+    methods: tuple[str, str],
+    session: str,
 ) -> PairedComparison:
     depths = ways[0].depth_k, ways[1].depth_k
-    if ratio.quantity == "acceptance_length" and found.depths is not None:
-        depths = found.depths
+    if ratio.quantity == "acceptance_length" and comparison.depths is not None:
+        depths = comparison.depths
     return PairedComparison(
         session_id=session,
         selection_id=policy.selection_id,
@@ -143,8 +151,8 @@ def _row(
     )
 
 
-def _not_served(policy: Policy, champion: DepthChoice) -> QualityFlag:
-    """What is said when the policy does not know at which depth the champion serves."""
+def _unknown_depth_flag(policy: Policy, champion: DepthChoice) -> QualityFlag:
+    """The flag for a champion whose serving depth is not known."""
     detail = (
         f"compared at depth {champion.depth_k}, which was chosen for it now: at which depth it serves is not known; "
         "give speedup.choose_depth the policy it was released with as `champion`"
@@ -153,11 +161,11 @@ def _not_served(policy: Policy, champion: DepthChoice) -> QualityFlag:
     return QualityFlag(policy.selection_id, champion.draft_key, champion.method, code, "warning", depth, detail)
 
 
-def _choice(policy: Policy, draft: Draft, role: str) -> DepthChoice:
+def _choice_of(policy: Policy, draft: Draft, role: str) -> DepthChoice:
     """The depth chosen for a drafter over all workloads, at the smallest batch size."""
-    mine = [c for c in policy.choices if (c.draft_key, c.workload) == (draft.key, ALL)]
-    if not mine:
+    choices = [c for c in policy.choices if (c.draft_key, c.workload) == (draft.key, ALL)]
+    if not choices:
         raise UserError(
             f"policy: nothing about the {role} ({draft.key[:12]}); give speedup.choose_depth its measurements"
         )
-    return min(mine, key=lambda c: c.batch_size)
+    return min(choices, key=lambda c: c.batch_size)

@@ -1,6 +1,6 @@
-"""Choose how deep to draft: acceptance replayed at every depth, against what each depth costs on this machine.
+"""Step `speedup.choose_depth`: acceptance replayed at every depth, against what each depth costs on this machine.
 
-S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); see model.py for host time, evaluate.py for the intervals.
+S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); model.py adds host time, evaluate.py the intervals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
 
 if TYPE_CHECKING:
     from components.speedup.policy import Policy
-    from components.speedup.ranking import Entrant
+    from components.speedup.ranking import Contender
 
 
 def choose_depth(
@@ -50,7 +50,7 @@ def choose_depth(
     from components.speedup.evaluate import Rule
     from components.speedup.evidence import Evidence, add_chain, add_tree
     from components.speedup.flags import baseline_flags, thread_flags
-    from components.speedup.policy import Policy, headline, read_policy, served_depths, write_policy
+    from components.speedup.policy import Policy, policy_summary, read_policy, served_depths, write_policy
 
     groups = _valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
@@ -63,7 +63,7 @@ def choose_depth(
         target_key=targets.pop(),
         dtype="",
         kernel="",
-        rule=rule.words,
+        rule=rule.description,
         tolerance=tolerance,
         confidence=confidence,
         choices=[],
@@ -71,57 +71,57 @@ def choose_depth(
         acceptance=[],
         prompts=[],
         rounds=[],
-        # What the measuring steps doubted stays in sight.
+        # Flags of the measuring steps are passed on.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
         served=served_depths(read_policy(champion.path)) if champion is not None else {},
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
-    entrants: list[Entrant] = []
-    plain: dict[tuple[str, str], tuple[int, float]] = {}
-    for done, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
+    contenders: list[Contender] = []
+    plain_steps: dict[tuple[str, str], tuple[int, float]] = {}
+    for index, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
         maps = groups[draft_key, tree_budget]
         session, cells = _cells_of(maps[0], cells_by_source)
         policy.threads.setdefault(draft_key, cells[0].num_threads)  # of its chains, which come first and are served
         vocabulary = vocabularies.get(draft_key)
         evidence = Evidence(maps, cells, tree_budget, vocabulary, mixture or {}, rule, ctx.seed, session)
-        plain.setdefault((draft_key, maps[0].method), (session, evidence.plain_step()))
-        entrants += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
-        ctx.progress(done + 1, len(groups), "drafters")
+        plain_steps.setdefault((draft_key, maps[0].method), (session, evidence.plain_step()))
+        contenders += [add_chain(policy, evidence) if tree_budget is None else add_tree(policy, evidence)]
+        ctx.progress(index + 1, len(groups), "drafters")
     methods = {(maps[0].draft_key, maps[0].method) for maps in groups.values()}
     policy.flags += thread_flags(ctx.key, {drafter: policy.threads[drafter[0]] for drafter in methods})
-    policy.flags += baseline_flags(ctx.key, plain)
-    conclude(policy, entrants, rule)
-    _say_weights(policy, groups, num_draws, ctx)
+    policy.flags += baseline_flags(ctx.key, plain_steps)
+    conclude(policy, contenders, rule)
+    _add_weights_costs(policy, groups, num_draws, ctx)
     write_policy(ctx.out, policy)
-    facts = headline(policy)
+    facts = policy_summary(policy)
     ctx.note(f"depth {facts['depth_k']} for {facts['method']}: {'; '.join(policy.reasons)}")
-    return DepthPolicy.made(ctx, facts)
+    return DepthPolicy.of_step(ctx, facts)
 
 
 Group = tuple[str, int | None]  # draft_key, tree_budget
 
 
-def _say_weights(policy: Policy, groups: dict[Group, list[AcceptanceMap]], num_draws: int, ctx: Context) -> None:
-    """Enter what rounding costs, and name the drafters that were rounded by how they store their weights."""
-    from components.speedup.policy import at_smallest_batch
+def _add_weights_costs(policy: Policy, groups: dict[Group, list[AcceptanceMap]], num_draws: int, ctx: Context) -> None:
+    """Enter the cost of rounding weights, and the storage of each rounded drafter as its role."""
+    from components.speedup.policy import served_choices
     from components.speedup.weights import rounded_of, weights_costs
 
     chains = {key: maps for (key, budget), maps in groups.items() if budget is None}
-    depths = {c.draft_key: c.depth_k for key in chains for c in at_smallest_batch(policy, key)}
+    depths = {c.draft_key: c.depth_k for key in chains for c in served_choices(policy, key)}
     policy.weights = weights_costs(chains, depths, num_draws, ctx.seed)
     policy.roles |= {key: rounded.weights for key, maps in chains.items() if (rounded := rounded_of(maps))}
     for cost in policy.weights:
-        ctx.note(cost.in_words)
+        ctx.note(cost.summary_line)
 
 
 def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[Group, list[AcceptanceMap]]:
-    """Maps by drafter and tree budget, with maps that cannot be replayed set aside."""
+    """Maps by drafter and tree budget; maps that cannot be replayed are set aside."""
     groups: dict[Group, list[AcceptanceMap]] = {}
     for source in acceptance:
         for line, row in enumerate(read_rows(source.path, AcceptanceMap), start=1):
-            why = _why_invalid(row)
-            if why:
-                ctx.set_aside("acceptance_map.jsonl", line, why, row.prompt_id)
+            fault = _map_fault(row)
+            if fault:
+                ctx.set_aside("acceptance_map.jsonl", line, fault, row.prompt_id)
             else:
                 groups.setdefault((row.draft_key, row.tree_budget), []).append(row)
     if not any(budget is None for _, budget in groups):
@@ -135,7 +135,7 @@ def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[Group, lis
     return groups
 
 
-def _why_invalid(row: AcceptanceMap) -> str:
+def _map_fault(row: AcceptanceMap) -> str:
     """Why a map cannot be replayed, or ""."""
     if row.num_tokens < 2:
         return "an answer of fewer than two tokens has no rounds"
@@ -147,11 +147,11 @@ def _why_invalid(row: AcceptanceMap) -> str:
 
 
 def _valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
-    """The cost cells of a measurement, with times that no clock gives set aside."""
+    """The cost cells of a measurement; impossible times are set aside."""
     cells = []
     for line, cell in enumerate(read_rows(source.path, CostCell), start=1):
-        least = 0.0 if cell.phase in ("draft", "host") else 1.0  # ns: a pass of the target takes time
-        if least <= cell.median_ns < math.inf:
+        shortest = 0.0 if cell.phase in ("draft", "host") else 1.0  # ns: a pass of the target takes time
+        if shortest <= cell.median_ns < math.inf:
             cells.append(cell)
         else:
             ctx.set_aside("cost_cell.jsonl", line, f"{cell.phase} took {cell.median_ns} ns", cell.draft_key)
@@ -159,12 +159,12 @@ def _valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
 
 
 def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> tuple[int, list[CostCell]]:
-    """The measurement of a map's drafter and its cost cells, in the map's dtype where there are several."""
+    """(index of the measurement, its cost cells) for a map's drafter, in the map's dtype where there are several."""
 
-    def speaks_of_it(cell: CostCell) -> bool:
+    def is_cost_of_drafter(cell: CostCell) -> bool:
         return (cell.phase, cell.draft_key, cell.tree_budget) == ("draft", row.draft_key, row.tree_budget)
 
-    session = next((i for i, cells in enumerate(cells_by_source) if any(map(speaks_of_it, cells))), None)
+    session = next((i for i, cells in enumerate(cells_by_source) if any(map(is_cost_of_drafter, cells))), None)
     if session is None:
         tree = "" if row.tree_budget is None else f" as a tree of {row.tree_budget}"
         raise UserError(
@@ -173,5 +173,5 @@ def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> tupl
         )
     cells = cells_by_source[session]
     dtypes = {c.dtype for c in cells}
-    wanted = row.dtype if row.dtype in dtypes else min(dtypes)
-    return session, [c for c in cells if c.dtype == wanted]
+    dtype = row.dtype if row.dtype in dtypes else min(dtypes)
+    return session, [c for c in cells if c.dtype == dtype]

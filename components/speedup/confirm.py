@@ -1,10 +1,10 @@
-"""Confirm or refuse a chosen depth with what was measured end to end, and say whether the drafter may be promoted.
+"""Step `speedup.confirm_depth`: end-to-end measurements confirm or refuse a chosen depth, and decide on promotion.
 
-Prediction and measurement together choose the depth (rechoose.py), which may then be another one. The verdict follows
-the measurement (is it faster, is the text the same?), and is "undecided" with what is missing where the two contradict
-each other; the gate asks for more: that the prediction came true, because a depth picked by a wrong model is right by
-accident. Where a challenger meets a champion, the challenger is judged, and the gate also asks that it is not worse
-(champion.py).
+Prediction and measurement together choose the depth again (rechoose.py), which may then be another one. The verdict
+follows the measurement (is it faster, is the text the same?); where the two contradict each other it is "undecided",
+and names the measurement that is missing. The gate also requires that the prediction came true, because a depth chosen
+by a wrong model is right by accident. Where a challenger is compared with a champion, the challenger is evaluated, and
+the gate also requires that it is not worse (champion.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
-from components.rows import CostCell, DepthChoice, QualityFlag, Request, read_rows
+from components.rows import ALL, CostCell, DepthChoice, QualityFlag, Request, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,84 +57,80 @@ def confirm_depth(
         max_acceptance_loss: the same of acceptance length over all prompts; of one workload it is twice that.
         num_draws: draws of prompts and processes behind each interval.
     """
-    from components.speedup.champion import challenge, champion_checks
+    from components.speedup.champion import champion_checks, enter_comparison
     from components.speedup.measured import measured_arms
     from components.speedup.measured_flags import lookup_flags, measured_flags
-    from components.speedup.policy import headline, read_policy, write_policy
+    from components.speedup.policy import Gate, Winner, policy_summary, read_policy, write_policy
     from components.speedup.rechoose import choose_again
 
     if champion is not None and challenger is None:
         raise UserError("champion: it is compared with a challenger; give `challenger` too")
-    found = read_policy(policy.path)
+    result = read_policy(policy.path)
     requests = read_rows(end_to_end.path, Request)
     if not requests:
         raise UserError(f"end_to_end ({end_to_end.key[:12]}): no request rows; run bench.compare_end_to_end")
-    measured = measured_arms(requests, num_draws, ctx.seed, found.prompts)
-    found.arms = [one.arm for one in measured]
-    if not found.arms:
+    measured = measured_arms(requests, num_draws, ctx.seed, result.prompts)
+    result.arms = [m.arm for m in measured]
+    if not result.arms:
         raise UserError(
             "end_to_end: no speculative request shares prompt and dtype with plain decoding; include a plain arm"
         )
-    posterior = choose_again(found, measured, num_draws, ctx.seed)
-    _enter_measurements(
-        found, read_rows(end_to_end.path, CostCell), {id(m.arm): m.speedup.p_above(1.0) for m in measured}
-    )
-    found.flags += read_rows(end_to_end.path, QualityFlag)
-    found.flags += measured_flags(found, requests, max_prediction_gap)
+    posterior = choose_again(result, measured, num_draws, ctx.seed)
+    p_faster = {id(m.arm): m.speedup.p_above(1.0) for m in measured}
+    _enter_measurements(result, read_rows(end_to_end.path, CostCell), p_faster)
+    result.flags += read_rows(end_to_end.path, QualityFlag)
+    result.flags += measured_flags(result, requests, max_prediction_gap)
     if challenger is not None and champion is not None:
-        challenge(found, requests, (challenger, champion), Margins(max_loss, max_acceptance_loss))
-    winner = _pick_winner(found, challenger.key if challenger is not None else None, posterior)
-    found.flags += lookup_flags(found, winner) if winner else []
-    found.winner = (
-        {"draft_key": winner.draft_key, "method": winner.method, "depth_k": winner.depth_k} if winner else None
-    )
-    checks = _gate(found, winner, min_speedup, max_prediction_gap)
-    checks += [_over_lookup(found, winner, min_over_lookup)] if winner else []
+        enter_comparison(result, requests, (challenger, champion), Margins(max_loss, max_acceptance_loss))
+    only_key = challenger.key if challenger is not None else None
+    winner = _pick_winner(result, only_key, posterior)
+    result.flags += lookup_flags(result, winner) if winner else []
+    result.winner = Winner(winner.draft_key, winner.method, winner.depth_k) if winner else None
+    checks = _gate_checks(result, winner, min_speedup, max_prediction_gap)
+    checks += [_lookup_check(result, winner, min_over_lookup)] if winner else []
     if challenger is not None and champion is not None:
-        checks += champion_checks(found, challenger)
-    found.gate = {"passed": all(c.passed for c in checks), "checks": [dataclasses.asdict(c) for c in checks]}
-    found.verdict, found.reasons = _verdict(found, winner, checks, challenger.key if challenger is not None else None)
-    found.choices = [_with_verdict(c, found, winner) for c in found.choices]
-    write_policy(ctx.out, found)
-    ctx.note(f"verdict: {found.verdict}; {'; '.join(found.reasons)}")
-    return DepthPolicy.made(ctx, headline(found))
+        checks += champion_checks(result, challenger)
+    result.gate = Gate(all(c.passed for c in checks), checks)
+    result.verdict, result.reasons = _verdict(result, winner, checks, only_key)
+    result.choices = [_with_verdict(c, result, winner) for c in result.choices]
+    write_policy(ctx.out, result)
+    ctx.note(f"verdict: {result.verdict}; {'; '.join(result.reasons)}")
+    return DepthPolicy.of_step(ctx, policy_summary(result))
 
 
 def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dict[int, float | None]) -> None:
-    """Put measured numbers beside the predicted ones, and predictions for the measured prompts beside the measured.
+    """Enter measurements into predicted rows, and predictions for the measured prompts into arms.
 
-    p_faster: id of an arm -> P(speedup > 1) as measured.
+    p_faster: id of an arm -> P(speedup > 1) by its measurement.
     """
     from components.speedup.measured import arm_of
     from components.speedup.same_moment import predictions_of
 
     for rows in (policy.evals, policy.trees):
         for i, row in enumerate(rows):
-            found = arm_of(policy, row) if row.depth_k else None
-            if found:
+            arm = arm_of(policy, row) if row.depth_k else None
+            if arm:
                 rows[i] = dataclasses.replace(
                     row,
-                    al_meas=found.al,
-                    al_replayed=found.al_replayed,
-                    speedup_meas=found.speedup,
-                    meas_lo=found.lo,
-                    meas_hi=found.hi,
+                    al_meas=arm.al,
+                    al_replayed=arm.al_replayed,
+                    speedup_meas=arm.speedup,
+                    meas_lo=arm.lo,
+                    meas_hi=arm.hi,
                 )
     for i, choice in enumerate(policy.choices):
-        found = arm_of(policy, choice) if choice.depth_k else None
-        if found:
+        arm = arm_of(policy, choice) if choice.depth_k else None
+        if arm:
             policy.choices[i] = dataclasses.replace(
                 choice,
-                speedup_meas=found.speedup,
-                meas_lo=found.lo,
-                meas_hi=found.hi,
-                pred_error=choice.speedup_pred / found.speedup - 1.0,
-                p_beats_no_spec=p_faster[id(found)],
+                speedup_meas=arm.speedup,
+                meas_lo=arm.lo,
+                meas_hi=arm.hi,
+                pred_error=choice.speedup_pred / arm.speedup - 1.0,
+                p_beats_no_spec=p_faster[id(arm)],
             )
     predicted = predictions_of(policy, cells)
-    policy.arms = [
-        dataclasses.replace(arm, speedup_pred=said) for arm, said in zip(policy.arms, predicted, strict=True)
-    ]
+    policy.arms = [dataclasses.replace(a, speedup_pred=p) for a, p in zip(policy.arms, predicted, strict=True)]
 
 
 def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
@@ -147,28 +143,28 @@ def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     return choice.pred_error or 0.0
 
 
-def _pick_winner(policy: Policy, only: str | None, posterior: Posterior | None) -> DepthChoice | None:
+def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | None) -> DepthChoice | None:
     """The drafter to serve, of those measured at their chosen depth at the smallest batch size.
 
-    That is the smallest that a depth was chosen for, be it 0: what a larger batch is drafted with is not served at it.
-    only: the one drafter that may win, or None. A drafter at fault (its output differs, its numbers are impossible)
-    wins only if every one is.
+    That is the smallest batch size with a chosen depth, be it 0: a depth for a larger batch is not served there.
+    only_key: the one drafter that may win, or None. Drafters with faults (their output differs, their numbers are
+    impossible) are excluded, unless all have faults.
     """
-    from components.speedup.policy import at_smallest_batch, faults_of
+    from components.speedup.policy import faults_of, served_choices
     from components.speedup.rechoose import pick_drafter
 
-    pooled = [c for c in at_smallest_batch(policy) if c.depth_k > 0 and c.meas_lo is not None]
-    pooled = [c for c in pooled if only in (None, c.draft_key)]
-    sound = [c for c in pooled if not faults_of(policy, c.draft_key)]
-    return pick_drafter(policy, sound or pooled, posterior)
+    candidates = [c for c in served_choices(policy) if c.depth_k > 0 and c.meas_lo is not None]
+    candidates = [c for c in candidates if only_key in (None, c.draft_key)]
+    without_faults = [c for c in candidates if not faults_of(policy, c.draft_key)]
+    return pick_drafter(policy, without_faults or candidates, posterior)
 
 
-def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
-    """What promotion asks for, each condition with its value and limit."""
-    from components.speedup.bootstrap import LEAST_PROMPTS
+def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
+    """The conditions of promotion, each with its value and limit."""
+    from components.speedup.bootstrap import PROMPTS
     from components.speedup.measured import arm_of
     from components.speedup.measured_flags import too_many_ties
-    from components.speedup.policy import ALL, GateCheck, faults_of
+    from components.speedup.policy import GateCheck, faults_of
 
     if winner is None:
         return [GateCheck("depth_chosen_and_measured", False, 0.0, ">= 1")]
@@ -182,7 +178,7 @@ def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_ga
     num_prompts = arm.num_prompts if arm is not None else 0
     return [
         GateCheck("depth_chosen_and_measured", True, float(winner.depth_k), ">= 1"),
-        GateCheck("prompts_measured", num_prompts >= LEAST_PROMPTS, float(num_prompts), f">= {LEAST_PROMPTS}"),
+        GateCheck("prompts_measured", num_prompts >= PROMPTS.decide, float(num_prompts), f">= {PROMPTS.decide}"),
         GateCheck("outputs_compared", checked > 0, float(checked), "> 0 requests"),
         GateCheck("identical_output", divergences == 0, float(divergences), "0 divergences outside ties"),
         GateCheck("ties_by_rounding", over_ties == 0, float(over_ties), "0 arms with more ties than rounding makes"),
@@ -192,30 +188,32 @@ def _gate(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_ga
     ]
 
 
-def _over_lookup(policy: Policy, winner: DepthChoice, least: float) -> GateCheck:
-    """How much faster than prompt lookup, which needs no training; seen in every gate, asked for only by a setting."""
+def _lookup_check(policy: Policy, winner: DepthChoice, minimum: float) -> GateCheck:
+    """Speed over prompt lookup, which needs no training; every gate shows it, a setting makes it a condition."""
     from components.speedup.measured_flags import best_lookup
     from components.speedup.policy import GateCheck
 
     lookup = best_lookup(policy, winner)
     ratio = winner.speedup_meas / lookup.speedup if lookup is not None and winner.speedup_meas is not None else None
-    if not least:
+    if not minimum:
         return GateCheck("speedup_over_lookup", True, ratio, "not asked")
-    return GateCheck("speedup_over_lookup", (ratio or 0.0) > least, ratio or 0.0, f"> {least:g}, measured beside it")
+    return GateCheck(
+        "speedup_over_lookup", (ratio or 0.0) > minimum, ratio or 0.0, f"> {minimum:g}, measured beside it"
+    )
 
 
 def _verdict(
-    policy: Policy, winner: DepthChoice | None, checks: list[GateCheck], only: str | None
+    policy: Policy, winner: DepthChoice | None, checks: list[GateCheck], only_key: str | None
 ) -> tuple[str, list[str]]:
-    """use | do_not_speculate | undecided | invalid, and why, in words. only: the one drafter that is judged."""
-    from components.speedup.policy import ALL, at_smallest_batch, faults_of
+    """(use | do_not_speculate | undecided | invalid, reasons). only_key: the one drafter that is evaluated."""
+    from components.speedup.policy import faults_of, served_choices
 
     if winner is None:
-        if any(c.depth_k > 0 and only in (None, c.draft_key) for c in at_smallest_batch(policy)):
+        if any(c.depth_k > 0 and only_key in (None, c.draft_key) for c in served_choices(policy)):
             return "undecided", ["the chosen depth was not measured end to end"]
-        # Nothing was chosen: the prediction's own verdict and reasons stand.
+        # No depth was chosen: the verdict and reasons of the prediction stand.
         for c in policy.choices:
-            if (c.draft_key, c.workload) == (only, ALL):
+            if (c.draft_key, c.workload) == (only_key, ALL):
                 return c.verdict, c.reasons
         return ("do_not_speculate" if policy.verdict == "use" else policy.verdict), policy.reasons
     failed = {c.name for c in checks if not c.passed}
@@ -226,15 +224,15 @@ def _verdict(
     if failed & {"identical_output", "no_faults"}:
         faults = [f"{f.method} {f.code}: {f.detail}" for f in faults_of(policy, winner.draft_key)]
         return "invalid", [measured, *faults]
-    missing = contradiction_of(policy, winner)
-    reasons = [measured, *([missing] if missing else [])]
+    contradiction = contradiction_of(policy, winner)
+    reasons = [measured, *([contradiction] if contradiction else [])]
     reasons += [f"gate: {c.name} is {c.value:.3g}, asked {c.limit}" for c in checks if not c.passed]
-    return _by_its_interval(winner, policy), reasons
+    return _verdict_of_interval(winner, policy), reasons
 
 
-def _by_its_interval(choice: DepthChoice, policy: Policy) -> str:
-    """use | do_not_speculate | undecided, by the measured interval; too few prompts decide nothing, and nor does a
-    measurement that its prediction contradicts."""
+def _verdict_of_interval(choice: DepthChoice, policy: Policy) -> str:
+    """use | do_not_speculate | undecided by the measured interval; too few prompts, or a contradiction with the
+    prediction, leave it undecided."""
     from components.speedup.measured import arm_of
 
     arm = arm_of(policy, choice)
@@ -246,20 +244,19 @@ def _by_its_interval(choice: DepthChoice, policy: Policy) -> str:
 
 
 def contradiction_of(policy: Policy, choice: DepthChoice) -> str | None:
-    """What is missing where prediction and measurement contradict each other about a choice, in words."""
-    said = [f.detail for f in policy.flags if (f.code, f.draft_key) == ("undecided_contradiction", choice.draft_key)]
-    return said[0] if said else None
+    """The text of the flag that prediction and measurement of a choice contradict each other; None without one."""
+    details = [f.detail for f in policy.flags if (f.code, f.draft_key) == ("undecided_contradiction", choice.draft_key)]
+    return details[0] if details else None
 
 
 def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:
-    """A choice with the verdict that its own measurement supports."""
-    if winner and (choice.draft_key, choice.workload, choice.batch_size) == (
-        winner.draft_key,
-        winner.workload,
-        winner.batch_size,
-    ):
+    """The choice with the verdict of its own measurement."""
+    key = (choice.draft_key, choice.workload, choice.batch_size)
+    if winner and key == (winner.draft_key, winner.workload, winner.batch_size):
         return dataclasses.replace(choice, verdict=policy.verdict, reasons=policy.reasons)
     if choice.meas_lo is None or choice.meas_hi is None:
         return choice
-    why = f"measured {choice.speedup_meas:.2f}x [{choice.meas_lo:.2f}, {choice.meas_hi:.2f}]"
-    return dataclasses.replace(choice, verdict=_by_its_interval(choice, policy), reasons=[*choice.reasons, why])
+    measured = f"measured {choice.speedup_meas:.2f}x [{choice.meas_lo:.2f}, {choice.meas_hi:.2f}]"
+    return dataclasses.replace(
+        choice, verdict=_verdict_of_interval(choice, policy), reasons=[*choice.reasons, measured]
+    )

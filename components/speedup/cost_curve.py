@@ -1,14 +1,14 @@
-"""What a round costs over depth, as a curve: noise in single cells is ironed out, a step that all processes show stays.
+"""The cost of a round as a curve over depth: it smooths the noise of single cells and keeps steps that are real.
 
-x_ks is the log of a round's time at depth k over plain decoding's, in process s (or, where one process was all, in one
-part of its blocks). Over depth the ratio is close to a straight line: each draft adds its own time and a row to verify.
-Empirical Bayes (after Efron & Morris 1973) draws each depth towards the line:
+x_ks is the log of a round's time at depth k over plain decoding's, in process s (of a single process: in a part of its
+blocks). Over depth the ratio is close to a straight line: each draft adds its own time and a row to verify. Empirical
+Bayes (after Efron & Morris 1973) shrinks each depth towards the line:
     curve_k = w cell_k + (1 - w) line_k,   w = tau^2 / (tau^2 + se^2)
-with se^2 the chance in one cell, from how processes differ about the line beyond a shift and a tilt of their own, and
-tau^2 the spread of the cells about the line, at least LEAST_STEP^2. Taking se^2 off that spread, as James and Stein do,
-loses more where a step is real than it gains where there is none (tests/components/speedup/test_known_truth.py). What
-processes share (a plain baseline that was slow in one of them) moves the whole line and is no reason to doubt its
-shape. Deeper rounds do more work, so the curve never falls, unless the data show that it does.
+where se^2 is the variance of one cell, from the differences of processes about the line beyond a shift and a tilt of
+each, and tau^2 the spread of cells about the line, at least LEAST_STEP^2. Subtracting se^2 from that spread, as James
+and Stein do, loses more where a step is real than it gains elsewhere (tests/components/speedup/test_known_truth.py).
+What processes share (one of them had a slow plain baseline) moves the whole line and leaves its shape. Deeper rounds do
+more work, so the curve never falls, unless the data show a fall.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import numpy as np
 from components.speedup.bootstrap import Floats
 from components.speedup.student import student_cdf, student_quantile
 
-LEAST_STEP = 0.005  # kernels are never taken to be smoother over depth than this share of a round
-SURE = 0.99  # how sure the depths of a drafter must be, taken together, that one of them contradicts their curve
-NOTHING = 1e-9  # a noise of rounding alone
-WORTH_MEASURING = 0.02  # ... and by how much of a round's time; less moves no choice
+LEAST_STEP = 0.005  # least assumed unevenness of kernels over depth, a share of a round
+CONFIDENCE = 0.99  # of a contradiction, over all depths of a drafter together
+ROUNDING_NOISE = 1e-9  # noise up to this is rounding
+MIN_DEVIATION = 0.02  # of a contradiction, a share of a round's time; less changes no choice
 
 
 class Contradiction(NamedTuple):
-    """A depth whose cost does not fit the curve through the others by more than chance. by: share of its time."""
+    """A depth whose cost misses the curve through the others by more than chance. by: share of its time."""
 
     depth_k: int
     by: float
-    falls: bool  # a deeper round costs less than a shallower one; otherwise it is off the line
+    falls: bool  # whether it costs less than a shallower depth; else it lies off the line
 
 
 class Curve(NamedTuple):
-    """Log cost ratios over depth, with what each process does to them.
+    """Log cost ratios over depth, with the effect of each process on them.
 
-    log_ratio: [K]. process: [K, units], loadings as in bootstrap.Estimate; the last K columns are each depth's own.
-    free: degrees of freedom of that variance at each depth, [K].
+    log_ratio: [K]. process: [K, units], loadings as in bootstrap.Estimate; the last K columns belong to one depth each.
+    dof: [K], degrees of freedom of that variance at each depth.
     """
 
     log_ratio: Floats
     process: Floats
-    free: Floats
+    dof: Floats
     contradictions: list[Contradiction]
 
 
@@ -53,128 +53,135 @@ def cost_curve(depths: Sequence[int], by_unit: Floats, whole: Floats | None = No
     """The curve through measured costs.
 
     depths: K of them, ascending, from 1 up. by_unit: [K, units], log ratios in each unit, NaN where one did not measure
-    a depth. whole: [K], over all that was measured; None: the mean over units. With fewer than two units nothing is
-    known of chance, and the cells stand as they are.
+    a depth. whole: [K], over all measurements; None: the mean over units. With fewer than two units chance is not
+    known, and the cells are returned as they are.
     """
     num_depths, num_units = by_unit.shape
     if num_units < 2:
         assert whole is not None, "without units there is nothing to take a mean of"
         return Curve(whole, np.zeros((num_depths, 0)), np.full(num_depths, math.inf), [])
-    mean, deviation = _fitted(by_unit)
+    mean, deviation = _fit_units(by_unit)
     value = mean if whole is None else whole
-    line, noise, noise_free = _line_and_noise(depths, value, deviation)
-    offset = np.log(line.sum(axis=1))  # of the line from each cell: the fit to cells of relative size 1
+    line, noise, noise_dof = _line_and_noise(depths, value, deviation)
+    offset = np.log(line.sum(axis=1))  # distance of the line from each cell, in log
     weight = _weight_of_cells(offset, noise, num_depths)
     smooth = weight * np.eye(num_depths) + (1.0 - weight) * line
     log_ratio = value + np.log(weight + (1.0 - weight) * line.sum(axis=1))
     count = (~np.isnan(by_unit)).sum(axis=1, keepdims=True).astype(float)
     loading = smooth @ (deviation / np.sqrt(count * np.maximum(1.0, count - 1.0)))
-    own = np.full(num_depths, math.sqrt(weight * (1.0 - weight)) * noise)
+    own_error = np.full(num_depths, math.sqrt(weight * (1.0 - weight)) * noise)
     if num_depths <= 2:
-        noise_free = math.inf
-    off = _off_the_line(depths, value, noise, noise_free)
-    log_ratio, loading, falls = _never_falling(depths, log_ratio, loading, own, num_units)
-    variance, own_variance = (loading**2).sum(axis=1), own**2
-    spread = variance**2 / (num_units - 1) + own_variance**2 / max(1.0, noise_free)
-    free = np.where(spread > 0.0, (variance + own_variance) ** 2 / np.where(spread > 0.0, spread, 1.0), math.inf)
-    return Curve(log_ratio, np.concatenate([loading, np.diag(own)], axis=1), free, _told_once(depths, off, falls))
+        noise_dof = math.inf
+    outliers = _find_outliers(depths, value, noise, noise_dof)
+    log_ratio, loading, falls = _make_monotone(depths, log_ratio, loading, own_error, num_units)
+    variance, own_variance = (loading**2).sum(axis=1), own_error**2
+    spread = variance**2 / (num_units - 1) + own_variance**2 / max(1.0, noise_dof)
+    dof = np.where(spread > 0.0, (variance + own_variance) ** 2 / np.where(spread > 0.0, spread, 1.0), math.inf)
+    process = np.concatenate([loading, np.diag(own_error)], axis=1)
+    return Curve(log_ratio, process, dof, _one_per_depth(depths, outliers, falls))
 
 
-def _told_once(
-    depths: Sequence[int], off: Sequence[Contradiction], falls: Sequence[Contradiction]
+def _one_per_depth(
+    depths: Sequence[int], outliers: Sequence[Contradiction], falls: Sequence[Contradiction]
 ) -> list[Contradiction]:
-    """Each depth once. A fall is told of the deeper depth, or of the one before it where that one is off the line."""
-    found = {one.depth_k: one for one in off}
+    """At most one contradiction a depth. A fall counts for the deeper depth, unless the one before it is an outlier."""
+    by_depth = {outlier.depth_k: outlier for outlier in outliers}
     for fall in falls:
         before = depths[depths.index(fall.depth_k) - 1]
-        if before not in found or fall.depth_k in found:
-            found[fall.depth_k] = fall
-    return [found[depth] for depth in sorted(found)]
+        if before not in by_depth or fall.depth_k in by_depth:
+            by_depth[fall.depth_k] = fall
+    return [by_depth[depth] for depth in sorted(by_depth)]
 
 
-def _fitted(by_unit: Floats) -> tuple[Floats, Floats]:
-    """(mean at each depth, each unit's deviation from it, 0 where it did not measure). A unit that measured other
-    depths than the rest must not make these look slow, so depths and units are fitted together."""
-    known = ~np.isnan(by_unit)
-    filled = np.where(known, by_unit, 0.0)
+def _fit_units(by_unit: Floats) -> tuple[Floats, Floats]:
+    """(mean at each depth, deviation of each unit from it, 0 where not measured). Depths and units are fitted together,
+    so that a slow unit with other depths than the rest does not make these look slow."""
+    measured = ~np.isnan(by_unit)
+    filled = np.where(measured, by_unit, 0.0)
     unit, depth = np.zeros(by_unit.shape[1]), np.zeros(by_unit.shape[0])
-    for _ in range(1 if known.all() else 50):
-        depth = np.where(known, filled - unit, 0.0).sum(axis=1) / known.sum(axis=1)
-        unit = np.where(known, filled - depth[:, None], 0.0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
+    for _ in range(1 if measured.all() else 50):
+        depth = np.where(measured, filled - unit, 0.0).sum(axis=1) / measured.sum(axis=1)
+        unit = np.where(measured, filled - depth[:, None], 0.0).sum(axis=0) / np.maximum(1, measured.sum(axis=0))
         unit -= unit.mean()
-    return depth, np.where(known, filled - depth[:, None], 0.0)
+    return depth, np.where(measured, filled - depth[:, None], 0.0)
 
 
 def _line_and_noise(depths: Sequence[int], value: Floats, deviation: Floats) -> tuple[Floats, float, float]:
-    """The projection on straight lines, [K, K] in relative units; the standard error of one cell; its freedom."""
+    """([K, K] projection on straight lines in relative units, standard error of one cell, its degrees of freedom)."""
     if len(depths) <= 2:
         return np.eye(len(depths)), 0.0, math.inf
     line = _line(depths, value)
     num_units = deviation.shape[1]
-    about = deviation - line @ deviation
-    free = float((len(depths) - 2) * (num_units - 1))
-    return line, math.sqrt(float((about**2).sum()) / free / num_units), free
+    residual = deviation - line @ deviation
+    dof = float((len(depths) - 2) * (num_units - 1))
+    return line, math.sqrt(float((residual**2).sum()) / dof / num_units), dof
 
 
 def _line(depths: Sequence[int], value: Floats) -> Floats:
-    """The projection of relative sizes of cells on straight lines over depth; its row sums are the line over a cell."""
+    """[K, K] projection of relative costs on straight lines over depth; row sums are line / cell."""
     columns = np.stack([np.ones(len(depths)), np.asarray(depths, dtype=float)], axis=1) / np.exp(value)[:, None]
     return np.asarray(columns @ np.linalg.pinv(columns))
 
 
 def line_over(depths: Sequence[int], cost: Floats) -> Floats:
-    """[K]: the straight line through costs of depths, in their unit; each weighs by its relative error."""
+    """[K]: the straight line through the costs, in their unit; relative errors are minimised."""
     return np.asarray(cost * _line(depths, np.log(cost)).sum(axis=1))
 
 
 def line_without_each(depths: Sequence[int], cost: Floats) -> Floats:
-    """[K]: what the line through the OTHER depths says that each costs."""
-    return np.asarray(cost * (1.0 - _off(_line(depths, np.log(cost)))))
+    """[K]: the cost of each depth by the line through the OTHER depths."""
+    return np.asarray(cost * (1.0 - _relative_offset(_line(depths, np.log(cost)))))
 
 
-def _off(line: Floats) -> Floats:
+def _relative_offset(line: Floats) -> Floats:
     """[K]: the share of its cost by which each cell lies above the line through the others."""
     return np.asarray((1.0 - line.sum(axis=1)) / np.maximum(1e-9, 1.0 - np.diag(line)))
 
 
 def _weight_of_cells(offset: Floats, noise: float, num_depths: int) -> float:
-    """w: how much of a cell's distance from the line is kept."""
-    if num_depths <= 2 or noise <= NOTHING:
+    """w: the share of a cell's distance from the line that is kept."""
+    if num_depths <= 2 or noise <= ROUNDING_NOISE:
         return 1.0
     tau_squared = max(LEAST_STEP**2, float((offset**2).sum()) / (num_depths - 2))
     return tau_squared / (tau_squared + noise**2)
 
 
-def _off_the_line(depths: Sequence[int], value: Floats, noise: float, free: float) -> list[Contradiction]:
-    """Cells that lie off the line through the others, the worst first: it also pulls the line away from the rest."""
-    found: list[Contradiction] = []
-    kept = list(range(len(depths)))
-    while len(kept) > 2 and noise > NOTHING:
-        line = _line([depths[i] for i in kept], value[kept])
-        by = _off(line)
-        sureness = np.abs(by) * np.sqrt(np.maximum(1e-9, 1.0 - np.diag(line))) / noise
+def _find_outliers(depths: Sequence[int], value: Floats, noise: float, dof: float) -> list[Contradiction]:
+    """Cells off the line through the others; the worst is removed first, since it pulls the line away from the rest."""
+    outliers: list[Contradiction] = []
+    remaining = list(range(len(depths)))
+    while len(remaining) > 2 and noise > ROUNDING_NOISE:
+        line = _line([depths[i] for i in remaining], value[remaining])
+        deviation = _relative_offset(line)
+        sureness = np.abs(deviation) * np.sqrt(np.maximum(1e-9, 1.0 - np.diag(line))) / noise
         worst = int(sureness.argmax())
-        limit = student_quantile(1.0 - (1.0 - SURE) / 2.0 / len(depths), free)
-        if sureness[worst] <= limit or abs(by[worst]) < WORTH_MEASURING:
+        limit = student_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / len(depths), dof)
+        if sureness[worst] <= limit or abs(deviation[worst]) < MIN_DEVIATION:
             break
-        found.append(Contradiction(depths[kept.pop(worst)], float(by[worst]), False))
-    return found
+        outliers.append(Contradiction(depths[remaining.pop(worst)], float(deviation[worst]), False))
+    return outliers
 
 
-def _never_falling(
-    depths: Sequence[int], log_ratio: Floats, loading: Floats, own: Floats, num_units: int
+def _make_monotone(
+    depths: Sequence[int], log_ratio: Floats, loading: Floats, own_error: Floats, num_units: int
 ) -> tuple[Floats, Floats, list[Contradiction]]:
-    """Neighbours that fall by no more than chance share their mean (pool adjacent violators); others are told."""
+    """Neighbours that fall within chance share their mean (pool adjacent violators); other falls are returned."""
     falls, blocks = [], [[0]]
     for i in range(1, len(depths)):
         drop = float(log_ratio[i] - log_ratio[i - 1])
-        spread = math.sqrt(float(((loading[i] - loading[i - 1]) ** 2).sum() + own[i] ** 2 + own[i - 1] ** 2))
+        variance = float(((loading[i] - loading[i - 1]) ** 2).sum() + own_error[i] ** 2 + own_error[i - 1] ** 2)
+        spread = math.sqrt(variance)
         blocks.append([i])
-        if drop < -NOTHING and (spread <= NOTHING or student_cdf(drop / spread, num_units - 1.0) < 1.0 - SURE):
+        is_real = spread <= ROUNDING_NOISE or student_cdf(drop / spread, num_units - 1.0) < 1.0 - CONFIDENCE
+        if drop < -ROUNDING_NOISE and is_real:
             falls.append(Contradiction(depths[i], drop, True))
-            blocks[-1] = [-1, i]  # a wall: what is shown to fall is not averaged with what it falls from
+            blocks[-1] = [-1, i]  # a barrier: a real fall is not averaged with the depth before it
             continue
-        while len(blocks) > 1 and blocks[-1][0] != -1 and _mean(log_ratio, blocks[-1]) < _mean(log_ratio, blocks[-2]):
+        while (
+            len(blocks) > 1
+            and blocks[-1][0] != -1
+            and _block_mean(log_ratio, blocks[-1]) < _block_mean(log_ratio, blocks[-2])
+        ):
             last = blocks.pop()
             blocks[-1] += last
     share = np.zeros((len(depths), len(depths)))
@@ -184,5 +191,5 @@ def _never_falling(
     return share @ log_ratio, share @ loading, falls
 
 
-def _mean(values: Floats, block: Sequence[int]) -> float:
+def _block_mean(values: Floats, block: Sequence[int]) -> float:
     return float(np.mean([values[i] for i in block if i >= 0]))

@@ -1,7 +1,7 @@
-"""Step `speedup.measure_drift`: does the champion still guess today's traffic as well as what it was released with?
+"""Step `speedup.measure_drift`: acceptance length of the champion on today's traffic against that at its release.
 
-Both sets of acceptance maps are replayed at the depth that is served. They are different prompts, so each is resampled
-by itself; when the interval of the change excludes zero, the rows and a flag say so.
+Both sets of acceptance maps are replayed at the depth that is served. They hold different prompts, so each is resampled
+by itself; where the interval of the change excludes zero, the rows and a flag report drift.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
-from components.rows import AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
+from components.rows import ALL, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
 
 if TYPE_CHECKING:
     from components.speedup.bootstrap import Estimate
-
-ALL = "all"
 
 
 def measure_drift(
@@ -38,7 +36,7 @@ def measure_drift(
         depth_k: the depth to compare at instead; 0 takes the policy's, or without one the deepest that was measured.
         num_draws: resamples of prompts behind each interval.
     """
-    old, new = (_maps(source, name) for source, name in ((then, "then"), (now, "now")))
+    old, new = (_read_maps(source, name) for source, name in ((then, "then"), (now, "now")))
     if old[0].draft_key != new[0].draft_key:
         raise UserError("then, now: two drafters; drift compares one drafter on two sets of prompts")
     depth = min(depth_k or _served_depth(policy, old[0].draft_key) or 64, *(m.k_max for m in (*old, *new)))
@@ -47,12 +45,14 @@ def measure_drift(
         now_maps = [m for m in new if workload in (ALL, m.workload)]
         then_maps = [m for m in old if m.workload == workload]
         against = workload if then_maps else ALL
-        rows.append(_drift(then_maps or old, now_maps, (workload, against), depth, num_draws, ctx.seed, ctx.key[:16]))
+        rows.append(
+            _drift_row(then_maps or old, now_maps, (workload, against), depth, num_draws, ctx.seed, ctx.key[:16])
+        )
     pooled = rows[0]
-    flags = [*(_flag(row) for row in rows if row.drifted), *_few_prompts(pooled)]
+    flags = [*(_drift_flag(row) for row in rows if row.drifted), *_few_prompts_flags(pooled)]
     write_rows(ctx.out, [*rows, *flags])
-    ctx.note(f"drift: {in_words(pooled)}")
-    return Measurements.made(
+    ctx.note(f"drift: {summary_line(pooled)}")
+    return Measurements.of_step(
         ctx,
         {
             "method": pooled.method,
@@ -64,23 +64,23 @@ def measure_drift(
             "change_lo": pooled.lo,
             "change_hi": pooled.hi,
             "drifted": pooled.drifted,
-            "drift": in_words(pooled),
+            "drift": summary_line(pooled),
             "drifted_workloads": [row.workload for row in rows if row.drifted],
         },
     )
 
 
-def in_words(row: Drift) -> str:
-    """One line: both acceptance lengths, the change with its interval, and what follows."""
-    said = "it has drifted" if row.drifted else "no drift shown"
+def summary_line(row: Drift) -> str:
+    """One line: both acceptance lengths, the change with its interval, and the conclusion."""
+    conclusion = "it has drifted" if row.drifted else "no drift shown"
     return (
         f"acceptance length {row.al_now:.2f} on {row.num_prompts_now} new prompts, {row.al_then:.2f} on "
-        f"{row.num_prompts_then} of its release, {row.change:+.2f} [{row.lo:+.2f}, {row.hi:+.2f}]: {said}"
+        f"{row.num_prompts_then} of its release, {row.change:+.2f} [{row.lo:+.2f}, {row.hi:+.2f}]: {conclusion}"
     )
 
 
-def _maps(source: Measurements, name: str) -> list[AcceptanceMap]:
-    """Chains alone: a tree keeps more of the same guesses, and its maps say nothing about what is served."""
+def _read_maps(source: Measurements, name: str) -> list[AcceptanceMap]:
+    """Usable maps of chains; a tree keeps more of the same draft tokens, so its maps do not describe what is served."""
     rows = [r for r in read_rows(source.path, AcceptanceMap) if r.tree_budget is None and r.num_tokens >= 2]
     if not rows:
         raise UserError(f"{name} ({source.key[:12]}): no usable acceptance maps; wire bench.measure_acceptance")
@@ -88,14 +88,14 @@ def _maps(source: Measurements, name: str) -> list[AcceptanceMap]:
 
 
 def _served_depth(policy: DepthPolicy | None, draft_key: str) -> int:
-    """The depth that a policy chose for a drafter over all workloads; 0 when there is none."""
+    """The depth that a policy chose for a drafter over all workloads; 0 without one."""
     from components.speedup.policy import read_policy
 
     choices = read_policy(policy.path).choices if policy is not None else []
     return next((c.depth_k for c in choices if (c.draft_key, c.workload) == (draft_key, ALL)), 0)
 
 
-def _drift(
+def _drift_row(
     then: Sequence[AcceptanceMap],
     now: Sequence[AcceptanceMap],
     workloads: tuple[str, str],
@@ -104,8 +104,8 @@ def _drift(
     seed: int,
     session_id: str,
 ) -> Drift:
-    al_then = _acceptance(then, depth, num_draws, [seed, 6])
-    al_now = _acceptance(now, depth, num_draws, [seed, 7])
+    al_then = _estimate_acceptance(then, depth, num_draws, [seed, 6])
+    al_now = _estimate_acceptance(now, depth, num_draws, [seed, 7])
     lo, hi = al_now.minus(al_then).interval()
     (then_lo, then_hi), (now_lo, now_hi) = al_then.interval(), al_now.interval()
     return Drift(
@@ -131,8 +131,8 @@ def _drift(
     )
 
 
-def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> Estimate:
-    """`al` at a depth, in the order of the prompts' names."""
+def _estimate_acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> Estimate:
+    """`al` at a depth; prompts are sorted by name."""
     import numpy as np
 
     from components.speedup.bootstrap import draw_weights
@@ -142,18 +142,18 @@ def _acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed:
     return acceptance_length(sorted(maps, key=lambda m: m.prompt_id), depth, weights)
 
 
-def _few_prompts(row: Drift) -> list[QualityFlag]:
-    """An interval over a handful of prompts is wide, and a change that matters goes unseen."""
-    from components.speedup.flags import MIN_PROMPTS
+def _few_prompts_flags(row: Drift) -> list[QualityFlag]:
+    """A flag where a side has few prompts: the interval is wide, and a relevant change may go unseen."""
+    from components.speedup.bootstrap import PROMPTS
 
     fewest = min(row.num_prompts_then, row.num_prompts_now)
-    if fewest >= MIN_PROMPTS:
+    if fewest >= PROMPTS.warn:
         return []
-    detail = f"drift over fewer than {MIN_PROMPTS} prompts on one side: its interval is wide"
+    detail = f"drift over fewer than {PROMPTS.warn} prompts on one side: its interval is wide"
     return [QualityFlag(row.session_id, row.draft_key, row.method, "few_prompts", "warning", float(fewest), detail)]
 
 
-def _flag(row: Drift) -> QualityFlag:
+def _drift_flag(row: Drift) -> QualityFlag:
     against = "the same workload" if row.workload_then == row.workload else "everything"
     detail = (
         f"workload {row.workload}: acceptance length {row.al_now:.2f} on new traffic, {row.al_then:.2f} on {against} "

@@ -1,12 +1,12 @@
-"""Step `speedup.compare_engines`: serving engines beside our own loop, on the same prompts, drafter and depth.
+"""Step `speedup.compare_engines`: compares serving engines with our own loop, on the same prompts, drafter and depth.
 
-An engine that loads a drafter wrongly still gives the right text, only later: a dropped norm, taps off by one or
-another RoPE show in the rounds alone. So rounds are held against ours prompt by prompt, where the text is the same:
-against our own timed decoding where it ran to the same length, else against the acceptance maps, replayed to it.
-What differs raises the flag `engine_mismatch`, a fault, and the newest comparison of each engine stands in the
+An engine that loads a drafter wrongly still gives the right text, only later: a lost norm, hidden states of another
+layer or another RoPE show only in the rounds. Where the text is the same, rounds are compared with ours by prompt:
+with our timed decoding where it ran to the same length, else with the acceptance maps, replayed to that length.
+A difference raises the flag `engine_mismatch`, a fault, and the newest comparison of each engine is part of the
 promotion gate (storage/engine_gate.sql).
 
-A drafter's near-ties may fall otherwise in an engine's arithmetic; such rounds are few, and acceptance length within
+Near-ties of a drafter may fall otherwise in an engine's arithmetic; such rounds are few, and acceptance length within
 `tolerance` counts as close. llama.cpp's programs leave the last token of the prompt to their first round and so draft
 one token out of phase: their rounds begin elsewhere in the same text, and `out_of_phase` is their tolerance.
 """
@@ -22,6 +22,7 @@ from pydantic import Field
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.definitions import al, counts, speedup
 from components.rows import (
+    ALL,
     AcceptanceMap,
     DepthEval,
     EngineAcceptance,
@@ -35,9 +36,8 @@ from components.rows import (
 if TYPE_CHECKING:
     from components.speedup.policy import PromptCounts
 
-ALL: Final = "all"
 _OF_ANY_LENGTH: Final = ("ngram", "lookahead")
-"""They draft what they find, up to the depth, and implementations look in different places: only texts are compared."""
+"""Methods that draft what they find, up to the depth; implementations search elsewhere, so only texts are compared."""
 
 
 class _Arm(NamedTuple):
@@ -52,7 +52,7 @@ class _Arm(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """One prompt on both sides, with the same text. tokens: emitted by rounds."""
+    """One prompt with the same text on both sides. tokens: emitted by rounds."""
 
     engine_rounds: int
     engine_tokens: int
@@ -64,17 +64,17 @@ class _Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class _Engine:
-    """What one measurement holds of engines. in_phase: its rounds begin after the token that prefill makes."""
+    """Requests of one measurement of an engine. in_phase: whether its rounds begin after the token of prefill."""
 
     requests: Sequence[Request]
     in_phase: bool
 
 
 @dataclass(frozen=True)
-class _Ours:
-    """What we know of our own rounds: (drafter, depth, prompt) -> timed requests, (drafter, prompt) -> the rest.
+class _OurRounds:
+    """Our own rounds. timed: (drafter, depth, prompt) -> requests. maps, replayed: (drafter, prompt) -> map, counts.
 
-    replayed: what the policy predicted from.
+    replayed: the counts that the policy predicted from.
     """
 
     timed: Mapping[tuple[str, int, str], Sequence[Request]]
@@ -82,16 +82,16 @@ class _Ours:
     replayed: Mapping[tuple[str, str], PromptCounts]
 
     def rounds(self, row: Request) -> tuple[int, str] | None:
-        """(rounds of ours for the text of this request, where they are from), or None where nobody knows."""
-        for one in self.timed.get((row.draft_key, row.depth_k, row.prompt_id), ()):
-            if one.tokens_kept == row.tokens_kept:
-                return one.num_rounds, "end_to_end"
-        found = self.maps.get((row.draft_key, row.prompt_id))
-        if found is None or found.k_max < row.depth_k or found.num_tokens < row.tokens_kept:
+        """(number of our rounds for the text of this request, their source), or None where not known."""
+        for own_request in self.timed.get((row.draft_key, row.depth_k, row.prompt_id), ()):
+            if own_request.tokens_kept == row.tokens_kept:
+                return own_request.num_rounds, "end_to_end"
+        acceptance_map = self.maps.get((row.draft_key, row.prompt_id))
+        if acceptance_map is None or acceptance_map.k_max < row.depth_k or acceptance_map.num_tokens < row.tokens_kept:
             return None
         from components.speedup.replay import replay
 
-        return len(replay(found.accepted, row.depth_k, row.tokens_kept)), "maps"
+        return len(replay(acceptance_map.accepted, row.depth_k, row.tokens_kept)), "maps"
 
 
 def compare_engines(
@@ -114,39 +114,45 @@ def compare_engines(
         tolerance: share by which an engine's acceptance length may lie off ours.
         out_of_phase: the same for llama.cpp's programs, which draft one token out of phase.
     """
-    measured = [_read(source) for source in engines]
-    ours = _ours(end_to_end, acceptance or [], policy)
-    evals = _evals(policy)
-    plain = [row for one in measured for row in one.requests if row.method == "none"]
+    measured = [_read_engine(source) for source in engines]
+    our_rounds = _read_our_rounds(end_to_end, acceptance or [], policy)
+    predictions = _predictions(policy)
+    plain = [row for measurement in measured for row in measurement.requests if row.method == "none"]
     rows: list[EngineComparison] = []
-    for one in measured:
-        allowed = tolerance if one.in_phase else out_of_phase
-        for arm in dict.fromkeys(_arm(row) for row in one.requests if row.method != "none" and row.depth_k > 0):
-            mine = [row for row in one.requests if _arm(row) == arm]
-            for workload in [ALL, *sorted({row.workload for row in mine} - {ALL})]:
-                of_it = [row for row in mine if workload in (ALL, row.workload)]
-                side = [row for row in plain if _served_alike(row, arm) and workload in (ALL, row.workload)]
-                seen = evals.get((arm.draft_key, workload, arm.depth_k))
-                rows.append(_row(ctx.key[:16], arm, workload, of_it, side, one.in_phase, ours, seen, allowed))
+    for measurement in measured:
+        allowed = tolerance if measurement.in_phase else out_of_phase
+        for arm in dict.fromkeys(
+            _arm_of(row) for row in measurement.requests if row.method != "none" and row.depth_k > 0
+        ):
+            arm_requests = [row for row in measurement.requests if _arm_of(row) == arm]
+            for workload in [ALL, *sorted({row.workload for row in arm_requests} - {ALL})]:
+                requests = [row for row in arm_requests if workload in (ALL, row.workload)]
+                plain_requests = [row for row in plain if _is_same_server(row, arm) and workload in (ALL, row.workload)]
+                prediction = predictions.get((arm.draft_key, workload, arm.depth_k))
+                same = [row for row in requests if row.identical]
+                pairs = [] if arm.method in _OF_ANY_LENGTH else _pair_rounds(same, measurement.in_phase, our_rounds)
+                al_pred = _al_pred(prediction, pairs, our_rounds) if prediction is not None else None
+                sides = (requests, plain_requests, pairs)
+                rows.append(_comparison_row(ctx.key[:16], arm, workload, sides, prediction, al_pred, tolerance=allowed))
     if not rows:
         raise UserError("engines: no request drafted anything; measure servers with a drafter, and state its depth_k")
-    pooled = [row for row in rows if row.workload == ALL]
-    flags = [_flag(row) for row in pooled if row.verdict == "mismatch"]
+    all_workloads = [row for row in rows if row.workload == ALL]
+    flags = [_mismatch_flag(row) for row in all_workloads if row.verdict == "mismatch"]
     write_rows(ctx.out, [*rows, *flags])
-    for row in pooled:
-        ctx.note(in_words(row))
-    return Measurements.made(
+    for row in all_workloads:
+        ctx.note(summary_line(row))
+    return Measurements.of_step(
         ctx,
         {
-            "engines": sorted({f"{row.engine} {row.engine_version}".strip() for row in pooled}),
-            "verdicts": {in_words(row): row.verdict for row in pooled},
+            "engines": sorted({f"{row.engine} {row.engine_version}".strip() for row in all_workloads}),
+            "verdicts": {summary_line(row): row.verdict for row in all_workloads},
             "num_mismatches": len(flags),
         },
     )
 
 
-def in_words(row: EngineComparison) -> str:
-    """One line: who, how many texts are the same, acceptance on both sides, and the verdict."""
+def summary_line(row: EngineComparison) -> str:
+    """One line: the engine, the number of equal texts, acceptance on both sides, and the verdict."""
     who = f"{row.engine} {row.engine_version}".strip() + f", {row.method} at depth {row.depth_k}"
     text = f"{row.num_identical} of {row.num_compared} texts the same" if row.num_compared else "no text compared"
     text += f", {row.num_ties} part at a tie" if row.num_ties else ""
@@ -156,19 +162,21 @@ def in_words(row: EngineComparison) -> str:
     return f"{who}: {text}; {rounds}: {row.verdict.replace('_', ' ')}"
 
 
-def _read(source: Measurements) -> _Engine:
-    every = read_rows(source.path, Request)
-    rows = [row for row in every if row.engine and counts(row) and row.temperature == 0.0]
+def _read_engine(source: Measurements) -> _Engine:
+    requests = read_rows(source.path, Request)
+    rows = [row for row in requests if row.engine and counts(row) and row.temperature == 0.0]
     if not rows:
         raise UserError(
             f"engines ({source.key[:12]}): no greedy request of a serving engine; wire bench.measure_server or "
             "bench.measure_llama_cpp"
         )
     counted = read_rows(source.path, EngineAcceptance)
-    return _Engine(rows, in_phase=not any(one.source == "program" for one in counted))
+    return _Engine(rows, in_phase=not any(row.source == "program" for row in counted))
 
 
-def _ours(end_to_end: Measurements | None, acceptance: Sequence[Measurements], policy: DepthPolicy | None) -> _Ours:
+def _read_our_rounds(
+    end_to_end: Measurements | None, acceptance: Sequence[Measurements], policy: DepthPolicy | None
+) -> _OurRounds:
     from components.speedup.policy import read_policy
 
     timed: dict[tuple[str, int, str], list[Request]] = {}
@@ -177,46 +185,46 @@ def _ours(end_to_end: Measurements | None, acceptance: Sequence[Measurements], p
         if greedy and not row.engine and counts(row) and row.depth_k > 0:
             timed.setdefault((row.draft_key, row.depth_k, row.prompt_id), []).append(row)
     maps = {
-        (one.draft_key, one.prompt_id): one
+        (row.draft_key, row.prompt_id): row
         for source in acceptance
-        for one in read_rows(source.path, AcceptanceMap)
-        if one.tree_budget is None
+        for row in read_rows(source.path, AcceptanceMap)
+        if row.tree_budget is None
     }
-    told = read_policy(policy.path).prompts if policy is not None else []
-    return _Ours(timed, maps, {(one.draft_key, one.prompt_id): one for one in told})
+    prompt_counts = read_policy(policy.path).prompts if policy is not None else []
+    return _OurRounds(timed, maps, {(row.draft_key, row.prompt_id): row for row in prompt_counts})
 
 
-def _evals(policy: DepthPolicy | None) -> dict[tuple[str, str, int], DepthEval]:
-    """(drafter, workload, depth) -> what was predicted, at the smallest batch size."""
+def _predictions(policy: DepthPolicy | None) -> dict[tuple[str, str, int], DepthEval]:
+    """(drafter, workload, depth) -> the prediction at the smallest batch size."""
     rows = read_rows(policy.path, DepthEval) if policy is not None else []
     chains = sorted((row for row in rows if row.tree_budget is None), key=lambda row: -row.batch_size)
     return {(row.draft_key, row.workload, row.depth_k): row for row in chains}
 
 
-def _arm(row: Request) -> _Arm:
+def _arm_of(row: Request) -> _Arm:
     concurrency = row.concurrency or row.batch_size
     return _Arm(row.engine or "", row.engine_version or "", concurrency, row.method, row.draft_key, row.depth_k)
 
 
-def _served_alike(row: Request, arm: _Arm) -> bool:
-    return _arm(row)[:3] == arm[:3]
+def _is_same_server(row: Request, arm: _Arm) -> bool:
+    return _arm_of(row)[:3] == arm[:3]
 
 
-def _row(
+def _comparison_row(
     session_id: str,
     arm: _Arm,
     workload: str,
-    mine: Sequence[Request],
-    plain: Sequence[Request],
-    in_phase: bool,
-    ours: _Ours,
-    predicted: DepthEval | None,
+    sides: tuple[Sequence[Request], Sequence[Request], Sequence[_Pair]],
+    prediction: DepthEval | None,
+    al_pred: float | None,
+    *,
     tolerance: float,
 ) -> EngineComparison:
-    compared = [row for row in mine if row.identical is not None]
+    """sides: requests of the engine's drafter, those of its plain decoding, and pairs with our rounds."""
+    requests, plain, pairs = sides
+    compared = [row for row in requests if row.identical is not None]
     same = [row for row in compared if row.identical]
     ties = sum(row.tie is True for row in compared if not row.identical)
-    pairs = [] if arm.method in _OF_ANY_LENGTH else _paired(same, in_phase, ours)
     engine_rounds, our_rounds = sum(pair.engine_rounds for pair in pairs), sum(pair.our_rounds for pair in pairs)
     engine_tokens, our_tokens = sum(pair.engine_tokens for pair in pairs), sum(pair.our_tokens for pair in pairs)
     al_engine, al_ours = al(engine_tokens, engine_rounds), al(our_tokens, our_rounds)
@@ -230,7 +238,7 @@ def _row(
         verdict = "mismatch"
     return EngineComparison(
         session_id=session_id,
-        target_key=mine[0].target_key,
+        target_key=requests[0].target_key,
         draft_key=arm.draft_key,
         method=arm.method,
         depth_k=arm.depth_k,
@@ -238,7 +246,7 @@ def _row(
         engine=arm.engine,
         engine_version=arm.version,
         concurrency=arm.concurrency,
-        num_prompts=len({row.prompt_id for row in mine}),
+        num_prompts=len({row.prompt_id for row in requests}),
         num_compared=len(compared),
         num_identical=len(same),
         num_ties=ties,
@@ -252,41 +260,41 @@ def _row(
         our_rounds_from=" and ".join(sorted({pair.source for pair in pairs})),
         al_engine=al_engine,
         al_ours=al_ours,
-        al_pred=_al_pred(predicted, pairs, ours) if predicted is not None else None,
-        speedup_engine=speedup(mine, plain),
-        speedup_ours=predicted.speedup_meas if predicted is not None else None,
-        speedup_pred=predicted.speedup_pred if predicted is not None else None,
+        al_pred=al_pred,
+        speedup_engine=speedup(requests, plain),
+        speedup_ours=prediction.speedup_meas if prediction is not None else None,
+        speedup_pred=prediction.speedup_pred if prediction is not None else None,
         tolerance=tolerance,
         verdict=verdict,
     )
 
 
-def _al_pred(predicted: DepthEval, pairs: Sequence[_Pair], ours: _Ours) -> float | None:
-    """What the policy's replay says of the paired prompts; of all that it replayed where none is paired."""
+def _al_pred(prediction: DepthEval, pairs: Sequence[_Pair], our_rounds: _OurRounds) -> float | None:
+    """AL by the policy's replay of the paired prompts; of all its prompts where none is paired."""
     from components.speedup.measured import al_replayed
 
     if not pairs:
-        return predicted.al
-    told = [ours.replayed.get((predicted.draft_key, pair.prompt_id)) for pair in pairs]
-    return al_replayed(told, predicted.depth_k)
+        return prediction.al
+    counts = [our_rounds.replayed.get((prediction.draft_key, pair.prompt_id)) for pair in pairs]
+    return al_replayed(counts, prediction.depth_k)
 
 
-def _paired(same: Sequence[Request], in_phase: bool, ours: _Ours) -> list[_Pair]:
-    """Every request with our text whose rounds we know as well."""
+def _pair_rounds(same: Sequence[Request], in_phase: bool, our_rounds: _OurRounds) -> list[_Pair]:
+    """The requests with our text for which our rounds are known. same: those with our text."""
     pairs = []
     for row in same:
-        found = ours.rounds(row)
-        if found is None or row.num_rounds == 0:
+        rounds = our_rounds.rounds(row)
+        if rounds is None or row.num_rounds == 0:
             continue
         emitted = row.tokens_kept - 1  # the first token is prefill's
         # A program that begins its rounds in the prompt emits every token from one, the overshoot of the last included.
-        theirs = emitted if in_phase else row.tokens_raw
-        pairs.append(_Pair(row.num_rounds, theirs, found[0], emitted, found[1], row.prompt_id))
+        engine_tokens = emitted if in_phase else row.tokens_raw
+        pairs.append(_Pair(row.num_rounds, engine_tokens, rounds[0], emitted, rounds[1], row.prompt_id))
     return pairs
 
 
-def _flag(row: EngineComparison) -> QualityFlag:
+def _mismatch_flag(row: EngineComparison) -> QualityFlag:
     off = 0.0 if row.al_engine is None or row.al_ours is None else row.al_engine / row.al_ours - 1.0
     value = float(row.num_divergences) if row.num_divergences else off
-    said = in_words(row)
-    return QualityFlag(row.session_id, row.draft_key, row.method, "engine_mismatch", "fault", value, said)
+    detail = summary_line(row)
+    return QualityFlag(row.session_id, row.draft_key, row.method, "engine_mismatch", "fault", value, detail)

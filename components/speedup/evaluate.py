@@ -1,8 +1,8 @@
-"""Every depth of one drafter on one workload: predicted speedup with intervals, and the depth to serve with.
+"""Predicted speedup of every depth of one drafter on one workload, with intervals, and the depth to serve.
 
-AL is replayed exactly from acceptance maps at each measured depth and pooled over prompts; what a round costs lies on
-the curve of costs.py. The two are drawn together (prompts for AL, processes for cost), and for all depths alike: one is
-only better than another if it stays better when both could have come out differently.
+AL is replayed exactly from acceptance maps at each measured depth and pooled over prompts; the cost of a round lies on
+the curve of costs.py. Both are drawn together (prompts for AL, processes for cost), with the same draws for all depths:
+one depth is better than another only if it stays so over the draws.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from components.rows import DepthChoice, DepthEval
 from components.speedup.bootstrap import (
-    LEAST_PROMPTS,
+    PROMPTS,
     Estimate,
     Floats,
     draw_weights,
@@ -29,7 +29,7 @@ from components.speedup.regret import losses, near_best, p_best
 
 
 class Rule(NamedTuple):
-    """How a depth is chosen."""
+    """The rule by which a depth is chosen."""
 
     tolerance: float
     confidence: float
@@ -37,8 +37,8 @@ class Rule(NamedTuple):
     include_host: bool
 
     @property
-    def words(self) -> str:
-        """The rule as it is printed with every choice."""
+    def description(self) -> str:
+        """The rule as text, printed with every choice."""
         return (
             f"smallest depth that loses at most {self.tolerance:.0%} to the best with probability {self.confidence:g}, "
             "prompts and processes drawn alike for all; without one, that of the least expected loss; "
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a row says it is about."""
+    """The key columns of DepthEval and DepthChoice."""
 
     selection_id: str
     target_key: str
@@ -58,7 +58,7 @@ class Identity(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """Acceptance and predicted speedup of every depth, each with draws and influence. Lists are over depths."""
+    """Acceptance length and predicted speedup of every depth. Lists are over depths."""
 
     depths: list[int]
     al: list[Estimate]
@@ -74,8 +74,8 @@ class Speeds(NamedTuple):
 def predict(tokens: Floats, rounds: Floats, cost: CostTable, workload: str, rule: Rule, seed: int) -> Speeds:
     """The speedup model at every depth of `cost`. tokens, rounds: [prompts, K + 1], at the same depths.
 
-    The random draws depend on `seed`, the workload and the number of prompts alone, so two drafters measured on the
-    same prompts are resampled together, and two workloads apart; those of processes on the measurement they are of.
+    The draws of prompts depend only on `seed`, the workload and the number of prompts: two drafters on the same prompts
+    are resampled together, two workloads apart. The draws of processes depend on `seed` and the measurement.
     """
     stream = np.random.default_rng([seed, 2, zlib.crc32(workload.encode())])
     weights = draw_weights(len(rounds), rule.num_draws, stream)
@@ -87,7 +87,7 @@ def predict(tokens: Floats, rounds: Floats, cost: CostTable, workload: str, rule
     columns = range(len(cost.depths))
     return Speeds(
         depths=list(cost.depths),
-        al=[Estimate(float(al[i]), al_draws[:, i], influence[:, i], samples[i], least=0.0) for i in columns],
+        al=[Estimate(float(al[i]), al_draws[:, i], influence[:, i], samples[i], minimum=0.0) for i in columns],
         speedup=[
             Estimate(
                 float(al[i] * factor[i]),
@@ -95,8 +95,8 @@ def predict(tokens: Floats, rounds: Floats, cost: CostTable, workload: str, rule
                 influence[:, i] * factor[i],
                 samples[i],
                 cost.process[i] * (-al[i] * factor[i]),
-                float(cost.process_free[i]),
-                least=0.0,
+                float(cost.process_dof[i]),
+                minimum=0.0,
             )
             for i in columns
         ],
@@ -105,16 +105,16 @@ def predict(tokens: Floats, rounds: Floats, cost: CostTable, workload: str, rule
 
 
 def cost_factors(cost: CostTable, num_draws: int, seed: int) -> Floats:
-    """[draws, K + 1]: by what each draw of processes multiplies a speedup; 1 where chance in cost is not known."""
-    session, own = cost.streams
+    """[draws, K + 1]: factor on the speedup in each draw of processes; 1 where chance in cost is not known."""
+    session, own_stream = cost.streams
     num_own = cost.process.shape[1] - cost.num_shared
     shared = np.random.default_rng([seed, 1, session]).standard_normal((num_draws, cost.num_shared))
-    apart = np.random.default_rng([seed, 1, session, own]).standard_normal((num_draws, num_own))
-    # Not a matrix product: sums in a fixed order are the same on any number of threads.
+    apart = np.random.default_rng([seed, 1, session, own_stream]).standard_normal((num_draws, num_own))
+    # einsum sums in a fixed order on any number of threads; a matrix product does not.
     return np.exp(-np.einsum("du,ku->dk", np.concatenate([shared, apart], axis=1), cost.process))
 
 
-def depth_rows(speeds: Speeds, cost: CostTable, who: Identity, tree_budget: int | None = None) -> list[DepthEval]:
+def depth_rows(speeds: Speeds, cost: CostTable, identity: Identity, tree_budget: int | None = None) -> list[DepthEval]:
     """One row for each depth."""
     best, regret = p_best(speeds.draws), losses(speeds.draws).mean(axis=0)
     rows = []
@@ -124,7 +124,7 @@ def depth_rows(speeds: Speeds, cost: CostTable, who: Identity, tree_budget: int 
         gain = marginal_gain(speeds.al[i].value, speeds.al[i - 1].value) if i else None
         rows.append(
             DepthEval(
-                **who._asdict(),
+                **identity._asdict(),
                 depth_k=depth,
                 al=speeds.al[i].value,
                 al_lo=al_lo,
@@ -151,60 +151,64 @@ def depth_rows(speeds: Speeds, cost: CostTable, who: Identity, tree_budget: int 
 
 
 class Pick(NamedTuple):
-    """What the rule says of a set of depths. column: of the depth to serve with, 0 for plain decoding."""
+    """The depth that the rule picks. column: its index, 0 for plain decoding."""
 
     column: int
-    p_beats: float | None  # P(speedup > 1) of the depth that is taken, or of the best candidate; None: not known
+    p_beats: float | None  # P(speedup > 1) of the picked depth, or of the best candidate; None: not known
     verdict: str
-    why: str
+    reason: str
 
 
 def pick(depths: Sequence[int], speedup: Sequence[Estimate], rule: Rule) -> Pick:
-    """The smallest depth as good as the best that also beats plain decoding. depths[0] is 0.
+    """Pick the smallest depth that is as good as the best and beats plain decoding. depths[0] is 0.
 
-    The probability is asked of the very depth that is taken: asked of any depth at all, one of many that are slower
-    would pass by luck. Too few prompts for a verdict still name a depth, the one to try.
+    The picked depth itself must have the probability: if any were enough, one of many slower ones would pass by luck.
+    With too few prompts for a verdict a depth to try is still named.
     """
-    near = [1 + i for i in near_best(np.stack([s.draws for s in speedup[1:]], axis=1), rule.tolerance, rule.confidence)]
-    p_beats = {i: speedup[i].p_above(1.0) for i in near}
-    able = [i for i in near if (p_beats[i] or 0.0) >= rule.confidence]
-    column = next(iter(able or [i for i in near if speedup[i].value > 1.0]), near[-1])
-    said, p_taken = f"depth {depths[column]} (predicted {speedup[column].value:.3f}x)", p_beats[column]
+    near_best_columns = [
+        1 + i for i in near_best(np.stack([s.draws for s in speedup[1:]], axis=1), rule.tolerance, rule.confidence)
+    ]
+    p_beats = {i: speedup[i].p_above(1.0) for i in near_best_columns}
+    eligible = [i for i in near_best_columns if (p_beats[i] or 0.0) >= rule.confidence]
+    column = next(iter(eligible or [i for i in near_best_columns if speedup[i].value > 1.0]), near_best_columns[-1])
+    candidate, p_taken = f"depth {depths[column]} (predicted {speedup[column].value:.3f}x)", p_beats[column]
     if p_taken is None or not speedup[column].is_decisive:
-        told = speedup[column].prompts.effective
+        effective = speedup[column].prompts.effective
         missing = (
-            f"{LEAST_PROMPTS} prompts are asked for a verdict, these are worth {told:.1f}"
+            f"{PROMPTS.decide} prompts are asked for a verdict, these are worth {effective:.1f}"
             if len(speedup[column].influence) > 1
-            else f"acceptance prompt by prompt, of at least {LEAST_PROMPTS}, tells how far chance could move it"
+            else f"acceptance prompt by prompt, of at least {PROMPTS.decide}, tells how far chance could move it"
         )
-        taken = column if speedup[column].value > 1.0 else 0
-        return Pick(taken, p_taken, "undecided", f"the best candidate is {said}, but nothing is decided: {missing}")
-    if able:
-        return Pick(column, p_taken, "use", f"{said} is faster than plain decoding with probability {p_taken:.3f}")
-    why = f"the best candidate, {said}, beats plain decoding with probability {p_taken:.3f}; "
+        column_to_try = column if speedup[column].value > 1.0 else 0
+        return Pick(
+            column_to_try, p_taken, "undecided", f"the best candidate is {candidate}, but nothing is decided: {missing}"
+        )
+    if eligible:
+        return Pick(column, p_taken, "use", f"{candidate} is faster than plain decoding with probability {p_taken:.3f}")
+    reason = f"the best candidate, {candidate}, beats plain decoding with probability {p_taken:.3f}; "
     p_any = max(s.p_above(1.0) or 0.0 for s in speedup[1:])
     verdict = "do_not_speculate" if p_any < 1.0 - rule.confidence else "undecided"
-    return Pick(0, p_taken, verdict, f"{why}{rule.confidence:g} is asked")
+    return Pick(0, p_taken, verdict, f"{reason}{rule.confidence:g} is asked")
 
 
-def choice_row(speeds: Speeds, who: Identity, rule: Rule, kv_len: int | None = None) -> DepthChoice:
-    """The rule applied to every depth of one drafter. kv_len: the context that its cost is of, None for all."""
+def choice_row(speeds: Speeds, identity: Identity, rule: Rule, kv_len: int | None = None) -> DepthChoice:
+    """The choice for one drafter by the rule. kv_len: the context length of its cost, None for all."""
     bounds = [s.interval() for s in speeds.speedup]
-    found = pick(speeds.depths, speeds.speedup, rule)
+    picked = pick(speeds.depths, speeds.speedup, rule)
     return DepthChoice(
-        **who._asdict(),
-        depth_k=speeds.depths[found.column],
-        rule=rule.words,
+        **identity._asdict(),
+        depth_k=speeds.depths[picked.column],
+        rule=rule.description,
         tolerance=rule.tolerance,
-        p_beats_no_spec=found.p_beats,
-        speedup_pred=speeds.speedup[found.column].value,
-        pred_lo=bounds[found.column][0],
-        pred_hi=bounds[found.column][1],
+        p_beats_no_spec=picked.p_beats,
+        speedup_pred=speeds.speedup[picked.column].value,
+        pred_lo=bounds[picked.column][0],
+        pred_hi=bounds[picked.column][1],
         speedup_meas=None,
         meas_lo=None,
         meas_hi=None,
         pred_error=None,
-        verdict=found.verdict,
-        reasons=[found.why],
+        verdict=picked.verdict,
+        reasons=[picked.reason],
         kv_len=kv_len,
     )

@@ -1,60 +1,58 @@
-"""One drafter's evidence, worked through: every batch size, workload and context it was measured at."""
+"""Evaluation of one drafter at every batch size, workload and context length that was measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from components.contract import UserError
-from components.rows import OF_ONE_DEPTH, AcceptanceMap, CostCell, DepthChoice
+from components.rows import ALL, OF_ONE_DEPTH, AcceptanceMap, CostCell, DepthChoice
 from components.speedup.acceptance import prompt_counts, replay_counts, summarise_acceptance
-from components.speedup.costs import CostTable, Setting, contexts_of, cost_table, only_depths, round_cost
+from components.speedup.bootstrap import PROMPTS
+from components.speedup.costs import CostTable, Setting, contexts_of, cost_table, round_cost, select_depths
 from components.speedup.evaluate import Identity, Rule, Speeds, choice_row, depth_rows, predict
 from components.speedup.flags import prediction_flags
 from components.speedup.mixture import one_depth_for_all, stated_shares
-from components.speedup.policy import ALL, Policy, RoundCost
-from components.speedup.ranking import Entrant
-
-FEW_PROMPTS: Final = 8
-"""With fewer answers near a context length, all prompts speak for it: an interval over seven prompts says nothing."""
+from components.speedup.policy import Policy, RoundCost
+from components.speedup.ranking import Contender
 
 
 class Evidence(NamedTuple):
-    """What was measured about one drafter in one setting, and what is asked of it."""
+    """Measurements of one drafter in one setting, and the rule to evaluate them by."""
 
     maps: list[AcceptanceMap]
     cells: list[CostCell]
     tree_budget: int | None
     draft_vocab: int | None
-    mixture: Mapping[str, float]  # workload -> share of decoded tokens; empty: those of the measured prompts
+    mixture: Mapping[str, float]  # workload -> share of decoded tokens; empty: shares of the measured prompts
     rule: Rule
     seed: int
-    session: int = 0  # which of the cost measurements its cells are of
+    session: int = 0  # index of the cost measurement of its cells
 
     @property
     def draft_key(self) -> str:
-        """The drafter."""
+        """Key of the drafter."""
         return self.maps[0].draft_key
 
     def batch_sizes(self) -> list[int]:
-        """Those at which its drafts were timed."""
-        mine = (c for c in self.cells if c.phase == "draft" and c.draft_key == self.draft_key)
-        return sorted({c.batch_size for c in mine if c.tree_budget == self.tree_budget})
+        """Batch sizes at which its drafts were timed."""
+        draft_cells = (c for c in self.cells if c.phase == "draft" and c.draft_key == self.draft_key)
+        return sorted({c.batch_size for c in draft_cells if c.tree_budget == self.tree_budget})
 
     def plain_step(self) -> float:
         """T_target in ms at its smallest batch size."""
         return float(self.costs(self.batch_sizes()[0]).times.target)
 
     def costs(self, batch_size: int, kv_len: int | None = None) -> CostTable:
-        """Its cost at the depths that its maps reach."""
+        """Its costs at the depths of its maps."""
         setting = Setting(self.draft_key, batch_size, self.tree_budget, kv_len, self.session)
         deepest = min(m.k_max for m in self.maps)
         depths = (0, deepest) if self.maps[0].method in OF_ONE_DEPTH else range(deepest + 1)
-        table = only_depths(cost_table(self.cells, setting, self.rule.include_host), depths)
+        table = select_depths(cost_table(self.cells, setting, self.rule.include_host), depths)
         if len(table.depths) < 2:
             raise UserError(
                 f"no depth of {self.maps[0].method} has both cost cells and acceptance (maps reach depth {deepest})"
@@ -62,27 +60,27 @@ class Evidence(NamedTuple):
         return table
 
 
-def add_chain(policy: Policy, evidence: Evidence) -> Entrant:
-    """Enter a drafter's chains into the policy; what comes back stands for it among the others."""
-    entrant = None
+def add_chain(policy: Policy, evidence: Evidence) -> Contender:
+    """Enter a drafter's chains into the policy, and return its contender for the ranking."""
+    contender = None
     for batch_size in evidence.batch_sizes():
         table = evidence.costs(batch_size)
         policy.dtype, policy.kernel = table.dtype, table.kernel
         speeds, choice = _add_batch_size(policy, evidence, table, batch_size)
         lengths = contexts_of(evidence.cells, evidence.draft_key, batch_size)
-        policy.contexts += [_in_context(policy, evidence, batch_size, kv_len, lengths) for kv_len in lengths]
-        entrant = entrant or _entrant(evidence, speeds, choice)
-    assert entrant is not None, "cells without a draft phase were refused before"
-    return entrant
+        policy.contexts += [_choice_in_context(policy, evidence, batch_size, kv_len, lengths) for kv_len in lengths]
+        contender = contender or _contender(evidence, speeds, choice)
+    assert contender is not None, "cells without a draft phase were refused before"
+    return contender
 
 
-def _who(policy: Policy, evidence: Evidence, workload: str, batch_size: int) -> Identity:
+def _identity(policy: Policy, evidence: Evidence, workload: str, batch_size: int) -> Identity:
     first = evidence.maps[0]
     return Identity(policy.selection_id, policy.target_key, first.draft_key, first.method, workload, batch_size)
 
 
-def _entrant(evidence: Evidence, speeds: Speeds, choice: DepthChoice) -> Entrant:
-    return Entrant(
+def _contender(evidence: Evidence, speeds: Speeds, choice: DepthChoice) -> Contender:
+    return Contender(
         draft_key=choice.draft_key,
         method=choice.method,
         depth_k=choice.depth_k,
@@ -96,7 +94,7 @@ def _entrant(evidence: Evidence, speeds: Speeds, choice: DepthChoice) -> Entrant
 def _add_batch_size(
     policy: Policy, evidence: Evidence, table: CostTable, batch_size: int
 ) -> tuple[Speeds, DepthChoice]:
-    """Every workload, all of them pooled, and their mixture at one batch size. Gives the pooled ones."""
+    """Enter every workload, all pooled and their mixture at one batch size; return the pooled speeds and choice."""
     maps, rule = evidence.maps, evidence.rule
     is_first = not any(s.draft_key == evidence.draft_key for s in policy.acceptance)
     workloads = sorted({m.workload for m in maps} - {ALL})
@@ -104,23 +102,25 @@ def _add_batch_size(
     choices: dict[str, DepthChoice] = {}
     tokens: dict[str, float] = {}
     for workload in [ALL, *workloads]:
-        mine = [m for m in maps if workload in (ALL, m.workload)]
-        who = _who(policy, evidence, workload, batch_size)
-        counts = replay_counts(mine, table.depths)
+        workload_maps = [m for m in maps if workload in (ALL, m.workload)]
+        identity = _identity(policy, evidence, workload, batch_size)
+        counts = replay_counts(workload_maps, table.depths)
         speeds[workload] = predict(counts.tokens, counts.rounds, table, workload, rule, evidence.seed)
-        choices[workload] = choice_row(speeds[workload], who, rule)
+        choices[workload] = choice_row(speeds[workload], identity, rule)
         tokens[workload] = float(counts.tokens[:, 0].sum())
-        evals = depth_rows(speeds[workload], table, who)
-        summaries = summarise_acceptance(mine, counts, who.draft_key, who.method, workload)
+        evals = depth_rows(speeds[workload], table, identity)
+        summaries = summarise_acceptance(workload_maps, counts, identity.draft_key, identity.method, workload)
         policy.evals += evals
         if is_first:
             policy.acceptance += summaries
         if workload == ALL:
             policy.flags += prediction_flags(
-                policy.selection_id, mine, evals, speeds[ALL], summaries, choices[ALL], table
+                policy.selection_id, workload_maps, evals, speeds[ALL], summaries, choices[ALL], table
             )
             if is_first:
-                policy.prompts += prompt_counts(counts, who.draft_key, {m.prompt_id: m.workload for m in mine})
+                policy.prompts += prompt_counts(
+                    counts, identity.draft_key, {m.prompt_id: m.workload for m in workload_maps}
+                )
     _add_mixture(policy, evidence, speeds, choices, tokens, batch_size)
     policy.rounds += _round_costs(evidence, table, batch_size)
     return speeds[ALL], choices[ALL]
@@ -134,51 +134,53 @@ def _add_mixture(
     tokens: Mapping[str, float],
     batch_size: int,
 ) -> None:
-    """Choices with what one depth for all of them loses; a stated mixture brings a choice of its own."""
+    """Enter the choices with the loss of one depth for all workloads; a stated mixture adds a choice of its own."""
     workloads = [name for name in speeds if name != ALL]
     shares = stated_shares(evidence.mixture, workloads) if evidence.mixture else {}
     if len(workloads) > 1 or shares:
         measured = {name: tokens[name] / sum(tokens[w] for w in workloads) for name in workloads}
-        who = _who(policy, evidence, ALL, batch_size)
+        identity = _identity(policy, evidence, ALL, batch_size)
         by_workload = {name: speeds[name] for name in workloads}
-        mixture, chosen = one_depth_for_all(
-            by_workload, shares or measured, None if shares else choices[ALL], choices, who, evidence.rule
+        mixture, choice = one_depth_for_all(
+            by_workload, shares or measured, None if shares else choices[ALL], choices, identity, evidence.rule
         )
         policy.mixtures.append(mixture)
-        choices[chosen.workload] = replace(chosen, loss=mixture.loss)
+        choices[choice.workload] = replace(choice, loss=mixture.loss)
         for name in workloads:
             choices[name] = replace(choices[name], loss=mixture.loss_by_workload[name])
     policy.choices += choices.values()
 
 
-def _in_context(policy: Policy, evidence: Evidence, batch_size: int, kv_len: int, lengths: list[int]) -> DepthChoice:
-    """The choice at one of the measured context lengths: its own cost, and the acceptance of the answers near it."""
+def _choice_in_context(
+    policy: Policy, evidence: Evidence, batch_size: int, kv_len: int, lengths: list[int]
+) -> DepthChoice:
+    """The choice at one context length: the cost measured there, and the acceptance of answers near that length."""
     table = evidence.costs(batch_size, kv_len)
-    near = answers_near(evidence.maps, kv_len, lengths)
-    enough = len(near) >= FEW_PROMPTS
-    counts = replay_counts(near if enough else evidence.maps, table.depths)
+    nearby = answers_near(evidence.maps, kv_len, lengths)
+    has_enough = len(nearby) >= PROMPTS.context
+    counts = replay_counts(nearby if has_enough else evidence.maps, table.depths)
     speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
-    choice = choice_row(speeds, _who(policy, evidence, ALL, batch_size), evidence.rule, kv_len)
-    if enough:
-        said = f"acceptance is that of the {len(near)} answers nearest to {kv_len} tokens of context"
+    choice = choice_row(speeds, _identity(policy, evidence, ALL, batch_size), evidence.rule, kv_len)
+    if has_enough:
+        reason = f"acceptance is that of the {len(nearby)} answers nearest to {kv_len} tokens of context"
     else:
-        said = f"acceptance is that of all prompts: {len(near)} answers lie near {kv_len} tokens, "
-        said += f"{FEW_PROMPTS} are asked"
-    return replace(choice, reasons=[*choice.reasons, said])
+        reason = f"acceptance is that of all prompts: {len(nearby)} answers lie near {kv_len} tokens, "
+        reason += f"{PROMPTS.context} are asked"
+    return replace(choice, reasons=[*choice.reasons, reason])
 
 
 def answers_near(maps: Sequence[AcceptanceMap], kv_len: int, lengths: Sequence[int]) -> list[AcceptanceMap]:
     """The answers whose mean context is nearer to `kv_len` than to any other of `lengths`, by ratio.
 
-    Whole answers, because a round begins where the one before it ended: an answer cut in two would be replayed from
-    another position than it was decoded from. Maps that do not say how long their prompt was are near nothing.
+    Answers stay whole, because a round begins where the one before it ended: a part of an answer would be replayed from
+    a wrong position. Maps without the length of their prompt are left out.
     """
 
     def nearest(tokens: float) -> int:
         return min(lengths, key=lambda length: (abs(math.log(tokens / length)), length))
 
-    known = ((m, m.prompt_tokens + m.num_tokens / 2) for m in maps if m.prompt_tokens is not None)
-    return [m for m, tokens in known if nearest(tokens) == kv_len]
+    contexts = ((m, m.prompt_tokens + m.num_tokens / 2) for m in maps if m.prompt_tokens is not None)
+    return [m for m, tokens in contexts if nearest(tokens) == kv_len]
 
 
 def _round_costs(evidence: Evidence, table: CostTable, batch_size: int) -> list[RoundCost]:
@@ -205,13 +207,13 @@ def _round_costs(evidence: Evidence, table: CostTable, batch_size: int) -> list[
     return rows
 
 
-def add_tree(policy: Policy, evidence: Evidence) -> Entrant:
-    """Enter a drafter's tree of one budget: its predicted speedup over all prompts at its depth, every batch size.
+def add_tree(policy: Policy, evidence: Evidence) -> Contender:
+    """Enter a drafter's tree of one budget into the policy at every batch size, over all prompts at its own depth.
 
-    A tree's map says how long a path is kept from each position, so it is replayed at its own depth alone.
+    The map of a tree holds the length of the kept path at each position, so it is replayed at that depth only.
     """
     depth = min(m.k_max for m in evidence.maps)
-    entrant = None
+    contender = None
     for batch_size in evidence.batch_sizes():
         table = evidence.costs(batch_size)
         if depth not in table.depths:
@@ -219,11 +221,11 @@ def add_tree(policy: Policy, evidence: Evidence) -> Entrant:
                 f"cost: a tree of {evidence.tree_budget} has maps of depth {depth}, its draft times are of "
                 f"{', '.join(map(str, table.depths[1:]))}; measure both at one depth"
             )
-        table = only_depths(table, (0, depth))
+        table = select_depths(table, (0, depth))
         counts = replay_counts(evidence.maps, table.depths)
         speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
-        who = _who(policy, evidence, ALL, batch_size)
-        policy.trees += depth_rows(speeds, table, who, evidence.tree_budget)[1:]
-        entrant = entrant or _entrant(evidence, speeds, choice_row(speeds, who, evidence.rule))
-    assert entrant is not None, "cells without a draft phase were refused before"
-    return entrant
+        identity = _identity(policy, evidence, ALL, batch_size)
+        policy.trees += depth_rows(speeds, table, identity, evidence.tree_budget)[1:]
+        contender = contender or _contender(evidence, speeds, choice_row(speeds, identity, evidence.rule))
+    assert contender is not None, "cells without a draft phase were refused before"
+    return contender

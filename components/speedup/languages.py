@@ -1,9 +1,9 @@
-"""Step `speedup.measure_languages`: how well is each language guessed, and what does a training mix without it lose?
+"""Step `speedup.measure_languages`: acceptance length by language, and what a training mix without a language loses.
 
-One drafter for each training mix, all measured on the same prompts. Acceptance length is pooled over the prompts of a
-language at one depth. The first drafter is the baseline, and the others are held against it prompt by prompt: each draw
-of prompts serves both, so what makes a prompt hard cancels. Beside it stands the share of answer tokens that a drafter
-has in its vocabulary at all; what is not in there cannot be kept, however long the drafter is trained.
+One drafter for each training mix is measured on the same prompts. Acceptance length is pooled over the prompts of a
+language at one depth. The first drafter is the baseline; the others are compared with it prompt by prompt: each draw of
+prompts serves both, so what makes a prompt hard cancels. Rows also hold the share of answer tokens in a drafter's
+vocabulary: other tokens cannot be kept, however long the drafter is trained.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from components.contract import Context, Measurements, Prompts, UserError
-from components.rows import AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
+from components.rows import ALL, AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
 
 if TYPE_CHECKING:
     from components.speedup.bootstrap import Estimate
 
-ALL = "all"
 UNKNOWN = "unknown"
 
 
@@ -46,11 +45,11 @@ def measure_languages(
         raise UserError(
             f"acceptance, mixes: {len(acceptance)} drafters and {len(mixes)} mixes; wire one mix for each drafter"
         )
-    drafters = [_drafter(maps, mix) for maps, mix in zip(acceptance, mixes, strict=True)]
+    drafters = [_read_drafter(maps, mix) for maps, mix in zip(acceptance, mixes, strict=True)]
     for what in ("target_key", "dtype"):
-        if len(found := {getattr(drafter, what) for drafter in drafters}) > 1:
-            named = ", ".join(sorted(one[:12] for one in found))
-            raise UserError(f"acceptance: maps of {len(found)} {what}s ({named}); measure all drafters on one")
+        if len(values := {getattr(drafter, what) for drafter in drafters}) > 1:
+            named = ", ".join(sorted(value[:12] for value in values))
+            raise UserError(f"acceptance: maps of {len(values)} {what}s ({named}); measure all drafters on one")
     shared = set.intersection(*(set(drafter.maps) for drafter in drafters))
     if not shared:
         raise UserError("acceptance: these drafters share no prompt; measure all of them on one set of prompts")
@@ -62,16 +61,16 @@ def measure_languages(
     rows = []
     for language in [ALL, *sorted(languages)]:
         prompts = sorted(prompt for prompt in shared if language in (ALL, baseline.language(prompt)))
-        estimates = [_acceptance(drafter, prompts, depth, num_draws, ctx.seed) for drafter in drafters]
+        estimates = [_estimate_acceptance(drafter, prompts, depth, num_draws, ctx.seed) for drafter in drafters]
         rows += [
-            _row(drafter, baseline, (estimate, estimates[0]), (language, prompts), depth, ctx.key[:16])
+            _language_row(drafter, baseline, (estimate, estimates[0]), (language, prompts), depth, ctx.key[:16])
             for drafter, estimate in zip(drafters, estimates, strict=True)
         ]
-    write_rows(ctx.out, [*rows, *_few_prompts(rows)])
+    write_rows(ctx.out, [*rows, *_few_prompts_flags(rows)])
     lowered = [row for row in rows if row.verdict == "lower" and row.language != ALL]
     for row in lowered:
-        ctx.note(in_words(row))
-    return Measurements.made(
+        ctx.note(summary_line(row))
+    return Measurements.of_step(
         ctx,
         {
             "method": baseline.method,
@@ -82,24 +81,24 @@ def measure_languages(
                 {"trained_on": row.trained_on, "language": row.language, "al": row.al, "change": row.change}
                 for row in rows
             ],
-            "lower": [in_words(row) for row in lowered],
+            "lower": [summary_line(row) for row in lowered],
         },
     )
 
 
-def in_words(row: AcceptanceByLanguage) -> str:
-    """One line about a drafter held against the baseline."""
-    said = {"lower": "lower", "higher": "higher"}.get(row.verdict, "no difference shown")
+def summary_line(row: AcceptanceByLanguage) -> str:
+    """One line: a drafter compared with the baseline."""
+    conclusion = {"lower": "lower", "higher": "higher"}.get(row.verdict, "no difference shown")
     assert row.change is not None and row.change_lo is not None and row.change_hi is not None
     return (
         f"trained on {' + '.join(row.trained_on)}, acceptance length on {row.language} is {row.al:.2f}, "
-        f"{row.change:+.2f} [{row.change_lo:+.2f}, {row.change_hi:+.2f}] against the first mix: {said}"
+        f"{row.change:+.2f} [{row.change_lo:+.2f}, {row.change_hi:+.2f}] against the first mix: {conclusion}"
     )
 
 
 @dataclass(frozen=True)
 class _Drafter:
-    """One drafter: its chain maps by prompt, and how many training prompts of its mix are in each language."""
+    """One drafter: its chain maps by prompt, and the number of training prompts of its mix by language."""
 
     key: str
     method: str
@@ -112,7 +111,7 @@ class _Drafter:
         return self.maps[prompt_id].language or UNKNOWN
 
 
-def _drafter(measured: Measurements, mix: Prompts) -> _Drafter:
+def _read_drafter(measured: Measurements, mix: Prompts) -> _Drafter:
     maps = [m for m in read_rows(measured.path, AcceptanceMap) if m.tree_budget is None and m.num_tokens >= 2]
     if not maps:
         raise UserError(f"acceptance ({measured.key[:12]}): no usable acceptance maps; wire bench.measure_acceptance")
@@ -124,21 +123,21 @@ def _drafter(measured: Measurements, mix: Prompts) -> _Drafter:
 
 
 def _training_languages(mix: Prompts) -> Counter[str]:
-    """Training prompts by language."""
+    """Number of training prompts by language."""
     file = mix.path / "prompts.jsonl"
     if not file.is_file():
         raise UserError(f"mixes ({mix.key[:12]}): no prompts.jsonl; wire the step that made the training prompts")
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
             if row["split"] == "train":
-                found[row.get("language") or UNKNOWN] += 1
-    return found
+                counts[row.get("language") or UNKNOWN] += 1
+    return counts
 
 
-def _acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws: int, seed: int) -> Estimate:
-    """`al` at a depth; the same draws for every drafter on the same prompts."""
+def _estimate_acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws: int, seed: int) -> Estimate:
+    """`al` at a depth; every drafter on the same prompts gets the same draws."""
     import numpy as np
 
     from components.speedup.bootstrap import draw_weights
@@ -148,22 +147,22 @@ def _acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws
     return acceptance_length([drafter.maps[prompt] for prompt in prompts], depth, weights)
 
 
-def _row(
+def _language_row(
     drafter: _Drafter,
     baseline: _Drafter,
     estimates: tuple[Estimate, Estimate],
-    where: tuple[str, Sequence[str]],
+    subset: tuple[str, Sequence[str]],
     depth: int,
     session_id: str,
 ) -> AcceptanceByLanguage:
-    (own, first), (language, prompts) = estimates, where
+    (estimate, baseline_estimate), (language, prompts) = estimates, subset
     maps = [drafter.maps[prompt] for prompt in prompts]
-    known = [(m.num_guessable, m.num_tokens - 1) for m in maps if m.num_guessable is not None]
-    lo, hi = own.interval()
+    guessable = [(m.num_guessable, m.num_tokens - 1) for m in maps if m.num_guessable is not None]
+    lo, hi = estimate.interval()
     change = change_lo = change_hi = None
     verdict = "baseline"
     if drafter is not baseline:
-        difference = own.minus_paired(first)
+        difference = estimate.minus_paired(baseline_estimate)
         change, (change_lo, change_hi) = difference.value, difference.interval()
         verdict = "undecided"
         if difference.is_decisive:
@@ -179,10 +178,10 @@ def _row(
         num_prompts=len(prompts),
         trained_on=[name for name, _ in trained.most_common()],
         num_trained_on=trained.total() if language == ALL else trained[language],
-        al=own.value,
+        al=estimate.value,
         al_lo=lo,
         al_hi=hi,
-        coverage=sum(n for n, _ in known) / sum(of for _, of in known) if known else None,
+        coverage=sum(n for n, _ in guessable) / sum(total for _, total in guessable) if guessable else None,
         baseline_key=baseline.key,
         change=change,
         change_lo=change_lo,
@@ -191,20 +190,14 @@ def _row(
     )
 
 
-def _few_prompts(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
-    """Intervals over a handful of prompts are wide, and a difference that matters goes unseen."""
-    from components.speedup.flags import MIN_PROMPTS
+def _few_prompts_flags(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
+    """Flags of languages with few prompts: intervals are wide, and a relevant difference may go unseen."""
+    from components.speedup.bootstrap import PROMPTS
+    from components.speedup.flags import QualityIssue
 
-    few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < MIN_PROMPTS]
-    return [
-        QualityFlag(
-            row.session_id,
-            row.draft_key,
-            row.method,
-            "few_prompts",
-            "warning",
-            float(row.num_prompts),
-            f"language {row.language}: fewer than {MIN_PROMPTS} prompts; its intervals are wide",
-        )
-        for row in few
+    few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < PROMPTS.warn]
+    detail = f"fewer than {PROMPTS.warn} prompts; its intervals are wide"
+    issues = [
+        QualityIssue("few_prompts", "warning", row.num_prompts, f"language {row.language}: {detail}") for row in few
     ]
+    return [issue.to_flag(row.session_id, row.draft_key, row.method) for issue, row in zip(issues, few, strict=True)]

@@ -1,7 +1,7 @@
 """Measured speedup of every end-to-end arm: kept tokens over time, paired by prompt with the best plain decoding.
 
-What is counted, and every formula, stands in components/definitions.py: `speedup`, over prompts that both decoded, in
-one process, dtype, temperature and batch size. Prompts and processes both vary: see speed_ratio.py.
+Formulas and conventions are those of components/definitions.py: `speedup` is over prompts that both decoded in one
+process, dtype, temperature and batch size. Prompts and processes both vary: see speed_ratio.py.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from components import definitions
 from components.definitions import has_decoding, timed_pairs
-from components.rows import DepthChoice, DepthEval, Request
+from components.rows import ALL, DepthChoice, DepthEval, Request
 from components.speedup.bootstrap import Estimate
-from components.speedup.policy import ALL, MeasuredArm, Policy, PromptCounts
-from components.speedup.speed_ratio import Compared, speed_ratio
+from components.speedup.policy import MeasuredArm, Policy, PromptCounts
+from components.speedup.speed_ratio import SpeedRatio, speed_ratio
 from components.speedup.ties import ties_of
 
 
 class ArmKey(NamedTuple):
-    """What makes two requests repetitions of one arm."""
+    """Two requests with this key in common are repetitions of one arm."""
 
     method: str
     draft_key: str
@@ -30,8 +30,8 @@ class ArmKey(NamedTuple):
     kernel: str
 
 
-class Measured(NamedTuple):
-    """An arm with the estimate behind its interval."""
+class ArmEstimate(NamedTuple):
+    """An arm with its speedup as an estimate, and the prompts behind it."""
 
     arm: MeasuredArm
     speedup: Estimate
@@ -40,10 +40,10 @@ class Measured(NamedTuple):
 
 def measured_arms(
     requests: Sequence[Request], num_draws: int, seed: int, replayed: Sequence[PromptCounts] = ()
-) -> list[Measured]:
-    """Every speculative arm at temperature 0, pooled and per workload, against the best plain kernel of its dtype.
+) -> list[ArmEstimate]:
+    """Every speculative arm at temperature 0, pooled and by workload, over the best plain kernel of its dtype.
 
-    replayed: acceptance of the same drafters, prompt by prompt, for MeasuredArm.al_replayed.
+    replayed: replayed counts of the same drafters by prompt, for MeasuredArm.al_replayed.
     """
     counts = {(c.draft_key, c.prompt_id): c for c in replayed}
     rows = [r for r in requests if has_decoding(r) and r.temperature == 0.0]
@@ -53,39 +53,43 @@ def measured_arms(
         by_arm.setdefault(key, []).append(r)
     processes = sorted({r.process for r in rows})
     arms = []
-    for key, mine in sorted(by_arm.items()):
+    for key, arm_requests in sorted(by_arm.items()):
         if key.method == "none":
             continue
         plain = best_plain(rows, dtype=key.dtype, batch_size=key.batch_size)
-        for workload in [ALL, *sorted({r.workload for r in mine} - {ALL})]:
-            ours = [r for r in mine if workload in (ALL, r.workload)]
-            found = speed_ratio(timed_pairs(ours), timed_pairs(plain), processes, num_draws, seed)
-            if found is not None:
-                arms.append(Measured(_arm(key, workload, (ours, plain), found, counts), found.ratio, found.prompts))
+        for workload in [ALL, *sorted({r.workload for r in arm_requests} - {ALL})]:
+            of_workload = [r for r in arm_requests if workload in (ALL, r.workload)]
+            ratio = speed_ratio(timed_pairs(of_workload), timed_pairs(plain), processes, num_draws, seed)
+            if ratio is not None:
+                arms.append(
+                    ArmEstimate(
+                        _measure_arm(key, workload, (of_workload, plain), ratio, counts), ratio.ratio, ratio.prompts
+                    )
+                )
     return arms
 
 
 def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
-    """Plain requests of the kernel that decoded most tokens a second."""
+    """The plain requests of the kernel with most tokens a second."""
     return definitions.best_plain(r for r in rows if r.dtype == dtype and r.batch_size == batch_size)
 
 
-def _arm(
+def _measure_arm(
     key: ArmKey,
     workload: str,
     requests: tuple[list[Request], list[Request]],
-    found: Compared,
+    ratio: SpeedRatio,
     counts: dict[tuple[str, str], PromptCounts],
 ) -> MeasuredArm:
-    """One arm on one workload. requests: its own and those of plain decoding."""
-    shared, speedup = found.prompts, found.ratio
-    mine, plain = ([r for r in rows if r.prompt_id in set(shared)] for rows in requests)
+    """One arm on one workload. requests: those of the arm, and those of plain decoding."""
+    shared, speedup = ratio.prompts, ratio.ratio
+    drafted, plain = ([r for r in rows if r.prompt_id in set(shared)] for rows in requests)
     lo, hi = speedup.interval()
-    # Maps of chains say nothing about a tree.
-    known = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
-    replayed = al_replayed(known, key.depth_k)
-    rounds = definitions.round_counts(mine)
-    compared = [r for r in mine if r.identical is not None]
+    # Maps of chains do not describe a tree.
+    prompt_counts = [None if key.tree_budget else counts.get((key.draft_key, prompt_id)) for prompt_id in shared]
+    replayed = al_replayed(prompt_counts, key.depth_k)
+    rounds = definitions.round_counts(drafted)
+    compared = [r for r in drafted if r.identical is not None]
     ties = sum(not r.identical and bool(r.tie) for r in compared)
     return MeasuredArm(
         draft_key=key.draft_key,
@@ -96,11 +100,11 @@ def _arm(
         dtype=key.dtype,
         kernel=key.kernel,
         num_prompts=len(shared),
-        num_requests=len(mine),
+        num_requests=len(drafted),
         num_rounds=rounds.rounds,
-        tokens_per_s=definitions.tokens_per_s(mine) or 0.0,
+        tokens_per_s=definitions.tokens_per_s(drafted) or 0.0,
         plain_tokens_per_s=definitions.tokens_per_s(plain) or 0.0,
-        al=definitions.al_of(mine),
+        al=definitions.al_of(drafted),
         al_replayed=replayed,
         draft_acceptance_rate=definitions.draft_acceptance_rate(rounds.accepted, rounds.drafted),
         speedup=speedup.value,
@@ -110,29 +114,31 @@ def _arm(
         ties=ties,
         divergences=sum(not r.identical for r in compared) - ties,
         tree_budget=key.tree_budget or None,
-        num_processes=found.num_processes,
+        num_processes=ratio.num_processes,
         is_decisive=speedup.is_decisive,
         **ties_of(compared)._asdict(),
     )
 
 
 def arm_of(policy: Policy, row: DepthEval | DepthChoice) -> MeasuredArm | None:
-    """The measured arm of a prediction; of several, the one in the dtype and kernel that costs were measured in."""
+    """The measured arm of a predicted row; of several, that in the dtype and kernel of the step costs."""
     budget = row.tree_budget if isinstance(row, DepthEval) else None
-    wanted = (row.draft_key, row.method, row.workload, row.depth_k, row.batch_size, budget)
+    arm_key = (row.draft_key, row.method, row.workload, row.depth_k, row.batch_size, budget)
     arms = [
-        a for a in policy.arms if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size, a.tree_budget) == wanted
+        a for a in policy.arms if (a.draft_key, a.method, a.workload, a.depth_k, a.batch_size, a.tree_budget) == arm_key
     ]
     return max(arms, key=lambda a: _nearness(policy, a), default=None)
 
 
-def best_of(policy: Policy, measured: Sequence[Measured], chain: tuple[str, int], batch_size: int) -> Measured | None:
-    """The same for a chain, (draft_key, depth), over all workloads, with its estimate."""
-    wanted = (*chain, ALL, batch_size, None)
+def best_of(
+    policy: Policy, measured: Sequence[ArmEstimate], chain: tuple[str, int], batch_size: int
+) -> ArmEstimate | None:
+    """The same for a chain (draft_key, depth) over all workloads, as an estimate."""
+    arm_key = (*chain, ALL, batch_size, None)
     runs = [
         m
         for m in measured
-        if (m.arm.draft_key, m.arm.depth_k, m.arm.workload, m.arm.batch_size, m.arm.tree_budget) == wanted
+        if (m.arm.draft_key, m.arm.depth_k, m.arm.workload, m.arm.batch_size, m.arm.tree_budget) == arm_key
     ]
     return max(runs, key=lambda m: _nearness(policy, m.arm), default=None)
 
@@ -142,8 +148,8 @@ def _nearness(policy: Policy, arm: MeasuredArm) -> tuple[bool, bool, float]:
 
 
 def al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | None:
-    """AL that the maps say for a set of prompts; None unless each has a map that was replayed at this depth."""
-    known = [c for c in counts if c is not None and depth in c.depths]
-    if len(known) < len(counts):
+    """AL of a set of prompts by their maps; None unless each has counts at this depth."""
+    replayed = [c for c in counts if c is not None and depth in c.depths]
+    if len(replayed) < len(counts):
         return None
-    return definitions.al(sum(c.tokens for c in known), sum(c.rounds[c.depths.index(depth)] for c in known))
+    return definitions.al(sum(c.tokens for c in replayed), sum(c.rounds[c.depths.index(depth)] for c in replayed))

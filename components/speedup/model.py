@@ -3,11 +3,11 @@
     S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)),    AL(k) = 1 + sum_{i<=k} prod_{j<=i} p_j
 
 A round of speculative decoding costs one verification pass over k + 1 rows and k drafts, and keeps AL(k) tokens on
-average; plain decoding would have paid T_target for each of them. Leviathan et al. 2023 (arXiv:2211.17192, theorem 3.8)
+average; plain decoding takes T_target for each of them. Leviathan et al. 2023 (arXiv:2211.17192, theorem 3.8)
 is the special case p_j = alpha, T_verify = T_target, T_draft = c * k * T_target; we keep each p_j and each time as
 measured, because acceptance is not geometric and verification is not free.
 
-Where the rest of a round (sampling, bookkeeping) was measured, it belongs to both sides of the ratio:
+Where the rest H of a round (sampling, bookkeeping) was measured, it enters both sides of the ratio:
 
     S_host(k) = AL(k) * (T_target + H(0)) / (T_verify(k) + T_draft(k) + H(k))
 """

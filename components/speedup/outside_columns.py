@@ -1,7 +1,7 @@
-"""The columns of outside rows: what they are called, which unit a time is in, and what stands for "not told".
+"""Columns of imported rows: their names, the unit of a time, and the values that mean "absent".
 
-A column is found whatever its case and spaces, and under the names that engines and other tools use. A time may say its
-unit at the end of its name, t_verify_us or "T_verify (us)": ms, us, s or ns; a plain name is milliseconds.
+Case and spaces of a column's name do not matter, and names that engines and other tools use are accepted. A time may
+have its unit at the end of its name, t_verify_us or "T_verify (us)": ms, us, s or ns; without one it is in ms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COUNTS = ("draft_vocab", "tree_budget", "trained_depth", "batch_size", "kv_len",
 NUMBERS = (*COUNTS, "tokens", "rounds", "num_drafts", "al", "p", "speedup", *TIMES)
 COLUMNS = (*TEXTS, *LISTS, *NUMBERS)
 
-ALSO = {
+ALIASES = {
     "draft_key": "drafter",
     "prompt_id": "prompt",
     "depth_k": "k",
@@ -32,21 +32,21 @@ ALSO = {
 }
 MS_PER_UNIT = {"ms": 1.0, "us": 1e-3, "s": 1e3, "ns": 1e-6}
 INDEX_NAMES = ("", "unnamed:_0", "__index_level_0__", "index")
-"""What pandas calls the column of row numbers that it writes along."""
+"""Names that pandas gives to its column of row numbers."""
 
 _ABSENT = {"", "nan", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "–", "—"}
 _UNIT_IN_BRACKETS = re.compile(r"\s*[(\[]\s*(ms|us|s|ns)\s*[)\]]$")
 
 
 class Column(NamedTuple):
-    """A column as its header names it. unit: None where the name says none."""
+    """A column by its header. unit: None where the header has none."""
 
     name: str
     unit: str | None
 
 
 def column_of(header: object) -> Column:
-    """The column that a header means; a name that is none of ours comes back in lower case."""
+    """The column that a header means; an unknown name is returned in lower case."""
     # Micro signs are two characters of Unicode; NFKC makes them one.
     text = unicodedata.normalize("NFKC", str(header)).strip().lower().replace("μ", "u")
     text = _UNIT_IN_BRACKETS.sub(r"_\1", text).removesuffix("(k)")
@@ -54,7 +54,7 @@ def column_of(header: object) -> Column:
     base, _, unit = text.rpartition("_")
     if unit in MS_PER_UNIT and base in TIMES:
         return Column(base, unit)
-    return Column(ALSO.get(text, text), None)
+    return Column(ALIASES.get(text, text), None)
 
 
 def is_known(header: object) -> bool:
@@ -63,14 +63,14 @@ def is_known(header: object) -> bool:
 
 
 def is_absent(value: object) -> bool:
-    """Whether a cell says that nothing is told: empty, or what pandas and spreadsheets write for it."""
+    """Whether a cell is empty, or holds what pandas and spreadsheets write for an absent value."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT)
 
 
 def as_milliseconds(value: Any, unit: str) -> Any:
-    """A time in ms; what is no number stays as it is, for the row's own check to refuse."""
+    """A time in ms; what is no number is returned as it is, for the check of the row to refuse."""
     try:
         return float(value) * MS_PER_UNIT[unit]
     except (TypeError, ValueError, OverflowError):

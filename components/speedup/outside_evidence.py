@@ -1,4 +1,4 @@
-"""Outside rows put together: what is known about acceptance and about cost of each drafter, batch size and context."""
+"""Imported rows grouped into cases: acceptance and cost of each drafter, batch size and context length."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from statistics import fmean, harmonic_mean
 import numpy as np
 
 from components.contract import UserError
-from components.rows import CostCell
-from components.speedup.costs import CostTable, Setting, StepTimes, cost_table, known_table
+from components.rows import ALL, CostCell
+from components.speedup.costs import CostTable, Setting, StepTimes, cost_table, exact_table
 from components.speedup.outside_acceptance import Acceptance, acceptance_from
-from components.speedup.outside_rows import OutsideRow, Placed
-from components.speedup.policy import ALL
+from components.speedup.outside_rows import ImportedRow, SourcedRow
 
 
 @dataclass
-class Case:
-    """One drafter in one setting at one batch size, over one context length or (kv_len None) all of them."""
+class MeasurementCase:
+    """One drafter in one setting at one batch size and context length (kv_len None: over all lengths)."""
 
     label: str
     method: str
@@ -27,95 +26,95 @@ class Case:
     trained_depth: int | None
     batch_size: int
     kv_len: int | None
-    rows: list[OutsideRow]
-    table: CostTable | None  # from timed phases; None where only speedups are known
+    rows: list[ImportedRow]
+    table: CostTable | None  # from step times; None where only speedups are known
     measured: dict[tuple[str, int], float]  # (workload, depth) -> end-to-end speedup
 
     @property
     def workloads(self) -> set[str]:
-        """Workloads with acceptance of their own."""
-        return {row.workload or ALL for row in self.rows if row.tells_acceptance}
+        """Workloads with acceptance data."""
+        return {row.workload or ALL for row in self.rows if row.has_acceptance}
 
     def acceptance_of(self, workload: str) -> Acceptance:
-        """What is known about acceptance on a workload."""
+        """The acceptance on a workload."""
         return acceptance_from(row for row in self.rows if workload in (ALL, row.workload or ALL))
 
 
-def cases_of(placed: Sequence[Placed]) -> list[Case]:
+def cases_of(rows: Sequence[SourcedRow]) -> list[MeasurementCase]:
     """Every case, chains and small batches first.
 
     Raises:
         UserError: a drafter without acceptance or without cost.
     """
-    rows = [p.row for p in placed]
-    settings = sorted({setting_of(r) for r in rows if r.tells_acceptance}, key=str)
+    checked_rows = [item.row for item in rows]
+    settings = sorted({setting_of(r) for r in checked_rows if r.has_acceptance}, key=str)
     if not settings:
         kinds = "accepted, tokens + rounds, num_drafts + accepted_per_pos, p, or al"
         raise UserError(f"no row tells of acceptance: give {kinds}")
     cases = []
     for setting in settings:
-        mine = [r for r in rows if setting_of(r) == setting or is_shared(r)]
-        costed = [r for r in mine if r.t_verify is not None or r.tpot is not None or r.speedup is not None]
-        if not costed:
+        drafter_rows = [r for r in checked_rows if setting_of(r) == setting or is_shared(r)]
+        cost_rows = [r for r in drafter_rows if r.t_verify is not None or r.tpot is not None or r.speedup is not None]
+        if not cost_rows:
             raise UserError(f"{label_of(setting)}: no cost; give t_target, t_verify and t_draft, or tpot, or speedup")
-        for batch_size in sorted({r.batch_size for r in costed}):
-            here = [r for r in mine if r.batch_size == batch_size]
-            lengths = sorted({r.kv_len for r in here if r.t_verify is not None and r.kv_len is not None})
+        for batch_size in sorted({r.batch_size for r in cost_rows}):
+            batch_rows = [r for r in drafter_rows if r.batch_size == batch_size]
+            lengths = sorted({r.kv_len for r in batch_rows if r.t_verify is not None and r.kv_len is not None})
             for kv_len in [None, *(lengths if len(lengths) > 1 else [])]:
-                cases.append(_case(setting, mine, here, batch_size, kv_len))
+                cases.append(_make_case(setting, drafter_rows, batch_rows, batch_size, kv_len))
     return cases
 
 
 DraftSetting = tuple[str, int | None, int | None]  # drafter, draft_vocab, tree_budget
 
 
-def setting_of(row: OutsideRow) -> DraftSetting:
-    """The drafter that a row is of, in which setting."""
+def setting_of(row: ImportedRow) -> DraftSetting:
+    """The drafter of a row, with its setting."""
     return row.drafter or row.method or "drafter", row.draft_vocab, row.tree_budget
 
 
-def is_shared(row: OutsideRow) -> bool:
-    """Whether a row (a plain step, a cost that all share) belongs to every drafter: it names none, in no setting."""
+def is_shared(row: ImportedRow) -> bool:
+    """Whether a row belongs to every drafter (a plain step, a shared cost): it names no drafter and no setting."""
     named = (row.drafter, row.method, row.draft_vocab, row.tree_budget)
-    return all(value is None for value in named) and not row.tells_acceptance
+    return all(value is None for value in named) and not row.has_acceptance
 
 
 def label_of(setting: DraftSetting) -> str:
-    """What a drafter in its setting is called."""
+    """The name of a drafter in its setting."""
     name, vocab, tree = setting
     return name + (f", vocabulary {vocab}" if vocab else "") + (f", tree of {tree}" if tree else "")
 
 
-def _case(
+def _make_case(
     setting: DraftSetting,
-    mine: list[OutsideRow],
-    here: list[OutsideRow],
+    drafter_rows: list[ImportedRow],
+    batch_rows: list[ImportedRow],
     batch_size: int,
     kv_len: int | None,
-) -> Case:
-    """mine: every row of the drafter; here: those at this batch size. Acceptance is that of the batch size if known."""
-    known = [r for r in here if r.tells_acceptance] or [r for r in mine if r.tells_acceptance]
-    at_length = [r for r in known if kv_len is not None and r.kv_len == kv_len] or known
+) -> MeasurementCase:
+    """drafter_rows: all rows of the drafter; batch_rows: those at this batch size, preferred for acceptance."""
+    acceptance_rows = [r for r in batch_rows if r.has_acceptance] or [r for r in drafter_rows if r.has_acceptance]
+    at_length = [r for r in acceptance_rows if kv_len is not None and r.kv_len == kv_len] or acceptance_rows
     label = label_of(setting)
-    cells = _cells(here, label, setting[2], kv_len)
+    cells = _cost_cells(batch_rows, label, setting[2], kv_len)
     timed = any(cell.phase == "verify" for cell in cells)
-    wanted = Setting(label, batch_size, setting[2], kv_len)
-    return Case(
+    cost_setting = Setting(label, batch_size, setting[2], kv_len)
+    return MeasurementCase(
         label=label,
-        method=next((r.method for r in mine if r.method), setting[0]),
+        method=next((r.method for r in drafter_rows if r.method), setting[0]),
         tree_budget=setting[2],
         draft_vocab=setting[1],
-        trained_depth=min((r.trained_depth for r in mine if r.trained_depth), default=None),
+        trained_depth=min((r.trained_depth for r in drafter_rows if r.trained_depth), default=None),
         batch_size=batch_size,
         kv_len=kv_len,
         rows=at_length,
-        table=cost_table(cells, wanted) if timed else None,
-        measured=_measured(here),
+        table=cost_table(cells, cost_setting) if timed else None,
+        measured=_measured_speedups(batch_rows),
     )
 
 
-def _cells(rows: Sequence[OutsideRow], label: str, tree_budget: int | None, kv_len: int | None) -> list[CostCell]:
-    """Timed phases as the cost cells of components/rows.py. A time that names no context length holds at every one."""
+def _cost_cells(rows: Sequence[ImportedRow], label: str, tree_budget: int | None, kv_len: int | None) -> list[CostCell]:
+    """Step times as cost cells. A time without a context length holds at every length."""
     cells = []
     for row in rows:
         phases = {"target_step": row.t_target, "verify": row.t_verify, "draft": row.t_draft, "host": row.t_host}
@@ -146,31 +145,31 @@ def _cells(rows: Sequence[OutsideRow], label: str, tree_budget: int | None, kv_l
     return cells
 
 
-def _measured(rows: Sequence[OutsideRow]) -> dict[tuple[str, int], float]:
-    """End-to-end speedups, (workload, depth) -> speedup: as told, or plain time per token over that of the depth.
+def _measured_speedups(rows: Sequence[ImportedRow]) -> dict[tuple[str, int], float]:
+    """(workload, depth) -> end-to-end speedup: as given, or time per token of plain decoding over that of the depth.
 
-    Repetitions and prompts count alike in plain time: mean time over mean time, and the harmonic mean of speedups.
+    Repetitions and prompts weigh the same: mean time over mean time, and the harmonic mean of speedups.
     """
-    told: dict[tuple[str, int], list[float]] = {}
+    speedups: dict[tuple[str, int], list[float]] = {}
     times: dict[tuple[str, int], list[float]] = {}
     for row in rows:
         key = (row.workload or ALL, row.k or 0)
         if row.speedup is not None and row.k:
-            told.setdefault(key, []).append(row.speedup)
+            speedups.setdefault(key, []).append(row.speedup)
         elif row.tpot is not None:
             times.setdefault(key, []).append(row.tpot)
-    found = {key: harmonic_mean(values) for key, values in told.items()}
-    for (workload, depth), spent in times.items():
+    measured = {key: harmonic_mean(values) for key, values in speedups.items()}
+    for (workload, depth), depth_times in times.items():
         plain = times.get((workload, 0)) or times.get((ALL, 0))
         if depth and plain is None:
             raise UserError("tpot: plain decoding's is missing; add a row with k = 0 and its tpot")
         if depth and plain is not None:
-            found.setdefault((workload, depth), fmean(plain) / fmean(spent))
-    return found
+            measured.setdefault((workload, depth), fmean(plain) / fmean(depth_times))
+    return measured
 
 
-def borrowed_table(case: Case, workload: str) -> CostTable:
-    """Cost of a round over a plain step at each depth: the mean of AL / S over the other workloads, else its own."""
+def borrowed_table(case: MeasurementCase, workload: str) -> CostTable:
+    """A table of costs without step times: AL / S at each depth, averaged over the other workloads, else its own."""
     factors: dict[int, dict[str, float]] = {}
     for (name, depth), speedup in case.measured.items():
         acceptance = case.acceptance_of(name)
@@ -182,5 +181,5 @@ def borrowed_table(case: Case, workload: str) -> CostTable:
     depths = sorted(factors)
     others = {k: [f for name, f in factors[k].items() if name != workload] or list(factors[k].values()) for k in depths}
     cost = np.array([1.0, *(fmean(others[k]) for k in depths)])
-    nothing = np.zeros_like(cost)
-    return known_table([0, *depths], StepTimes(np.array(1.0), cost, nothing, nothing))
+    zeros = np.zeros_like(cost)
+    return exact_table([0, *depths], StepTimes(np.array(1.0), cost, zeros, zeros))

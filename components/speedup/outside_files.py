@@ -1,9 +1,9 @@
-"""Files of rows as people have them: JSON, JSON lines, Parquet, and tables of text whatever they are delimited by.
+"""Reads files of imported rows: JSON, JSON lines, Parquet, and text tables with any usual delimiter.
 
-A table of text may be delimited by commas, semicolons, tabs or bars (a Markdown table too), with spaces after the
-delimiters, in UTF-8 or UTF-16, with or without a byte order mark. The head decides: the delimiter is the one that makes
-most known columns of it. Where cells are not delimited by commas a number may have a decimal comma, as European
-spreadsheets write it; where they are, or beside decimal points, such a number is refused, since 1,234 could be either.
+A text table may be delimited by commas, semicolons, tabs or bars (a Markdown table too), with spaces after delimiters,
+in UTF-8 or UTF-16, with or without a byte order mark. The delimiter is the one that makes most known columns of the
+head. Unless commas delimit cells, a number may have a decimal comma, as European spreadsheets write it; beside decimal
+points or comma delimiters such a number is refused, since 1,234 could be either.
 """
 
 from __future__ import annotations
@@ -24,40 +24,46 @@ from components.speedup.outside_columns import INDEX_NAMES, NUMBERS, column_of, 
 DELIMITERS = "\t;|,"
 TABLES = (".csv", ".tsv", ".tab", ".txt", ".md")
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_CODECS = ("utf-8-sig", "utf-32", "utf-32", "utf-16", "utf-16")  # of the marks; UTF-32's begins as UTF-16's does
+_CODECS = (
+    "utf-8-sig",
+    "utf-32",
+    "utf-32",
+    "utf-16",
+    "utf-16",
+)  # in the order of the marks; UTF-32's begins as UTF-16's does
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 _DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?")
 _RULE = re.compile(r":?-+:?")  # a cell of the line under a Markdown table's head
 
 
 class RawRow(NamedTuple):
-    """A row before it is checked. cells: what the file holds, by header; anything at all where it is JSON."""
+    """A row before its check. cells: value by header; of a JSON file it may be anything."""
 
-    where: str
+    location: str
     cells: Any
 
 
 def raw_rows(file: Path) -> Iterator[RawRow]:
-    """The rows of one file, by its ending.
+    """The rows of one file, read according to its suffix.
 
     Raises:
-        UserError: a file that is missing or cannot be read as what its ending says.
+        UserError: the file is missing, or is not what its suffix says.
     """
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     kind = file.suffix.lower()
     try:
         if kind == ".parquet":
-            yield from _parquet(file)
+            yield from _read_parquet(file)
         elif kind in TABLES:
-            yield from _table(file, _text(file))
+            yield from _read_table(file, _read_text(file))
         elif kind == ".jsonl":
-            for number, line in enumerate(_text(file).split("\n"), 1):
+            for number, line in enumerate(_read_text(file).split("\n"), 1):
                 if line.strip():
-                    yield RawRow(f"{file}:{number}", _json(f"{file}:{number}", line))
+                    yield RawRow(f"{file}:{number}", _parse_json(f"{file}:{number}", line))
         elif kind == ".json":
-            found = _json(str(file), _text(file))
-            rows = found.get("rows") if isinstance(found, dict) else found
+            content = _parse_json(str(file), _read_text(file))
+            rows = content.get("rows") if isinstance(content, dict) else content
             if not isinstance(rows, list):
                 raise UserError(f'{file}: expected a list of rows, or {{"rows": [...]}}')
             yield from (RawRow(f"{file} row {i}", row) for i, row in enumerate(rows, 1))
@@ -67,7 +73,7 @@ def raw_rows(file: Path) -> Iterator[RawRow]:
         raise UserError(f"{file}: cannot be read ({one_line(error)[:200]})") from error
 
 
-def _parquet(file: Path) -> Iterator[RawRow]:
+def _read_parquet(file: Path) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -78,8 +84,8 @@ def _parquet(file: Path) -> Iterator[RawRow]:
     yield from (RawRow(f"{file} row {i}", row) for i, row in enumerate(rows, 1))
 
 
-def _text(file: Path) -> str:
-    """The text of a file by its byte order mark; without one UTF-8, or UTF-16 where every second byte is zero."""
+def _read_text(file: Path) -> str:
+    """The text of a file, decoded by its byte order mark; else UTF-8, or UTF-16 where every second byte is zero."""
     content = file.read_bytes()
     encoding = next((name for mark, name in zip(_MARKS, _CODECS, strict=True) if content.startswith(mark)), "utf-8")
     head = content[:400]
@@ -92,28 +98,28 @@ def _text(file: Path) -> str:
         raise UserError(f"{file}: is no {name} text (at byte {error.start}); save it as UTF-8") from error
 
 
-def _json(where: str, text: str) -> Any:
-    """JSON whose objects name nothing twice."""
+def _parse_json(location: str, text: str) -> Any:
+    """Parse JSON; a repeated key in an object is refused."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"{where}: one row tells {one_line(twice)[:60]} twice")
-        return found
+            raise UserError(f"{location}: one row tells {one_line(twice)[:60]} twice")
+        return row
 
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error})") from error
+        raise UserError(f"{location}: not JSON ({error})") from error
     except RecursionError as error:
-        raise UserError(f"{where}: not rows (lists within lists without end)") from error
+        raise UserError(f"{location}: not rows (lists within lists without end)") from error
 
 
-def _table(file: Path, text: str) -> Iterator[RawRow]:
-    """Rows of a table of text, each with the number of its line; empty ones are skipped."""
-    table = _cut(text)
+def _read_table(file: Path, text: str) -> Iterator[RawRow]:
+    """Rows of a text table, each with its line number; empty ones are skipped."""
+    table = _split_table(text)
     head, rows = table.head, table.rows
     for number, cells in rows:
         if len(cells) > len(head):
@@ -122,29 +128,29 @@ def _table(file: Path, text: str) -> Iterator[RawRow]:
                 f"delimiter {table.delimiter!r} into quotes, and delimit by semicolons beside decimal commas"
             )
         cells.extend([""] * (len(head) - len(cells)))
-    keep = _named(file, head, rows)
+    keep = _columns_to_keep(file, head, rows)
     numbers = [i for i in keep if column_of(head[i]).name in NUMBERS]
-    _decimal_points(file, table.delimiter, [(number, cells, i) for number, cells in rows for i in numbers])
+    _convert_decimal_commas(file, table.delimiter, [(number, cells, i) for number, cells in rows for i in numbers])
     for number, cells in rows:
         if not all(is_absent(cells[i]) for i in keep):
             yield RawRow(f"{file}:{number}", {head[i]: cells[i] for i in keep})
 
 
 class _Table(NamedTuple):
-    """A table of text in cells, without its empty lines. rows: number of the line, cells."""
+    """The cells of a text table, without empty lines. rows: (line number, cells)."""
 
     delimiter: str
     head: list[str]
     rows: list[tuple[int, list[str]]]
 
 
-def _cut(text: str) -> _Table:
-    """The cells of a table; bars around its lines and empty cells at their ends are left out."""
-    stated = re.match(r"sep=(.)\r?\n", text)  # as Excel says it
+def _split_table(text: str) -> _Table:
+    """Split a table into cells; bars around lines and empty cells at their ends are left out."""
+    stated = re.match(r"sep=(.)\r?\n", text)  # as Excel writes it
     if stated:
         text = text[stated.end() :]
     first = next((line for line in text.splitlines() if line.strip()), "")
-    delimiter = stated[1] if stated else _delimiter(first)
+    delimiter = stated[1] if stated else _find_delimiter(first)
     is_barred = delimiter == "|" and first.lstrip().startswith("|")
     table = _Table(delimiter, [], [])
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
@@ -163,7 +169,7 @@ def _cut(text: str) -> _Table:
     return table
 
 
-def _delimiter(head: str) -> str:
+def _find_delimiter(head: str) -> str:
     """The delimiter that makes most known columns of a head; then the one that makes most columns."""
 
     def score(delimiter: str) -> tuple[int, int]:
@@ -173,8 +179,8 @@ def _delimiter(head: str) -> str:
     return max(DELIMITERS, key=score)
 
 
-def _named(file: Path, head: list[str], rows: list[tuple[int, list[str]]]) -> list[int]:
-    """The places of the columns to keep: all but the row numbers that pandas writes first."""
+def _columns_to_keep(file: Path, head: list[str], rows: list[tuple[int, list[str]]]) -> list[int]:
+    """Indices of the columns to keep: all but the row numbers that pandas writes first."""
     keep = []
     for place, name in enumerate(head):
         cells = [cells[place] for _, cells in rows]
@@ -191,17 +197,17 @@ def _named(file: Path, head: list[str], rows: list[tuple[int, list[str]]]) -> li
     return keep
 
 
-def _decimal_points(file: Path, delimiter: str, cells: list[tuple[int, list[str], int]]) -> None:
-    """Turn decimal commas into points. cells: (line, its cells, place) of every number."""
+def _convert_decimal_commas(file: Path, delimiter: str, cells: list[tuple[int, list[str], int]]) -> None:
+    """Turn decimal commas into points. cells: (line number, cells of the line, index) of every number."""
     commas = [(number, row, place) for number, row, place in cells if _DECIMAL_COMMA.fullmatch(row[place])]
     if not commas:
         return
     number, row, place = commas[0]
-    said = f"{file}:{number}: {row[place]} could be a decimal or a thousand"
+    problem = f"{file}:{number}: {row[place]} could be a decimal or a thousand"
     if delimiter == ",":
-        raise UserError(f"{said}; write numbers with a decimal point and without thousands separators")
+        raise UserError(f"{problem}; write numbers with a decimal point and without thousands separators")
     point = next((row[place] for _, row, place in cells if _DECIMAL_POINT.fullmatch(row[place])), None)
     if point is not None:
-        raise UserError(f"{said} beside {point}; write all numbers with the same decimal sign, without thousands")
+        raise UserError(f"{problem} beside {point}; write all numbers with the same decimal sign, without thousands")
     for _, row, place in commas:
         row[place] = row[place].replace(",", ".")

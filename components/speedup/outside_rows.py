@@ -1,11 +1,11 @@
-"""Rows that somebody measured elsewhere, checked one by one.
+"""Imported rows, measured elsewhere: their columns, and the check of each row.
 
-A row tells something about acceptance, about cost, or about both. Times are milliseconds unless the column's name says
-another unit (t_verify_us); every column is optional unless a line below needs it.
+A row holds acceptance, cost, or both. Times are milliseconds unless the column's name has another unit (t_verify_us);
+every column is optional unless a line below needs it.
 
   which      drafter, method, draft_vocab, tree_budget, trained_depth, workload, batch_size (1), kv_len, prompt, block,
              rep
-  acceptance accepted [k_max]         from every output position: how many drafts a round begun there would keep
+  acceptance accepted [k_max]         for every output position: how many drafts a round that starts there would keep
              k tokens rounds          kept tokens (bonus included) and rounds at depth k
              k num_drafts accepted_per_pos   vLLM's counters: rounds that kept the draft at position 1, 2, ...
              k p                      probability that the draft at position k is kept, given that all before it were
@@ -15,9 +15,9 @@ another unit (t_verify_us); every column is optional unless a line below needs i
              k speedup                end to end, against plain decoding
 
 Rows with `prompt` give intervals; a figure for all prompts gives none. Rows with `block` (repeated timings) let the
-interval carry what the timing is worth. Cost rows without a workload hold for every workload. The same fact told twice
-is refused unless `rep` numbers the repetitions. Several lengths `al` (of prompts, workloads or repetitions) that no
-tokens or rounds weigh count as if each were of the same number of tokens: a macro mean, and a flag says so.
+interval include the error of timing. Cost rows without a workload hold for every workload. A fact that is given twice
+is refused unless `rep` numbers the repetitions. Several lengths `al` (of prompts, workloads or repetitions) without
+tokens or rounds count as if each had the same number of tokens: a macro mean, which raises a flag.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from components.contract import UserError
 from components.escapes import one_line
+from components.rows import ALL
 from components.speedup.outside_columns import (
     COLUMNS,
     LISTS,
@@ -49,7 +50,7 @@ LONGEST_MS = 1e9  # eleven days; no step takes that
 
 
 def _as_list(value: Any) -> Any:
-    """A list, or as a table of text holds one: [1, 2] or 1 2."""
+    """A list, or its text in a table: [1, 2] or 1 2."""
     if isinstance(value, str):
         text = value.strip()
         try:
@@ -63,11 +64,11 @@ def _as_list(value: Any) -> Any:
 
 Counts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_as_list)]
 Duration = Annotated[float, Field(gt=0.0, le=LONGEST_MS)]
-MaybeNoTime = Annotated[float, Field(ge=0.0, le=LONGEST_MS)]
+DurationOrZero = Annotated[float, Field(ge=0.0, le=LONGEST_MS)]
 Whole = Annotated[int, Field(ge=1)]
 
 
-class OutsideRow(BaseModel):
+class ImportedRow(BaseModel):
     """One row; columns as in the head of this file, times in ms."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, coerce_numbers_to_str=True)
@@ -94,75 +95,75 @@ class OutsideRow(BaseModel):
     al: Annotated[float, Field(ge=1.0)] | None = None
     t_target: Duration | None = None
     t_verify: Duration | None = None
-    t_draft: MaybeNoTime | None = None
-    t_host: MaybeNoTime | None = None
+    t_draft: DurationOrZero | None = None
+    t_host: DurationOrZero | None = None
     tpot: Duration | None = None
     speedup: Annotated[float, Field(gt=0.0)] | None = None
 
     @property
-    def tells_acceptance(self) -> bool:
-        """Whether the row says anything about acceptance at a drafting depth."""
+    def has_acceptance(self) -> bool:
+        """Whether the row holds acceptance at a drafting depth."""
         kinds = (self.accepted, self.tokens, self.rounds, self.num_drafts, self.p, self.al)
         return any(value is not None for value in kinds) and self.k != 0
 
     @property
     def is_counted(self) -> bool:
-        """Whether acceptance comes with the tokens or rounds that it is of."""
+        """Whether the acceptance comes with tokens or rounds."""
         return any(value is not None for value in (self.accepted, self.tokens, self.rounds, self.num_drafts))
 
 
-class Placed(NamedTuple):
-    """A row and where it stands, as errors say it. units: the columns whose names said their unit."""
+class SourcedRow(NamedTuple):
+    """A row with its location for errors. units: the columns whose names include their unit."""
 
-    where: str
-    row: OutsideRow
+    location: str
+    row: ImportedRow
     units: frozenset[str] = frozenset()
 
 
-def read_outside(files: list[Path]) -> list[Placed]:
+def read_imported_rows(files: list[Path]) -> list[SourcedRow]:
     """Every row of the files.
 
     Raises:
-        UserError: a file that is missing or unreadable, no rows at all, or the first row that is wrong, in one line.
+        UserError: a file is missing or unreadable, there are no rows, or a row is wrong (the first one, in one line).
     """
-    placed = [_checked(raw) for file in files for raw in raw_rows(file)]
-    if not placed:
+    rows = [_checked_row(raw) for file in files for raw in raw_rows(file)]
+    if not rows:
         raise UserError(f"{', '.join(map(str, files))}: no rows")
-    return placed
+    return rows
 
 
-def _checked(raw: RawRow) -> Placed:
-    """A row whose columns are known and whose values can be true together."""
-    where, cells = raw
+def _checked_row(raw: RawRow) -> SourcedRow:
+    """Check that columns are known and values are possible together."""
+    location, cells = raw
     if not isinstance(cells, dict):
-        raise UserError(f"{where}: a row is an object of columns, got {str(cells)[:40]!r}")
-    told: dict[str, Any] = {}
+        raise UserError(f"{location}: a row is an object of columns, got {str(cells)[:40]!r}")
+    values: dict[str, Any] = {}
     units = set()
     for header, value in cells.items():
         name, unit = column_of(header)
         if is_absent(value) or name == "__index_level_0__":  # pandas' own
             continue
-        if name in told:
-            raise UserError(f"{where}: {name} is told twice, the second time as {one_line(header)[:40]}")
+        if name in values:
+            raise UserError(f"{location}: {name} is told twice, the second time as {one_line(header)[:40]}")
         if isinstance(value, bool):
-            raise UserError(f"{where}: {name}: expected a value, got {str(value).lower()}")
+            raise UserError(f"{location}: {name}: expected a value, got {str(value).lower()}")
         if unit is not None:
             units.add(name)
-        told[name] = _value(name, unit, value)
-    if told.get("workload") == "all":
-        del told["workload"]  # what holds for all of them names none
+        values[name] = _convert_value(name, unit, value)
+    if values.get("workload") == ALL:
+        del values["workload"]  # a row for all workloads names none
     try:
-        row = OutsideRow.model_validate(told)
+        row = ImportedRow.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first(error)}") from error
+        raise UserError(f"{location}: {_first_error(error)}") from error
     fault = _contradiction(row)
     if fault:
-        raise UserError(f"{where}: {fault}")
-    return Placed(where, row, frozenset(units))
+        raise UserError(f"{location}: {fault}")
+    return SourcedRow(location, row, frozenset(units))
 
 
-def _value(name: str, unit: str | None, value: Any) -> Any:
-    """A time in ms, a name as one line (prompts that pandas has turned into 7.0 are 7), anything else as it is."""
+def _convert_value(name: str, unit: str | None, value: Any) -> Any:
+    """A time in ms, a name as one line (a prompt that pandas turned into 7.0 is 7), anything else as it is."""
     if unit is not None:
         return as_milliseconds(value, unit)
     if name not in TEXTS:
@@ -177,30 +178,30 @@ def _value(name: str, unit: str | None, value: Any) -> Any:
     return text.removesuffix(".0") if name == "prompt" and re.fullmatch(r"\d+\.0", text) else text
 
 
-def _unknown(name: str) -> str:
+def _unknown_column(name: str) -> str:
     near = difflib.get_close_matches(name, COLUMNS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"columns are {', '.join(COLUMNS)}"
     return f"unknown column {one_line(name)[:60]}; {hint}"
 
 
-def _first(error: ValidationError) -> str:
-    """The first thing wrong with a row."""
-    found = error.errors(include_url=False)[0]
-    name = str(found["loc"][0]) if found["loc"] else "row"
-    if found["type"] == "extra_forbidden":
-        return _unknown(name)
-    said = f"{name}: {one_line(found['msg'])}, got {one_line(repr(found['input']))[:60]}"
+def _first_error(error: ValidationError) -> str:
+    """The first error of a row as text."""
+    details = error.errors(include_url=False)[0]
+    name = str(details["loc"][0]) if details["loc"] else "row"
+    if details["type"] == "extra_forbidden":
+        return _unknown_column(name)
+    message = f"{name}: {one_line(details['msg'])}, got {one_line(repr(details['input']))[:60]}"
     if name == "p":
-        said += "; p is a probability, 0.8 for 80 %"
-    if name in TIMES and isinstance(found["input"], str):
-        said += f"; a unit belongs into the column's name ({', '.join(f'{name}_{unit}' for unit in MS_PER_UNIT)})"
+        message += "; p is a probability, 0.8 for 80 %"
+    if name in TIMES and isinstance(details["input"], str):
+        message += f"; a unit belongs into the column's name ({', '.join(f'{name}_{unit}' for unit in MS_PER_UNIT)})"
     if name in LISTS:
-        said += "; a list is written [3, 0, 1] or 3 0 1"
-    return said
+        message += "; a list is written [3, 0, 1] or 3 0 1"
+    return message
 
 
-def _contradiction(row: OutsideRow) -> str:
-    """What cannot be true of a row, or ""."""
+def _contradiction(row: ImportedRow) -> str:
+    """The contradiction within a row as text, or ""."""
     has_counts = row.al is None and (row.tokens is not None or row.rounds is not None)
     has_vllm = row.num_drafts is not None or row.accepted_per_pos is not None
     kinds = [row.accepted is not None, has_counts, has_vllm, row.p is not None, row.al is not None]
@@ -221,11 +222,11 @@ def _contradiction(row: OutsideRow) -> str:
     if row.accepted is not None and deepest is not None and max(row.accepted) > deepest:
         name = "k" if row.k_max is None else "k_max"
         return f"accepted holds {max(row.accepted)}, more than {name} = {deepest}"
-    return _impossible(row)
+    return _impossible_counts(row)
 
 
-def _impossible(row: OutsideRow) -> str:
-    """Counts that no decoding gives, or ""."""
+def _impossible_counts(row: ImportedRow) -> str:
+    """The fault of counts that no decoding gives, or ""."""
     depth = row.k or 0
     if row.al is None and (row.tokens is None) != (row.rounds is None):
         return "tokens and rounds belong together"

@@ -1,14 +1,14 @@
-"""The one comparison of A with B on the same prompts, for confirm_depth, the promotion gate and `draftsmith compare`.
+"""Comparison of A with B on the same prompts, for confirm_depth, the promotion gate and `draftsmith compare`.
 
-The value of each is a ratio of sums over prompts (tokens over time, tokens over rounds); A over B is their quotient,
-paired by prompt within a process, so that what a prompt, a process or a moment does to both cancels (speed_ratio.py).
-Its 95 % interval has two levels, prompts and processes. The draws are seeded by the prompts themselves: the same rows
-give the same answer tomorrow.
+The value of each side is a ratio of sums over prompts (tokens over time, tokens over rounds); A over B is their
+quotient, paired by prompt within a process, so that what a prompt, a process or a moment does to both cancels
+(speed_ratio.py). Its 95 % interval has two levels, prompts and processes. The prompts themselves seed the draws: the
+same rows always give the same answer.
 
-Non-inferiority with a margin, as in clinical trials: "not worse" needs the lower end of that interval at 1 - margin or
-above; that the interval holds 1, or that A was not shown to be worse, is no evidence of anything. At the boundary
-(a true ratio of 1 - margin) 0.2 to 4.5 % pass, so that the promised 5 % holds on few prompts of unlike lengths and in
-three unlike processes too; the end of a 90 % interval would let 4 to 6 % pass, and half as many equals again
+The verdict is a test of non-inferiority with a margin, as in clinical trials: "not worse" needs the lower end of that
+interval at 1 - margin or above. An interval that holds 1, or a loss that was not shown, is no evidence. At the boundary
+(a true ratio of 1 - margin) 0.2 to 4.5 % pass, so that the promised 5 % also holds on few prompts of unlike lengths and
+in three unlike processes; the end of a 90 % interval would let 4 to 6 % pass, and half as many equals again
 (tests/components/speedup/test_gate_errors.py).
 """
 
@@ -19,28 +19,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from components.promotion import Margins
+from components.rows import ALL
 from components.speedup.bootstrap import Estimate
-from components.speedup.policy import ALL
-from components.speedup.speed_ratio import Timed, speed_ratio
+from components.speedup.speed_ratio import TimedPairs, speed_ratio
 
 NUM_DRAWS = 4000
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one side did: (prompt, process) -> numerator and denominator.
+    """Sums of one side: (prompt, process) -> (numerator, denominator).
 
-    plain: plain decoding beside it, where A and B ran in two measurements: the side's value is then taken over it. In
-    one measurement it cancels, and is None. Prompts are those that both decoded, in a process that both had.
+    plain: plain decoding in the same measurement, where A and B ran in two measurements: the side's value is then taken
+    over it. None where both ran in one measurement, since it cancels.
     """
 
-    own: Timed
-    plain: Timed | None = None
+    sums: TimedPairs
+    plain: TimedPairs | None = None
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A over B in one quantity on one workload: above 1, A is better. verdict: see PairedComparison in rows.py."""
+    """A over B in one quantity on one workload; A is better above 1. verdict: see PairedComparison in rows.py."""
 
     quantity: str  # decode_speed | speedup | acceptance_length
     workload: str
@@ -66,7 +66,7 @@ def compare_sides(
 
     workloads: prompt -> its workload.
     """
-    shared = sorted(_prompts(a, b))
+    shared = sorted(_common_prompts(a, b))
     names = sorted({workloads[prompt] for prompt in shared} - {ALL})
     ratios = []
     for workload in [ALL, *(names if len(names) > 1 else [])] if shared else []:
@@ -80,7 +80,7 @@ def compare_sides(
 
 
 def verdict_of(lo: float, hi: float, margin: float, *, decisive: bool) -> str:
-    """better | not_worse | worse | undecided; see PairedComparison. decisive: there are prompts enough behind it."""
+    """better | not_worse | worse | undecided; see PairedComparison. decisive: whether there are enough prompts."""
     if not decisive:
         return "undecided"
     if lo > 1.0:
@@ -90,40 +90,41 @@ def verdict_of(lo: float, hi: float, margin: float, *, decisive: bool) -> str:
     return "worse" if hi < 1.0 - margin else "undecided"
 
 
-def _prompts(a: Measurement, b: Measurement) -> set[str]:
-    """Those that both sides have: in one process, or each beside plain decoding of its own."""
+def _common_prompts(a: Measurement, b: Measurement) -> set[str]:
+    """The prompts that both sides have in a common process, or each with plain decoding of its own measurement."""
     if a.plain is None or b.plain is None:
-        return {prompt for prompt, _ in a.own.keys() & b.own.keys()}
-    sides = ({prompt for prompt, _ in side.own.keys() & (side.plain or {}).keys()} for side in (a, b))
+        return {prompt for prompt, _ in a.sums.keys() & b.sums.keys()}
+    sides = ({prompt for prompt, _ in side.sums.keys() & (side.plain or {}).keys()} for side in (a, b))
     return set.intersection(*sides)
 
 
 def _quotient(a: Measurement, b: Measurement, prompts: list[str]) -> tuple[Estimate, tuple[float, float]]:
-    """A over B, and the value of each."""
+    """(A over B, (value of A, value of B))."""
     seed = int.from_bytes(hashlib.sha256("\n".join(prompts).encode("utf-8")).digest()[:8], "big")
     if a.plain is None or b.plain is None:
-        pairs = {pair for pair in a.own.keys() & b.own.keys() if pair[0] in set(prompts)}
-        ours, theirs = ({pair: side.own[pair] for pair in pairs} for side in (a, b))
-        found = speed_ratio(ours, theirs, sorted({process for _, process in pairs}), NUM_DRAWS, seed)
-        assert found is not None, "the prompts are those that both have"
-        return found.ratio, (_value(ours), _value(theirs))
-    # Processes of two measurements have nothing in common: each has a number of its own, and the draws are apart.
+        pairs = {pair for pair in a.sums.keys() & b.sums.keys() if pair[0] in set(prompts)}
+        a_sums, b_sums = ({pair: side.sums[pair] for pair in pairs} for side in (a, b))
+        ratio = speed_ratio(a_sums, b_sums, sorted({process for _, process in pairs}), NUM_DRAWS, seed)
+        assert ratio is not None, "the prompts are those that both have"
+        return ratio.ratio, (_ratio_of_sums(a_sums), _ratio_of_sums(b_sums))
+    # Processes of two measurements are different ones: each gets its own number and its own draws.
     apart = [
-        (_numbered(side.own, i, prompts), _numbered(side.plain or {}, i, prompts)) for i, side in enumerate((a, b))
+        (_renumber_processes(side.sums, i, prompts), _renumber_processes(side.plain or {}, i, prompts))
+        for i, side in enumerate((a, b))
     ]
-    processes = sorted({process for own, plain in apart for _, process in own.keys() & plain.keys()})
-    sides = [speed_ratio(own, plain, processes, NUM_DRAWS, seed) for own, plain in apart]
+    processes = sorted({process for sums, plain in apart for _, process in sums.keys() & plain.keys()})
+    sides = [speed_ratio(sums, plain, processes, NUM_DRAWS, seed) for sums, plain in apart]
     assert sides[0] is not None and sides[1] is not None, "the prompts are those that both have"
     return sides[0].ratio.over(sides[1].ratio), (sides[0].ratio.value, sides[1].ratio.value)
 
 
-def _numbered(timed: Timed, which: int, prompts: list[str]) -> Timed:
-    """The pairs of some prompts, processes numbered so that no two measurements share one. which: 0 or 1."""
-    wanted = set(prompts)
-    return {(prompt, 2 * process + which): sums for (prompt, process), sums in timed.items() if prompt in wanted}
+def _renumber_processes(timed: TimedPairs, which: int, prompts: list[str]) -> TimedPairs:
+    """The pairs of some prompts, with process numbers that differ between the two measurements. which: 0 or 1."""
+    selected = set(prompts)
+    return {(prompt, 2 * process + which): sums for (prompt, process), sums in timed.items() if prompt in selected}
 
 
-def _value(timed: Timed) -> float:
+def _ratio_of_sums(timed: TimedPairs) -> float:
     """Numerators over denominators; a prompt counts once, in however many processes it was decoded."""
     processes: dict[str, int] = {}
     for prompt, _ in timed:

@@ -1,30 +1,30 @@
-"""The depth policy on disk: `policy.json`, and the same facts as rows that the history can query.
+"""The depth policy: `policy.json`, and the same facts as rows that the history can query.
 
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
-  rule, tolerance, confidence                 how the depth was picked, in words, as a share, as a probability
+  rule, tolerance, confidence                 how the depth was chosen: as text, as a share, as a probability
   choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
   contexts     DepthChoice rows by context length, over the answers near it; [] where one length was measured
-  mixtures     Mixture, one depth for several workloads and what it loses; [] where one workload was measured
+  mixtures     Mixture, one depth for several workloads and its loss; [] where one workload was measured
   trees        DepthEval rows of drafts that branch, over all prompts
-  ranking      Candidate, every drafter in every setting at its chosen depth, the least expected loss first
+  ranking      RankedDrafter, every drafter in every setting at its chosen depth, the least expected loss first
   acceptance   AcceptanceSummary, the other conventions of acceptance length and the counts behind them
   prompts      PromptCounts, replayed counts prompt by prompt, so that a prediction can be made for any choice of them
   rounds       RoundCost, the parts of a round's time that DepthEval has no column for
   arms         MeasuredArm, end to end, after confirm_depth; prompt lookup is one of them
-  comparisons  PairedComparison rows, where a challenger was held against a champion
-  roles        draft_key -> "challenger" or "champion", likewise; before, how a drafter of rounded weights stores them
-  weights      WeightsCost, what rounding a drafter's weights costs in acceptance, where both were measured
-  served       draft_key -> the depth that a released drafter serves at now, whatever was chosen for it here
-  threads      draft_key -> the threads that its step costs were timed on
+  comparisons  PairedComparison rows, where a challenger was compared with a champion
+  roles        draft_key -> "challenger" or "champion", likewise; else the storage of rounded weights
+  weights      WeightsCost, the acceptance lost by rounding a drafter's weights, where both were measured
+  served       draft_key -> the depth at which a released drafter serves now, whatever was chosen for it here
+  threads      draft_key -> the number of threads that its step costs were timed on
   flags        QualityFlag rows
-  winner       {"draft_key", "method", "depth_k"} or null
-  verdict      use | do_not_speculate | undecided | invalid, with `reasons` in words
-  gate         null before confirm_depth; then {"passed", "checks": [{"name", "passed", "value", "limit"}]}
+  winner       Winner or null
+  verdict      use | do_not_speculate | undecided | invalid, with `reasons` as text
+  gate         Gate; null before confirm_depth
 
-`policy.md` beside it is the same for people (policy_table.py). What engines are told stands with a release, which
-knows which of them can load the drafter (publish/engine_settings.py).
+`policy.md` beside it shows the same to people (policy_table.py). Settings of serving engines are part of a release,
+which knows the engines that can load the drafter (publish/engine_settings.py).
 """
 
 from __future__ import annotations
@@ -36,12 +36,10 @@ from typing import Any
 
 from components.contract import UserError
 from components.outside_json import read_object
-from components.rows import DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
-from components.speedup.candidate import Candidate, Mixture
-from components.speedup.older_policies import in_names_of_today
+from components.rows import ALL, DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
+from components.speedup.candidate import Mixture, RankedDrafter
+from components.speedup.older_policies import with_current_names
 from components.speedup.weights import WeightsCost
-
-ALL = "all"  # the workload that pools every prompt
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class AcceptanceSummary:
     num_prompts: int
     num_rounds: int
     num_cut_rounds: int  # tail rounds that the end of an answer cut
-    al: float | None  # the four lengths are those of components/definitions.py; al is what every speedup uses
+    al: float | None  # the four lengths are those of components/definitions.py; speedups use al
     al_uncut: float | None
     al_macro: float | None
     al_proxy: float | None
@@ -72,15 +70,15 @@ class PromptCounts:
     tokens: int  # emitted by rounds
     depths: list[int]
     rounds: list[int]  # at each of the depths
-    workload: str = ""  # "" in policies that were written before it was kept
+    workload: str = ""  # "" in policies from before this field
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What DepthEval leaves out of one depth's cost. host: sampling, verification and bookkeeping of a round, ms.
+    """Parts of one depth's cost that DepthEval has no column for. host: sampling and bookkeeping of a round, ms.
 
-    process: by how much each process of a measurement moves the log of the round over a plain step, as loadings of
-    bootstrap.Estimate; of the same `session`, drafters share them. own: the standard error that is this depth's own.
+    process: how far each process of a measurement moves the log of a round over a plain step, as loadings of
+    bootstrap.Estimate; drafters of one `session` share the processes. own: standard error of this depth alone.
     """
 
     draft_key: str
@@ -90,7 +88,7 @@ class RoundCost:
     t_host_ms: float | None
     cost_ratio_with_host: float | None
     num_blocks: int
-    num_processes: int = 1  # fresh processes that timed it; 0 where nothing tells how far chance could move it
+    num_processes: int = 1  # fresh processes that timed it; 0 where chance is not known
     session: int = 0
     process: list[float] = field(default_factory=list)
     own: float = 0.0
@@ -98,8 +96,7 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class MeasuredArm:
-    """One arm of the end-to-end comparison, against the best plain kernel on the same prompts. 95 % intervals over
-    prompts and processes."""
+    """One arm of the end-to-end comparison, over the best plain kernel on the same prompts, with a 95 % interval."""
 
     draft_key: str
     method: str
@@ -114,32 +111,49 @@ class MeasuredArm:
     tokens_per_s: float
     plain_tokens_per_s: float
     al: float | None
-    al_replayed: float | None  # what the acceptance maps say for these very prompts; None: not all of them have one
+    al_replayed: float | None  # from the acceptance maps of these very prompts; None: some have no map
     draft_acceptance_rate: float | None
     speedup: float
     lo: float
     hi: float
     checked: int  # requests compared with plain decoding, token for token
-    ties: int  # outputs that differ, every token being the target's own choice up to rounding noise
+    ties: int  # outputs that differ, though each token is the target's choice up to rounding noise
     divergences: int  # outputs that differ by more
     speedup_pred: float | None = None  # the prediction made for these very prompts
-    tree_budget: int | None = None  # guesses verified in one pass; None for a chain
+    tree_budget: int | None = None  # draft tokens verified in one pass; None for a chain
     num_processes: int = 1  # fresh processes that it ran in
-    is_decisive: bool = False  # whether its prompts are enough for a verdict, also by what they are worth
-    tied_share: float | None = None  # of prompts, those whose output parts at a tie; None: nothing compared
-    tied_share_limit: float | None = None  # more are not made by rounding; None: not known
-    rounded_tokens: float | None = None  # tokens beside which another is likelier, by less than the noise; ties.py
+    is_decisive: bool = False  # whether its prompts are enough for a verdict, also in effective size
+    tied_share: float | None = None  # share of prompts whose output parts at a tie; None: nothing compared
+    tied_share_limit: float | None = None  # the most that rounding explains; None: not known
+    rounded_tokens: float | None = None  # tokens with a likelier alternative, within the noise; ties.py
     rounded_tokens_limit: float | None = None
 
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One condition of promotion. `limit` says the bound in words, e.g. "> 1.0"."""
+    """One condition of promotion. limit: the bound as text, e.g. "> 1.0"."""
 
     name: str
     passed: bool
     value: float | None
     limit: str
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The gate of promotion: passed where every check is."""
+
+    passed: bool
+    checks: list[GateCheck]
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The drafter to serve and its depth."""
+
+    draft_key: str
+    method: str
+    depth_k: int
 
 
 @dataclass
@@ -161,14 +175,14 @@ class Policy:
     arms: list[MeasuredArm] = field(default_factory=list)
     comparisons: list[PairedComparison] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
-    winner: dict[str, Any] | None = None
+    winner: Winner | None = None
     verdict: str = "undecided"
     reasons: list[str] = field(default_factory=list)
-    gate: dict[str, Any] | None = None
+    gate: Gate | None = None
     contexts: list[DepthChoice] = field(default_factory=list)
     mixtures: list[Mixture] = field(default_factory=list)
     trees: list[DepthEval] = field(default_factory=list)
-    ranking: list[Candidate] = field(default_factory=list)
+    ranking: list[RankedDrafter] = field(default_factory=list)
     weights: list[WeightsCost] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
@@ -187,12 +201,12 @@ def write_policy(directory: Path, policy: Policy) -> None:
 
 
 def read_policy(directory: Path) -> Policy:
-    """The policy that `write_policy` wrote. Raises UserError when the file is missing or is not a policy."""
+    """The policy that `write_policy` wrote. Raises UserError where the file is missing or no policy."""
     file = directory / "policy.json"
     if not file.is_file():
         raise UserError(f"{file}: no such file; a DepthPolicy is made by speedup.choose_depth")
     try:
-        raw = in_names_of_today(read_object(file))
+        raw = with_current_names(read_object(file))
         lists: dict[str, type[Any]] = {
             "choices": DepthChoice,
             "evals": DepthEval,
@@ -205,63 +219,66 @@ def read_policy(directory: Path) -> Policy:
             "contexts": DepthChoice,
             "mixtures": Mixture,
             "trees": DepthEval,
-            "ranking": Candidate,
+            "ranking": RankedDrafter,
             "weights": WeightsCost,
         }
         values: dict[str, Any] = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
+        winner, gate = values.get("winner"), values.get("gate")
+        if winner is not None:
+            values["winner"] = Winner(**winner)
+        if gate is not None:
+            values["gate"] = Gate(**{**gate, "checks": [GateCheck(**check) for check in gate.get("checks", ())]})
         return Policy(**values)
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: not a depth policy ({error}); run speedup.choose_depth again") from error
 
 
 def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
-    """Faults that touch one drafter: its own, and those of the whole measurement or of plain decoding.
+    """Faults that concern one drafter: its own, and those of the whole measurement or of plain decoding.
 
-    Prompt lookup has no key either; what is wrong with it says nothing about a drafter.
+    Prompt lookup has no key either, but its faults concern no drafter.
     """
 
-    def touches(flag: QualityFlag) -> bool:
-        return flag.draft_key == draft_key or (flag.draft_key == "" and flag.method in ("", "none"))
-
-    return [f for f in policy.flags if f.severity == "fault" and touches(f)]
+    faults = [flag for flag in policy.flags if flag.severity == "fault"]
+    return [f for f in faults if f.draft_key == draft_key or (f.draft_key == "" and f.method in ("", "none"))]
 
 
-def at_smallest_batch(policy: Policy, draft_key: str | None = None) -> list[DepthChoice]:
-    """Choices over all workloads at the smallest batch size that any was made for: the ones that are served.
+def served_choices(policy: Policy, draft_key: str | None = None) -> list[DepthChoice]:
+    """The choices that are served: over all workloads, at the smallest batch size with a choice.
 
-    draft_key: of one drafter, at the smallest of its own.
+    draft_key: limits this to one drafter, at its own smallest batch size.
     """
-    pooled = [c for c in policy.choices if c.workload == ALL and draft_key in (None, c.draft_key)]
-    smallest = min((c.batch_size for c in pooled), default=1)
-    return [c for c in pooled if c.batch_size == smallest]
+    all_workload_choices = [c for c in policy.choices if c.workload == ALL and draft_key in (None, c.draft_key)]
+    smallest = min((c.batch_size for c in all_workload_choices), default=1)
+    return [c for c in all_workload_choices if c.batch_size == smallest]
 
 
 def served_depths(released: Policy) -> dict[str, int]:
-    """draft_key -> the depth at which the release of a policy serves its drafter; {} where nothing won.
+    """draft_key -> the depth at which a policy's release serves its drafter; {} without a winner.
 
-    That is the winner's depth, and 0 where the verdict turns drafting off.
+    It is the winner's depth, and 0 where the verdict turns drafting off.
     """
     if released.winner is None:
         return {}
     drafting = released.verdict in ("use", "undecided")
-    return {str(released.winner["draft_key"]): int(released.winner["depth_k"]) if drafting else 0}
+    return {released.winner.draft_key: released.winner.depth_k if drafting else 0}
 
 
-def headline(policy: Policy) -> dict[str, Any]:
-    """The facts that an artifact's info, a run's metrics and a summary show: of the winner, or the best candidate."""
+def policy_summary(policy: Policy) -> dict[str, Any]:
+    """The facts for an artifact's info, a run's metrics and a summary: of the winner, else the best drafter."""
     facts: dict[str, Any] = {
         "verdict": policy.verdict,
         "reasons": policy.reasons,
         "num_flags": len(policy.flags),
-        "gate_passed": policy.gate["passed"] if policy.gate else None,
-        "gate_failed": [check["name"] for check in policy.gate["checks"] if not check["passed"]] if policy.gate else [],
+        "gate_passed": policy.gate.passed if policy.gate else None,
+        "gate_failed": [check.name for check in policy.gate.checks if not check.passed] if policy.gate else [],
         "depth_k": 0,
     }
-    won = at_smallest_batch(policy, policy.winner["draft_key"]) if policy.winner else []
-    pooled = won or at_smallest_batch(policy)
-    if not pooled:
+    winner_choices = served_choices(policy, policy.winner.draft_key) if policy.winner else []
+    all_workload_choices = winner_choices or served_choices(policy)
+    if not all_workload_choices:
         return facts
-    best = max(pooled, key=lambda c: (c.pred_lo, c.draft_key))
+    best = max(all_workload_choices, key=lambda c: (c.pred_lo, c.draft_key))
     facts |= {
         "method": best.method,
         "draft_key": best.draft_key,
@@ -273,12 +290,8 @@ def headline(policy: Policy) -> dict[str, Any]:
         "pred_error": best.pred_error,
     }
     for row in policy.evals:
-        if (row.draft_key, row.workload, row.depth_k, row.batch_size) == (
-            best.draft_key,
-            ALL,
-            best.depth_k,
-            best.batch_size,
-        ):
+        best_key = (best.draft_key, ALL, best.depth_k, best.batch_size)
+        if (row.draft_key, row.workload, row.depth_k, row.batch_size) == best_key:
             facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi}
             facts |= {"al_meas": row.al_meas, "al_replayed": row.al_replayed}
     facts["num_prompts"] = len({c.prompt_id for c in policy.prompts if c.draft_key == best.draft_key})
@@ -286,14 +299,16 @@ def headline(policy: Policy) -> dict[str, Any]:
         if (pair.quantity, pair.workload) == ("decode_speed", ALL):
             facts |= {"vs_champion": pair.ratio, "vs_champion_lo": pair.lo, "vs_champion_hi": pair.hi}
             facts |= {"champion_key": pair.champion_key, "vs_champion_verdict": pair.verdict}
-    mine = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
-    if mine:
-        # Identity is asked of every way that the drafter ran, speed of the one that is served.
-        served = (a for a in mine if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None))
+    drafter_arms = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
+    if drafter_arms:
+        # Outputs must be identical in all arms of the drafter; speed is that of the arm that is served.
+        served = (
+            a for a in drafter_arms if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None)
+        )
         arm = next(served, None)
         facts["speedup_pred_same_prompts"] = arm.speedup_pred if arm is not None else None
         facts["num_prompts_timed"] = arm.num_prompts if arm is not None else None
-        facts["identical"] = sum(a.divergences for a in mine) == 0 and sum(a.checked for a in mine) > 0
-        facts["num_ties"] = sum(a.ties for a in mine)
-        facts["num_checked"] = sum(a.checked for a in mine)
+        facts["identical"] = sum(a.divergences for a in drafter_arms) == 0 and sum(a.checked for a in drafter_arms) > 0
+        facts["num_ties"] = sum(a.ties for a in drafter_arms)
+        facts["num_checked"] = sum(a.checked for a in drafter_arms)
     return facts

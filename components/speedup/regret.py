@@ -1,7 +1,7 @@
-"""Which of several speeds to take: the smallest that is as good as the best, judged in paired draws.
+"""Choice among several speeds in paired draws: candidates as good as the best, by their loss.
 
-In one draw every candidate meets the same prompts and processes, so what is slow for all of them cancels; bounds that
-are taken one by one know nothing of that. The loss of a candidate in a draw is 1 - its speed / the best one's.
+In one draw every candidate has the same prompts and processes, so what is slow for all of them cancels; separate bounds
+do not use that. The loss of a candidate in a draw is 1 - its speed / that of the best.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from components.speedup.bootstrap import Floats
 
 
 def losses(draws: Floats) -> Floats:
-    """[draws, n] speeds -> the share of speed that each candidate loses to the best of the same draw."""
+    """[draws, n] speeds -> [draws, n] share of speed that each candidate loses to the best of the draw."""
     return np.asarray(1.0 - draws / draws.max(axis=1, keepdims=True))
 
 
@@ -22,11 +22,11 @@ def p_best(draws: Floats) -> Floats:
 
 
 def near_best(draws: Floats, tolerance: float, confidence: float) -> list[int]:
-    """The candidates that lose at most `tolerance` to the best in a share `confidence` of the draws, in their order.
+    """Indices, ascending, of candidates that lose at most `tolerance` to the best in a share `confidence` of the draws.
 
-    Where none is that sure, not even the best, the one that is expected to lose least.
+    Where there is none, the one with the least expected loss.
     """
     lost = losses(draws)
-    # A hair of room, so that speeds equal but for rounding count as equal.
+    # 1e-12: speeds that differ by rounding alone count as equal.
     sure = (lost <= tolerance + 1e-12).mean(axis=0) >= confidence
     return [int(i) for i in np.flatnonzero(sure)] or [int(lost.mean(axis=0).argmin())]

@@ -1,7 +1,7 @@
-"""What rounding a drafter's weights costs in acceptance: the rounded drafter against the one that it was made from.
+"""The cost of rounding a drafter's weights in acceptance: the rounded drafter against its original.
 
 Both have maps of the same prompts, so their acceptance lengths are compared prompt by prompt: every draw of prompts
-serves both, and what makes a prompt hard cancels. The depth is the one that the rounded drafter is to serve with.
+serves both, and what makes a prompt hard cancels. The depth is the one at which the rounded drafter is to serve.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from components.speedup.replay import acceptance_length
 
 
 class Rounded(NamedTuple):
-    """A drafter's weights as its maps say. weights: "int4, groups of 32"; made_from: draft_key of the unrounded one."""
+    """Storage of a rounded drafter. weights: "int4, groups of 32". original_key: draft_key before rounding."""
 
     weights: str
-    made_from: str
+    original_key: str
 
 
 @dataclass(frozen=True)
 class WeightsCost:
-    """One rounded drafter at one depth on the prompts that both have maps of; 95 % intervals over prompts.
+    """One rounded drafter against its original at one depth, on their common prompts; 95 % intervals over prompts.
 
     al, al_before: tokens kept a round, rounded and as trained. change: al - al_before, resampled together.
-    verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided: no difference shown. On fewer prompts than
-        LEAST_PROMPTS, also by what they are worth, always undecided.
+    verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided; always undecided with fewer prompts than
+        PROMPTS.decide, also in effective number.
     """
 
     draft_key: str
@@ -49,43 +49,45 @@ class WeightsCost:
     verdict: str
 
     @property
-    def in_words(self) -> str:
-        """One line for a reader."""
-        told = {"lower": "lower", "higher": "higher"}.get(self.verdict, "no difference shown")
+    def summary_line(self) -> str:
+        """The result in one line."""
+        conclusion = {"lower": "lower", "higher": "higher"}.get(self.verdict, "no difference shown")
         return (
             f"{self.method} in {self.weights}: acceptance length {self.al:.2f} at depth {self.depth_k}, "
             f"{self.change:+.3f} [{self.change_lo:+.3f}, {self.change_hi:+.3f}] against {self.al_before:.2f} as "
-            f"trained, over {self.num_prompts} prompts: {told}"
+            f"trained, over {self.num_prompts} prompts: {conclusion}"
         )
 
 
 def weights_costs(
     maps: Mapping[str, Sequence[AcceptanceMap]], depths: Mapping[str, int], num_draws: int, seed: int
 ) -> list[WeightsCost]:
-    """One for each rounded drafter whose original was measured too, in the order of their keys.
+    """The costs of each rounded drafter whose original was measured too, in the order of their keys.
 
-    maps: draft_key -> its chain maps. depths: draft_key -> the depth it is to serve with; 0, or none, compares at the
-    deepest that both were mapped at.
+    maps: draft_key -> its chain maps. depths: draft_key -> the depth at which it is to serve; without one, or at 0, the
+    deepest common depth is compared.
     """
-    found = []
+    costs = []
     for key in sorted(maps):
         rounded = rounded_of(maps[key])
-        if rounded is None or not maps.get(rounded.made_from):
+        if rounded is None or not maps.get(rounded.original_key):
             continue
-        now, before = ({m.prompt_id: m for m in maps[one]} for one in (key, rounded.made_from))
+        now, before = ({m.prompt_id: m for m in maps[by_prompt]} for by_prompt in (key, rounded.original_key))
         shared = sorted(now.keys() & before.keys())
-        deepest = min((m.k_max for one in (now, before) for m in one.values()), default=0)
+        deepest = min((m.k_max for by_prompt in (now, before) for m in by_prompt.values()), default=0)
         if not shared or deepest < 1:
             continue
         depth = min(depths.get(key) or deepest, deepest)
         weights = draw_weights(len(shared), num_draws, np.random.default_rng([seed, 9]))
-        al, al_before = (acceptance_length([one[p] for p in shared], depth, weights) for one in (now, before))
+        al, al_before = (
+            acceptance_length([by_prompt[p] for p in shared], depth, weights) for by_prompt in (now, before)
+        )
         change = al.minus_paired(al_before)
         (al_lo, al_hi), (lo, hi) = al.interval(), change.interval()
-        found.append(
+        costs.append(
             WeightsCost(
                 draft_key=key,
-                quantised_from=rounded.made_from,
+                quantised_from=rounded.original_key,
                 method=maps[key][0].method,
                 weights=rounded.weights,
                 depth_k=depth,
@@ -100,11 +102,11 @@ def weights_costs(
                 verdict=_verdict(change),
             )
         )
-    return found
+    return costs
 
 
 def rounded_of(maps: Sequence[AcceptanceMap]) -> Rounded | None:
-    """How the drafter of these maps stores its weights; None for one as it was trained."""
+    """The storage of the drafter of these maps; None for a drafter that was not rounded."""
     return Rounded(maps[0].weights, maps[0].quantised_from) if maps and maps[0].weights else None
 
 

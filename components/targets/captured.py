@@ -1,9 +1,9 @@
-"""Work of a fixed shape, recorded once as a CUDA graph and replayed: what is launched costs one call, not hundreds.
+"""Records work of a fixed shape once as a CUDA graph and replays it: one launch instead of hundreds.
 
-A decoding pass over few rows is bound by launching its operators, not by running them. A graph holds them all, provided
-that nothing in the work depends on a number on the host: lengths and tokens lie in tensors that are filled before each
-replay, and results come out in tensors that the next replay overwrites. Where there is no CUDA device the same work
-simply runs, so that what a graph would hold can be tested anywhere.
+A decoding pass over few rows is bound by launching its operators, not by running them. A graph launches them all at
+once, provided that the work does not depend on a number on the host: lengths and tokens are written into tensors before
+each replay, and the next replay overwrites the result tensors. Without a CUDA device the same work simply runs, so that
+it can be tested anywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 WARM_UP = 3  # runs before recording: libraries allocate and choose kernels on their first calls
 
 
-class Captured(Generic[Result]):
-    """Calls `work`; on a CUDA device by replaying what its first call recorded."""
+class RecordedWork(Generic[Result]):
+    """Calls `work`; on a CUDA device the first call records it and all calls replay the graph."""
 
     def __init__(self, work: Callable[[], Result], device: torch.device) -> None:
         """work: reads and writes the same tensors every time; running it more than once must change nothing."""
@@ -48,8 +48,8 @@ class Captured(Generic[Result]):
             self._result = self._work()
 
 
-def window_of(columns: int, capacity: int, step: int = 256) -> int:
-    """Columns that a static pass looks at: the needed ones rounded up, so that few lengths need a graph of their own.
+def window_length(columns: int, capacity: int, step: int = 256) -> int:
+    """The number of cache columns that a static pass attends to: rounded up, so that few lengths need their own graph.
 
     Doubling steps: attention over a window reads at most twice the cache that is filled, and 32k needs eight graphs.
     """

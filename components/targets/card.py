@@ -1,4 +1,4 @@
-"""The model card of a target trained here: what it is, what it learnt from, how good it is, all of it measured."""
+"""Writes the model card of a target trained here, from its measured facts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 _LICENCES = {"PSF-2.0": "Python Software Foundation License 2 (https://docs.python.org/3/license.html)"}
 
 
-class _Words(NamedTuple):
-    """What a card says besides numbers, for one kind of corpus. prompt: of {} tokens."""
+class _CardTexts(NamedTuple):
+    """The fixed texts of a card for one kind of corpus. prompt: has {} for the number of tokens."""
 
     title: str
     opening: str
@@ -20,7 +20,7 @@ class _Words(NamedTuple):
     limits: str
 
 
-_CODE = _Words(
+_CODE = _CardTexts(
     "Draftsmith's built-in target",
     """A small Llama that continues Python code. It is the large model of every example, test and quickstart that must
 run on a laptop without a download; it is not a useful assistant. It was trained from random weights by the pipeline
@@ -31,7 +31,7 @@ hardly any prose, no chats, no instructions. End-of-text stands at the end of fi
 by itself. Greedy text repeats itself more than real code does. The test suite of a held-out module may be in the
 training data (files are held out one by one). Do not read its acceptance lengths as those of a large model.""",
 )
-_CHATS = _Words(
+_CHATS = _CardTexts(
     "A small chat target",
     """A small Llama that answers in chats. It stands in for a large model where a pipeline must show something about
 its data (a mix of languages, say) without a download; it is not a useful assistant. It was trained from random weights
@@ -63,10 +63,10 @@ def card_text(facts: Mapping[str, Any]) -> str:
     """The card as Markdown, from the Target's facts alone."""
     layers = facts["plan"]["shape"]["num_layers"]
     window, loops = facts["plan"]["shape"]["max_positions"], facts["loops"]
-    words = _CHATS if facts["corpus"].get("markup") else _CODE
-    return f"""# {words.title}
+    texts = _CHATS if facts["corpus"].get("markup") else _CODE
+    return f"""# {texts.title}
 
-{words.opening}
+{texts.opening}
 
 {_table(_model_rows(facts))}
 
@@ -83,12 +83,12 @@ large model.
 
 Held-out loss: windows of {window} tokens, weights as stored. Distinct bigrams / all bigrams of a text, averaged over
 {loops["num_measured"]} continuations of {loops["continuation_tokens"]} tokens, each after a prompt of
-{words.prompt.format(loops["prompt_tokens"])}. A continuation ends before the first
+{texts.prompt.format(loops["prompt_tokens"])}. A continuation ends before the first
 end-of-text token ({loops["num_too_short"]} were too short to count).
 
 ## Limits
 
-{words.limits}
+{texts.limits}
 """
 
 

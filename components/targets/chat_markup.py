@@ -1,9 +1,9 @@
-"""The chat markup of a target that is trained here: how a chat is written as text, when learning and when asked.
+"""The chat markup of a target that is trained here: how a chat is written as text, in training and in prompts.
 
-A turn is its role's token, what is said, and the end-of-text token, which ends a turn as well as a document:
+A turn is its role's token, its content, and the end-of-text token, which ends a turn as well as a document:
     <|bos|><|user|>question<|eos|><|assistant|>answer<|eos|><|user|>...
-So generation ends where the assistant's turn ends, with no further rule. `CHAT_TEMPLATE` says the same in Jinja; it
-marks the assistant's turns as generated, for whoever makes training masks from a template.
+So generation ends where the assistant's turn ends. `CHAT_TEMPLATE` is the same markup in Jinja; it
+marks the assistant's turns as generated, so that training masks can be made from the template.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROLES: Final = ("system", "user", "assistant", "tool")
 ROLE_TOKENS: Final = tuple(f"<|{role}|>" for role in ROLES)
 ANSWER_BEGINS: Final = re.compile(re.escape("<|assistant|>"))
 MARKUP: Final = "roles"
-"""What a Corpus says in its facts (`markup`) when its documents are written so."""
+"""The value of `markup` in the facts of a Corpus whose documents use this markup."""
 
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %}"
@@ -32,19 +32,19 @@ _SPECIAL: Final = re.compile("|".join(map(re.escape, (BOS, EOS, PAD, *ROLE_TOKEN
 
 
 def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A chat as a document of a corpus: without the first BOS and the last EOS, which every document gets anyway.
+    """A chat as a corpus document, without the first BOS and last EOS, which are added to every document.
 
-    Markup inside what people say is broken by blanks, so that nobody can speak for somebody else.
+    Markup inside a message is broken by blanks, so that its author cannot write a turn of another role.
     """
     turns = [f"<|{message['role']}|>{without_markup(message['content'])}" for message in messages]
     return EOS.join(turns)
 
 
 def without_markup(text: str) -> str:
-    """The text with every special token in it written apart: <|eos|> becomes <| eos |>."""
-    return _SPECIAL.sub(lambda found: f"<| {found[0][2:-2]} |>", text)
+    """The text with blanks inside every special token: <|eos|> becomes <| eos |>."""
+    return _SPECIAL.sub(lambda match: f"<| {match[0][2:-2]} |>", text)
 
 
-def said_in(document: str) -> list[str]:
-    """The pieces of a document between its special tokens: what a tokenizer's merges are to be learnt from."""
+def text_pieces(document: str) -> list[str]:
+    """The pieces of a document between its special tokens, from which a tokenizer learns its merges."""
     return [piece for piece in _SPECIAL.split(document) if piece]

@@ -1,7 +1,7 @@
-"""Our own forward pass for dense Llama-shaped targets: what plain decoding and verification run on.
+"""Our own forward pass for dense Llama-shaped targets, used for plain decoding and verification.
 
-Decoding one token of a small model is dozens of tiny operators, so time is the number of operators as much as the bytes
-of the weights. Hence, against the reference implementation in transformers:
+Decoding one token of a small model takes dozens of tiny operators, so their number matters as much as the bytes of the
+weights. It therefore differs from the reference implementation in transformers:
   - q, k, v are one linear layer, gate and up another; the residual is added by the projection's own kernel;
   - q and k rows are permuted at load so that a rotary pair lies side by side: rotation is one in-place complex product;
   - in float32, norm weights and sqrt(H) are folded into the following linear layer, leaving x / sqrt(|x|^2 + H eps);
@@ -38,7 +38,7 @@ class _Layer(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Where the rows of one pass go and what they may see; the same for every layer."""
+    """Cache places, rotations and mask of the rows of one pass; the same for every layer."""
 
     rotation: Tensor  # complex64, broadcastable to [B, T, heads, head_dim / 2]
     slots: tuple[Tensor, ...] | None  # per layer: the rows' places [B, 2 * kv_heads, T, head_dim], if side by side
@@ -93,18 +93,18 @@ class FastTarget(AbstractTarget):
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return Linear(weight.contiguous(), bias)
 
-    def _choose_kernels(self, wanted: str) -> None:
-        """Lay out every linear layer: as asked, or as timing says on a CPU."""
+    def _choose_kernels(self, kernel: str) -> None:
+        """Lay out every linear layer: as `kernel` says, or by timing on a CPU."""
         linears = [*(part for layer in self._layers for part in layer[:4]), self._head]
-        self.kernel = lay_out(linears, wanted)
+        self.kernel = lay_out(linears, kernel)
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:
-        at = f"model.layers.{index}."
+        prefix = f"model.layers.{index}."
         pairs = self._pair_order()
 
         def projection(part: str, heads: int, paired: bool) -> tuple[Tensor, Tensor | None]:
-            weight = self._fetch(read, f"{at}self_attn.{part}_proj.weight")
-            bias = read_optional(read, f"{at}self_attn.{part}_proj.bias")
+            weight = self._fetch(read, f"{prefix}self_attn.{part}_proj.weight")
+            bias = read_optional(read, f"{prefix}self_attn.{part}_proj.bias")
             bias = None if bias is None else bias.to(weight)
             if paired:
                 weight = weight.view(heads, self._head_dim, -1)[:, pairs].reshape(weight.shape)
@@ -114,23 +114,23 @@ class FastTarget(AbstractTarget):
         parts = [projection("q", self._heads, True), projection("k", self._kv_heads, True)]
         parts.append(projection("v", self._kv_heads, False))
         biases = [bias for _, bias in parts if bias is not None]
-        attention_norm = self._fetch(read, f"{at}input_layernorm.weight")
-        mlp_norm = self._fetch(read, f"{at}post_attention_layernorm.weight")
+        attention_norm = self._fetch(read, f"{prefix}input_layernorm.weight")
+        mlp_norm = self._fetch(read, f"{prefix}post_attention_layernorm.weight")
         qkv = torch.cat([weight for weight, _ in parts])
-        gate_up = torch.cat([self._fetch(read, f"{at}mlp.{part}_proj.weight") for part in ("gate", "up")])
+        gate_up = torch.cat([self._fetch(read, f"{prefix}mlp.{part}_proj.weight") for part in ("gate", "up")])
         if self._folded:
             qkv = qkv * (attention_norm * math.sqrt(self.shape.hidden_size))
             gate_up = gate_up * (mlp_norm * math.sqrt(self.shape.hidden_size))
         qk_norm = None
         if self._config.model_type == "qwen3":
-            norms = [self._fetch(read, f"{at}self_attn.{part}_norm.weight")[pairs] for part in "qk"]
+            norms = [self._fetch(read, f"{prefix}self_attn.{part}_norm.weight")[pairs] for part in "qk"]
             qk_norm = torch.cat([norms[0].expand(self._heads, -1), norms[1].expand(self._kv_heads, -1)])
         out_weight, out_bias = projection("o", 0, False)
         return _Layer(
             qkv=self._linear(qkv, torch.cat(biases) if biases else None),
             out=self._linear(out_weight, out_bias),
             gate_up=self._linear(gate_up),
-            down=self._linear(self._fetch(read, f"{at}mlp.down_proj.weight")),
+            down=self._linear(self._fetch(read, f"{prefix}mlp.down_proj.weight")),
             attention_norm=None if self._folded else attention_norm,
             mlp_norm=None if self._folded else mlp_norm,
             qk_norm=qk_norm,
@@ -144,7 +144,6 @@ class FastTarget(AbstractTarget):
     # -- the cache ---------------------------------------------------------------------------------------------------
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticCache:
-        """See AbstractTarget."""
         self.rotations(capacity)
         shape = (self.shape.num_layers, batch_size, 2 * self._kv_heads, capacity, self._head_dim)
         return StaticCache(torch.zeros(shape, dtype=self.dtype, device=self.device))
@@ -173,8 +172,8 @@ class FastTarget(AbstractTarget):
     def _rotations_at(self, columns: Tensor) -> Tensor:
         """Rotations of columns int64 [B, T] on the CPU: complex64 [B, T, 1, head_dim / 2]."""
         # index_select costs half of what indexing with a tensor of two axes does.
-        chosen = self._rotations.index_select(0, columns.view(-1).to(self.device))
-        return chosen.view(*columns.shape, *chosen.shape[1:])
+        rotations = self._rotations.index_select(0, columns.view(-1).to(self.device))
+        return rotations.view(*columns.shape, *rotations.shape[1:])
 
     # -- the pass ----------------------------------------------------------------------------------------------------
 
@@ -189,7 +188,6 @@ class FastTarget(AbstractTarget):
         features: bool = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
-        """See AbstractTarget."""
         assert isinstance(cache, StaticCache)
         num_sequences, num_rows = ids.shape
         geometry = self._geometry(cache, num_sequences, num_rows, num_valid, tree)
@@ -215,7 +213,7 @@ class FastTarget(AbstractTarget):
         logits: bool,
         features: bool,
     ) -> TargetPass:
-        """All layers over embedded rows [B * T, H]; `last` always, logits of every row and taps where asked for."""
+        """All layers over embedded rows [B * T, H]; gives `last` always, logits of every row and taps on request."""
         tapped = []
         for index, layer in enumerate(self._layers):
             if features and index in self.shape.tap_layers:
@@ -277,7 +275,9 @@ class FastTarget(AbstractTarget):
             from_sequence, from_row, sequence, column = geometry.scatter
             cache.kv[index][sequence, :, column] = new[from_sequence, from_row]
         queries, grouped = qkv.narrow(2, 0, heads).transpose(1, 2), batch > 1 and rows == 1 and x.device.type == "cpu"
-        if grouped:  # the CPU's kernel reads keys and values once for each row of queries, so let a group be its rows
+        if (
+            grouped
+        ):  # the CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows
             queries = queries.reshape(batch, self._kv_heads, -1, self._head_dim)
         attended = F.scaled_dot_product_attention(
             queries,
@@ -310,18 +310,17 @@ class FastTarget(AbstractTarget):
             qk.copy_(exact)
 
     def final_norm(self, last: Tensor) -> Tensor:
-        """See AbstractTarget. Gradients flow to `last` where it asks for them."""
+        """As AbstractTarget; gradients flow to `last`."""
         return F.rms_norm(last, (last.shape[-1],), self._norm, self._eps)
 
     def unembed(self, normed: Tensor) -> Tensor:
-        """See AbstractTarget. Gradients flow to `normed` where it asks for them."""
+        """As AbstractTarget; gradients flow to `normed`."""
         if normed.requires_grad:  # the prepacked kernel has no backward pass
             return F.linear(normed, self._head_weight).float()
         return self._head(normed.reshape(-1, normed.shape[-1])).float().view(*normed.shape[:-1], -1)
 
     @property
     def embedding(self) -> Tensor:
-        """See AbstractTarget."""
         return self._embedding
 
 

@@ -1,9 +1,9 @@
-"""A fast target whose small passes (one row, a verification of k + 1 rows) are CUDA graphs over a static cache.
+"""A FastTarget whose small passes (one row, or a verification of k + 1 rows) are CUDA graphs over a static cache.
 
-Everything that changes from pass to pass lies on the device: the tokens, and the column of each row, from which follow
-rotation, the place to write, and what may be seen. Passes of other kinds (prefill, ragged ends, trees) run as they are.
-A pass looks at a window of the cache (captured.py), masked behind each row's own column. On a CPU the same static pass
-runs without being recorded: slower than the ordinary one, and there to be tested.
+All inputs that change from pass to pass are on the device: the tokens, and the column of each row, which gives its
+rotation, its place in the cache and its mask. Passes of other kinds (prefill, ragged ends, trees) are not recorded.
+A pass attends to a window of the cache (captured.py), masked behind each row's own column. On a CPU the same static
+pass runs without being recorded, which is slower than the ordinary one, so that tests can cover it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.targets.captured import Captured, window_of
+from components.targets.captured import RecordedWork, window_length
 from components.targets.fast import FastTarget, Geometry
 from components.targets.model import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.static_cache import StaticCache
 
-MOST_ROWS = 32  # of one sequence in a pass that is recorded; longer ones are prefill, bound by arithmetic
+MAX_RECORDED_ROWS = 32  # of one sequence in a pass that is recorded; longer ones are prefill, bound by arithmetic
 
 
 class GraphedTarget(AbstractTarget):
@@ -35,8 +35,10 @@ class GraphedTarget(AbstractTarget):
         self._passes: dict[tuple[int, int, int, bool], _StaticPass] = {}
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticCache:
-        """See AbstractTarget. Memory of an earlier cache of this size is used again once nobody holds that cache:
-        graphs are bound to addresses, and recording one takes longer than many passes. Other unused memory is freed."""
+        """As AbstractTarget; reuses the memory of a released cache of this size and frees other unused memory.
+
+        Graphs are bound to addresses, and recording one takes longer than many passes.
+        """
         for index, (kv, holder) in enumerate(self._pool.get((batch_size, capacity), [])):
             if holder() is None:
                 cache = StaticCache(kv)
@@ -58,15 +60,14 @@ class GraphedTarget(AbstractTarget):
         features: bool = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
-        """See AbstractTarget."""
         assert isinstance(cache, StaticCache)
         num_rows = ids.shape[1]
-        ordinary = num_valid is not None or tree is not None or num_rows > MOST_ROWS or logits == "none"
+        ordinary = num_valid is not None or tree is not None or num_rows > MAX_RECORDED_ROWS or logits == "none"
         longest = int(cache.lengths.max()) + num_rows
-        if ordinary or longest == num_rows or not self._pooled(cache):
+        if ordinary or longest == num_rows or not self._has_pooled_memory(cache):
             return self.inner.forward(ids, cache, num_valid=num_valid, logits=logits, features=features, tree=tree)
         assert longest <= cache.capacity, f"{longest} columns do not fit a cache of {cache.capacity}"
-        window = window_of(longest, cache.capacity)
+        window = window_length(longest, cache.capacity)
         key = (cache.kv.data_ptr(), num_rows, window, features)
         static = self._passes.get(key)
         if static is None:
@@ -74,31 +75,28 @@ class GraphedTarget(AbstractTarget):
         out = static(ids, cache.lengths)
         cache.lengths = cache.lengths + num_rows
         scores = out.logits if logits == "all" or out.logits is None else out.logits[:, -1:]
-        # The next replay overwrites what this one gave, and a drafter may hold on to features for longer.
+        # Cloned, since the next replay overwrites these tensors and a drafter may keep features for longer.
         last = out.last if features else None
         return TargetPass(*(None if part is None else part.clone() for part in (scores, out.taps, last)))
 
     def _free_unused(self) -> None:
-        """Forget caches that nobody holds, and the graphs over them."""
-        self._pool = {size: [one for one in known if one[1]() is not None] for size, known in self._pool.items()}
-        addresses = {kv.data_ptr() for known in self._pool.values() for kv, _ in known}
-        self._passes = {key: one for key, one in self._passes.items() if key[0] in addresses}
+        """Drop released caches, and the graphs over them."""
+        self._pool = {size: [one for one in entries if one[1]() is not None] for size, entries in self._pool.items()}
+        addresses = {kv.data_ptr() for entries in self._pool.values() for kv, _ in entries}
+        self._passes = {key: entry for key, entry in self._passes.items() if key[0] in addresses}
 
-    def _pooled(self, cache: StaticCache) -> bool:
-        """Whether the cache's memory is still that which `new_cache` gave; a batch that has shrunk has other memory."""
+    def _has_pooled_memory(self, cache: StaticCache) -> bool:
+        """Whether the cache still has the memory from `new_cache`; a batch that has shrunk has other memory."""
         return any(kv is cache.kv for kv, _ in self._pool.get((cache.kv.shape[1], cache.capacity), []))
 
     def final_norm(self, last: Tensor) -> Tensor:
-        """See AbstractTarget."""
         return self.inner.final_norm(last)
 
     def unembed(self, normed: Tensor) -> Tensor:
-        """See AbstractTarget."""
         return self.inner.unembed(normed)
 
     @property
     def embedding(self) -> Tensor:
-        """See AbstractTarget."""
         return self.inner.embedding
 
 
@@ -111,21 +109,21 @@ class _StaticPass:
         self.ids = torch.zeros(num_sequences, num_rows, dtype=torch.int64, device=device)
         self.columns = torch.zeros_like(self.ids)
         self.rotations = target.rotations(kv.shape[3])
-        self.seen = torch.arange(window, device=device)
+        self.window_columns = torch.arange(window, device=device)
         self.places = torch.arange(num_sequences, device=device).repeat_interleave(num_rows)
         self.rows = torch.arange(num_rows, device=device).repeat(num_sequences)
         self.offsets = torch.arange(num_rows)
-        self.captured = Captured(self._run, device)
+        self.recorded = RecordedWork(self._run, device)
 
     def __call__(self, ids: Tensor, lengths: Tensor) -> TargetPass:
         self.ids.copy_(ids, non_blocking=True)
         self.columns.copy_(lengths[:, None] + self.offsets, non_blocking=True)
-        return self.captured()
+        return self.recorded()
 
     def _run(self) -> TargetPass:
-        window, kv_heads = len(self.seen), self.target.shape.num_key_value_heads
+        window, kv_heads = len(self.window_columns), self.target.shape.num_key_value_heads
         kv = self.cache.kv[:, :, :, :window]
-        hidden = self.seen > self.columns[:, None, :, None]  # [B, 1, T, window]
+        hidden = self.window_columns > self.columns[:, None, :, None]  # [B, 1, T, window]
         mask = torch.zeros(hidden.shape, dtype=kv.dtype, device=kv.device).masked_fill_(hidden, -math.inf)
         geometry = Geometry(
             rotation=self.rotations[self.columns],

@@ -49,9 +49,9 @@ def save_model(
     """Write config.json, generation_config.json and model.safetensors, each replaced in one move."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.detach().to(device="cpu", dtype=dtype).contiguous() for name, weight in weights.items()}
-    beside = folder / "model.safetensors.partial"
-    save_file(tensors, beside, metadata={"format": "pt"})
-    os.replace(beside, folder / "model.safetensors")
+    partial_weights = folder / "model.safetensors.partial"
+    save_file(tensors, partial_weights, metadata={"format": "pt"})
+    os.replace(partial_weights, folder / "model.safetensors")
     generation = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "do_sample": False}
     for name, facts in (("config.json", llama_config(shape, dtype)), ("generation_config.json", generation)):
         partial = folder / f"{name}.partial"

@@ -1,8 +1,8 @@
 """A lean Llama forward for training a small model on few cores; the weights carry their Hugging Face names.
 
 On a CPU this trains 1.6 times as fast as transformers' module: attention by two matrix products per query block with
-the grouped query heads folded into rows (nothing is repeated, and future key blocks are skipped), and a loss whose
-logits never exist all at once. Logits are those of `LlamaForCausalLM` (a test compares them).
+the grouped query heads folded into rows (no keys are repeated, and future key blocks are skipped), and a blocked loss
+that never holds all logits at once. Logits are those of `LlamaForCausalLM` (a test compares them).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUERY_BLOCK = 256
 """Query positions handled at once by attention."""
 
 LOSS_BLOCK = 512
-"""Positions whose logits exist at the same time."""
+"""Positions whose logits are held at the same time."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _BlockedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of a tied output matrix; gradients are made block by block beside the loss."""
+    """Mean cross-entropy of a tied output matrix; gradients are computed block by block with the loss."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, embedding: Tensor, labels: Tensor) -> Tensor:

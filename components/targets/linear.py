@@ -1,4 +1,4 @@
-"""A linear layer that picks its kernel by the number of rows, because decoding (1 row) and verifying (k + 1) differ.
+"""A linear layer that picks its kernel by the number of rows: decoding has 1 row, verification k + 1.
 
 Four kernels compute x W^T; they differ in the layout of the weight they read and in how they grow with the rows:
   plain       `F.linear` on [out, in]: on x86 a matrix-vector product, then a jump of up to two at the second row;
@@ -28,20 +28,20 @@ PROBED_ROWS: Final = 8
 PASSES: Final = 6
 """Passes that each kernel has for each number of rows and placement, taking turns."""
 THOROUGH_PLACEMENTS: Final = 3
-"""Copies of the weights that are timed: where one lies in memory makes a kernel a few per cent faster or slower."""
+"""Copies of the weights that are timed: the place in memory makes a kernel a few per cent faster or slower."""
 WORTH_A_LAYOUT: Final = 0.97
-"""Another kernel is taken where it needs less than this share of the plain one's time, or of the time of the one that
-serves a row less: kernels that are as good as each other would else flip from run to run."""
+"""A kernel replaces the plain one, or the one chosen for a row less, only if it needs less than this share of its time:
+equally good kernels would otherwise flip from run to run."""
 _LETTERS: Final[dict[str, Kernel]] = {"p": "plain", "t": "transposed", "c": "columns", "o": "prepacked"}
 TOO_SMALL: Final = 1 << 14
 """Elements below which the kernel does not matter and nothing is timed."""
 SAMPLED_BYTES: Final = 64 << 20
-"""Weights timed at most; they are more than caches hold."""
+"""Most bytes of weights that are timed; more than caches hold."""
 SAMPLED_BYTES_OF_ONE: Final = 32 << 20
-"""Bytes timed of one weight, its first rows: oneDNN keeps workspace as large as the weight for every kernel and number
-of rows that was ever run, which for the head of a large vocabulary comes to gigabytes."""
+"""Most bytes timed of one weight (its first rows): oneDNN keeps workspace as large as the weight for every kernel and
+number of rows that it ran, which for the head of a large vocabulary comes to gigabytes."""
 CACHE_BYTES: Final = 32 << 20
-"""What is read between two passes over weights that caches would hold: in decoding other weights come in between."""
+"""Bytes read between two passes over weights that fit the caches: in decoding, other weights are read in between."""
 
 
 class Linear:
@@ -69,18 +69,18 @@ class Linear:
         self.use(kernels)
 
     def use(self, kernels: Kernels) -> None:
-        """Lay the weight out for these kernels and forget layouts that they do not need; a layer may be asked once."""
+        """Lay the weight out for these kernels and drop layouts that they do not need. Call it once per layer."""
         weight = self.weight
         assert weight is not None, "the plain weight is gone: this layer's kernels have been chosen"
         self.packed = pack(weight) if "prepacked" in kernels else None
         if self.packed is None:
             kernels = tuple("plain" if kernel == "prepacked" else kernel for kernel in kernels)
         self.kernels = kernels
-        self._pointwise = _operators()[1] if self.packed is not None else None
+        self._pointwise = _mkldnn_operators()[1] if self.packed is not None else None
         self.weight = weight if {"plain", "columns"} & set(kernels) else None
         self.weight_t = weight.t().contiguous() if "transposed" in kernels else None
-        # Functions of the class: bound methods would tie a layer to itself, and its weights would outlive it until
-        # Python's collector comes by, which a few large tensors do not call.
+        # Functions of the class: bound methods would be reference cycles, and the weights would live until the garbage
+        # collector runs.
         of: dict[Kernel, Callable[[Linear, Tensor], Tensor]] = {
             "plain": Linear._plain,
             "transposed": Linear._transposed,
@@ -127,7 +127,7 @@ class Linear:
 
 def pack(weight: Tensor) -> Any | None:
     """The weight in oneDNN's blocked layout, or None where this build, device or dtype cannot."""
-    reorder, pointwise = _operators()
+    reorder, pointwise = _mkldnn_operators()
     if reorder is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
     try:
@@ -139,30 +139,29 @@ def pack(weight: Tensor) -> Any | None:
 
 
 def calibrate(layers: Sequence[Linear], *, placements: int = 1) -> None:
-    """Time every kernel on these plain layers for 1 to PROBED_ROWS rows and give each shape the quickest of each.
+    """Time every kernel on these plain layers for 1 to PROBED_ROWS rows and give each shape its quickest kernels.
 
-    The layers are run in their order, as a decoding pass runs them, so that weights come from where they come from:
-    a kernel that wins on a weight in the nearest cache can lose on one that is streamed. Kernels take turns pass by
-    pass, so that other work meets them all alike, and their quickest calls speak for them, since other work makes
-    calls longer and never shorter. placements: times that the weights are laid out anew, so that the answer is not of
-    this process alone.
+    The layers run in the order of a decoding pass, since a kernel that wins on a weight in the nearest cache can lose
+    on one that is streamed. Kernels take turns pass by pass, so that other work on the machine affects all alike, and
+    their quickest calls count, since other work only makes calls longer. placements: how often the weights are copied
+    to another place in memory.
     """
-    chosen: dict[tuple[int, int], list[Kernel]] = {}
+    kernels_of: dict[tuple[int, int], list[Kernel]] = {}
     sample: list[_Piece] = []
-    taken = 0
+    sampled_bytes = 0
     for layer in layers:
         assert layer.weight is not None
-        if layer.weight.numel() >= TOO_SMALL and (layer.shape not in chosen or taken < SAMPLED_BYTES):
+        if layer.weight.numel() >= TOO_SMALL and (layer.shape not in kernels_of or sampled_bytes < SAMPLED_BYTES):
             piece = _piece_of(layer)
             sample.append(piece)
-            taken += piece.weight.nbytes
-            chosen.setdefault(layer.shape, [])
+            sampled_bytes += piece.weight.nbytes
+            kernels_of.setdefault(layer.shape, [])
     if not sample:
         return
     names: list[Kernel] = ["plain", "transposed", "columns"]
     if pack(sample[0].weight) is not None:
         names.append("prepacked")
-    evicted = torch.zeros(CACHE_BYTES // 4) if taken < CACHE_BYTES else None
+    evicted = torch.zeros(CACHE_BYTES // 4) if sampled_bytes < CACHE_BYTES else None
     with torch.inference_mode():
         seconds: dict[tuple[Kernel, int, tuple[int, int]], float] = {}
         for _ in range(placements):
@@ -175,9 +174,9 @@ def calibrate(layers: Sequence[Linear], *, placements: int = 1) -> None:
                     for shape, spent in of_shape.items():
                         seconds[name, rows, shape] = seconds.get((name, rows, shape), 0.0) + spent
         for rows in range(1, PROBED_ROWS + 1):
-            for shape, kernels in chosen.items():
+            for shape, kernels in kernels_of.items():
                 quickest, spent = min(((name, seconds[name, rows, shape]) for name in names), key=lambda pair: pair[1])
-                others: list[Kernel] = ["plain", *kernels[-1:]]  # where both are as good, the one of a row less
+                others: list[Kernel] = ["plain", *kernels[-1:]]  # of equally good kernels, the one of a row less
                 kernels.append(
                     next(
                         (name for name in others[::-1] if spent >= WORTH_A_LAYOUT * seconds[name, rows, shape]),
@@ -185,25 +184,25 @@ def calibrate(layers: Sequence[Linear], *, placements: int = 1) -> None:
                     )
                 )
     for layer in layers:
-        layer.use(tuple(chosen.get(layer.shape, PLAIN)))
+        layer.use(tuple(kernels_of.get(layer.shape, PLAIN)))
 
 
 def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
-    """Give plain layers their kernels and say which; what is said lays the same layers out alike in another process.
+    """Give plain layers their kernels; returns a description that gives the same layers the same kernels elsewhere.
 
-    kernel: "auto" times them, "thorough" more often, "plain" leaves them; else what an earlier call said.
+    kernel: "auto" times them, "thorough" more often, "plain" leaves them; else the result of an earlier call.
     """
     if kernel in ("auto", "thorough"):
         if any(layer.weight is not None and layer.weight.device.type == "cpu" for layer in layers):
             calibrate(layers, placements=THOROUGH_PLACEMENTS if kernel == "thorough" else 1)
     elif kernel != "plain":
-        kernels_of = described(kernel)
+        kernels_of = parse_kernels(kernel)
         for layer in layers:
             layer.use(kernels_of(layer.shape))
-    return describe(layers)
+    return describe_kernels(layers)
 
 
-def describe(layers: Sequence[Linear]) -> str:
+def describe_kernels(layers: Sequence[Linear]) -> str:
     """ "plain", "prepacked", or every shape's kernels by their first letters: "mixed[1152x192:tttccooo]".
 
     One letter for each of 1 to 8 rows: p plain, t transposed, c columns, o prepacked (oneDNN).
@@ -219,10 +218,10 @@ def describe(layers: Sequence[Linear]) -> str:
     return f"mixed[{','.join(shapes)}]"
 
 
-def described(kernel: str) -> Callable[[tuple[int, int]], Kernels]:
-    """The inverse of `describe`: what gives the kernels of a layer's shape, so that another process lays out the same.
+def parse_kernels(kernel: str) -> Callable[[tuple[int, int]], Kernels]:
+    """The inverse of `describe_kernels`: a function from a layer's shape to its kernels.
 
-    A shape that the description does not name is plain. Raises ValueError for what `describe` never says.
+    A shape that the description does not name is plain. Raises ValueError for any other string.
     """
     whole = next((name for name in _LETTERS.values() if name == kernel), None)
     if whole is not None:
@@ -238,7 +237,7 @@ def described(kernel: str) -> Callable[[tuple[int, int]], Kernels]:
 
 
 @functools.cache
-def _operators() -> tuple[Any, Any]:
+def _mkldnn_operators() -> tuple[Any, Any]:
     try:
         reorder = torch.ops.mkldnn._reorder_linear_weight.default
         pointwise = torch.ops.mkldnn._linear_pointwise.default
@@ -248,7 +247,7 @@ def _operators() -> tuple[Any, Any]:
 
 
 class _Piece(NamedTuple):
-    """What is timed of a layer. shape: (out_features, in_features) of the whole layer."""
+    """The part of a layer that is timed. shape: (out_features, in_features) of the whole layer."""
 
     shape: tuple[int, int]
     weight: Tensor
@@ -277,15 +276,15 @@ def _quick_seconds(
                 evicted.sum()
             for shape, layer in layers:
                 x = inputs[layer.in_features]
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 layer(x)
-                spent = time.perf_counter() - begun
+                spent = time.perf_counter() - started
                 if number:
                     times[name].setdefault(shape, []).append(spent)
-    return {name: {shape: _quick(of) for shape, of in by_shape.items()} for name, by_shape in times.items()}
+    return {name: {shape: _mean_of_quickest(of) for shape, of in by_shape.items()} for name, by_shape in times.items()}
 
 
-def _quick(seconds: Sequence[float]) -> float:
+def _mean_of_quickest(seconds: Sequence[float]) -> float:
     """The mean of the quickest tenth, of at least two."""
     quick = sorted(seconds)[: max(2, len(seconds) // 10)]
     return sum(quick) / len(quick)

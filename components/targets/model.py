@@ -1,6 +1,6 @@
-"""The target as every other room sees it: rows in, logits and features out, over one static KV cache.
+"""The interface of a target: rows in, logits and features out, over a KV cache.
 
-Columns and names, used everywhere. Tokens are x_0, x_1, ...; column t is the position of x_t. A pass over it gives
+Names used everywhere: tokens are x_0, x_1, ...; column t is the position of x_t. A pass over it gives
   logits[t]: the distribution of x_{t+1};
   taps[t]:   concat(HF hidden_states[2], hidden_states[n//2], hidden_states[n-3]) at column t, width 3 * hidden_size;
   last[t]:   the last layer's output BEFORE the final norm, width hidden_size.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What drafters, caches and exporters need to know of a target's configuration."""
+    """The part of a target's configuration that drafters, caches and exporters need."""
 
     architecture: str  # "LlamaForCausalLM", ...
     model_type: str
@@ -39,7 +39,7 @@ class TargetShape:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
-    rope_scaling: str = ""  # what is done with positions beside rotating by rope_theta, "" for nothing
+    rope_scaling: str = ""  # rope_scaling.py; "" where positions are rotated by rope_theta alone
 
     @property
     def tap_layers(self) -> tuple[int, int, int]:
@@ -48,17 +48,17 @@ class TargetShape:
 
 
 class TargetPass(NamedTuple):
-    """Outputs of one pass; what was not asked for is None."""
+    """Outputs of one pass; those not requested are None."""
 
-    logits: Tensor | None  # [B, T, V] float32, or [B, 1, V] when only the last row was asked for
+    logits: Tensor | None  # [B, T, V] float32, or [B, 1, V] of the last row only
     taps: Tensor | None  # [B, T, 3H]
     last: Tensor | None  # [B, T, H], before the final norm
 
 
 class TreeRows(NamedTuple):
-    """Rows of one pass that are not one after the other: a tree of guesses, or a lookahead window.
+    """Positions and mutual visibility of the rows of a pass that are no chain: a draft tree or a lookahead window.
 
-    Row i always sees all cached columns of its sequence. It must see itself.
+    Row i always sees all cached columns of its sequence, and must see itself.
     """
 
     depths: Tensor  # int64 [B, T], on the CPU: row j sits at position lengths[b] + depths[b, j]; the first row's is 0
@@ -70,19 +70,19 @@ class AbstractCache(ABC):
 
     lengths: Tensor  # [B] int64, on the CPU
     capacity: int
-    takes_others: bool = True  # whether `put` works; not where layers keep a window or a state instead of all columns
+    takes_others: bool = True  # whether `put` works: not where layers keep a window or a state instead of all columns
 
     @abstractmethod
     def put(self, sequences: Sequence[int], other: AbstractCache) -> None:
-        """Replace these sequences by those of `other` (of the same target), one after the other. Rows are copied."""
+        """Replace these sequences by those of `other` (of the same target), in order. Rows are copied."""
 
     @abstractmethod
     def truncate(self, lengths: Tensor) -> None:
-        """Forget rows at and beyond lengths[b] (int64 [B]); nothing is moved or freed."""
+        """Drop rows at and beyond lengths[b] (int64 [B]); nothing is moved or freed."""
 
     @abstractmethod
     def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
-        """After a pass with TreeRows: of the rows appended since start[b] keep these, in this order, forget the others.
+        """After a pass with TreeRows: keep these of the rows appended since start[b], in this order, drop the others.
 
         start: int64 [B], the lengths before the pass. rows: for each sequence ascending row numbers of the pass; row
         rows[b][i] becomes column start[b] + i, which must be the position it was computed at.
@@ -90,7 +90,7 @@ class AbstractCache(ABC):
 
     @abstractmethod
     def select(self, sequences: Sequence[int]) -> None:
-        """Keep only these sequences, in this order: the others are finished. Rows are moved."""
+        """Keep only these sequences, in this order; rows are moved."""
 
     @abstractmethod
     def bytes_per_token(self) -> int:
@@ -104,7 +104,7 @@ class AbstractTarget(ABC):
     folder: Path | None = None  # of the checkpoint it was opened from
     device: torch.device
     dtype: torch.dtype
-    kernel: str  # which linear kernel it runs on: "prepacked", "plain", "transformers"
+    kernel: str  # of its linear layers: see load.open_target
 
     @abstractmethod
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
@@ -124,8 +124,8 @@ class AbstractTarget(ABC):
         """Append rows to the cache and return their outputs.
 
         ids: int64 [B, T]; row j of sequence b is column cache.lengths[b] + j.
-        num_valid: int64 [B]; rows at and beyond num_valid[b] are padding: they are not counted in cache.lengths and
-            their outputs mean nothing ("last" is then row num_valid[b] - 1). None: all rows count.
+        num_valid: int64 [B]; rows at and beyond num_valid[b] are padding: cache.lengths does not count them and their
+            outputs are undefined ("last" is then row num_valid[b] - 1). None: all rows count.
         features: also return taps and last.
         tree: positions and mutual visibility of the rows, when they are no chain. The cache must then be told which
             rows to `keep` (or be truncated to where it was) before the next pass.

@@ -1,7 +1,6 @@
-"""One target stays open in a process, so that shards which follow each other do not load it again.
+"""Keeps one target open in a process, so that consecutive shards do not load it again.
 
-Always with the "plain" kernel: which kernel is faster is measured, and a measurement must not decide what is written
-into shards that any process may write.
+It has the "plain" kernel: a timed choice of kernels would change the last bits of shards that any process may write.
 """
 
 from __future__ import annotations
@@ -15,6 +14,6 @@ from components.targets.model import AbstractTarget
 
 
 @functools.lru_cache(maxsize=1)
-def opened_target(folder: Path, device: str, dtype: Literal["float32", "bfloat16", "auto"] = "auto") -> AbstractTarget:
-    """The target in this directory of an artifact, opened at the first call; `open_target` says what can go wrong."""
+def cached_target(folder: Path, device: str, dtype: Literal["float32", "bfloat16", "auto"] = "auto") -> AbstractTarget:
+    """The target in this artifact directory, opened at the first call. Raises as `open_target`."""
     return open_target(folder, device=device, dtype=dtype, kernel="plain")

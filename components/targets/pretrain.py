@@ -85,9 +85,10 @@ def pretrain_target(
     from components.targets.training_worker import STREAM_FILES
 
     decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats
-    given: dict[str, Any] = dict(locals())
-    plan = _plan({name: given[name] for name in _SHAPE_SETTINGS}, {name: given[name] for name in _PLAN_SETTINGS}, ctx)
-    tokenizer = _tokenizer(corpus, plan, ctx)
+    settings: dict[str, Any] = dict(locals())
+    shape, schedule = ({name: settings[name] for name in names} for names in (_SHAPE_SETTINGS, _PLAN_SETTINGS))
+    plan = _make_plan(shape, schedule, ctx)
+    tokenizer = _make_tokenizer(corpus, plan, ctx)
     stable, decay = STREAM_FILES
     streams = (
         _token_stream(stable, corpus, tokenizer, group_repeats or {}, ctx),
@@ -100,7 +101,7 @@ def pretrain_target(
         "decay_corpus_tokens": len(streams[1]),
         "training_seconds": seconds,
     }
-    return _finish(plan, corpus, tokenizer, facts, ctx)
+    return _write_target(plan, corpus, tokenizer, facts, ctx)
 
 
 _SHAPE_SETTINGS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size")
@@ -123,7 +124,7 @@ _PLAN_SETTINGS = (
 )
 
 
-def _plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -> TrainingPlan:
+def _make_plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -> TrainingPlan:
     import torch
 
     from components.targets.lean_llama import LlamaShape
@@ -156,17 +157,17 @@ def _plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -
     return plan
 
 
-def _tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
+def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
     from tokenizers import Tokenizer
 
     from components.targets.byte_bpe import save_tokenizer, train_byte_bpe
-    from components.targets.chat_markup import CHAT_TEMPLATE, ROLE_TOKENS, said_in
+    from components.targets.chat_markup import CHAT_TEMPLATE, ROLE_TOKENS, text_pieces
     from components.targets.token_windows import read_documents
 
     if not all((ctx.out / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
         if is_chats(corpus):
-            pieces = (piece for text in texts for piece in said_in(text))
+            pieces = (piece for text in texts for piece in text_pieces(text))
             trained = train_byte_bpe(pieces, plan.shape.vocab_size, ROLE_TOKENS)
             save_tokenizer(trained, ctx.out, plan.shape.max_positions, CHAT_TEMPLATE)
         else:
@@ -178,7 +179,7 @@ def _tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
 
 
 def is_chats(corpus: Corpus) -> bool:
-    """Are its documents written in chat markup?"""
+    """Whether its documents are written in chat markup."""
     from components.targets.chat_markup import MARKUP
 
     return corpus.info.get("markup") == MARKUP
@@ -225,21 +226,23 @@ def _train(
     with extra_processes(plan, ctx.scratch) as meeting:
         join_group(meeting, 0, plan.num_processes)
         run = TrainingRun(plan, streams, ctx.scratch)
-        _forget_metrics_after(run.steps_done, ctx)
+        _drop_metrics_after(run.steps_done, ctx)
         seconds = run.train(report, held_out=held_out, checkpoint_seconds=60 * checkpoint_minutes)
         leave_group(plan.num_processes)
     return seconds
 
 
-def _forget_metrics_after(step: int, ctx: Context) -> None:
-    """Steps that an interrupted run had done since its last checkpoint are done, and recorded, again."""
+def _drop_metrics_after(step: int, ctx: Context) -> None:
+    """Drop metrics recorded since the last checkpoint of an interrupted run: those steps are done again."""
     path = ctx.out / "metrics.jsonl"
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
 
 
-def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context) -> Target:
+def _write_target(
+    plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context
+) -> Target:
     from components.targets.card import training_machine, write_card
     from components.targets.hf_files import save_model
     from components.targets.inspect_files import facts_of
@@ -251,7 +254,7 @@ def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Map
     ctx.progress(0, 1, "measuring quality")
     tokens_seen = plan.num_steps * plan.tokens_per_step
     info = {
-        **facts_of(ctx.out, where="pretrain_target", trust_remote_code=False, dtype="auto", device=ctx.device),
+        **facts_of(ctx.out, location="pretrain_target", trust_remote_code=False, dtype="auto", device=ctx.device),
         **facts,
         "corpus": dict(corpus.info),
         "weight_bytes": (ctx.out / "model.safetensors").stat().st_size,
@@ -263,4 +266,4 @@ def _finish(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Map
         **measure_quality(ctx.out, plan, corpus.path / "held_out.jsonl", tokenizer, is_chats(corpus)),
     }
     write_card(ctx.out, info)
-    return Target.made(ctx, info)
+    return Target.of_step(ctx, info)

@@ -1,12 +1,12 @@
-"""How good a trained target is: held-out loss, and whether its greedy text loops (distinct bigrams).
+"""Measures a trained target: held-out loss, and whether its greedy text loops (distinct bigrams).
 
 Held-out loss is in nats per token over non-overlapping windows, each group of documents (library, tests) by itself.
 
-Looping is measured on greedy continuations of held-out text: a prompt is the PROMPT_TOKENS tokens that end a `def` line
-of a file never trained on, or that a chat says up to an assistant's turn (a shorter chat is padded on the left); the
-continuation the next CONTINUATION_TOKENS tokens. It ends before the first EOS; with fewer than two tokens it is left
+Looping is measured on greedy continuations of held-out text. A prompt is the PROMPT_TOKENS tokens that end a `def` line
+of a held-out file, or the last ones of a chat before an assistant's turn (a shorter chat is padded on the left); the
+continuation is the next CONTINUATION_TOKENS tokens, cut before the first EOS. One with fewer than two tokens is left
 out and counted. The ratio is distinct bigrams / all bigrams of a text, averaged over texts (distinct-n: Li et al. 2016,
-arXiv:1510.03055); the held-out texts' own continuations give that of real text.
+arXiv:1510.03055); the held-out texts' own continuations are measured alike, for comparison.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def cut_prompts(
 
 
 def cut_chats(path: Path, tokenizer: Tokenizer, num_prompts: int = NUM_PROMPTS) -> tuple[np.ndarray, np.ndarray]:
-    """As cut_prompts, of chats in any language: prompts are padded with PAD on the left, shorter answers with EOS."""
+    """Like cut_prompts, for chats: prompts are padded with PAD on the left, shorter answers with EOS on the right."""
     candidates: list[tuple[list[int], list[int]]] = []
     for _, text in read_documents(path):
         for match in ANSWER_BEGINS.finditer(text):
@@ -106,8 +106,8 @@ def cut_chats(path: Path, tokenizer: Tokenizer, num_prompts: int = NUM_PROMPTS) 
 def _spread(candidates: Sequence[tuple[list[int], list[int]]], count: int) -> tuple[np.ndarray, np.ndarray]:
     if not candidates:
         return np.zeros((0, PROMPT_TOKENS), np.int64), np.zeros((0, CONTINUATION_TOKENS), np.int64)
-    chosen = np.linspace(0, len(candidates) - 1, min(count, len(candidates))).astype(int)
-    return np.array([candidates[i][0] for i in chosen]), np.array([candidates[i][1] for i in chosen])
+    picked = np.linspace(0, len(candidates) - 1, min(count, len(candidates))).astype(int)
+    return np.array([candidates[i][0] for i in picked]), np.array([candidates[i][1] for i in picked])
 
 
 def distinct_bigram_ratio(tokens: Sequence[int]) -> float:
@@ -125,7 +125,7 @@ def until_eos(tokens: Sequence[int]) -> list[int]:
 def greedy_continuations(folder: Path, prompts: np.ndarray, num_tokens: int, dtype: torch.dtype) -> Tensor:
     """Greedy continuations [n, num_tokens] of prompts [n, time] by the saved model, as transformers generates them.
 
-    PAD on the left of a prompt is not seen.
+    PAD on the left of a prompt is masked.
     """
     from transformers import AutoModelForCausalLM
 
@@ -143,24 +143,26 @@ def greedy_continuations(folder: Path, prompts: np.ndarray, num_tokens: int, dty
 
 def measure_loops(folder: Path, prompts: np.ndarray, references: np.ndarray, dtype: torch.dtype) -> Loops:
     """Distinct-bigram ratios of the saved model's greedy text and of the references."""
-    made = [until_eos(row) for row in greedy_continuations(folder, prompts, references.shape[1], dtype).tolist()]
-    measured = [row for row in made if len(row) >= 2]
+    continuations = [
+        until_eos(row) for row in greedy_continuations(folder, prompts, references.shape[1], dtype).tolist()
+    ]
+    measured = [row for row in continuations if len(row) >= 2]
     greedy = [distinct_bigram_ratio(row) for row in measured]
     real = [distinct_bigram_ratio(until_eos(row)) for row in references.tolist()]
     return Loops(
         greedy=float(np.mean(greedy)) if greedy else 0.0,
         real=float(np.mean(real)) if real else 0.0,
         num_measured=len(measured),
-        num_too_short=len(made) - len(measured),
+        num_too_short=len(continuations) - len(measured),
     )
 
 
 def measure_quality(
     folder: Path, plan: TrainingPlan, held_out: Path, tokenizer: Tokenizer, chats: bool = False
 ) -> dict[str, Any]:
-    """Facts for the model card, of the weights as stored: held_out_loss by group, loops, characters_per_token.
+    """Facts of the stored weights for the model card: held_out_loss by group, loops, characters_per_token.
 
-    The first group of documents in alphabetical order ("stdlib" before "stdlib-tests") gives the prompts; of chats all.
+    Prompts come from the first group in alphabetical order ("stdlib" before "stdlib-tests"), or from all chats.
     """
     from components.targets.lean_llama import LeanLlama
 

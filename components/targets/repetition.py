@@ -1,10 +1,10 @@
-"""Against looping, taught on made-up loops: a repeated sentence must become less likely each time, not more.
+"""A training loss against loops: each repetition of a piece of text must become less likely, not more.
 
 DITTO (Xu et al. 2022, arXiv:2206.02369, section 3.2): a piece of training text is repeated to the end of a window; for
 token l of its n-th occurrence, n >= 1 counted from 0, the loss is -log(1 - |p(n, l) - ratio * p(n - 1, l)|), where p(n,
 l) is the token's probability, p(n - 1, l) that of the same token one occurrence earlier, held constant, and `ratio`
-their lambda. Language models by themselves do the opposite (p grows with n), which is how greedy text gets stuck.
-Deviations: pieces are cut by length in tokens, not at sentence ends, and stand behind a little of the text before them.
+their lambda. Untreated language models do the opposite (p grows with n), so greedy text gets stuck.
+Deviations: pieces are cut by length in tokens, not at sentence ends, and follow a short prefix of the text before them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PIECE_TOKENS: Final = (2, 32)
 
 @dataclass(frozen=True)
 class Loops:
-    """Made-up loops. tokens [rows, window] int64; earlier [rows, window - 1] int64: for the prediction of token t + 1,
-    where the prediction of the same token one occurrence earlier stands, -1 where there was none."""
+    """Synthetic loops. tokens [rows, window] int64. earlier [rows, window - 1] int64: for the prediction of token t + 1
+    the index of the prediction of the same token one occurrence earlier, -1 where there was none."""
 
     tokens: Tensor
     earlier: Tensor
 
     def to(self, device: torch.device) -> Loops:
-        """The same on a device."""
+        """A copy on a device."""
         return Loops(self.tokens.to(device), self.earlier.to(device))
 
 
-def made_up_loops(stream: np.ndarray, random: np.random.Generator, window: int, rows: int = ROWS) -> Loops:
+def synthetic_loops(stream: np.ndarray, random: np.random.Generator, window: int, rows: int = ROWS) -> Loops:
     """Cut pieces out of a token stream [tokens] and repeat each to the end of its window."""
     tokens, earlier = [], []
     for _ in range(rows):

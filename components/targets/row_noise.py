@@ -1,8 +1,8 @@
-"""What a target says along a given text, and how far rounding moves it there: one text, passes of several row counts.
+"""Measures a target's logits along a given text and their rounding noise, by passes of several row counts.
 
 Kernels add in another order for another number of rows, so logits differ in their last bits, in bfloat16 by a few
-hundredths. Where two tokens are closer than that, either is the target's own. How close that is differs from place to
-place and from target to target, so it is measured where it is asked about.
+hundredths. Where two tokens are closer than that, either is a correct choice of the target. The noise differs between
+positions and targets, so it is measured at each position.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import Tensor
 from components.targets.model import AbstractCache, AbstractTarget
 
 ROW_COUNTS: Final = (128, 29, 13)
-"""Rows of a pass in each reading; an answer of up to 129 tokens is one pass of the first. Cheap, because wide, and odd:
-kernels work in blocks of 8 or 16 rows, and where two readings' blocks fall together they compute the same bits."""
+"""Rows of a pass in each reading; an answer of up to 129 tokens is one pass of the first. Wide passes are cheap; the
+others are odd, since kernels work in blocks of 8 or 16 rows and coinciding blocks compute the same bits."""
 
 CANDIDATES: Final = 16
-"""The likeliest tokens at a position, over which noise is measured: only between such is there anything to decide."""
+"""Number of likeliest tokens at a position over which noise is measured."""
 
 
 class Reading(NamedTuple):
-    """What the target says of each of a text's T tokens, given those before; logits are nats before the softmax."""
+    """The target's logits for each of a text's T tokens, given those before, in nats before the softmax."""
 
     lead: Tensor  # [T] float64: the token's logit minus that of the best other one, mean of the readings
-    noise: Tensor  # [T] float64: standard deviation of one logit between readings, beside what moves all of them alike
+    noise: Tensor  # [T] float64: standard deviation of one logit between readings, common shifts removed
     num_readings: int
 
     def chances(self) -> Tensor:
-        """[T] float64: the probability that another pass finds the other of the two likelier, noise being normal.
+        """[T] float64: the probability that another pass prefers the other of the two best tokens, for normal noise.
 
-        That pass has its noise in both logits, the mean of the readings has its own.
+        Both that pass and the mean of the readings are noisy.
         """
         spread = self.noise * math.sqrt(2.0 * (1.0 + 1.0 / self.num_readings))
         return torch.special.ndtr(-self.lead / spread)
@@ -53,7 +53,7 @@ def read_text(
     """
     assert len(tokens) > 0 and len(row_counts) > 1, "noise is a difference of readings"
     device = target.device
-    said = torch.tensor(list(tokens), device=device)[:, None]
+    token_column = torch.tensor(list(tokens), device=device)[:, None]
     with torch.inference_mode():
         cache = target.new_cache(1, len(prompt_ids) + len(tokens))
         first = target.forward(torch.tensor([list(prompt_ids)], device=device), cache, logits="last").logits
@@ -61,23 +61,25 @@ def read_text(
         candidates: Tensor | None = None
         readings = []
         for rows in row_counts:
-            parts = [first[0], *_passes(target, cache, len(prompt_ids), said, rows)]
+            parts = [first[0], *_logits_of_passes(target, cache, len(prompt_ids), token_column, rows)]
             if candidates is None:
                 candidates = torch.cat([part.topk(min(CANDIDATES, part.shape[-1])).indices for part in parts])
-            looked_at = torch.cat((said, candidates), dim=1).split([len(part) for part in parts])
+            looked_at = torch.cat((token_column, candidates), dim=1).split([len(part) for part in parts])
             readings.append(torch.cat([part.gather(1, at) for part, at in zip(parts, looked_at, strict=True)]))
     assert candidates is not None
     logits = torch.stack(readings).double().cpu()
-    mean, others = logits.mean(dim=0), (candidates != said).cpu()
+    mean, others = logits.mean(dim=0), (candidates != token_column).cpu()
     best_other = mean[:, 1:].masked_fill(~others, -torch.inf).max(dim=1).values
     return Reading(mean[:, 0] - best_other, _noise(logits[:, :, 1:], target.dtype), len(readings))
 
 
-def _passes(target: AbstractTarget, cache: AbstractCache, start: int, said: Tensor, rows: int) -> list[Tensor]:
+def _logits_of_passes(
+    target: AbstractTarget, cache: AbstractCache, start: int, token_column: Tensor, rows: int
+) -> list[Tensor]:
     """Logits [<= rows, V] of each pass over all tokens but the last, from a cache of which `start` columns are kept."""
     cache.truncate(torch.tensor([start]))
     parts = []
-    for part in said[:-1, 0].split(rows) if len(said) > 1 else ():
+    for part in token_column[:-1, 0].split(rows) if len(token_column) > 1 else ():
         logits = target.forward(part[None], cache).logits
         assert logits is not None
         parts.append(logits[0])
@@ -85,11 +87,11 @@ def _passes(target: AbstractTarget, cache: AbstractCache, start: int, said: Tens
 
 
 def _noise(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of candidates' logits [readings, T, C]: [T]; see Reading and read_text."""
-    apart = logits - logits.mean(dim=0)
-    apart = apart - apart.mean(dim=2, keepdim=True)  # what moves all logits alike decides nothing
+    """Reading.noise [T] from the candidates' logits [readings, T, C]."""
+    deviation = logits - logits.mean(dim=0)
+    deviation = deviation - deviation.mean(dim=2, keepdim=True)  # a shift of all logits changes no choice
     num_readings, _, num_candidates = logits.shape
-    variance = apart.pow(2).sum(dim=(0, 2)) / ((num_readings - 1) * max(1, num_candidates - 1))
+    variance = deviation.pow(2).sum(dim=(0, 2)) / ((num_readings - 1) * max(1, num_candidates - 1))
     # a number of this dtype near x is a multiple of the spacing: 2^exponent * eps
     spacing = torch.finfo(dtype).eps * torch.exp2(torch.frexp(logits.abs().amax(dim=(0, 2))).exponent - 1.0)
     return torch.stack((variance, variance.mean().expand_as(variance), spacing.pow(2) / 12)).amax(dim=0).sqrt()

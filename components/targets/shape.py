@@ -1,4 +1,4 @@
-"""A target's shape from its Hugging Face configuration: what the other rooms need to know before any weight is read."""
+"""Reads a target's shape from its Hugging Face configuration, before any weight is read."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ _POSITIVE = (
     *("head_dim", "vocab_size", "max_position_embeddings"),
 )
 _LARGEST = 1 << 31
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 MIN_LAYERS = 7
-"""Below, the taps 2, n//2 and n-3 are not three different layers with the last one left out."""
+"""Fewest layers for which the taps 2, n//2 and n-3 are three different layers before the last."""
 
 
-def shape_of(config: Any, where: str, *, tapped: bool = True) -> TargetShape:
-    """Read a transformers configuration; raises UserError (naming `where`) for what Draftsmith cannot work with.
+def shape_of(config: Any, location: str, *, tapped: bool = True) -> TargetShape:
+    """Read a transformers configuration; raises UserError (naming `location`) for one that Draftsmith cannot work with.
 
-    tapped: whether its feature taps are needed, which takes enough layers.
+    tapped: whether feature taps are needed, which takes MIN_LAYERS layers.
     """
     try:
-        shape = _shape_of(config.get_text_config(decoder=True), where, tapped)
+        shape = _shape_of(config.get_text_config(decoder=True), location, tapped)
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        said = " ".join(str(error).split())[:160]
-        raise UserError(f"{where}: config.json does not describe a causal LM of a known kind ({said})") from error
+        message = " ".join(str(error).split())[:160]
+        raise UserError(f"{location}: config.json does not describe a causal LM of a known kind ({message})") from error
     for name in _POSITIVE:
         if not 0 < (value := getattr(shape, name)) <= _LARGEST:
-            raise UserError(f"{where}: config.json says {name} {value}, which no model has")
-    if shape.num_layers > _MOST_LAYERS:
-        raise UserError(f"{where}: config.json says num_layers {shape.num_layers}, which no model has")
+            raise UserError(f"{location}: config.json says {name} {value}, which no model has")
+    if shape.num_layers > _MAX_LAYERS:
+        raise UserError(f"{location}: config.json says num_layers {shape.num_layers}, which no model has")
     if not 0 <= shape.rms_norm_eps < 1 or not 0 < shape.rope_theta < math.inf:
-        small = f"rms_norm_eps {shape.rms_norm_eps} and rope_theta {shape.rope_theta}"
-        raise UserError(f"{where}: config.json says {small}, which give no numbers")
+        values = f"rms_norm_eps {shape.rms_norm_eps} and rope_theta {shape.rope_theta}"
+        raise UserError(f"{location}: config.json says {values}, which give no numbers")
     if shape.num_attention_heads % shape.num_key_value_heads:
         heads = f"{shape.num_attention_heads} attention heads, {shape.num_key_value_heads} of keys and values"
-        raise UserError(f"{where}: config.json says {heads}, which do not go together")
+        raise UserError(f"{location}: config.json says {heads}, which do not go together")
     return shape
 
 
-def _shape_of(config: Any, where: str, tapped: bool) -> TargetShape:
+def _shape_of(config: Any, location: str, tapped: bool) -> TargetShape:
     architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"{where}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
+        raise UserError(f"{location}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
     num_layers = int(config.num_hidden_layers)
     if tapped and (num_layers < MIN_LAYERS or len({2, num_layers // 2, num_layers - 3}) < 3):
         raise UserError(
-            f"{where}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
+            f"{location}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
             "choose a deeper model"
         )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"} or sliding_window(config):
         raise UserError(
-            f"{where}: {architecture} uses {sorted(layer_types)} or a sliding window; only full attention works"
+            f"{location}: {architecture} uses {sorted(layer_types)} or a sliding window; only full attention works"
         )
     heads = int(config.num_attention_heads)
     head_dim = getattr(config, "v_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -97,12 +97,12 @@ def kv_bytes_per_token(config: Any, itemsize: int) -> int:
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
-    """The rotary settings, whichever of the two spellings the configuration uses."""
+    """The rotary settings, under either of their two names."""
     return dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
 
 
 def sliding_window(config: Any) -> bool:
-    """Does any layer forget old tokens?"""
+    """Whether any layer uses sliding-window attention."""
     return bool(getattr(config, "use_sliding_window", getattr(config, "sliding_window", None) is not None))
 
 

@@ -1,9 +1,9 @@
-"""Which files a target consists of: found, checked and fingerprinted without reading a weight.
+"""Finds, checks and fingerprints the files of a target without reading a weight.
 
-A target may weigh many gigabytes, so `load_target` copies nothing: it writes `target.json` with the folder and the size
-and sha256 of every file, and whoever opens the target checks that the files are still those. Three sources: `builtin`
-(in this package), a folder in Hugging Face format, a hub id. Weights are safetensors only. Whether code that comes with
-a model may run is never said by target.json alone: components/remote_code.py.
+A target may have many gigabytes, so `load_target` copies nothing: it writes `target.json` with the folder and the size
+and sha256 of every file, and opening the target checks that the files are unchanged. Three sources: `builtin` (in this
+package), a folder in Hugging Face format, a hub id. Weights are safetensors only. target.json alone never permits code
+that comes with a model to run: components/remote_code.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_target(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ctx: Context,
 ) -> Target:
-    """Name the large model whose tokens we want sooner, and check that Draftsmith can work with it.
+    """Name the target, the large model whose decoding is sped up, and check that Draftsmith can work with it.
 
     Args:
         model: "builtin", a folder in Hugging Face format (config.json, *.safetensors, a tokenizer), or a hub id,
@@ -55,7 +55,7 @@ def load_target(
     folder = find_folder(model, trust_remote_code)
     files = list_files(folder, model, trust_remote_code)
     ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
-    facts = facts_of(folder, where=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
+    facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
     record = {
         "model": model,
         "folder": BUILTIN if model == BUILTIN else str(folder),
@@ -67,7 +67,7 @@ def load_target(
         },
     }
     (ctx.out / "target.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return Target.made(ctx, {"model": model, **facts})
+    return Target.of_step(ctx, {"model": model, **facts})
 
 
 def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -98,37 +98,41 @@ def find_folder(model: str, trust_remote_code: bool = False) -> Path:
     patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except Exception as error:  # every kind of network and hub failure ends here, as one line
+    except Exception as error:  # every network and hub failure becomes one line
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"model: {model}: not a local folder, and the hub did not give it ({reason})") from error
 
 
-def list_files(folder: Path, where: str, trust_remote_code: bool = False) -> list[Path]:
+def list_files(folder: Path, location: str, trust_remote_code: bool = False) -> list[Path]:
     """The files of a target, sorted by name; raises UserError when one that is needed is missing."""
     patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     strange = next((file for file in sorted(folder.iterdir()) if not file.is_file() and not file.is_dir()), None)
     if strange is not None:
         what = "a broken link" if strange.is_symlink() else "a pipe, a socket or a device"
-        raise UserError(f"{where}: {strange.name} is {what}; a model's folder holds files")
+        raise UserError(f"{location}: {strange.name} is {what}; a model's folder holds files")
     if not (folder / "config.json").is_file():
-        raise UserError(f"{where}: no config.json in {folder}: not a model in Hugging Face format")
+        raise UserError(f"{location}: no config.json in {folder}: not a model in Hugging Face format")
     if not any(file.suffix == ".safetensors" for file in files):
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
-        found = "only pickled weights, which are never loaded; convert them to safetensors" if pickled else "no weights"
-        raise UserError(f"{where}: no *.safetensors in {folder} ({found})")
+        content = (
+            "only pickled weights, which are never loaded; convert them to safetensors" if pickled else "no weights"
+        )
+        raise UserError(f"{location}: no *.safetensors in {folder} ({content})")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise UserError(f"{where}: no tokenizer in {folder}: expected one of {', '.join(_TOKENIZERS)}")
+        raise UserError(f"{location}: no tokenizer in {folder}: expected one of {', '.join(_TOKENIZERS)}")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         named = read_object(index).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
             raise UserError(f"{index}: no weight_map of tensor names to files; download it again")
-        wanted = set(named.values())
-        missing = sorted(wanted - {file.name for file in files if file.suffix == ".safetensors"})
+        expected = set(named.values())
+        missing = sorted(expected - {file.name for file in files if file.suffix == ".safetensors"})
         if missing:
             first = f"first {missing[0]!r:.80}"
-            raise UserError(f"{where}: {len(missing)} of {len(wanted)} weight files are missing in {folder}, {first}")
+            raise UserError(
+                f"{location}: {len(missing)} of {len(expected)} weight files are missing in {folder}, {first}"
+            )
     return files
 
 
@@ -151,10 +155,10 @@ def open_record(path: Path) -> tuple[Path, dict[str, Any]]:
                 f"{model}: brings Python code of its own, which nobody has allowed to run here: if you have read it, "
                 f"write trust_remote_code: ['{model}'] into the pipeline, or set ${REMOTE_CODE} for a command"
             )
-        folder = find_folder(model, True)  # what was allowed is this name, not whatever folder the record names
+        folder = find_folder(model, True)  # the permission is for this name, not for any folder that the record names
     elif record["folder"]:
         folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else Path(record["folder"])
-    else:  # of a release that has left the machine where it was made: what it names is a hub id, if anything
+    else:  # a release on another machine: `model` must be a hub id
         folder = find_folder(model)
     for name, facts in record["files"].items():
         now = folder / name

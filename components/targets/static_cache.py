@@ -1,4 +1,4 @@
-"""Keys and values of all layers in one tensor, allocated once and written in place; and what rows of a pass may see."""
+"""A KV cache of all layers in one tensor, allocated once and written in place; and the attention masks over it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class StaticCache(AbstractCache):
 
     @torch.inference_mode()
     def put(self, sequences: Sequence[int], other: AbstractCache) -> None:
-        """See AbstractCache."""
         assert isinstance(other, StaticCache) and len(sequences) == len(other.lengths)
         longest = int(other.lengths.max())
         assert longest <= self.capacity, f"{longest} columns do not fit a cache of {self.capacity}"
@@ -30,35 +29,32 @@ class StaticCache(AbstractCache):
         self.lengths = self.lengths.index_copy(0, places, other.lengths)
 
     def truncate(self, lengths: Tensor) -> None:
-        """See AbstractCache."""
         assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
         self.lengths = lengths.clone()
 
     @torch.inference_mode()
     def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
-        """See AbstractCache. Columns that are in place already are not touched."""
-        for sequence, (begin, kept) in enumerate(zip(start.tolist(), rows, strict=True)):
-            moved = next((place for place, row in enumerate(kept) if row != place), len(kept))
-            if moved < len(kept):
-                from_columns = torch.tensor([begin + row for row in kept[moved:]], device=self.kv.device)
+        """As AbstractCache; columns that are in place already are not touched."""
+        for sequence, (begin, kept_rows) in enumerate(zip(start.tolist(), rows, strict=True)):
+            moved = next((place for place, row in enumerate(kept_rows) if row != place), len(kept_rows))
+            if moved < len(kept_rows):
+                from_columns = torch.tensor([begin + row for row in kept_rows[moved:]], device=self.kv.device)
                 columns = self.kv[:, sequence].index_select(2, from_columns)
-                self.kv[:, sequence, :, begin + moved : begin + len(kept)] = columns
-        self.lengths = start + torch.tensor([len(kept) for kept in rows])
+                self.kv[:, sequence, :, begin + moved : begin + len(kept_rows)] = columns
+        self.lengths = start + torch.tensor([len(kept_rows) for kept_rows in rows])
 
     def select(self, sequences: Sequence[int]) -> None:
-        """See AbstractCache."""
         self.kv = self.kv[:, list(sequences)]
         self.lengths = self.lengths[list(sequences)]
 
     def bytes_per_token(self) -> int:
-        """See AbstractCache."""
         return self.kv[:, 0, :, 0].numel() * self.kv.element_size()
 
 
 def tree_mask(lengths: Tensor, tree: TreeRows, stop: int, like: Tensor) -> Tensor:
-    """What each row of a tree sees of columns 0 .. stop-1, as `additive` has it: [B, 1, T, stop].
+    """The additive mask of a tree's rows over columns 0 .. stop-1: [B, 1, T, stop], 0 or -inf.
 
-    Cached columns are those below lengths[b] (int64 [B]); row j of the pass stands at column lengths[b] + j.
+    Columns below lengths[b] (int64 [B]) are cached; row j of the pass is column lengths[b] + j.
     """
     num_sequences, num_rows = tree.depths.shape
     mask, hidden = torch.zeros(num_sequences, 1, num_rows, stop, dtype=like.dtype), ~tree.visible

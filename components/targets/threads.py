@@ -1,9 +1,8 @@
-"""How many threads a pass over a target deserves.
+"""The thread count for passes of a target.
 
-A pass of a small model is hundreds of operators of a few microseconds; a second thread saves little of each and waits
-at a barrier after each, and on a busy machine that wait costs far more than it saves (measured: 31 CPU seconds instead
-of 3 for one shard of answers of the built-in target). Depends on nothing measured when it runs, so that steps whose
-files must repeat bit for bit get the same count everywhere.
+A pass of a small model is hundreds of operators of a few microseconds. A second thread saves little of each and waits
+at a barrier after each, which on a busy machine costs far more (measured: 31 CPU seconds instead of 3 for one shard of
+answers of the built-in target). The count depends on no measurement, so that files repeat bit for bit everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokens a training step sees, as a pure function of the step: nothing to save, nothing to lose on resume."""
+"""Training tokens as a pure function of the step number, so that a resumed run needs no saved position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_documents(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def source_group(source: str) -> str:
-    """The group of a document: what its source says before the first slash ("stdlib", "stdlib-tests")."""
+    """The group of a document: the part of its source before the first slash ("stdlib", "stdlib-tests")."""
     return source.partition("/")[0]
 
 

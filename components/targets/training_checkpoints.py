@@ -1,4 +1,4 @@
-"""Exact checkpoints of a training run: safetensors plus JSON in its header, written whole or not at all."""
+"""Exact checkpoints of a training run: safetensors with JSON in the header, written atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from components.tensor_files import read_tensors
 AGAIN: Final = "delete the file, and training goes on from what is left"
 LATEST = "latest.safetensors"
 STABLE = "stable.safetensors"
-"""The last one before the decay: from here a run can go on with another decay."""
+"""The last checkpoint before the decay, from which a run can continue with another decay."""
 
 
 def save_checkpoint(
@@ -40,9 +40,10 @@ def save_checkpoint(
         for parameter, state in optimiser.state.items():
             for field, value in state.items():
                 tensors[f"{kind}/{names[parameter]}/{field}"] = torch.as_tensor(value).detach().contiguous()
-    beside = path.with_suffix(".partial")
-    save_file(tensors, beside, metadata={"step": str(step), "seconds": repr(seconds), "plan": json.dumps(asdict(plan))})
-    os.replace(beside, path)
+    partial = path.with_suffix(".partial")
+    header = {"step": str(step), "seconds": repr(seconds), "plan": json.dumps(asdict(plan))}
+    save_file(tensors, partial, metadata=header)
+    os.replace(partial, path)
 
 
 def load_checkpoint(
@@ -52,10 +53,10 @@ def load_checkpoint(
     optimisers: Mapping[str, torch.optim.Optimizer],
     names: Mapping[Tensor, str],
 ) -> tuple[int, float]:
-    """Restore the newest checkpoint that this plan may go on from; its (step, seconds), or (0, 0.0) without one.
+    """Restore the newest checkpoint that this plan may resume; returns its (step, seconds), (0, 0.0) without one.
 
     Raises:
-        UserError: a checkpoint is damaged, or no file at all.
+        UserError: a checkpoint is damaged, or is no regular file.
     """
     for path in (folder / LATEST, folder / STABLE):
         if os.path.lexists(path) and not path.is_file():
@@ -63,9 +64,9 @@ def load_checkpoint(
     for path in (folder / LATEST, folder / STABLE):
         if not path.exists():
             continue
-        step, seconds, made_by, tensors = _read(path)
+        step, seconds, saved_plan, tensors = _read(path)
         try:
-            usable = plan.may_resume(step, made_by)
+            usable = plan.may_resume(step, saved_plan)
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"{path}: was made by no plan that is known here; {AGAIN}") from error
         if not usable:
@@ -80,8 +81,8 @@ def load_checkpoint(
             if kind in optimisers:
                 name, _, field = rest.rpartition("/")
                 parameter = by_name[name]
-                where = parameter.device if value.ndim else value.device
-                optimisers[kind].state[parameter][field] = value.to(where)
+                device = parameter.device if value.ndim else value.device
+                optimisers[kind].state[parameter][field] = value.to(device)
         return step, seconds
     return 0, 0.0
 
@@ -94,16 +95,16 @@ def checkpoint_weights(path: Path) -> tuple[int, dict[str, Tensor]]:
 
 
 def _read(path: Path) -> tuple[int, float, dict[str, Any], dict[str, Tensor]]:
-    """(steps, seconds, plan, tensors) of a checkpoint; a UserError where it is not whole."""
+    """(steps, seconds, plan, tensors) of a checkpoint; raises UserError where it is damaged."""
     tensors, facts = read_tensors(path, AGAIN)
     try:
-        step, seconds, made_by = int(facts["step"]), float(facts["seconds"]), json.loads(facts["plan"])
-        sane = step >= 0 and 0 <= seconds < math.inf
+        step, seconds, saved_plan = int(facts["step"]), float(facts["seconds"]), json.loads(facts["plan"])
+        is_valid = step >= 0 and 0 <= seconds < math.inf
     except (KeyError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:80]}); {AGAIN}") from error
-    if not sane:
+    if not is_valid:
         raise UserError(f"{path}: says {step} steps in {seconds} seconds; {AGAIN}")
-    return step, seconds, made_by, tensors
+    return step, seconds, saved_plan, tensors
 
 
 def _check_fit(
@@ -113,20 +114,19 @@ def _check_fit(
     optimisers: Mapping[str, torch.optim.Optimizer],
     names: Mapping[Tensor, str],
 ) -> None:
-    """Every weight is there, and every other tensor is the state of one: of its shape, or one number.
+    """Check that every weight is present, and other tensors are optimiser state: of their weight's shape, or a scalar.
 
-    Raises:
-        UserError: one is missing, is of another shape or type, or belongs to nothing.
+    Raises UserError otherwise.
     """
     shapes = {name: parameter.shape for parameter, name in names.items()}
-    odd = [f"weights/{name}" for name in weights if f"weights/{name}" not in tensors]
+    misfits = [f"weights/{name}" for name in weights if f"weights/{name}" not in tensors]
     for key, tensor in tensors.items():
         kind, _, rest = key.partition("/")
         name = rest if kind == "weights" else rest.rpartition("/")[0]
         scalar = kind != "weights" and tensor.shape == () and key.endswith("/step")
-        known = kind in optimisers or (kind == "weights" and name in weights)
-        if not known or tensor.dtype != torch.float32 or not (scalar or tensor.shape == shapes.get(name)):
-            odd.append(key)
+        is_expected = kind in optimisers or (kind == "weights" and name in weights)
+        if not is_expected or tensor.dtype != torch.float32 or not (scalar or tensor.shape == shapes.get(name)):
+            misfits.append(key)
     fields: dict[str, set[str]] = {kind: set() for kind in optimisers}
     owners: dict[str, dict[str, set[str]]] = {kind: {} for kind in optimisers}
     for key in tensors:
@@ -135,7 +135,9 @@ def _check_fit(
             name, _, field = rest.rpartition("/")
             fields[kind].add(field)
             owners[kind].setdefault(name, set()).add(field)
-    # an optimiser keeps the same of each of its weights
-    odd += [f"{kind}/{name}" for kind in owners for name, own in owners[kind].items() if own != fields[kind]]
-    if odd:
-        raise UserError(f"{path}: {odd[0][:120]} does not fit the model that is trained here; {AGAIN}")
+    # an optimiser keeps the same fields for each of its weights
+    misfits += [
+        f"{kind}/{name}" for kind in owners for name, present in owners[kind].items() if present != fields[kind]
+    ]
+    if misfits:
+        raise UserError(f"{path}: {misfits[0][:120]} does not fit the model that is trained here; {AGAIN}")

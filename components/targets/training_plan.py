@@ -1,7 +1,7 @@
-"""What a pre-training run is: its settings, and the phase and learning rate of every step (warm-up, stable, decay).
+"""The plan of a pre-training run: its settings, and the phase and learning rate of every step.
 
-The schedule is warmup-stable-decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): until the decay begins a step depends
-on nothing that comes later, so the decay can be placed when one knows how much time is left.
+The schedule is warmup-stable-decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): no step before the decay depends on
+when the decay begins, so its start can be moved while a run is under way.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TrainingPlan:
         return self.sequence_length, step * (self.tokens_per_step // self.sequence_length)
 
     def unlikelihood_at(self, step: int) -> bool:
-        """Does the step make the model's own loops less likely?"""
+        """Whether the step has the unlikelihood loss."""
         return (
             self.unlikelihood_weight > 0
             and step >= self.decay_start
@@ -82,20 +82,20 @@ class TrainingPlan:
         )
 
     def stable_identity(self) -> dict[str, Any]:
-        """Everything that decides the weights before the decay begins."""
+        """The settings that determine the weights before the decay."""
         return {name: value for name, value in asdict(self).items() if name not in AFTER_STABLE}
 
-    def may_resume(self, step: int, made_by: Mapping[str, Any]) -> bool:
-        """Are the weights after `step` steps of another plan those that this plan would have made?
+    def may_resume(self, step: int, saved_plan: Mapping[str, Any]) -> bool:
+        """Whether the weights after `step` steps of another plan equal those of this plan.
 
-        made_by: `asdict` of the plan that made them, as read back from JSON.
+        saved_plan: `asdict` of the other plan, as read back from JSON.
         """
-        other = plan_from_json(made_by)
+        other = plan_from_json(saved_plan)
         if self.stable_identity() != other.stable_identity() or step > self.num_steps:
             return False
         return self == other or step <= min(self.decay_start, other.decay_start)
 
 
 def plan_from_json(facts: Mapping[str, Any]) -> TrainingPlan:
-    """The plan that `asdict` took apart."""
+    """The plan from its `asdict`."""
     return TrainingPlan(**{**facts, "shape": LlamaShape(**facts["shape"])})

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from components.targets.lean_llama import LeanLlama, initial_weights
 from components.targets.quality import held_out_loss
-from components.targets.repetition import WINDOW_TOKENS, made_up_loops, repetition_loss
+from components.targets.repetition import WINDOW_TOKENS, repetition_loss, synthetic_loops
 from components.targets.token_windows import TokenWindows
 from components.targets.training_checkpoints import LATEST, STABLE, load_checkpoint, save_checkpoint
 from components.targets.training_plan import TrainingPlan
@@ -31,10 +31,10 @@ REPORT_EVERY = 20
 """Steps between reports."""
 
 SCORE_EVERY = 200
-"""Steps between glances at the held-out loss."""
+"""Steps between measurements of the held-out loss on a few windows."""
 
 SCORED_WINDOWS = 32
-"""Held-out windows of each group in such a glance; the figures on the card come from all of them."""
+"""Held-out windows of each group in such a measurement; the model card uses all of them."""
 
 Report = Callable[[int, dict[str, float]], None]
 """(steps done, metrics) -> nothing; called by process 0 only."""
@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
 
 
 def join_group(rendezvous: Path, rank: int, num_processes: int) -> None:
-    """Join the group of processes that meet at a file; over the loopback interface, no port is chosen by hand."""
+    """Join the process group that meets at a file; it uses the loopback interface and picks its port itself."""
     if num_processes == 1:
         return
     if any(name == "lo" for _, name in socket.if_nameindex()):
@@ -70,9 +70,8 @@ def leave_group(num_processes: int) -> None:
 class TrainingRun:
     """One process's share of a run.
 
-    streams: training tokens [tokens] uint16 before the decay, and during it; scratch: where checkpoints lie; rank:
-    number of this process, from 0.
-    It stands where the newest usable checkpoint leaves off: `steps_done`, after `seconds_done` of training.
+    streams: training tokens [tokens] uint16 before the decay, and during it. scratch: the folder of checkpoints. rank:
+    number of this process, from 0. The newest usable checkpoint is restored: `steps_done`, `seconds_done`.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class TrainingRun:
     ) -> float:
         """Train from `steps_done` to the end of the plan, or to step `until`.
 
-        held_out: windows of each group [windows, length + 1]; a few of each are scored now and then, by process 0.
+        held_out: windows of each group [windows, length + 1]; process 0 scores a few of each every SCORE_EVERY steps.
         Returns the seconds spent training, those before an interruption included.
         """
         step, last = self.steps_done, self.plan.num_steps if until is None else until
@@ -179,11 +178,11 @@ class TrainingRun:
         return float(flat[-1])
 
     def _add_gradients_against_loops(self, step: int, share_of_total: int) -> None:
-        """share_of_total: what the sum of all gradients of this process is divided by afterwards."""
+        """share_of_total: the number by which this process's summed gradients are divided afterwards."""
         plan = self.plan
         if plan.repetition_weight > 0:
             random = np.random.default_rng((plan.seed, step, self.rank))
-            loops = made_up_loops(self.decay_stream, random, min(WINDOW_TOKENS, plan.shape.max_positions))
+            loops = synthetic_loops(self.decay_stream, random, min(WINDOW_TOKENS, plan.shape.max_positions))
             loss = repetition_loss(self.plain, loops.to(self.device), plan.repetition_ratio)
             (loss * plan.repetition_weight * share_of_total).backward()
         if plan.unlikelihood_at(step):

@@ -1,7 +1,7 @@
 """One extra process of a data-parallel training run: `python -m components.targets.training_worker SCRATCH RANK`.
 
-Started by process 0 (the step itself), which has left `plan.json` and the token streams in the scratch folder. It ends
-with process 0: when that dies, the next gradient exchange fails here.
+Process 0 (the step itself) starts it, after it wrote `plan.json` and the token streams into the scratch folder. When
+process 0 dies, the next gradient exchange fails here and ends it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STREAM_FILES = ("tokens.npy", "decay_tokens.npy")
 
 @contextmanager
 def extra_processes(plan: TrainingPlan, scratch: Path) -> Iterator[Path]:
-    """Run processes 1 .. num_processes - 1 while the body runs; yields the file where all of them meet."""
+    """Run processes 1 .. num_processes - 1 while the body runs; yields the rendezvous file."""
     meeting = scratch / f"{RENDEZVOUS}-{uuid.uuid4().hex}"
     (scratch / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
     root = str(Path(components.__file__).parents[1])

@@ -1,10 +1,10 @@
-"""Any Hugging Face causal LM as a target: slower than our own forward pass, but exactly the model's own code.
+"""Any Hugging Face causal LM as a target: slower than our own forward pass, but it runs the model's own code.
 
-transformers' DynamicCache appends the same number of slots to every sequence, and we need ragged batches that forget
-their tails. So a slot here is not a column: beside the cache we keep which slots of which sequence hold a live token.
-Dead slots (padding, forgotten drafts) are hidden by the 2-D attention mask, dropped when last in every sequence, and
-squeezed out when they outnumber the live ones. Columns reach the model as explicit position_ids.
-Taps and the last layer's output are caught by forward hooks on the decoder layers, before the final norm.
+transformers' DynamicCache appends the same number of slots to every sequence, but targets need ragged batches and
+truncation. So a slot is not a column: beside the cache, `live` marks the slots of each sequence that hold a token.
+Dead slots (padding, rejected drafts) are hidden by the 2-D attention mask, dropped when last in every sequence, and
+squeezed out when there are too many. Columns reach the model as explicit position_ids.
+Forward hooks on the decoder layers catch the taps and the last layer's output, before the final norm.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ class SlotCache(AbstractCache):
 
     @torch.inference_mode()
     def put(self, sequences: Sequence[int], other: AbstractCache) -> None:
-        """See AbstractCache. Their slots become the first of these sequences; all others of these are dead."""
+        """As AbstractCache; the slots of `other` become the first ones of these sequences, the rest are dead."""
         assert isinstance(other, SlotCache) and len(sequences) == len(other.lengths) and self.takes_others
         assert int(other.lengths.max()) <= self.capacity
         width, places = other.live.shape[1], torch.tensor(list(sequences))
         more = max(0, width - self.live.shape[1])
         self.live = torch.nn.functional.pad(self.live, (0, more))
-        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
-            if not mine.is_initialized:
-                mine.lazy_initialization(theirs.keys, theirs.values)
+        for layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(other_layer.keys, other_layer.values)
             for name in ("keys", "values"):
-                part, new = getattr(mine, name), getattr(theirs, name)
-                if part.shape[0] != len(self.lengths):  # nothing is in it yet
+                part, new = getattr(layer, name), getattr(other_layer, name)
+                if part.shape[0] != len(self.lengths):  # an empty layer
                     part = new.new_zeros(len(self.lengths), new.shape[1], 0, new.shape[3])
                 part = torch.nn.functional.pad(part, (0, 0, 0, self.live.shape[1] - part.shape[2]))
                 part[places.to(part.device), :, :width] = new
-                setattr(mine, name, part)
+                setattr(layer, name, part)
         self.live[places] = False
         self.live[places, :width] = other.live
         self.lengths = self.lengths.index_copy(0, places, other.lengths)
         self._drop_dead_tail()
 
     def truncate(self, lengths: Tensor) -> None:
-        """See AbstractCache."""
         assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
         self.lengths = lengths.clone()
         self.live = self.live & (self.live.cumsum(dim=1) <= lengths[:, None])
@@ -69,17 +68,16 @@ class SlotCache(AbstractCache):
 
     @torch.inference_mode()
     def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
-        """See AbstractCache. No row is moved: the others die where they stand."""
+        """As AbstractCache; no row is moved, the slots of the others become dead."""
         appended = self.live & (self.live.cumsum(dim=1) > start[:, None])
-        for sequence, kept in enumerate(rows):
+        for sequence, kept_rows in enumerate(rows):
             slots = appended[sequence].nonzero().squeeze(1)
             self.live[sequence, slots] = False
-            self.live[sequence, slots[list(kept)]] = True
+            self.live[sequence, slots[list(kept_rows)]] = True
         self.lengths = self.live.sum(dim=1)
         self._drop_dead_tail()
 
     def select(self, sequences: Sequence[int]) -> None:
-        """See AbstractCache."""
         order = torch.tensor(list(sequences))
         self.live, self.lengths = self.live[order], self.lengths[order]
         for layer in self.cache.layers:
@@ -88,11 +86,10 @@ class SlotCache(AbstractCache):
         self._drop_dead_tail()
 
     def bytes_per_token(self) -> int:
-        """See AbstractCache."""
         return self._bytes_per_token
 
     def append(self, valid: Tensor) -> None:
-        """Note the slots of a finished pass: valid is bool [B, T]."""
+        """Record the slots of a finished pass. valid: bool [B, T]."""
         self.live = torch.cat([self.live, valid], dim=1)
         self.lengths = self.lengths + valid.sum(dim=1)
         self._drop_dead_tail()
@@ -126,10 +123,10 @@ def _take_slots(part: Tensor, order: Tensor) -> Tensor:
 class TransformersTarget(AbstractTarget):
     """A causal LM of transformers behind AbstractTarget."""
 
-    def __init__(self, model: Any, shape: TargetShape, *, where: str) -> None:
+    def __init__(self, model: Any, shape: TargetShape, *, location: str) -> None:
         """model: an AutoModelForCausalLM in eval mode on its device.
 
-        Raises UserError (naming `where`) if its logits are not `lm_head(norm(last))`, which drafters rely on.
+        Raises UserError (naming `location`) if its logits are not `lm_head(norm(last))`, which drafters rely on.
         """
         self.model, self.shape = model, shape
         self.device, self.dtype = model.device, model.dtype
@@ -138,15 +135,15 @@ class TransformersTarget(AbstractTarget):
         try:
             self._layers, self._norm, self._head = body.layers, body.norm, model.get_output_embeddings()
         except AttributeError as error:
-            raise UserError(f"{where}: {shape.architecture} has no .layers and .norm as decoders have") from error
+            raise UserError(f"{location}: {shape.architecture} has no .layers and .norm as decoders have") from error
         self._bytes_per_token = kv_bytes_per_token(model.config, self.dtype.itemsize)
         self._caught: dict[int, Tensor] = {}
         self._catching = False
-        # A draft model may have too few layers for taps; nobody asks for its.
+        # A draft model may have too few layers for taps; it needs none.
         self._taps = [tap - 1 for tap in shape.tap_layers] if shape.num_layers >= MIN_LAYERS else []
         for index in sorted({*self._taps, shape.num_layers - 1}):
             self._layers[index].register_forward_hook(self._catcher(index))
-        self._check_head(where)
+        self._check_head(location)
 
     def _catcher(self, index: int) -> Any:
         def catch(module: Any, inputs: Any, output: Any) -> None:
@@ -155,23 +152,23 @@ class TransformersTarget(AbstractTarget):
 
         return catch
 
-    def _check_head(self, where: str) -> None:
+    def _check_head(self, location: str) -> None:
         ids = torch.arange(4).clamp(max=self.shape.vocab_size - 1)[None]
         try:
             passed = self.forward(ids, self.new_cache(1, 4), features=True)
             assert passed.logits is not None and passed.last is not None
-            ours = self.unembed(self.final_norm(passed.last))
-        except Exception as error:  # sizes that do not go together break each architecture in its own way
-            raise UserError(f"{where}: transformers cannot run it ({one_line(error)})") from error
+            recomputed = self.unembed(self.final_norm(passed.last))
+        except Exception as error:  # sizes that do not match break each architecture in its own way
+            raise UserError(f"{location}: transformers cannot run it ({one_line(error)})") from error
         if not bool(torch.isfinite(passed.logits).all()):
-            raise UserError(f"{where}: config.json and the weights give NaN or infinity instead of logits")
-        if not torch.allclose(ours, passed.logits, rtol=1e-2, atol=1e-2):
+            raise UserError(f"{location}: config.json and the weights give NaN or infinity instead of logits")
+        if not torch.allclose(recomputed, passed.logits, rtol=1e-2, atol=1e-2):
             raise UserError(
-                f"{where}: {self.shape.architecture} scales or caps its logits after lm_head; only plain heads work"
+                f"{location}: {self.shape.architecture} scales or caps its logits after lm_head; only plain heads work"
             )
 
     def new_cache(self, batch_size: int, capacity: int) -> SlotCache:
-        """See AbstractTarget. Memory grows with use here; `capacity` is still enforced."""
+        """As AbstractTarget, but memory grows with use; `capacity` is still enforced."""
         from transformers import DynamicCache
 
         return SlotCache(DynamicCache(config=self.model.config), batch_size, capacity, self._bytes_per_token)
@@ -187,18 +184,17 @@ class TransformersTarget(AbstractTarget):
         features: bool = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
-        """See AbstractTarget."""
         assert isinstance(cache, SlotCache)
         num_sequences, num_rows = ids.shape
         valid = torch.ones(num_sequences, num_rows, dtype=torch.bool)
         if num_valid is not None:
             valid = torch.arange(num_rows) < num_valid[:, None]
         assert int((cache.lengths + valid.sum(dim=1)).max()) <= cache.capacity, "the cache is full"
-        seen = valid.clone()
-        # a row that may look at nothing is not a number, and would poison its slot for every later row
-        seen[:, 0] |= cache.lengths + valid.sum(dim=1) == 0
+        attendable = valid.clone()
+        # attention over nothing gives NaN, which would spread from its slot to every later row
+        attendable[:, 0] |= cache.lengths + valid.sum(dim=1) == 0
         columns = cache.lengths[:, None] + (torch.arange(num_rows) if tree is None else tree.depths)
-        mask = torch.cat([cache.live, seen], dim=1) if tree is None else self._tree_mask(cache, seen, tree)
+        mask = torch.cat([cache.live, attendable], dim=1) if tree is None else self._tree_mask(cache, attendable, tree)
         last_row = (valid.sum(dim=1) - 1).clamp(min=0)
         keep: int | Tensor = 0
         if logits == "last":
@@ -229,26 +225,26 @@ class TransformersTarget(AbstractTarget):
         taps = torch.cat([caught[tap] for tap in self._taps], dim=-1) if self._taps else None
         return TargetPass(scores, taps, caught[self.shape.num_layers - 1])
 
-    def _tree_mask(self, cache: SlotCache, seen: Tensor, tree: TreeRows) -> Tensor:
-        """0 at live slots and at visible rows of this pass, else the lowest number: [B, 1, T, slots + T].
+    def _tree_mask(self, cache: SlotCache, attendable: Tensor, tree: TreeRows) -> Tensor:
+        """Additive mask [B, 1, T, slots + T]: 0 at live slots and visible rows of this pass, else the lowest number.
 
-        Additive and finite, which every attention implementation of transformers takes as it is.
+        It is finite, so that every attention implementation of transformers accepts it.
         """
         num_rows = tree.depths.shape[1]
-        visible = torch.cat([cache.live.unsqueeze(1).expand(-1, num_rows, -1), tree.visible & seen.unsqueeze(1)], dim=2)
+        live = cache.live.unsqueeze(1).expand(-1, num_rows, -1)
+        visible = torch.cat([live, tree.visible & attendable.unsqueeze(1)], dim=2)
         mask = torch.zeros(visible.shape, dtype=self.dtype).masked_fill_(~visible, torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
 
     def final_norm(self, last: Tensor) -> Tensor:
-        """See AbstractTarget. Gradients flow to `last` where it asks for them."""
+        """As AbstractTarget; gradients flow to `last`."""
         return self._norm(last)
 
     def unembed(self, normed: Tensor) -> Tensor:
-        """See AbstractTarget. Gradients flow to `normed` where it asks for them."""
+        """As AbstractTarget; gradients flow to `normed`."""
         return self._head(normed).float()
 
     @property
     def embedding(self) -> Tensor:
-        """See AbstractTarget."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight

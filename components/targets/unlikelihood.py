@@ -1,8 +1,8 @@
-"""Against looping, taught on the model's own greedy continuations: sequence-level unlikelihood, in the decay.
+"""A training loss against loops in the model's own greedy text: sequence-level unlikelihood, used in the decay.
 
 Welleck et al. 2019, arXiv:1908.04319, section 5. The model continues windows of training text greedily; tokens that
-complete an n-gram already present in that continuation are made less likely by -log(1 - p), while the usual loss on
-corpus text is trained beside it.
+complete an n-gram already present in that continuation are made less likely by -log(1 - p). The usual loss on corpus
+text is added to it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ BATCH: Final = 16
 
 
 def repeated_ngrams(continuations: Tensor, ngram: int = NGRAM) -> Tensor:
-    """Which tokens complete an n-gram that occurred before in the same row: [rows, time] bool; from EOS on, none."""
-    marked = torch.zeros_like(continuations, dtype=torch.bool)
+    """[rows, time] bool: whether a token completes an n-gram that occurred earlier in its row; False from EOS on."""
+    repeated = torch.zeros_like(continuations, dtype=torch.bool)
     for row, tokens in enumerate(continuations.tolist()):
         end = tokens.index(EOS_ID) if EOS_ID in tokens else len(tokens)
-        seen: set[tuple[int, ...]] = set()
+        earlier: set[tuple[int, ...]] = set()
         for last in range(ngram - 1, end):
             gram = tuple(tokens[last - ngram + 1 : last + 1])
-            marked[row, last] = gram in seen
-            seen.add(gram)
-    return marked
+            repeated[row, last] = gram in earlier
+            earlier.add(gram)
+    return repeated
 
 
 def unlikelihood_loss(model: LeanLlama, prompts: Tensor, continuations: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def unlikelihood_loss(model: LeanLlama, prompts: Tensor, continuations: Tensor) 
 
 
 class GreedyWriter:
-    """Continues prompts greedily with the weights of the moment, through transformers' cached generation."""
+    """Continues prompts greedily with the current weights, by transformers' cached generation."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM

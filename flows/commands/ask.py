@@ -9,7 +9,7 @@ import typer
 
 from components.contract import UserError
 from flows.answer import Format
-from flows.commands.terminal import Device, Params, out, say
+from flows.commands.terminal import Device, Params, echo, out
 from storage.artifacts import Store, default_home
 
 
@@ -25,11 +25,11 @@ def show(
     if is_model(store.home, key):
         print_model(store.home, key, out)
         return
-    found = store.resolve(key)
+    full_key = store.resolve(key)
     if as_json:
-        say(json.dumps(store.record_of(found), indent=1))
+        echo(json.dumps(store.record_of(full_key), indent=1))
     else:
-        print_artifact(store, found, out)
+        print_artifact(store, full_key, out)
 
 
 def query(
@@ -55,17 +55,17 @@ def query(
     from storage.results import Limits
     from storage.results import query as ask
 
-    given = named_values(param)
+    values = named_values(param)
     if named_queries.is_name(question):
-        columns, rows = named_queries.ask_by_name(default_home(), question, given, all_sessions=all_sessions)
-    elif given:
+        columns, rows = named_queries.run_named_query(default_home(), question, values, all_sessions=all_sessions)
+    elif values:
         raise UserError("query: -p is for named queries; a SELECT says its values itself")
     else:
         limits = Limits(seconds=timeout, rows=max_rows)
         columns, rows = ask(question, default_home(), all_sessions=all_sessions, limits=limits)
     print_in(format_, out, columns, rows)
     if format_ is Format.table:
-        say(f"{len(rows)} rows")
+        echo(f"{len(rows)} rows")
 
 
 def compact() -> None:
@@ -73,7 +73,7 @@ def compact() -> None:
     from storage.history import compact as merge
 
     merged = merge(default_home(), 0, whole=True)
-    say(", ".join(f"{table}: {count} files" for table, count in merged.items()) or "nothing to merge")
+    echo(", ".join(f"{table}: {count} files" for table, count in merged.items()) or "nothing to merge")
 
 
 def named_values(param: list[str]) -> dict[str, str]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.contract import UserError
-from flows.commands.terminal import Seed, out, say
+from components.rows import ALL
+from flows.commands.terminal import Seed, echo, out
 
 if TYPE_CHECKING:
     from components.speedup.policy import Policy
@@ -79,19 +80,19 @@ def choose_depth(
     """
     from dataclasses import asdict
 
-    from components.publish.engine_settings import engine_settings, never_loaded
+    from components.publish.engine_settings import engine_settings, engines_without_method
     from components.speedup.evaluate import Rule
     from components.speedup.outside import policy_from
-    from components.speedup.outside_rows import read_outside
+    from components.speedup.outside_rows import read_imported_rows
 
     rule = Rule(tolerance, confidence, draws, include_host=True)
-    policy = policy_from(read_outside(rows), rule, _shares(mixture), seed)
+    policy = policy_from(read_imported_rows(rows), rule, _shares(mixture), seed)
     raw = asdict(policy)
-    told = engine_settings(raw, never_loaded(policy.winner["method"]) if policy.winner else ())
+    settings = engine_settings(raw, engines_without_method(policy.winner.method) if policy.winner else ())
     if as_json:
-        say(json.dumps({**raw, "engines": told}, indent=1, allow_nan=False))
+        echo(json.dumps({**raw, "engines": settings}, indent=1, allow_nan=False))
     else:
-        _print(policy, told)
+        _print(policy, settings)
     if policy.verdict == "invalid":
         raise typer.Exit(1)
 
@@ -110,7 +111,7 @@ def _shares(text: str) -> dict[str, float]:
     return shares
 
 
-def _print(policy: Policy, told: dict[str, Any]) -> None:
+def _print(policy: Policy, settings: dict[str, Any]) -> None:
     """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
     from components.publish.engine_settings import engine_lines
     from components.speedup.policy_table import (
@@ -124,28 +125,28 @@ def _print(policy: Policy, told: dict[str, Any]) -> None:
     from flows.answer import print_answer
 
     def show(title: str, cells: Cells) -> None:
-        say(f"\n{title}")
+        echo(f"\n{title}")
         print_answer(out, cells.header, cells.rows)
 
-    say(f"{policy.verdict.replace('_', ' ')}: {'; '.join(policy.reasons)}")
+    echo(f"{policy.verdict.replace('_', ' ')}: {'; '.join(policy.reasons)}")
     if policy.verdict == "invalid":
-        say("nothing is chosen: the numbers contradict each other; mend what the flags name and ask again")
+        echo("nothing is chosen: the numbers contradict each other; mend what the flags name and ask again")
     else:
         show(f"choices ({policy.rule})", choice_cells([*policy.choices, *policy.contexts]))
         for mixture in policy.mixtures:
-            say(mixture_line(mixture))
+            echo(mixture_line(mixture))
         for choice in policy.choices:
-            if choice.workload == "all" and choice.verdict != "invalid":
-                mine = [e for e in policy.evals if (e.draft_key, e.workload) == (choice.draft_key, "all")]
+            if choice.workload == ALL and choice.verdict != "invalid":
+                evals = [e for e in policy.evals if (e.draft_key, e.workload) == (choice.draft_key, ALL)]
                 show(
                     f"{choice.draft_key}, batch {choice.batch_size}: every depth",
-                    depth_cells([e for e in mine if e.batch_size == choice.batch_size], choice.depth_k),
+                    depth_cells([e for e in evals if e.batch_size == choice.batch_size], choice.depth_k),
                 )
         if len(policy.ranking) > 1:
             show("drafters against each other", ranking_cells(policy.ranking))
-    if told:
-        say("\nwhat the engines are told")
-        for line in engine_lines(told):
-            say(line)
+    if settings:
+        echo("\nwhat the engines are told")
+        for line in engine_lines(settings):
+            echo(line)
     if policy.flags:
         show("reasons to doubt", flag_cells(policy.flags))

@@ -20,8 +20,8 @@ from flows.commands.terminal import (
     Pipeline,
     Seed,
     To,
+    echo,
     out,
-    say,
 )
 from storage.artifacts import Store, default_home, require_writable
 
@@ -38,12 +38,13 @@ def check(file: File = DEFAULT_FILE) -> None:
     store = Store()
     wired = check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=Invocation.packages)
     counts = ", ".join(f"{name} ({len(wiring.steps)} steps)" for name, wiring in wired.items())
-    say(f"{file.name} is right: {counts}")
+    echo(f"{file.name} is right: {counts}")
 
 
 def plan(
     pipeline: Pipeline,
     param: Params = [],  # noqa: B006 (typer copies it)
+    *,
     from_step: From = None,
     to_step: To = None,
     force: Force = [],  # noqa: B006
@@ -58,19 +59,20 @@ def plan(
     from flows.show_plan import as_mermaid, plan_as_json, print_plan
 
     options = _run_options(file, device, seed, from_step, to_step, force)
-    made, _ = plan_run(pipeline, _typed_params(file, pipeline, param), options)
+    planned, _ = plan_run(pipeline, _typed_params(file, pipeline, param), options)
     if as_json:
-        say(plan_as_json(made))
+        echo(plan_as_json(planned))
     elif mermaid:
-        say(as_mermaid(made))
+        echo(as_mermaid(planned))
     else:
-        print_plan(made, out)
+        print_plan(planned, out)
 
 
 def run(
     pipeline: Pipeline,
     param: Params = [],  # noqa: B006
     direct: Annotated[bool, typer.Option("--direct", help="The engine alone, without Prefect.")] = False,
+    *,
     from_step: From = None,
     to_step: To = None,
     force: Force = [],  # noqa: B006
@@ -84,7 +86,7 @@ def run(
 
     from flows.direct import plan_run, run_direct
     from flows.display import Display
-    from flows.ending import print_ending
+    from flows.ending import print_run_summary
 
     if online:
         os.environ["HF_HUB_OFFLINE"] = "0"
@@ -93,8 +95,8 @@ def run(
     first_plan, _ = plan_run(pipeline, params, options)  # wrong input ends here, before anything is started
     width = max(len(step.name) for step in first_plan.steps)
     require_writable(options.home or default_home())
-    left = len(first_plan.steps) - first_plan.num_reused
-    say(f"{pipeline}: {len(first_plan.steps)} steps, {first_plan.num_reused} reused, {left} to run")
+    num_to_run = len(first_plan.steps) - first_plan.num_reused
+    echo(f"{pipeline}: {len(first_plan.steps)} steps, {first_plan.num_reused} reused, {num_to_run} to run")
     with Display(out, width) as display:
         options = replace(options, on_event=display.on_event)
         if direct:
@@ -103,14 +105,14 @@ def run(
             from flows.run import run_with_prefect
 
             outcome = run_with_prefect(pipeline, params, options=options)
-    print_ending(outcome, out)
+    print_run_summary(outcome, out)
 
 
-def _typed_params(file: Path, pipeline: str, given: Sequence[str]) -> dict[str, Any]:
+def _typed_params(file: Path, pipeline: str, texts: Sequence[str]) -> dict[str, Any]:
     from flows.params import parse_params
     from flows.spec import load_spec, pipeline_of
 
-    return parse_params(pipeline, pipeline_of(load_spec(file), pipeline).params, given) if given else {}
+    return parse_params(pipeline, pipeline_of(load_spec(file), pipeline).params, texts) if texts else {}
 
 
 def _run_options(

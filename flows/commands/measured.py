@@ -11,7 +11,7 @@ import typer
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from flows.answer import Format
 from flows.commands.ask import named_values
-from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, out, say
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, echo_error, out
 from storage.artifacts import Store, default_home, require_writable
 
 
@@ -32,20 +32,20 @@ def remeasure(
 
     from flows.direct import RunOptions
     from flows.display import Display
-    from flows.ending import print_ending, print_measured_again
-    from flows.remeasure import plan_again, run_again
+    from flows.ending import print_remeasurement, print_run_summary
+    from flows.remeasure import plan_remeasurement, run_remeasurement
 
     options = RunOptions(file=file, packages=Invocation.packages)
-    again = plan_again(release, options)
+    again = plan_remeasurement(release, options)
     require_writable(options.home or default_home())
-    left = len(again.plan.steps) - again.plan.num_reused
-    say(f"{again.plan.pipeline}: {left} steps to measure and decide again, {again.plan.num_reused} inputs as they were")
+    to_run, reused = len(again.plan.steps) - again.plan.num_reused, again.plan.num_reused
+    echo(f"{again.plan.pipeline}: {to_run} steps to measure and decide again, {reused} inputs as they were")
     for note in again.notes:
-        say(note)
+        echo(note)
     with Display(out, max(len(step.name) for step in again.plan.steps)) as display:
-        outcome = run_again(again, replace(options, on_event=display.on_event))
-    print_ending(outcome, out)
-    print_measured_again(again.before, outcome, out)
+        outcome = run_remeasurement(again, replace(options, on_event=display.on_event))
+    print_run_summary(outcome, out)
+    print_remeasurement(again.before, outcome, out)
 
 
 def compare(
@@ -53,6 +53,7 @@ def compare(
     b: Annotated[
         str, typer.Argument(help="Likewise; `champion`: the registered champion for A's target.")
     ] = "champion",
+    *,
     depth_a: Annotated[int | None, typer.Option("--depth-a", min=0, help="A's depth, if not the chosen one.")] = None,
     depth_b: Annotated[int | None, typer.Option("--depth-b", min=0, help="B's depth, if not the chosen one.")] = None,
     tree_a: Annotated[int | None, typer.Option("--tree-a", min=1, help="A with a tree of this budget.")] = None,
@@ -71,20 +72,20 @@ def compare(
     from flows.compare_sides import find_champion, find_side
 
     store = Store()
-    one = find_side(store, a, depth_a, tree_a)
-    other = find_champion(store, one) if b == "champion" else find_side(store, b, depth_b, tree_b)
-    found = weigh(store.home, one, other, Margins(margin, acceptance_margin))
+    side_a = find_side(store, a, depth_a, tree_a)
+    side_b = find_champion(store, side_a) if b == "champion" else find_side(store, b, depth_b, tree_b)
+    outcome = weigh(store.home, side_a, side_b, Margins(margin, acceptance_margin))
     if format_ is Format.table:
-        say(f"A: {one.name()}\nB: {other.name()}")
-    columns, rows = found.rows()
+        echo(f"A: {side_a.name()}\nB: {side_b.name()}")
+    columns, rows = outcome.rows()
     if rows or format_ is not Format.table:
         print_in(format_, out, columns, rows)
-    tell = say if format_ is Format.table else complain
-    for note in found.notes:
-        tell(note)
-    tell(f"verdict: A is {found.verdict().replace('_', ' ')}" if rows else "verdict: not comparable")
-    if found.exit_code():
-        raise typer.Exit(found.exit_code())
+    report = echo if format_ is Format.table else echo_error
+    for note in outcome.notes:
+        report(note)
+    report(f"verdict: A is {outcome.verdict().replace('_', ' ')}" if rows else "verdict: not comparable")
+    if outcome.exit_code():
+        raise typer.Exit(outcome.exit_code())
 
 
 def trend(
@@ -92,7 +93,7 @@ def trend(
         str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tokens_per_s), or info.NAME.")
     ],
     over: Annotated[Over, typer.Option(help="What the values are told apart by.")] = Over.runs,
-    where: Annotated[
+    filters: Annotated[
         list[str], typer.Option("--where", "-w", help="COLUMN=VALUE that rows must have; may be repeated.")
     ] = [],  # noqa: B006 (typer copies it)
     limit: Annotated[int, typer.Option(min=1, help="The last values of each series.")] = 50,
@@ -103,13 +104,13 @@ def trend(
     from flows.answer import print_in
     from flows.trend import draw, find_trend, spark_lines, table
 
-    found = find_trend(default_home(), metric, named_values(where), limit)
-    print_in(format_, out, *table(found, over.value))
+    result = find_trend(default_home(), metric, named_values(filters), limit)
+    print_in(format_, out, *table(result, over.value))
     if format_ is Format.table:
-        for line in spark_lines(found) if over is Over.runs else []:
-            say(line)
-        say(f"{found.metric}: {len(found.dots)} values")
+        for line in spark_lines(result) if over is Over.runs else []:
+            echo(line)
+        echo(f"{result.metric}: {len(result.dots)} values")
     if picture is not None:
-        draw(found, over.value, picture)
+        draw(result, over.value, picture)
         if format_ is Format.table:
-            say(f"drawn: {picture}")
+            echo(f"drawn: {picture}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.contract import UserError
-from flows.commands.terminal import DEFAULT_FILE, File, Invocation, complain, say
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, echo_error
 from storage.artifacts import default_home, require_writable
 
 if TYPE_CHECKING:
@@ -30,31 +30,31 @@ def up(
     from flows.service_control import attached, require_file, start
     from flows.service_doctor import check_versions
     from flows.service_parts import Settings, check_ports
-    from flows.services import end_leftovers
+    from flows.services import kill_leftovers
 
     home = default_home()
     require_file(file)
     require_writable(home)
     if (services := running(home)) is not None:
-        say(f"already up, as process {services.pid}; draftsmith deploy tells it of changes, draftsmith down ends it")
+        echo(f"already up, as process {services.pid}; draftsmith deploy tells it of changes, draftsmith down ends it")
         _show_links()
         return
     if is_held(pid_file(home)):
         raise UserError(f"another draftsmith up is just starting on {home}, or stopping: look again in a moment")
     settings = Settings(home, file, prefect_port, mlflow_port)
     check_versions()
-    end_leftovers(home)  # of a supervisor that was killed: they would hold the ports
+    kill_leftovers(home)  # of a supervisor that was killed: they would hold the ports
     check_ports(settings)
     supervisor = start(settings, detach=detach)
     try:
         with attached(supervisor, keep=detach):
             deployed = _bring_up(settings, supervisor)
             if not detach:
-                say("Ctrl-C stops everything")
-                complain(f"the supervisor ended with {supervisor.wait()}, see {settings.logs}/supervisor.log")
+                echo("Ctrl-C stops everything")
+                echo_error(f"the supervisor ended with {supervisor.wait()}, see {settings.logs}/supervisor.log")
                 raise typer.Exit(1)
     except KeyboardInterrupt:
-        say("stopped")
+        echo("stopped")
         raise typer.Exit(130 if detach else 0) from None
     raise typer.Exit(0 if deployed else 1)
 
@@ -66,17 +66,17 @@ def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
 
     began = time.monotonic()
     try:
-        wait_until_healthy(settings, supervisor, lambda part: say(f"  {part} is healthy"))
+        wait_until_healthy(settings, supervisor, lambda part: echo(f"  {part} is healthy"))
         services = running(settings.home)
         if services is None:
             raise StartFailed(f"the supervisor ended, see {settings.logs}/supervisor.log")
     except StartFailed as error:
-        complain(f"draftsmith up: {error}")
+        echo_error(f"draftsmith up: {error}")
         raise typer.Exit(1) from None
-    say(f"up after {time.monotonic() - began:.0f} s")
+    echo(f"up after {time.monotonic() - began:.0f} s")
     deployed = deploy(settings, services) == 0
     if not deployed:
-        complain(f"the servers run, but {settings.file} was not deployed; mend it, then: draftsmith deploy")
+        echo_error(f"the servers run, but {settings.file} was not deployed; mend it, then: draftsmith deploy")
     _show_links()
     return deployed
 
@@ -85,7 +85,7 @@ def down() -> None:
     """Stop everything that `up` has started; runs that were going on say Crashed and go on when they are retried."""
     from flows.service_control import stop
 
-    say("stopped" if stop(default_home()) else "nothing was running")
+    echo("stopped" if stop(default_home()) else "nothing was running")
 
 
 def status() -> None:
@@ -97,21 +97,21 @@ def status() -> None:
     home = default_home()
     services = running(home)
     if services is None:
-        say(f"not running on {home}; start with: draftsmith up")
+        echo(f"not running on {home}; start with: draftsmith up")
         raise typer.Exit(1)
     well = True
     api = PrefectApi(services.prefect_api_url, services.auth_string)
     for part in states(home):
         how = "healthy" if part.healthy else "starting" if part.pid else "waiting to start again"
         again = f", restarted {part.restarts} times, last: {part.last_end}" if part.restarts else ""
-        say(f"  {part.name:<10} {how} (process {part.pid or '-'}){again}")
+        echo(f"  {part.name:<10} {how} (process {part.pid or '-'}){again}")
         well &= part.healthy
     try:
         online = well and worker_is_online(api, services.work_pool)
     except ApiError as error:
         raise UserError(f"{error}; look again in a minute, or run: draftsmith doctor") from None
-    say(f"  {'worker':<10} {'takes runs from pool ' + services.work_pool if online else 'does not take runs yet'}")
-    say(f"  {'memory':<10} {memory_mib(home):.0f} MiB in all")
+    echo(f"  {'worker':<10} {'takes runs from pool ' + services.work_pool if online else 'does not take runs yet'}")
+    echo(f"  {'memory':<10} {memory_mib(home):.0f} MiB in all")
     _show_links()
     raise typer.Exit(0 if well and online else 1)
 
@@ -129,14 +129,14 @@ def doctor(
         from storage.repair import repair as mend
 
         for line in mend(default_home(), Store()) or ["nothing to repair"]:
-            say(f"  {line}")
+            echo(f"  {line}")
 
     worst = 0
     for finding in examine(default_home()):
         mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[finding.verdict]
-        say(f"  {mark} {finding.what}")
+        echo(f"  {mark} {finding.what}")
         if finding.remedy:
-            say(f"         {finding.remedy}")
+            echo(f"         {finding.remedy}")
         worst = max(worst, finding.verdict == "bad")
     raise typer.Exit(worst)
 
@@ -162,12 +162,12 @@ def deploy(
 
     changes = plan_changes(file, store.home, Invocation.packages)
     for change in changes:
-        say(f"  {change}")
+        echo(f"  {change}")
     to_do = sum(change.apply is not None for change in changes)
     if dry_run or not to_do:
-        say(f"{to_do} changes to make; nothing was changed" if to_do else "the server is as the file says")
+        echo(f"{to_do} changes to make; nothing was changed" if to_do else "the server is as the file says")
         return
-    say(f"{apply_changes(changes)} changes made")
+    echo(f"{apply_changes(changes)} changes made")
 
 
 def _show_links() -> None:
@@ -178,7 +178,7 @@ def _show_links() -> None:
     services = running(home)
     if services is None:
         return
-    for what, where in links(services, home):
-        say(f"  {what:<16} {where}")
+    for what, address in links(services, home):
+        echo(f"  {what:<16} {address}")
     if services.auth_string:
-        say(f"  {'password':<16} both pages ask for it once: cat {auth_file(home)}")
+        echo(f"  {'password':<16} both pages ask for it once: cat {auth_file(home)}")

@@ -6,44 +6,44 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.terminal import complain, say
+from flows.commands.terminal import echo, echo_error
 from storage.artifacts import default_home
 
 
 def promote(
     name: Annotated[str, typer.Argument(help="The registered model.")],
     version: Annotated[str, typer.Option(help="A version number, or an alias.")] = "challenger",
-    why: Annotated[str, typer.Option(help="The reason, which the promotion log keeps.")] = "",
+    reason: Annotated[str, typer.Option("--why", help="The reason, which the promotion log keeps.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Override the promotion gate; needs --why.")] = False,
 ) -> None:
     """Make a model version the champion if the promotion gate lets it; the one before becomes `previous`."""
     from components.speedup.promotion_rule import judge
     from storage.registry import promote as move
 
-    say(move(default_home(), name, version, why, judge=judge, force=force).note)
+    echo(move(default_home(), name, version, reason, judge=judge, force=force).note)
 
 
 def rollback(
     name: Annotated[str, typer.Argument(help="The registered model.")],
-    why: Annotated[str, typer.Option(help="The reason; the promotion log keeps it.")],
+    reason: Annotated[str, typer.Option("--why", help="The reason; the promotion log keeps it.")],
 ) -> None:
     """Make the previous champion the champion again."""
     from storage.registry import rollback as move
 
-    say(move(default_home(), name, why).note)
+    echo(move(default_home(), name, reason).note)
 
 
 def resync() -> None:
     """Tell MLflow, the registry and the history what they missed while they were down."""
     from components.speedup.promotion_rule import judge
-    from storage.keep import PassedOver
+    from storage.keep import ArtifactsSkipped
     from storage.keep import resync as catch_up
 
     try:
         done = catch_up(default_home(), judge)
-    except PassedOver as error:
+    except ArtifactsSkipped as error:
         for line in error.lines:
-            complain(line)
-        complain(f"{len(error.lines)} artifacts cannot be read; all else is known now")
+            echo_error(line)
+        echo_error(f"{len(error.lines)} artifacts cannot be read; all else is known now")
         raise typer.Exit(1) from None
-    say(", ".join(f"{count} {what}" for what, count in done.items()) + " compared: all of them are known now")
+    echo(", ".join(f"{count} {what}" for what, count in done.items()) + " compared: all of them are known now")

@@ -31,11 +31,11 @@ class Invocation:
     debug: bool = False
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """A line of the answer, as it is. Not by rich: a line that Ctrl-C interrupts it would say again with the next."""
     typer.echo(printable(without_secrets(text)))
 
 
-def complain(text: str) -> None:
+def echo_error(text: str) -> None:
     """A line about what is wrong, to stderr."""
     typer.secho(printable(without_secrets(text)), err=True, fg="red")

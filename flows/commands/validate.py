@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.terminal import say
+from flows.commands.terminal import echo
 
 
 def validate(
@@ -20,4 +20,4 @@ def validate(
     from components.publish.validate import validate_folder
 
     for line in validate_folder(folder, target):
-        say(line)
+        echo(line)

@@ -16,7 +16,7 @@ from forked import SEED, forked, recorded
 from garden_home import NUM_STEPS, answer, database_template, finished_at, made, new_home, run_garden, write_garden
 from toy_garden import COMMAND_LINE, ROOT
 
-from storage.tracking import ensure_database, experiment_of, open_client
+from storage.tracking import ensure_database, ensure_experiment, open_client
 
 KILLS = int(os.environ.get("DRAFTSMITH_SOAK_GARDEN_KILLS", "400"))
 FIRST_STARTS = int(os.environ.get("DRAFTSMITH_SOAK_FIRST_STARTS", "80"))
@@ -67,7 +67,7 @@ def use_database(home: Path) -> int:
     """Make the database or find it, and use it; a fault is an exception."""
     ensure_database(home)
     client = open_client(home)
-    run = client.create_run(experiment_of(home, client, "garden"))
+    run = client.create_run(ensure_experiment(home, client, "garden"))
     client.log_metric(run.info.run_id, "height", 1.0)
     return 0
 

@@ -28,7 +28,7 @@ from flows.service_doctor import revisions
 from storage import journal, results, sessions
 from storage.artifacts import Store
 from storage.history import compact
-from storage.whole_files import remember_stamps, stamp_of
+from storage.whole_files import stamp_of, write_stamps
 
 for _module in (  # children are forked, and need not import all this again
     "mlflow.store.model_registry.sqlalchemy_store",
@@ -122,23 +122,23 @@ def _fill(home: Path) -> None:
         for session in ("s0", "s1"):  # measured twice: the first is an earlier session then
             make("timed-one", rows=paired_runs.timed([("d1", 4, 5.0, 24)], session=session))
         paired_runs.add(home, make, "release-one", "d1")
-        results.remember_all(home, Store(home))
+        results.record_all(home, Store(home))
         compact(home, 0, whole=True)
         make("timed-two", rows=paired_runs.timed([("d2", 4, 4.0, 20)], session="s2"))
         paired_runs.add(home, make, "release-two", "d2")
-        results.remember_all(home, Store(home))
+        results.record_all(home, Store(home))
 
 
 def _make(home: Path, key: str, *, rows: Any = (), files: Mapping[str, Any] | None = None, **record: Any) -> Artifact:
     store = Store(home)
     kind, info = record.pop("kind", "Measurements"), record.pop("info", {})
     with store.lock(key):
-        out, _ = store.begin(key)
+        out, _ = store.open_staging(key)
         write_rows(out, rows)
         for name, content in (files or {}).items():
             (out / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
         known = {"pipeline": "toy", "step": "measure", "run_id": "", "seconds": 1.5, "machine": {"machine_id": "m1"}}
-        return store.finish(key, kind, info, {**known, **record})
+        return store.commit(key, kind, info, {**known, **record})
 
 
 def _leave_servers(home: Path) -> None:
@@ -375,7 +375,7 @@ def run_case(base: Base, folder: Path, number: int, seed: int, *, with_runs: boo
     for path in sorted((home / "store").iterdir()):  # as if they had been looked at here
         record = sessions.read_record(path)
         assert record is not None
-        remember_stamps(home, path.name, {name: stamp_of(path / name) for name in record["files"]})
+        write_stamps(home, path.name, {name: stamp_of(path / name) for name in record["files"]})
     apply(damage, base, home, chance)
     is_same = is_unharmed(damage, base, home)
     in_store = re.match(r"store/([^/]+)/", damage.place)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torn_safetensors import killed_while_writing
 
-from components.contract import Context, Tell
+from components.contract import Context, ReportProgress
 from components.shards import sweep, written_whole
 
 
@@ -53,9 +53,9 @@ def test_map_works_lazily_in_order_and_counts_what_was_there(tmp_path: Path) -> 
     events: list[Any] = []
     begun: list[int] = []
 
-    def double(shard: Number, tell: Tell) -> int:
+    def double(shard: Number, report_progress: ReportProgress) -> int:
         begun.append(int(shard.file.name))
-        tell(0.5)
+        report_progress(0.5)
         return 2 * begun[-1]
 
     ctx = Context(key="k", out=tmp_path, scratch=tmp_path, send=events.append)

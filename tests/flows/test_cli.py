@@ -14,7 +14,7 @@ import pytest
 from toy_garden import GARDEN, PACKAGES
 
 from flows import cli
-from flows.commands.terminal import complain, say
+from flows.commands.terminal import echo, echo_error
 from flows.direct import RunOptions, plan_run
 from flows.display import Display, duration
 from flows.engine import Engine, run_plan
@@ -177,7 +177,7 @@ class _InterruptedOnce(io.StringIO):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("tell", "stream"), [(say, "stdout"), (complain, "stderr")])
+@pytest.mark.parametrize(("tell", "stream"), [(echo, "stdout"), (echo_error, "stderr")])
 def test_a_line_that_ctrl_c_interrupts_is_said_once_and_as_it_is(
     tell: Callable[[str], None], stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,12 @@ from simulated_rows import make_maps, make_request
 from components.contract import UserError
 from components.promotion import Margins
 from components.rows import DepthChoice, write_rows
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from flows.cli import main
 from flows.compare import Outcome, compare
 from flows.compare_sides import Side, find_side
 from storage.artifacts import Store
-from storage.results import remember_artifact
+from storage.results import record_artifact
 
 A, B, TARGET = "a" * 64, "b" * 64, "t" * 64
 Add = Callable[..., None]
@@ -32,10 +32,10 @@ def add(tmp_path: Path) -> Add:
 
     def write(key: str, rows: list[Any], machine: str = "m1", kind: str = "Measurements", info: Any = None) -> None:
         store = Store(tmp_path)
-        out, _ = store.begin(key)
+        out, _ = store.open_staging(key)
         write_rows(out, rows)
         record = {"pipeline": "p", "step": "s", "run_id": "r", "seconds": 1.0, "machine": {"machine_id": machine}}
-        remember_artifact(tmp_path, store.finish(key, kind, info or {}, record).path)
+        record_artifact(tmp_path, store.commit(key, kind, info or {}, record).path)
 
     return write
 
@@ -145,11 +145,11 @@ def test_what_is_not_comparable_is_said_and_gives_no_ratio(
 
 
 def test_over_fewer_than_four_prompts_the_ratio_is_told_and_the_verdict_is_undecided(tmp_path: Path, add: Add) -> None:
-    add("e1", [*timed(A, 120.0, prompts=LEAST_PROMPTS - 1), *timed(B, 100.0), *plain(80.0)])
+    add("e1", [*timed(A, 120.0, prompts=PROMPTS.decide - 1), *timed(B, 100.0), *plain(80.0)])
     found = compare(tmp_path, side(A), side(B), Margins())
-    assert only(found, "decode_speed").num_prompts == 3 == LEAST_PROMPTS - 1
+    assert only(found, "decode_speed").num_prompts == 3 == PROMPTS.decide - 1
     assert (found.verdict(), found.exit_code()) == ("undecided", 3)
-    add("e2", [*timed(A, 120.0, prompts=LEAST_PROMPTS), *timed(B, 100.0), *plain(80.0)])
+    add("e2", [*timed(A, 120.0, prompts=PROMPTS.decide), *timed(B, 100.0), *plain(80.0)])
     assert compare(tmp_path, side(A), side(B), Margins()).verdict() == "better"
 
 

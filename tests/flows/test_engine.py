@@ -20,7 +20,7 @@ from components.publish.code_state import code_state
 from flows import supervise
 from flows.engine import Engine, StepFailed
 from flows.plan import Plan
-from flows.services import has_ended
+from flows.services import is_dead
 from storage.artifacts import Store
 
 ONE = "pipelines:\n  p:\n    steps:\n      only: {uses: %s}\n"
@@ -31,7 +31,7 @@ def gone(pid: int, within: float = 10.0) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
-            if has_ended(psutil.Process(pid)):
+            if is_dead(psutil.Process(pid)):
                 return True
         except psutil.NoSuchProcess:
             return True
@@ -150,7 +150,7 @@ def test_a_deadline_ends_the_whole_tree(
     with pytest.raises(StepFailed, match=r"stopped after 540 s, its timeout_minutes"):
         engine_of(plan).run()
     assert len(tree) == 2 and all(gone(pid, within=1) for pid in tree)
-    assert store.find(plan.steps[0].key) is None
+    assert store.get(plan.steps[0].key) is None
 
 
 def test_memory_is_returned_and_no_process_is_left(
@@ -172,7 +172,7 @@ def test_measuring_steps_run_alone(
     made = dict(engine.run())
     keys = [plan.step(name).key for name in ("timed[fern]", "timed[moss]", "judged[fern]")]
     for key in keys:
-        store.set_aside(key)
+        store.quarantine(key)
     steps = [plan.step(name) for name in ("timed[fern]", "timed[moss]", "judged[fern]")]
     threads = [threading.Thread(target=engine.run_step, args=(step, made)) for step in steps]
     for thread in threads:
@@ -181,7 +181,7 @@ def test_measuring_steps_run_alone(
         thread.join()
     spans = sorted(tuple(map(float, (store.path_of(key) / "span.txt").read_text().split())) for key in keys[:2])
     assert spans[0][1] <= spans[1][0]
-    assert store.find(keys[2]) is not None
+    assert store.get(keys[2]) is not None
 
 
 def test_two_engines_make_a_key_once(
@@ -243,7 +243,7 @@ def test_children_see_pinned_threads_and_no_network(
         "def look(*, ctx: Context) -> Page:\n"
         "    import torch\n"
         "    names = ('OMP_NUM_THREADS', 'HF_HUB_OFFLINE', 'TOKENIZERS_PARALLELISM')\n"
-        "    return Page.made(ctx, {'env': [os.environ[n] for n in names], 'threads': torch.get_num_threads()})\n"
+        "    return Page.of_step(ctx, {'env': [os.environ[n] for n in names], 'threads': torch.get_num_threads()})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     from flows.plan import make_plan

@@ -99,6 +99,23 @@ def test_an_edit_makes_new_exactly_what_reaches_it(box: Box, what: str) -> None:
     assert changed(before, keys(box.plan(text))) == expected
 
 
+def test_code_that_moves_to_another_file_makes_nothing_new(box: Box) -> None:
+    before = keys(box.plan())
+    toys = box.folder / "toys"
+    (toys / "sky").mkdir()
+    (toys / "sky" / "__init__.py").write_text("")
+    (toys / "light.py").rename(toys / "sky" / "sun.py")
+    (toys / "fern.py").rename(toys / "sky" / "tall.py")
+    for file, old, new in [
+        ("sky/tall.py", "toys import light", "toys.sky import sun as light"),
+        ("methods.py", ".toys.fern:Fern", ".toys.sky.tall:Fern"),
+    ]:
+        box.edit(file, old, new)
+    assert changed(before, keys(box.plan())) == set()
+    box.edit("sky/sun.py", "STRENGTH = 1", "STRENGTH = 2")
+    assert changed(before, keys(box.plan())) == FERN_AND_ON
+
+
 def test_outside_facts_enter_the_key(box: Box) -> None:
     path = box.folder / "toys" / "grow.py"
     path.write_text(

@@ -57,7 +57,7 @@ def test_a_killed_run_completes_when_the_command_is_given_again(
         for key in sorted(store.keys()):
             stamp = (store.path_of(key) / "artifact.json").stat().st_mtime_ns
             assert finished_at.setdefault(key, stamp) == stamp, "a finished step was repeated"
-            assert store.look(key).artifact is not None
+            assert store.verify_local(key).artifact is not None
     process = start(ENGINE_ALONE, "garden", file)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said

@@ -15,13 +15,13 @@ from components.contract import Context, DepthPolicy, Draft, Measurements
 from components.promotion import Check, Margins
 from components.rows import PairedComparison, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import read_policy, write_policy
+from components.speedup.policy import Winner, read_policy, write_policy
 from components.speedup.promotion_rule import judge
 from flows.compare import compare
 from flows.compare_sides import Side
 from storage.artifacts import Store
 from storage.promotion_gate import evidence_of
-from storage.results import remember_artifact
+from storage.results import record_artifact
 
 NEW, OLD = "n" * 64, "o" * 64
 
@@ -46,11 +46,11 @@ class House:
         return Context(key=name, out=out, scratch=out)
 
     def measured(self, key: str, rows: list[Any]) -> Measurements:
-        out, _ = self.store.begin(key)
+        out, _ = self.store.open_staging(key)
         write_rows(out, rows)
         record = {"pipeline": "p", "step": key, "run_id": "r", "seconds": 1.0, "machine": {"machine_id": "m"}}
-        made = self.store.finish(key, "Measurements", {}, record)
-        remember_artifact(self.store.home, made.path)
+        made = self.store.commit(key, "Measurements", {}, record)
+        record_artifact(self.store.home, made.path)
         return Measurements(key, made.path)
 
 
@@ -62,7 +62,7 @@ def policy_serving(house: House, depth: int, verdict: str = "use") -> DepthPolic
         [house.measured("maps-then", list(maps))], [house.measured("cost-then", list(cells))], ctx=house.ctx("then")
     )
     released = read_policy(made.path)
-    released.winner = {"draft_key": OLD, "method": "mtp", "depth_k": depth}
+    released.winner = Winner(OLD, "mtp", depth)
     released.verdict = verdict
     out = house.ctx("released")
     write_policy(out.out, released)

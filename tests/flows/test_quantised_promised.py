@@ -104,6 +104,6 @@ def test_how_codes_are_made_is_part_of_quantising_and_of_no_training() -> None:
         name: reached_symbols(f"components.drafts.{module}", name, frozenset({"eagle3"}), ("components",))
         for module, name in (("train", "train_draft"), ("quantise", "quantise_draft"))
     }
-    for symbol in ("quantise", "pack", "stored"):
+    for symbol in ("quantise", "pack", "quantise_tensors"):
         place = f"components/drafts/quantised.py: {symbol}"
         assert place in reached["quantise_draft"] and place not in reached["train_draft"]

@@ -24,9 +24,9 @@ PIPELINE = (
 
 
 def put(store: Store, key: str, kind: str, inputs: dict[str, object], info: dict[str, object] | None = None) -> str:
-    out, _ = store.begin(key)
+    out, _ = store.open_staging(key)
     (out / "growth.txt").write_text("1\n" * len(key))
-    store.finish(key, kind, info or {}, {"inputs": inputs, "pipeline": "garden", "step": kind.lower()})
+    store.commit(key, kind, info or {}, {"inputs": inputs, "pipeline": "garden", "step": kind.lower()})
     return key
 
 
@@ -57,7 +57,7 @@ def test_a_registered_version_is_an_input_of_any_step(
     sources = Sources(released)
     for kind in OFFERED:
         assert sources.kind_of(f"registry:{NAME}@champion ({kind})") == kind
-    assert [artifact.key for artifact in sources.found.values()] == [
+    assert [artifact.key for artifact in sources.artifacts.values()] == [
         "release1",
         "draft1",
         "target",

@@ -17,7 +17,7 @@ from toy_garden import LIGHT, PACKAGES
 from components.contract import UserError
 from components.speedup.promotion_rule import judge
 from flows.direct import RunOptions, plan_run, run_direct
-from flows.remeasure import plan_again, run_again
+from flows.remeasure import plan_remeasurement, run_remeasurement
 from storage import journal, model_versions
 from storage.alias_moves import aliases_of
 from storage.artifacts import Store
@@ -64,7 +64,7 @@ class Market:
     def again(self, speed: float, said: str = NAME) -> Any:
         """Measure a release again on a machine that is so fast."""
         self.speed.write_text(str(speed))
-        return run_again(plan_again(said, self.options), self.options)
+        return run_remeasurement(plan_remeasurement(said, self.options), self.options)
 
     def made(self) -> dict[str, list[str]]:
         """Step -> the sessions of what it has made, the newest first."""
@@ -166,7 +166,7 @@ def test_an_alias_that_has_moved_since_names_what_it_named_then(market: Market) 
 def test_measured_with_other_settings_it_is_a_release_of_its_own_and_says_so(market: Market) -> None:
     key = market.run(0.9)
     market.write(MARKET.replace('source: "SPEED"', 'source: "SPEED", reps: 3'))
-    again = plan_again(key, market.options)
+    again = plan_remeasurement(key, market.options)
     assert again.notes == (
         "it becomes a release of its own, since step 'timed' is not what it was: setting reps 1 -> 3",
     )
@@ -205,7 +205,7 @@ def test_a_measurement_that_fails_leaves_everything_as_it_was(market: Market) ->
     made, log = market.made(), (market.home / "promotions.jsonl").read_bytes()
     market.speed.write_text("")
     with pytest.raises(UserError, match="the clock has stopped"):
-        run_again(plan_again(NAME, market.options), market.options)
+        run_remeasurement(plan_remeasurement(NAME, market.options), market.options)
     assert market.made() == made and (market.home / "promotions.jsonl").read_bytes() == log
     assert query("SELECT value FROM v_flags", market.home)[1] == [(1.2,)]
 
@@ -235,9 +235,9 @@ def test_killed_while_it_measures_again_and_again_nothing_that_was_measured_is_l
     kept = {session for sessions in market.made().values() for session in sessions}
     assert {name for names in said for name in names} <= kept
     for key in store.keys():  # noqa: SIM118
-        assert store.look(key).artifact is not None
+        assert store.verify_local(key).artifact is not None
         for session in store.sessions(key):
-            assert store.look(store.name_of_session(key, session.name)).artifact is not None
+            assert store.verify_local(store.name_of_session(key, session.name)).artifact is not None
     market.run(1.3)
     assert kept <= {session for sessions in market.made().values() for session in sessions}
     assert len(query("FROM quality_flag", market.home)[1]) == len(market.made()["timed"]), "each is in the history"

@@ -11,7 +11,7 @@ from components.contract import UserError
 from flows import wide
 from flows.engine import Engine
 from flows.plan import Plan
-from flows.runs_on import HERE, RunsOn, is_wide, of_pipeline, of_step
+from flows.runs_on import HERE, RunsOn, is_wide, parse_pipeline_placement, parse_step_placement
 from flows.signature import resolve
 from storage.artifacts import Store
 
@@ -25,12 +25,12 @@ MEASURES = (
 
 
 def test_what_can_be_said() -> None:
-    assert of_pipeline(None) == of_step(None) == HERE
-    assert of_pipeline("gpu pool") == RunsOn(pool="gpu pool")
-    assert of_step({"cluster": "dask"}) == RunsOn(cluster="dask", workers=2)
-    assert of_step({"cluster": "ray", "workers": 3}) == RunsOn(cluster="ray", workers=3)
-    assert of_step({"cluster": "dask", "address": "tcp://10.0.0.1:8786"}).workers is None
-    assert of_step({"cluster": "ray", "address": "ray://head:10001"}).address == "ray://head:10001"
+    assert parse_pipeline_placement(None) == parse_step_placement(None) == HERE
+    assert parse_pipeline_placement("gpu pool") == RunsOn(pool="gpu pool")
+    assert parse_step_placement({"cluster": "dask"}) == RunsOn(cluster="dask", workers=2)
+    assert parse_step_placement({"cluster": "ray", "workers": 3}) == RunsOn(cluster="ray", workers=3)
+    assert parse_step_placement({"cluster": "dask", "address": "tcp://10.0.0.1:8786"}).workers is None
+    assert parse_step_placement({"cluster": "ray", "address": "ray://head:10001"}).address == "ray://head:10001"
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,8 @@ def test_every_engine_knows_every_method_one_way_or_the_other() -> None:
     kinds = {*SETTINGS, OWN_MTP, GIVEN_MODEL}
     for engine in ENGINES:
         profile = profile_of(engine)
-        assert not set(profile.methods) & set(profile.instead)
-        assert {*profile.methods, *profile.instead} <= kinds
+        assert not set(profile.methods) & set(profile.unsupported)
+        assert {*profile.methods, *profile.unsupported} <= kinds
         for kind, served in profile.methods.items():
             settings = {"start": "own"} if kind == OWN_MTP else {"model": "m"} if kind == GIVEN_MODEL else {}
             method = {OWN_MTP: "mtp", GIVEN_MODEL: "draft-model"}.get(kind, kind)

@@ -25,10 +25,12 @@ def test_a_server_gets_its_own_url_and_no_other_in_the_environment_only(monkeypa
     monkeypatch.setenv(PREFECT, "postgresql+asyncpg://ada:one@db/prefect")
     monkeypatch.setenv(MLFLOW, "postgresql://ada:two@db/mlflow")
     for name, password, other in (("prefect", "one", "two"), ("mlflow", "two", "one")):
-        command, environment = on_database(name, COMMAND, {**os.environ, SERVERS[name].given_as: "sqlite:///x"})
+        command, environment = on_database(name, COMMAND, {**os.environ, SERVERS[name].server_variable: "sqlite:///x"})
         assert command[-3:] == COMMAND and "flows.service_databases" in command
         assert not any(password in word for word in command)
-        assert [key for key, value in environment.items() if f":{password}@" in value] == [SERVERS[name].given_as]
+        assert [key for key, value in environment.items() if f":{password}@" in value] == [
+            SERVERS[name].server_variable
+        ]
         assert not any(f":{other}@" in value for value in environment.values())
 
 
@@ -54,7 +56,7 @@ def test_a_database_that_is_down_ends_in_one_line_before_the_server_starts() -> 
     url = "postgresql+asyncpg://ada:hidden@127.0.0.1:9/prefect"  # nobody listens there
     done = subprocess.run(
         [sys.executable, "-m", "flows.service_databases", "prefect", sys.executable, "-c", "print('started')"],
-        env={**os.environ, SERVERS["prefect"].given_as: url},
+        env={**os.environ, SERVERS["prefect"].server_variable: url},
         capture_output=True,
         text=True,
         check=False,

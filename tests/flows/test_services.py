@@ -18,7 +18,7 @@ from flows import services
 from flows.service_address import pid_file
 from flows.service_control import stop
 from flows.service_parts import MARK, Part, Settings
-from flows.services import Running, Supervisor, end_leftovers, has_ended, marked, only_one
+from flows.services import PartProcess, Supervisor, is_dead, kill_leftovers, processes_of_home, single_supervisor
 
 SLEEP = "import time; time.sleep(60)"
 SLEEPER = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', '{SLEEP}']); time.sleep(60)"
@@ -43,7 +43,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 def settings(tmp_path: Path) -> Iterator[Settings]:
     settings = Settings(tmp_path / "home", tmp_path / "pipelines.yaml")
     yield settings
-    end_leftovers(settings.home)
+    kill_leftovers(settings.home)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def supervisor_of(settings: Settings) -> Callable[..., Supervisor]:
             Part(f"part{number}", (sys.executable, "-c", program), environment, stop_s=stop_s)
             for number, program in enumerate(programs)
         ]
-        return Supervisor(settings, {part.name: Running(part) for part in parts})
+        return Supervisor(settings, {part.name: PartProcess(part) for part in parts})
 
     return make
 
@@ -70,7 +70,7 @@ def until(what: Callable[[], object], within_s: float = 20.0) -> None:
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in processes if not has_ended(one)]
+    return [one for one in processes if not is_dead(one)]
 
 
 def test_a_killed_part_is_started_again_and_leaves_nothing_of_its_old_self(
@@ -80,15 +80,15 @@ def test_a_killed_part_is_started_again_and_leaves_nothing_of_its_old_self(
     supervisor.tick()
     one = supervisor.running["part0"]
     assert one.process is not None
-    until(lambda: len(marked(settings.home)) == 2)
-    old = marked(settings.home)
+    until(lambda: len(processes_of_home(settings.home)) == 2)
+    old = processes_of_home(settings.home)
     os.kill(one.process.pid, signal.SIGKILL)
     until(lambda: supervisor.tick() or one.restarts == 1)
     until(lambda: not alive(old))
     until(lambda: supervisor.tick() or one.is_healthy)
-    until(lambda: len(marked(settings.home)) == 2)
+    until(lambda: len(processes_of_home(settings.home)) == 2)
     supervisor.stop()
-    assert marked(settings.home) == []
+    assert processes_of_home(settings.home) == []
 
 
 def test_what_keeps_dying_is_started_later_and_later(supervisor_of: Callable[..., Supervisor]) -> None:
@@ -123,17 +123,17 @@ def test_a_part_that_ignores_the_polite_signal_is_killed_in_time(supervisor_of: 
 def test_a_part_dies_with_its_supervisor(settings: Settings) -> None:
     parent = subprocess.Popen([sys.executable, "-c", SUPERVISOR], env={**os.environ, MARK: str(settings.home)})
     below = [sys.executable, "-c", SLEEP]
-    until(lambda: below in [process.cmdline() for process in marked(settings.home)])
-    parts = [process for process in marked(settings.home) if process.pid != parent.pid]
+    until(lambda: below in [process.cmdline() for process in processes_of_home(settings.home)])
+    parts = [process for process in processes_of_home(settings.home) if process.pid != parent.pid]
     parent.kill()
     parent.wait()
     until(lambda: not alive(parts))
 
 
 def test_two_supervisors_never_hold_one_home(settings: Settings) -> None:
-    with only_one(settings.home):
+    with single_supervisor(settings.home):
         assert pid_file(settings.home).read_text() == f"{os.getpid()}\n"
-        with pytest.raises(BlockingIOError), only_one(settings.home):
+        with pytest.raises(BlockingIOError), single_supervisor(settings.home):
             raise AssertionError("two hold it")
     assert pid_file(settings.home).read_text() == ""
 
@@ -145,7 +145,7 @@ def test_down_ends_what_a_killed_supervisor_has_left(settings: Settings) -> None
     with left.stdout:
         port = int(left.stdout.readline())
     assert stop(settings.home) is True
-    assert marked(settings.home) == []
+    assert processes_of_home(settings.home) == []
     with socket.create_server(("127.0.0.1", port)):  # free at once, for the next `up`
         pass
     assert left.wait(20) == -signal.SIGKILL

@@ -17,7 +17,7 @@ from components.rows import DepthChoice, EngineAcceptance, write_rows
 from flows.cli import main
 from flows.trend import find_trend, spark_lines, table
 from storage.artifacts import Store
-from storage.results import remember_artifact
+from storage.results import record_artifact
 
 CHOICE = DepthChoice("sel", "t", "d", "mtp", "all", 1, 3, "r", 0.01, 1.0, 1.2, 1.1, 1.3, 1.25, 1.2, 1.3, 0.0, "use", [])
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, (method, depth, speed) in enumerate(
         [("mtp", 3, 1.2), ("mtp", 2, 1.3), ("eagle3", 1, 1.1), ("mtp", 3, 1.5)]
     ):
-        out, _ = store.begin(f"k{number}")
+        out, _ = store.open_staging(f"k{number}")
         write_rows(
             out,
             [dataclasses.replace(CHOICE, selection_id=f"s{number}", method=method, depth_k=depth, speedup_meas=speed)],
@@ -41,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "run_id": f"r{number}",
             "machine": {"machine_id": f"m{number % 2}"},
         }
-        remember_artifact(tmp_path, store.finish(f"k{number}", "DepthPolicy", {"score": number / 2}, record).path)
+        record_artifact(tmp_path, store.commit(f"k{number}", "DepthPolicy", {"score": number / 2}, record).path)
     return tmp_path
 
 
@@ -98,17 +98,17 @@ def test_of_a_night_s_two_drafters_the_newest_counts_in_whatever_order_they_are_
 ) -> None:
     store = Store(tmp_path)
     for key in ("b-old", "a-new"):
-        store.begin(key)
-        remember_artifact(tmp_path, store.finish(key, "Draft", {"method": "mtp"}, {"run_id": key}).path)
+        store.open_staging(key)
+        record_artifact(tmp_path, store.commit(key, "Draft", {"method": "mtp"}, {"run_id": key}).path)
     for night in range(2):
-        out, _ = store.begin(f"night{night}")
+        out, _ = store.open_staging(f"night{night}")
         rows = [
             dataclasses.replace(CHOICE, draft_key=key, speedup_meas=speed)
             for key, speed in (("a-new", 1.5), ("b-old", 1.2))
         ]
         write_rows(out, rows if night else rows[::-1])
         record = {"pipeline": "p", "run_id": f"r{night}"}
-        remember_artifact(tmp_path, store.finish(f"night{night}", "DepthPolicy", {}, record).path)
+        record_artifact(tmp_path, store.commit(f"night{night}", "DepthPolicy", {}, record).path)
     # both nights confirm one selection: of the view the newer stands
     assert [dot.value for dot in find_trend(tmp_path, "speedup_meas", {}, 50).dots] == [1.5]
     assert [dot.value for dot in find_trend(tmp_path, "depth_choice.speedup_meas", {}, 50).dots] == [1.5, 1.5]
@@ -117,10 +117,10 @@ def test_of_a_night_s_two_drafters_the_newest_counts_in_whatever_order_they_are_
 def test_what_was_measured_again_is_a_value_for_each_time(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for number, speed in enumerate((1.2, 1.3, 1.1)):
-        out, _ = store.begin("same")
+        out, _ = store.open_staging("same")
         write_rows(out, [dataclasses.replace(CHOICE, speedup_meas=speed)])
         record = {"pipeline": "p", "run_id": f"r{number}", "machine": {"machine_id": f"m{number}"}}
-        remember_artifact(tmp_path, store.finish("same", "DepthPolicy", {"score": speed}, record).path)
+        record_artifact(tmp_path, store.commit("same", "DepthPolicy", {"score": speed}, record).path)
     found = find_trend(tmp_path, "speedup_meas", {}, 50)
     assert [(dot.value, dot.run, dot.machine) for dot in found.dots] == [
         (1.2, "r0", "m0"),
@@ -132,7 +132,7 @@ def test_what_was_measured_again_is_a_value_for_each_time(tmp_path: Path) -> Non
 
 def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    out, _ = store.begin("k")
+    out, _ = store.open_staging("k")
     write_rows(
         out,
         [
@@ -144,7 +144,7 @@ def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_
             ]
         ],
     )
-    remember_artifact(tmp_path, store.finish("k", "Measurements", {}, {"run_id": "r"}).path)
+    record_artifact(tmp_path, store.commit("k", "Measurements", {}, {"run_id": "r"}).path)
     found = find_trend(tmp_path, "v_engine_acceptance.al_with_overshoot", {}, 50)
     assert sorted(found.series()) == [
         "sglang, concurrency=1, responses",

@@ -35,29 +35,31 @@ def paths(events: list[dict[str, Any]]) -> list[str]:
 
 def test_a_file_is_news_once_when_it_has_stopped_growing_and_a_restart_forgets_nothing(place: Path, home: Path) -> None:
     watcher = Watcher(place / "pipelines.yaml", home)
-    assert watcher.look() == [], "what was there before is no news"
+    assert watcher.pending_events() == [], "what was there before is no news"
     new = place / "in" / "new.txt"
     new.write_text("half")
-    assert watcher.look() == [], "seen for the first time: it may still grow"
+    assert watcher.pending_events() == [], "seen for the first time: it may still grow"
     new.write_text("half and the rest")
-    assert watcher.look() == []
-    events = watcher.look()
+    assert watcher.pending_events() == []
+    events = watcher.pending_events()
     assert [event["event"] for event in events] == [FILE_EVENT] and paths(events) == ["new.txt"]
     assert events[0]["resource"]["prefect.resource.id"] == file_resource(
         pattern_of(place / "pipelines.yaml", "in/*.txt")
     )
-    assert watcher.look()[0]["id"] == events[0]["id"], "the server did not take it: the same event is due again"
-    watcher.told(events)
-    assert watcher.look() == []
+    assert watcher.pending_events()[0]["id"] == events[0]["id"], (
+        "the server did not take it: the same event is due again"
+    )
+    watcher.acknowledge(events)
+    assert watcher.pending_events() == []
     (place / "in" / "late.txt").write_text("while nobody watched")
     again = Watcher(place / "pipelines.yaml", home)
-    again.look()
-    events = again.look()
+    again.pending_events()
+    events = again.pending_events()
     assert paths(events) == ["late.txt"]
-    again.told(events)
+    again.acknowledge(events)
     new.write_text("something else entirely")
-    again.look()
-    assert paths(again.look()) == ["new.txt"], "a changed file is news"
+    again.pending_events()
+    assert paths(again.pending_events()) == ["new.txt"], "a changed file is news"
 
 
 def move(home: Path, version: int) -> PromotionRow:
@@ -70,12 +72,12 @@ def test_every_later_move_in_the_promotion_log_is_told_until_it_is_taken(place: 
     home.mkdir(parents=True)
     move(home, 1)
     watcher = Watcher(place / "pipelines.yaml", home)
-    assert watcher.look() == []
+    assert watcher.pending_events() == []
     move(home, 2)
     for _ in range(2):
-        (event,) = watcher.look()
+        (event,) = watcher.pending_events()
         assert (event["event"], event["payload"]["to_version"]) == (MOVE_EVENT, 2)
         assert event["resource"]["prefect.resource.id"] == move_resource("builtin-mtp", "champion")
         json.dumps(event)
-    watcher.told([event])
-    assert Watcher(place / "pipelines.yaml", home).look() == []
+    watcher.acknowledge([event])
+    assert Watcher(place / "pipelines.yaml", home).pending_events() == []

@@ -53,12 +53,12 @@ def make(home: Path) -> Make:
         **record: Any,
     ) -> Artifact:
         store = Store(home)
-        out, _ = store.begin(key)
+        out, _ = store.open_staging(key)
         write_rows(out, rows)
         for name, content in (files or {}).items():
             (out / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
         known = {"pipeline": "toy", "step": "measure", "run_id": "r1", "seconds": 1.5, "machine": {"machine_id": "m1"}}
-        return store.finish(key, kind, info or {}, {**known, **record})
+        return store.commit(key, kind, info or {}, {**known, **record})
 
     return make_artifact
 

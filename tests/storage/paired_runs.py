@@ -93,7 +93,9 @@ def release(make: Callable[..., Artifact], key: str, draft: str = "d1", **change
     return make(key, kind="Release", step="release", files=files, info=info, run_id=run_id)
 
 
-def add(home: Path, make: Callable[..., Artifact], key: str, draft: str = "d1", **changes: Any) -> registry.Registered:
+def add(
+    home: Path, make: Callable[..., Artifact], key: str, draft: str = "d1", **changes: Any
+) -> registry.RegisteredVersion:
     """Publish a release."""
     may_promote = changes.pop("may_promote", True)
     return registry.register(home, release(make, key, draft, **changes).path, judge, may_promote=may_promote)

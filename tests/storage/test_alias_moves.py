@@ -25,7 +25,7 @@ from storage import alias_moves, journal
 from storage.artifacts import Store
 from storage.keep import begin_run, resync
 from storage.registry import aliases_of, find_release, notice_moves, promote, rollback
-from storage.results import query, rebuild, remember_artifact
+from storage.results import query, rebuild, record_artifact
 from storage.tracking import open_client
 
 
@@ -34,7 +34,7 @@ def two_versions(home: Path, make: Any, with_mlflow: Path, monkeypatch: pytest.M
     """Version 1 is champion; version 2 was measured beside it and is slower."""
     light_versions(monkeypatch)
     slower = [("d1", 4, 5.0, 22), ("d2", 4, 6.0, 25), ("d3", 4, 4.0, 22)]
-    remember_artifact(home, make("run", rows=timed(slower), machine={"machine_id": "m1"}).path)
+    record_artifact(home, make("run", rows=timed(slower), machine={"machine_id": "m1"}).path)
     add(home, make, "k1", "d1")
     add(home, make, "k2", "d2")
 

@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(store: Store, key: str = KEY, files: dict[str, bytes] | None = None) -> Draft:
-    out, _ = store.begin(key)
+    out, _ = store.open_staging(key)
     for name, content in (files or {"draft.json": b"{}", "deep/model.safetensors": b"weights"}).items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(content)
-    made = store.finish(key, "Draft", {"method": "fern"}, {"step": "draft"})
+    made = store.commit(key, "Draft", {"method": "fern"}, {"step": "draft"})
     assert isinstance(made, Draft)
     return made
 
@@ -35,7 +35,7 @@ def make(store: Store, key: str = KEY, files: dict[str, bytes] | None = None) ->
 def test_what_is_finished_is_found_whole(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = make(store)
-    found = Store(tmp_path).find(KEY)
+    found = Store(tmp_path).get(KEY)
     assert found == made
     assert type(found) is Draft
     content = store.record_of(KEY)
@@ -47,19 +47,19 @@ def test_what_is_finished_is_found_whole(tmp_path: Path) -> None:
 
 def test_nothing_is_found_before_it_is_finished(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    out, scratch = store.begin(KEY)
+    out, scratch = store.open_staging(KEY)
     (out / "draft.json").write_text("{}")
     (scratch / "checkpoint").write_text("half")
     (out / "artifact.json").write_text("{}")  # a finish that died before its rename
-    assert store.find(KEY) is None
-    assert store.begin(KEY) == (out, scratch)
+    assert store.get(KEY) is None
+    assert store.open_staging(KEY) == (out, scratch)
     assert (out / "draft.json").exists() and (scratch / "checkpoint").exists()
     assert not (out / "artifact.json").exists()
 
 
 def test_what_safetensors_was_writing_when_it_was_killed_is_no_part_of_an_artifact(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    out, scratch = store.begin(KEY)
+    out, scratch = store.open_staging(KEY)
     (out / "deep").mkdir()
     assert killed_while_writing(out / "deep") and killed_while_writing(scratch)
     make(store)
@@ -96,13 +96,13 @@ def test_a_broken_artifact_is_set_aside_never_used(tmp_path: Path, damage: str, 
         record.unlink()
     else:
         record.write_text(json.dumps({**json.loads(record.read_text()), "kind": "Cake"}))
-    assert store.look(KEY).why.startswith(why)
+    assert store.verify_local(KEY).fault.startswith(why)
     assert path.exists(), "looking changes nothing"
-    assert store.find(KEY) is None
+    assert store.get(KEY) is None
     assert not path.exists()
     assert len(list((tmp_path / "broken").iterdir())) == 1
     make(store)
-    assert store.find(KEY) is not None
+    assert store.get(KEY) is not None
 
 
 def test_a_change_that_keeps_size_and_time_is_seen_when_the_inode_is_new(tmp_path: Path) -> None:
@@ -113,18 +113,18 @@ def test_a_change_that_keeps_size_and_time_is_seen_when_the_inode_is_new(tmp_pat
     beside.write_bytes(b"WEIGHTS")
     os.utime(beside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     os.replace(beside, weights)
-    assert store.look(KEY).why == "deep/model.safetensors has changed since it was made"
+    assert store.verify_local(KEY).fault == "deep/model.safetensors has changed since it was made"
 
 
 def test_verified_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     make(store)
     monkeypatch.setattr("storage.whole_files.sha256_of", lambda file: pytest.fail(f"{file} was read"))
-    assert store.find(KEY) is not None
+    assert store.get(KEY) is not None
     for file in (tmp_path / "verified").iterdir():
         file.unlink()
     with pytest.raises(pytest.fail.Exception):
-        store.find(KEY)
+        store.get(KEY)
 
 
 def test_only_one_holds_the_lock_of_a_key(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_broken_artifact_that_is_being_rebuilt_is_left_alone(tmp_path: Path) -
     path = make(store).path
     (path / "draft.json").unlink()
     with store.lock(KEY):
-        assert Store(tmp_path).find(KEY) is None
+        assert Store(tmp_path).get(KEY) is None
         assert path.exists()
 
 
@@ -154,10 +154,10 @@ from storage.artifacts import Store
 store = Store(sys.argv[1])
 for number in range(10000):
     key = f"{number:04d}" * 16
-    out, scratch = store.begin(key)
+    out, scratch = store.open_staging(key)
     for name in "abcd":
         (out / name).write_bytes(name.encode() * 5000)
-    store.finish(key, "Draft", {"number": number}, {})
+    store.commit(key, "Draft", {"number": number}, {})
     print(number, flush=True)
 """
 
@@ -176,7 +176,7 @@ def test_a_kill_leaves_every_key_whole_or_absent(tmp_path: Path, after: int) -> 
     store = Store(tmp_path)
     assert len(store.keys()) >= after + len(said)
     for key in [path.name for path in (tmp_path / "store").iterdir()]:
-        assert store.look(key).artifact is not None
+        assert store.verify_local(key).artifact is not None
 
 
 @settings(max_examples=30, deadline=None)
@@ -189,12 +189,12 @@ def test_a_kill_leaves_every_key_whole_or_absent(tmp_path: Path, after: int) -> 
 def test_any_flipped_byte_is_found(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], place) -> None:  # type: ignore[no-untyped-def]
     store = Store(tmp_path_factory.mktemp("home"))
     made = make(store, files=files)
-    assert store.look(KEY).artifact is not None
+    assert store.verify_local(KEY).artifact is not None
     name = place.choice(sorted(files))
     content = bytearray(files[name])
     content[place.randrange(len(content))] ^= 1 << place.randrange(8)
     (made.path / name).write_bytes(bytes(content))
-    assert store.look(KEY).why == f"{name} has changed since it was made"
+    assert store.verify_local(KEY).fault == f"{name} has changed since it was made"
 
 
 def test_a_prefix_names_one_key(tmp_path: Path) -> None:

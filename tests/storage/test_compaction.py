@@ -18,7 +18,7 @@ from storage import compaction, segments
 from storage.artifacts import Store
 from storage.history import compact, files_of, history_dir, sessions_known, write_table
 from storage.records import Provenance, now
-from storage.results import query, rebuild, remember_artifact
+from storage.results import query, rebuild, record_artifact
 
 HERE = Path(__file__).parent
 
@@ -82,9 +82,9 @@ def test_files_stay_under_a_reader_and_go_when_nobody_reads(home: Path) -> None:
 
 def test_sessions_of_one_key_are_compacted_side_by_side_and_known_by_their_own_names(home: Path, make: Any) -> None:
     for i in range(3):
-        remember_artifact(home, make(f"k{i}").path)
+        record_artifact(home, make(f"k{i}").path)
     compact(home, 2)
-    remember_artifact(home, make("k1", info={"made": "anew"}).path)
+    record_artifact(home, make("k1", info={"made": "anew"}).path)
     for _ in range(2):
         sql = (
             "SELECT artifact_key, info ->> 'made', is_newest FROM artifact JOIN sessions USING (artifact_key, session)"

@@ -9,9 +9,9 @@ import pytest
 
 from components.rows import EngineComparison
 from components.speedup.promotion_rule import judge
-from storage.named_queries import ask_by_name
+from storage.named_queries import run_named_query
 from storage.promotion_gate import decide
-from storage.results import remember_artifact
+from storage.results import record_artifact
 
 TAGS = {"draftsmith.draft_key": "new", "draftsmith.depth_k": "3", "gate.status": "passed", "gate.checks": "[]"}
 
@@ -26,37 +26,37 @@ def compared(verdict: str, engine: str = "vllm", draft: str = "new", workload: s
 
 def test_an_engine_mismatch_blocks_promotion_until_it_is_measured_mended(home: Path, make: Any) -> None:
     assert [check.name for check in decide(home, TAGS, None, None, judge).checks] == ["own_gate"]
-    remember_artifact(home, make("a", rows=[compared("mismatch"), compared("equal", "llama.cpp")]).path)
+    record_artifact(home, make("a", rows=[compared("mismatch"), compared("equal", "llama.cpp")]).path)
     decision = decide(home, TAGS, None, None, judge)
-    assert not decision.passed and decision.why_not().startswith("engine_mismatch is 1")
-    assert "vllm 1.0" in decision.why_not() and "llama.cpp" not in decision.why_not()
-    remember_artifact(home, make("b", rows=[compared("close")]).path)
+    assert not decision.passed and decision.refusal().startswith("engine_mismatch is 1")
+    assert "vllm 1.0" in decision.refusal() and "llama.cpp" not in decision.refusal()
+    record_artifact(home, make("b", rows=[compared("close")]).path)
     assert decide(home, TAGS, None, None, judge).passed
 
 
 @pytest.mark.parametrize("verdicts", [("equal", "mismatch"), ("mismatch", "equal")])
 def test_any_mismatch_among_the_rows_of_one_comparison_blocks(home: Path, make: Any, verdicts: tuple[str, str]) -> None:
-    remember_artifact(home, make("a", rows=[compared(verdict) for verdict in verdicts]).path)
+    record_artifact(home, make("a", rows=[compared(verdict) for verdict in verdicts]).path)
     assert not decide(home, TAGS, None, None, judge).passed
 
 
 def test_a_newer_run_that_compared_nothing_does_not_clear_a_mismatch(home: Path, make: Any) -> None:
-    remember_artifact(home, make("a", rows=[compared("mismatch")]).path)
-    remember_artifact(home, make("b", rows=[compared("not_compared")]).path)
+    record_artifact(home, make("a", rows=[compared("mismatch")]).path)
+    record_artifact(home, make("b", rows=[compared("not_compared")]).path)
     assert not decide(home, TAGS, None, None, judge).passed
 
 
 @pytest.mark.parametrize("other", [compared("mismatch", draft="old"), compared("mismatch", workload="code")])
 def test_other_drafters_and_single_workloads_do_not_block(home: Path, make: Any, other: EngineComparison) -> None:
-    remember_artifact(home, make("a", rows=[other, compared("equal")]).path)
+    record_artifact(home, make("a", rows=[other, compared("equal")]).path)
     assert decide(home, TAGS, None, None, judge).passed
 
 
 def test_predicted_ours_and_the_engine_stand_side_by_side(home: Path, make: Any) -> None:
-    remember_artifact(home, make("a", rows=[compared("equal"), compared("equal", workload="code")]).path)
-    names, rows = ask_by_name(home, "engines_beside_ours", {})
+    record_artifact(home, make("a", rows=[compared("equal"), compared("equal", workload="code")]).path)
+    names, rows = run_named_query(home, "engines_beside_ours", {})
     (row,) = (dict(zip(names, one, strict=True)) for one in rows)
     assert (row["al_pred"], row["al_ours"], row["al_engine"]) == (1.75, 1.8, 1.8)
     assert (row["speedup_pred"], row["speedup_ours"], row["speedup_engine"]) == (1.25, 1.3, 1.2)
     assert (row["verdict"], row["num_identical"], row["num_compared"]) == ("equal", 8, 8)
-    assert len(ask_by_name(home, "engines_beside_ours", {"workload": ""})[1]) == 2
+    assert len(run_named_query(home, "engines_beside_ours", {"workload": ""})[1]) == 2

@@ -20,7 +20,7 @@ from storage import evidence, journal, registry
 from storage.alias_moves import aliases_of
 from storage.artifacts import Store
 from storage.keep import resync
-from storage.named_queries import ask_by_name
+from storage.named_queries import run_named_query
 from storage.registry import notice_moves, promote, register, versions_of
 from storage.release_facts import SESSION_TAG
 from storage.results import query, rebuild
@@ -34,7 +34,7 @@ def no_model_files(with_mlflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     light_versions(monkeypatch)
 
 
-def measured(home: Path, make: Any, key: str = "k1", draft: str = "d1", **changes: Any) -> registry.Registered:
+def measured(home: Path, make: Any, key: str = "k1", draft: str = "d1", **changes: Any) -> registry.RegisteredVersion:
     """Measure a release, the first time or again, and register it."""
     return register(home, release(make, key, draft, **changes).path, judge)
 
@@ -81,7 +81,7 @@ def test_promote_decides_by_the_newest_evidence_and_the_log_has_the_numbers_befo
 def test_evidence_that_passes_the_gate_makes_the_champion_as_a_run_does(home: Path, make: Any) -> None:
     measured(home, make, **SLOW)
     assert "champion" in measured(home, make).aliases
-    found = {(alias, version) for _, alias, version, *_ in ask_by_name(home, "champions", {})[1]}
+    found = {(alias, version) for _, alias, version, *_ in run_named_query(home, "champions", {})[1]}
     assert found == {("candidate", 1), ("challenger", 1), ("champion", 1)}, "an entry of evidence is no alias"
 
 
@@ -230,7 +230,7 @@ def die_before(moment: str) -> None:
         "log": (journal, "log_promotion"),
         "tags": (evidence, "renew_tags"),
         "decision": (registry, "decide"),
-        "champion": (registry.alias_moves, "move"),
+        "champion": (registry.alias_moves, "move_alias"),
         "session": (evidence, "settle_session"),
     }
     module, name = where[moment]

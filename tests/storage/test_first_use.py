@@ -15,7 +15,7 @@ import pytest
 from paired_runs import timed
 
 from storage import tracking
-from storage.results import query, remember_artifact
+from storage.results import query, record_artifact
 from storage.tracking import open_client
 
 NUM_PROCESSES = 6
@@ -60,7 +60,7 @@ def first_use(home: Path, number: int, paths: Sequence[Path]) -> None:
 
 
 def write_and_ask(home: Path, number: int, paths: Sequence[Path]) -> None:
-    remember_artifact(home, paths[number])
+    record_artifact(home, paths[number])
     found = query("SELECT count(*) FROM request WHERE artifact_key = $key", home, {"key": f"k{number}"})[1]
     assert found == [(24,)]
     assert query("SELECT count(*) > 0 FROM v_speedup", home)[1] == [(True,)]

@@ -29,7 +29,7 @@ def obstacles(home: Path, make: Any, with_mlflow: Path, monkeypatch: pytest.Monk
 
 def test_resync_tells_what_it_cannot_read_and_makes_up_for_all_else(home: Path) -> None:
     for _ in range(2):
-        with pytest.raises(keep.PassedOver) as told:
+        with pytest.raises(keep.ArtifactsSkipped) as told:
             keep.resync(home, judge)
         cut, other = told.value.lines
         assert cut.startswith("artifact cutcutcutcut: JSONDecodeError") and "\n" not in str(told.value)

@@ -18,7 +18,7 @@ from components.rows import CostCell, QualityFlag
 from storage import results
 from storage.artifacts import RECORD_FILE, Store
 from storage.history import compact, history_dir
-from storage.results import query, rebuild, remember_artifact, remember_key, view_names
+from storage.results import query, rebuild, record_artifact, record_key, view_names
 from storage.schema import all_tables
 
 Make = Callable[..., Any]
@@ -48,7 +48,7 @@ def measure(home: Path, make: Make, decode_ms: float, cost_ns: float, speedup: f
         "depth": [depth_eval(depth_k=k) for k in (1, 2)] + [choice()],
         "verdict": [depth_eval(depth_k=1, speedup_meas=speedup), choice(speedup_meas=speedup)],
     }.items():
-        remember_artifact(home, make(key, rows=rows, run_id=run_id).path)
+        record_artifact(home, make(key, rows=rows, run_id=run_id).path)
 
 
 def test_views_take_the_newest_session_tables_hold_all_and_either_can_be_asked_of_every_view(home, make):
@@ -80,7 +80,7 @@ def test_views_take_the_newest_session_tables_hold_all_and_either_can_be_asked_o
 def test_a_depth_that_was_measured_the_first_time_alone_does_not_mix_into_the_second(home, make):
     for run, measured in (("r1", 3), ("r2", 1)):
         evals = [depth_eval(depth_k=k, speedup_meas=1.5 if k == measured else None) for k in (1, 3)]
-        remember_artifact(home, make("verdict", rows=evals, run_id=run).path)
+        record_artifact(home, make("verdict", rows=evals, run_id=run).path)
     assert ask(home, "SELECT depth_k, speedup_meas FROM v_depth ORDER BY 1") == [(1, 1.5), (3, None)]
 
 
@@ -94,7 +94,7 @@ def test_a_deleted_history_comes_back_with_every_session_compacted_or_not(home, 
     rebuild(home, Store(home))
     assert everything(home) == before
     for key in ("cost", "end_to_end", "depth", "verdict"):
-        remember_key(home, Store(home), key)
+        record_key(home, Store(home), key)
     assert everything(home) == before, "it is said once"
 
 
@@ -105,7 +105,7 @@ def test_sessions_may_come_in_any_order(home, make):
     for order in itertools.permutations(paths):
         shutil.rmtree(history_dir(home), ignore_errors=True)
         for path in order:
-            remember_artifact(home, path)
+            record_artifact(home, path)
         assert ask(home, "SELECT ms_p50 FROM v_cost") == [(3.0,)]
         assert len(ask(home, "FROM superseded")) == 2
 
@@ -114,7 +114,7 @@ def test_an_invalid_session_does_not_take_the_place_of_a_valid_one(home, make):
     def decide(verdict: str, speedup: float) -> list[tuple[Any, ...]]:
         rows = [choice(verdict=verdict, speedup_meas=speedup)]
         made = make("verdict", rows=rows, info={"verdict": verdict}, run_id=str(speedup))
-        remember_artifact(home, made.path)
+        record_artifact(home, made.path)
         return ask(home, "SELECT verdict, speedup_meas FROM v_choice")
 
     assert decide("invalid", 9.0) == [("invalid", 9.0)], "there is no other"
@@ -134,10 +134,10 @@ def test_rows_from_before_there_were_sessions_are_those_of_the_first_session(hom
 
     old = make("cost", rows=[cost(1e6)])
     forget(old.path)
-    remember_artifact(home, old.path)
+    record_artifact(home, old.path)
     assert (history_dir(home) / "cost_cell" / "cost.parquet").is_file(), "the file that earlier versions wrote"
     assert ask(home, "SELECT session, ms_p50 FROM v_cost JOIN artifact USING (artifact_key)") == [("", 1.0)]
-    remember_artifact(home, make("cost", rows=[cost(2e6)]).path)
+    record_artifact(home, make("cost", rows=[cost(2e6)]).path)
     assert ask(home, "SELECT ms_p50 FROM v_cost") == [(2.0,)] and len(ask(home, "FROM cost_cell")) == 2
     before = everything(home)
     rebuild(home, Store(home))
@@ -145,14 +145,14 @@ def test_rows_from_before_there_were_sessions_are_those_of_the_first_session(hom
 
 
 def test_a_session_whose_end_was_not_noted_is_noted_by_whoever_comes_next(home, make, monkeypatch):
-    remember_artifact(home, make("cost", rows=[cost(1e6)]).path)
+    record_artifact(home, make("cost", rows=[cost(1e6)]).path)
     again = make("cost", rows=[cost(2e6)])
     with monkeypatch.context() as killed:
         killed.setattr(results, "_mark_superseded", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            remember_artifact(home, again.path)
+            record_artifact(home, again.path)
     assert len(ask(home, "FROM v_cost")) == 2
-    remember_key(home, Store(home), "cost")
+    record_key(home, Store(home), "cost")
     assert ask(home, "SELECT ms_p50 FROM v_cost") == [(2.0,)]
 
 
@@ -164,5 +164,5 @@ def test_rows_that_another_artifact_has_at_the_same_moment_are_no_older_session_
         if key == "b":
             at = json.loads((Store(home).path_of("a") / RECORD_FILE).read_text())["finished_at"]
             record.write_text(json.dumps(json.loads(record.read_text()) | {"finished_at": at}))
-        remember_artifact(home, made.path)
+        record_artifact(home, made.path)
     assert ask(home, "SELECT draft_key FROM v_flags ORDER BY 1") == [("a",), ("b",)]

@@ -28,7 +28,7 @@ from components.definitions import counts, has_decoding, has_rounds, position_co
 from components.rows import Request, Round
 from components.speedup.acceptance import replay_counts, summarise_acceptance
 from components.speedup.measured import measured_arms
-from storage.results import query, remember_artifact
+from storage.results import query, record_artifact
 
 SEEDS = range(6)
 ARM = ("method", "draft_key", "depth_k", "tree_budget", "batch_size", "kernel", "engine")
@@ -68,7 +68,7 @@ def by_prompt(requests: Iterable[Request]) -> list[list[Request]]:
 
 
 def ask(home: Path, make: Any, *rows: Any) -> None:
-    remember_artifact(home, make("k1", rows=rows).path)
+    record_artifact(home, make("k1", rows=rows).path)
 
 
 def acceptance(requests: Sequence[Request]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 from paired_runs import timed
 
 from components.promotion import Check
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.promotion_rule import judge
 from storage.promotion_gate import Decision, decide
-from storage.results import query, remember_artifact
+from storage.results import query, record_artifact
 
 OLD, NEW = ("old", 3, 6.0, 25), ("new", 4, 5.0, 22)
 SHALLOW = [("old", 1, 8.0, 40), ("new", 1, 8.0, 40)]  # a depth that both were run at, as every measurement has one
@@ -40,7 +40,7 @@ def ask(home: Path, make: Any) -> Ask:
     def decided(*runs: list[Any], machines: tuple[str, ...] = (), new: dict[str, str] | None = None) -> Decision:
         for number, rows in enumerate(runs):
             machine = {"machine_id": machines[number] if machines else "m1"}
-            remember_artifact(home, make(f"run{number}", rows=rows, machine=machine).path)
+            record_artifact(home, make(f"run{number}", rows=rows, machine=machine).path)
         return decide(home, new or tags("new", 4), tags("old", 3), 1, judge)
 
     return decided
@@ -61,7 +61,9 @@ def test_a_faster_challenger_measured_beside_the_champion_passes(ask: Ask) -> No
     assert speed.lo is not None and speed.hi is not None and 1.1 < speed.lo < speed.value < speed.hi < 1.3
     assert "both in one run" in check(decision, "prompts_measured_for_both").asked
     assert {"acceptance[all]", "acceptance[code]", "acceptance[chat]"} < {check.name for check in decision.checks}
-    assert decision.why().startswith("the promotion gate passed against version 1: speed_against_champion is 1.2")
+    assert decision.justification().startswith(
+        "the promotion gate passed against version 1: speed_against_champion is 1.2"
+    )
 
 
 def test_the_gate_does_not_ask_to_be_faster_only_not_to_be_slower(ask: Ask) -> None:
@@ -71,7 +73,7 @@ def test_the_gate_does_not_ask_to_be_faster_only_not_to_be_slower(ask: Ask) -> N
 def test_a_slower_challenger_is_refused_with_the_numbers(ask: Ask) -> None:
     decision = ask(timed([OLD, ("new", 4, 6.5, 25), *SHALLOW]))
     assert failed(decision) == {"speed_against_champion"}
-    assert "speed_against_champion is 0.92" in decision.why_not() and "asked lower bound >= 0.98" in decision.why_not()
+    assert "speed_against_champion is 0.92" in decision.refusal() and "asked lower bound >= 0.98" in decision.refusal()
 
 
 def test_two_runs_on_one_machine_are_compared_through_plain_decoding(ask: Ask) -> None:
@@ -88,7 +90,7 @@ def test_two_runs_on_one_machine_are_compared_through_plain_decoding(ask: Ask) -
     [
         ([timed([OLD], session="a"), timed([NEW], session="b")], ("m1", "m2")),
         ([timed([OLD], session="a"), timed([NEW], session="b", target_key="another")], ()),
-        ([timed([OLD, NEW], num_prompts=LEAST_PROMPTS - 1)], ()),
+        ([timed([OLD, NEW], num_prompts=PROMPTS.decide - 1)], ()),
         ([timed([OLD])], ()),
     ],
     ids=["two machines", "two targets", "few prompts", "never measured"],
@@ -119,7 +121,7 @@ def test_without_a_champion_the_releases_own_gate_decides(home: Path) -> None:
     assert decide(home, tags("new", 4), None, None, judge).passed
     checks = json.dumps([{"name": "prediction_gap", "passed": False}, {"name": "no_faults", "passed": True}])
     refused = decide(home, tags("new", 4, **{"gate.status": "failed", "gate.checks": checks}), None, None, judge)
-    assert not refused.passed and "(prediction_gap)" in refused.why_not()
+    assert not refused.passed and "(prediction_gap)" in refused.refusal()
 
 
 def test_the_answer_is_the_same_every_time(ask: Ask, home: Path) -> None:
@@ -186,7 +188,7 @@ def test_of_several_runs_of_the_challenger_the_newest_counts(ask: Ask) -> None:
     runs = [timed([NEW], session=f"new{number}", identical=False, tie=False) for number in range(3)]
     old, mended = timed([OLD, SHALLOW[0]], session="old"), timed([NEW, SHALLOW[1]], session="mended")
     decision = ask(old, *runs, mended)
-    assert decision.passed, decision.why_not()
+    assert decision.passed, decision.refusal()
 
 
 def test_a_workload_of_few_prompts_is_not_asked_and_all_together_need_enough(ask: Ask, home: Path, make: Any) -> None:
@@ -204,7 +206,7 @@ def test_a_workload_of_few_prompts_is_not_asked_and_all_together_need_enough(ask
     assert decision.passed and rare.asked == "not asked of 3 prompts"
     assert rare.value == pytest.approx(25 / 30, abs=0.01), "it is told all the same"
     rare_alone = [row for row in kept if row.workload == "rare"]
-    remember_artifact(home, make("rare", rows=[dataclasses.replace(r, session_id="rare") for r in rare_alone]).path)
+    record_artifact(home, make("rare", rows=[dataclasses.replace(r, session_id="rare") for r in rare_alone]).path)
     few = decide(home, tags("new", 4), tags("old", 3), 1, judge)
     assert failed(few) >= {"acceptance[all]", "prompts_measured_for_both", "speed_against_champion"}
-    assert f"of {LEAST_PROMPTS} prompts" in check(few, "acceptance[all]").asked
+    assert f"of {PROMPTS.decide} prompts" in check(few, "acceptance[all]").asked

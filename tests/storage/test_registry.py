@@ -15,9 +15,9 @@ from components.contract import UserError
 from components.speedup.promotion_rule import judge
 from storage import journal, model_versions, registry
 from storage.artifacts import Store
-from storage.keep import begin_run, end_run, keep
+from storage.keep import begin_run, end_run, record_step
 from storage.registry import promote, register, rollback
-from storage.tracking import experiment_of, open_client
+from storage.tracking import ensure_experiment, open_client
 
 MODEL_FILE = Path(__file__).with_name("model_file.py")
 
@@ -27,7 +27,7 @@ def toy_model(with_mlflow, monkeypatch):
     monkeypatch.setattr(model_versions, "REQUIREMENTS", ("mlflow",))
 
 
-def add(home: Path, make: Any, key: str, **changes: Any) -> registry.Registered:
+def add(home: Path, make: Any, key: str, **changes: Any) -> registry.RegisteredVersion:
     return register(home, release(make, key, **changes).path, judge, code=MODEL_FILE)
 
 
@@ -61,7 +61,7 @@ def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its
 
 def test_a_release_without_a_run_is_registered_though_its_experiment_was_deleted(home, make):
     client = open_client(home)
-    client.delete_experiment(experiment_of(home, client, "releases"))
+    client.delete_experiment(ensure_experiment(home, client, "releases"))
     assert add(home, make, "k1").version == 1
 
 
@@ -107,7 +107,7 @@ def test_keep_registers_a_release_under_its_child_run_and_says_so(home, make, st
     artifact = release(make, "k1")
     for expected in (True, False):
         run = begin_run(home, "toy", {}, judge)
-        keep(artifact, "Release", step("release", kind="Release"), {"seconds": 1.0}, run, reused=not expected)
+        record_step(artifact, "Release", step("release", kind="Release"), {"seconds": 1.0}, run, reused=not expected)
         end_run(run, "completed")
         assert run.problems == [] and [version.is_new for version in run.registered] == [expected]
     version = open_client(home).get_model_version(NAME, "1")

@@ -21,7 +21,7 @@ from components.contract import Draft, UserError
 from storage import remote_store
 from storage.artifact_records import with_digest
 from storage.artifacts import Store
-from storage.remote_store import VARIABLE, RemoteStore, take_problems
+from storage.remote_store import VARIABLE, RemoteStore, drain_problems
 
 KEY = "ab" * 32
 FILES = {"draft.json": b"{}", "deep/model.safetensors": b"weights"}
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def forget_open_stores() -> None:
     """As a new process would see it."""
-    remote_store._opened.cache_clear()
+    remote_store._store_at.cache_clear()
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -50,11 +50,11 @@ def homes(url: str, tmp_path: Path) -> tuple[Store, Store]:
 
 
 def make(store: Store, key: str = KEY, files: dict[str, bytes] | None = None) -> Draft:
-    out, _ = store.begin(key)
+    out, _ = store.open_staging(key)
     for name, content in (FILES if files is None else files).items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(content)
-    made = store.finish(key, "Draft", {"method": "fern"}, {"step": "draft"})
+    made = store.commit(key, "Draft", {"method": "fern"}, {"step": "draft"})
     assert isinstance(made, Draft)
     return made
 
@@ -75,22 +75,22 @@ def objects(store: Store) -> list[str]:
 def test_what_one_home_finishes_another_finds(homes: tuple[Store, Store]) -> None:
     ada, bob = homes
     make(ada)
-    assert bob.look(KEY).why == "absent"
-    foreseen = bob.foresee(KEY).artifact
+    assert bob.verify_local(KEY).fault == "absent"
+    foreseen = bob.probe(KEY).artifact
     assert isinstance(foreseen, Draft) and not foreseen.path.exists(), "looking ahead fetches nothing"
-    found = bob.find(KEY)
+    found = bob.get(KEY)
     assert found == foreseen
     assert found is not None and content_of(found.path) == FILES
     assert bob.record_of(KEY) == ada.record_of(KEY)
-    assert bob.look(KEY).why == ""
+    assert bob.verify_local(KEY).fault == ""
     assert not list((bob.home / "partial").iterdir())
-    assert take_problems() == []
+    assert drain_problems() == []
 
 
 def test_nothing_is_foreseen_that_nobody_has(homes: tuple[Store, Store]) -> None:
-    assert [store.foresee(KEY).why for store in homes] == ["absent", "absent"]
-    assert homes[0].find(KEY) is None
-    assert take_problems() == []
+    assert [store.probe(KEY).fault for store in homes] == ["absent", "absent"]
+    assert homes[0].get(KEY) is None
+    assert drain_problems() == []
 
 
 def test_a_prefix_names_a_key_of_another_home(homes: tuple[Store, Store]) -> None:
@@ -157,16 +157,16 @@ def test_what_is_broken_there_is_refused_and_made_again(
     make(ada)
     assert bob.remote is not None
     damage(bob.remote)
-    assert bob.find(KEY) is None
-    said = take_problems()
+    assert bob.get(KEY) is None
+    said = drain_problems()
     assert len(said) == 1 and why in said[0] and KEY[:12] in said[0] and "made again" in said[0]
     assert not list(bob.home.glob("partial/*"))
     assert not (bob.home.parent / "draft.json").exists()
     make(bob)
     third = Store(bob.home.parent / "eve")
-    found = third.find(KEY)
+    found = third.get(KEY)
     assert found is not None and content_of(found.path) == FILES
-    assert take_problems() == []
+    assert drain_problems() == []
 
 
 def test_two_machines_that_finish_one_key_at_once_leave_one_whole_artifact(homes: tuple[Store, Store]) -> None:
@@ -184,9 +184,9 @@ def test_two_machines_that_finish_one_key_at_once_leave_one_whole_artifact(homes
             thread.start()
         for thread in threads:
             thread.join()
-        found = Store(homes[0].home.parent / f"third-{round_number}").find(key)
+        found = Store(homes[0].home.parent / f"third-{round_number}").get(key)
         assert found is not None and content_of(found.path) in versions
-    assert take_problems() == []
+    assert drain_problems() == []
 
 
 def test_a_store_that_is_down_stops_nothing_and_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +196,8 @@ def test_a_store_that_is_down_stops_nothing_and_is_told_once(tmp_path: Path, mon
     store = Store(tmp_path / "ada")
     make(store)
     make(store, "cd" * 32)
-    assert store.find("ef" * 32) is None
-    said = take_problems()
+    assert store.get("ef" * 32) is None
+    said = drain_problems()
     assert len(said) == 1 and "does not answer" in said[0] and "resync" in said[0]
     assert sorted(path.name for path in (store.home / "to_share").iterdir()) == [KEY, "cd" * 32]
 
@@ -206,7 +206,7 @@ def test_a_store_that_is_down_stops_nothing_and_is_told_once(tmp_path: Path, mon
     again = Store(tmp_path / "ada")
     assert again.share(KEY)
     assert [path.name for path in (store.home / "to_share").iterdir()] == ["cd" * 32]
-    assert Store(tmp_path / "bob").find(KEY) is not None
+    assert Store(tmp_path / "bob").get(KEY) is not None
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_wrong_url_is_one_line_without_its_secret(
     monkeypatch.setenv(VARIABLE, url)
     forget_open_stores()
     with pytest.raises(UserError, match=why) as caught:
-        Store(tmp_path).foresee(KEY)
+        Store(tmp_path).probe(KEY)
     assert "secret" not in str(caught.value)
 
 
@@ -233,11 +233,11 @@ from storage.artifacts import Store
 store = Store(sys.argv[1])
 for number in range(10000):
     key = f"{number:04d}" * 16
-    out, _ = store.begin(key)
+    out, _ = store.open_staging(key)
     for name in "abcd":
         (out / name).write_bytes(f"{number} {name}".encode() * 20000)
     print(number, flush=True)
-    store.finish(key, "Draft", {"number": number}, {})
+    store.commit(key, "Draft", {"number": number}, {})
 """
 
 
@@ -260,12 +260,12 @@ def test_a_kill_in_an_upload_leaves_every_key_whole_or_absent(
     assert bob.remote is not None
     shared = bob.remote.keys()
     assert shared is not None and len(shared) >= after - 1
-    assert all(bob.find(key) is not None for key in shared)
+    assert all(bob.get(key) is not None for key in shared)
     unshared = [path.name for path in (ada.home / "to_share").iterdir()]
     assert set(ada.keys()) - set(shared) <= set(unshared), "what was not sent is known, and sent later"
     assert all(ada.share(key) for key in unshared)
     assert set(bob.remote.keys() or ()) == set(ada.keys())
-    assert take_problems() == []
+    assert drain_problems() == []
 
 
 @settings(max_examples=15, deadline=None)
@@ -282,7 +282,7 @@ def test_any_files_come_back_as_they_were(tmp_path_factory: pytest.TempPathFacto
     os.environ[VARIABLE] = f"file://{place}/team"
     try:
         make(Store(place / "ada"), files=files)
-        found = Store(place / "bob").find(KEY)
+        found = Store(place / "bob").get(KEY)
         assert found is not None and content_of(found.path) == files
         assert json.loads((found.path / "artifact.json").read_text())["key"] == KEY
     finally:

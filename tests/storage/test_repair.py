@@ -15,8 +15,8 @@ from storage import journal, segments
 from storage.artifacts import Store
 from storage.history import compact, files_of, history_dir
 from storage.records import new_promotion
-from storage.repair import damages, repair
-from storage.results import query, remember_all, remember_promotion, remember_run
+from storage.repair import find_damage, repair
+from storage.results import query, record_all, record_promotion, record_run
 from storage.whole_files import BELIEVED_S, replace_file
 
 
@@ -27,10 +27,10 @@ def home(tmp_path: Path) -> Path:
     for number in range(4):
         key = f"k{number}" * 4
         with store.lock(key):
-            out, _ = store.begin(key)
+            out, _ = store.open_staging(key)
             (out / "weights.bin").write_bytes(bytes(range(256)) * 20)
-            store.finish(key, "Draft", {"number": number}, {"pipeline": "p", "step": "draft"})
-    assert remember_all(tmp_path, store) == {}
+            store.commit(key, "Draft", {"number": number}, {"pipeline": "p", "step": "draft"})
+    assert record_all(tmp_path, store) == {}
     for number in (1, 2):
         journal.log_promotion(
             tmp_path, new_promotion("m", "champion", "promote", None, number, "user", "why", {"number": str(number)})
@@ -46,7 +46,7 @@ KEYS = [f"k{number}" * 4 for number in range(4)]
 
 
 def test_a_whole_home_has_nothing_to_repair(home: Path) -> None:
-    assert list(damages(home, Store(home))) == [] and repair(home, Store(home)) == []
+    assert list(find_damage(home, Store(home))) == [] and repair(home, Store(home)) == []
     assert not (home / "broken").exists() and artifacts(home) == KEYS
 
 
@@ -59,15 +59,15 @@ def test_rot_that_changes_neither_time_nor_size_is_found(home: Path) -> None:
         stream.write(data)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     store = Store(home)
-    assert store.look(KEYS[1]).artifact is not None, "it was verified a moment ago: nobody reads it again"
-    (found,) = damages(home, store)
-    assert (found.where, found.name) == ("artifact", KEYS[1]) and "weights.bin has changed" in found.why
+    assert store.verify_local(KEYS[1]).artifact is not None, "it was verified a moment ago: nobody reads it again"
+    (found,) = find_damage(home, store)
+    assert (found.kind, found.name) == ("artifact", KEYS[1]) and "weights.bin has changed" in found.fault
     stamps = home / "verified" / f"{KEYS[1]}.json"
     os.utime(stamps, (0, stamps.stat().st_mtime - BELIEVED_S - 1))
-    assert "weights.bin has changed" in store.look(KEYS[1]).why, "after a week it is read again"
+    assert "weights.bin has changed" in store.verify_local(KEYS[1]).fault, "after a week it is read again"
     (said,) = repair(home, store)
     assert KEYS[1][:12] in said and "weights.bin" in said
-    assert store.look(KEYS[1]).why == "absent" and len(list((home / "broken").iterdir())) == 1
+    assert store.verify_local(KEYS[1]).fault == "absent" and len(list((home / "broken").iterdir())) == 1
     assert artifacts(home) == KEYS, "what was measured of it stays known"
 
 
@@ -80,7 +80,7 @@ def test_no_byte_of_a_record_changes_unnoticed(home: Path) -> None:
         data = bytearray(whole)
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
         file.write_bytes(data)
-        found = Store(home).look(KEYS[0])
+        found = Store(home).verify_local(KEYS[0])
         assert found.artifact is None or json.loads(bytes(data)) == before, bytes(data)
 
 
@@ -95,7 +95,7 @@ def test_a_changed_record_is_not_reused(home: Path, changed: str) -> None:
     else:
         content[changed] = "20200101-000000-000000-deadbeef" if changed == "session" else {"number": 9}
     file.write_text(json.dumps(content))
-    assert Store(home).look(KEYS[0]).why == "its record has changed since it was made"
+    assert Store(home).verify_local(KEYS[0]).fault == "its record has changed since it was made"
 
 
 @pytest.mark.parametrize("how", ["torn", "flipped", "empty", "no manifest", "torn manifest"])
@@ -118,10 +118,10 @@ def test_a_damaged_history_says_so_and_is_made_anew(home: Path, how: str) -> Non
     with pytest.raises(UserError, match=r"doctor --repair") as refused:
         artifacts(home)
     assert "\n" not in str(refused.value)
-    assert [damage.where for damage in damages(home, Store(home))] == ["history"]
+    assert [damage.kind for damage in find_damage(home, Store(home))] == ["history"]
     said = repair(home, Store(home))
     assert len(said) == 1 and "4 artifacts" in said[0] and "2 promotions" in said[0]
-    assert artifacts(home) == KEYS and list(damages(home, Store(home))) == []
+    assert artifacts(home) == KEYS and list(find_damage(home, Store(home))) == []
     (kept,) = (home / "broken").iterdir()
     assert (kept / "artifact").is_dir(), "what the history was is kept"
 
@@ -129,18 +129,18 @@ def test_a_damaged_history_says_so_and_is_made_anew(home: Path, how: str) -> Non
 def test_a_compaction_that_was_killed_before_its_end_is_no_damage(home: Path) -> None:
     folder = history_dir(home) / "artifact"
     (folder / "_keys-0123456789abcdef.txt").write_text("\n".join(segments.fresh_keys(folder, segments.Manifest())))
-    assert artifacts(home) == KEYS and list(damages(home, Store(home))) == []
+    assert artifacts(home) == KEYS and list(find_damage(home, Store(home))) == []
 
 
 def test_unreadable_lines_of_the_promotion_log_are_set_aside(home: Path) -> None:
     file = journal.promotions_file(home)
     first, second = file.read_text().splitlines()
     file.write_text(f"{first}\n{second[:40]}\n\x00\xff\n{second}")
-    found = list(damages(home, Store(home)))
+    found = list(find_damage(home, Store(home)))
     assert [damage.name for damage in found] == ["line 2 of promotions.jsonl", "line 3 of promotions.jsonl"]
     (said,) = repair(home, Store(home))
     assert said.startswith("2 unreadable lines")
-    assert file.read_text() == f"{first}\n{second}\n" and list(damages(home, Store(home))) == []
+    assert file.read_text() == f"{first}\n{second}\n" and list(find_damage(home, Store(home))) == []
     (aside,) = (home / "broken").iterdir()
     assert aside.read_text().splitlines()[0] == second[:40]
 
@@ -180,7 +180,7 @@ def test_what_has_no_checksum_of_its_own_in_the_history_is_found(home: Path, how
         file.write_bytes(data)
     else:
         for row in journal.promotions(home):
-            remember_promotion(home, row)
+            record_promotion(home, row)
         compact(home, 0, whole=True)
         (keys,) = folder.glob("_keys-*.txt")
         if how == "another file of keys":
@@ -190,14 +190,14 @@ def test_what_has_no_checksum_of_its_own_in_the_history_is_found(home: Path, how
     if how != "another file of keys":  # which only writers read
         with pytest.raises(UserError, match=r"doctor --repair"):
             artifacts(home)
-    assert {damage.where for damage in damages(home, Store(home))} == {"history"}
+    assert {damage.kind for damage in find_damage(home, Store(home))} == {"history"}
     repair(home, Store(home))
-    assert artifacts(home) == KEYS and list(damages(home, Store(home))) == []
+    assert artifacts(home) == KEYS and list(find_damage(home, Store(home))) == []
 
 
 def test_a_changed_line_of_the_promotion_log_is_taken_from_the_history(home: Path) -> None:
     for row in journal.promotions(home):
-        remember_promotion(home, row)
+        record_promotion(home, row)
     file = journal.promotions_file(home)
     before = file.read_text()
     file.write_text(before.replace('"to_version": 1', '"to_version": 3'))
@@ -205,9 +205,9 @@ def test_a_changed_line_of_the_promotion_log_is_taken_from_the_history(home: Pat
     repair(home, Store(home))
     assert [row.to_version for row in journal.promotions(home)] == [1, 2]
     file.unlink()
-    assert [damage.where for damage in damages(home, Store(home))] == ["promotions"]
+    assert [damage.kind for damage in find_damage(home, Store(home))] == ["promotions"]
     repair(home, Store(home))
-    assert file.read_text() == before and list(damages(home, Store(home))) == []
+    assert file.read_text() == before and list(find_damage(home, Store(home))) == []
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "changed"])
@@ -220,16 +220,16 @@ def test_a_damaged_journal_is_made_anew_with_the_history(home: Path, how: str) -
     opened.add("end", status="completed", reason="")
     opened.close()
     before = journal.read(opened.path)
-    remember_run(home, before)
+    record_run(home, before)
     lines = opened.path.read_text().splitlines(keepends=True)
     opened.path.unlink()
     if how != "gone":
         opened.path.write_text("".join(lines[:-1]) if how == "cut" else "".join(lines).replace("1.5", "9.5"))
-    assert [damage.where for damage in damages(home, Store(home))] == ["journal"]
+    assert [damage.kind for damage in find_damage(home, Store(home))] == ["journal"]
     repair(home, Store(home))
     start, step, end = journal.read(opened.path)
     assert start["params"] == {"steps": 3} and step["seconds"] == 1.5 and step["settings"] == {"a": 1}
-    assert end["status"] == "completed" and list(damages(home, Store(home))) == []
+    assert end["status"] == "completed" and list(find_damage(home, Store(home))) == []
 
 
 def test_what_stands_where_an_artifact_or_a_lock_belongs_is_set_aside(home: Path) -> None:
@@ -238,8 +238,8 @@ def test_what_stands_where_an_artifact_or_a_lock_belongs_is_set_aside(home: Path
     (home / "locks" / f"{KEYS[2]}.lock").mkdir()
     with pytest.raises(UserError, match="is a folder where a lock belongs"), Store(home).lock(KEYS[2]):
         pass
-    assert {damage.where for damage in damages(home, Store(home))} == {"artifact", "folder"}
-    assert len(repair(home, Store(home))) == 2 and list(damages(home, Store(home))) == []
+    assert {damage.kind for damage in find_damage(home, Store(home))} == {"artifact", "folder"}
+    assert len(repair(home, Store(home))) == 2 and list(find_damage(home, Store(home))) == []
 
 
 def test_a_folder_where_a_small_file_belongs_is_named_and_set_aside(home: Path) -> None:
@@ -247,32 +247,32 @@ def test_a_folder_where_a_small_file_belongs_is_named_and_set_aside(home: Path) 
     file = home / "history" / "promotion" / f"{row.promotion_id}.parquet"
     file.mkdir(parents=True)
     with pytest.raises(UserError, match="is a folder where a file belongs"):
-        remember_promotion(home, row)
+        record_promotion(home, row)
     with pytest.raises(UserError, match="is a folder where a file belongs"):
         replace_file(file, "{}")
     assert not [path for path in file.parent.iterdir() if path.name.startswith(f".{file.name}")]
     repair(home, Store(home))
-    assert list(damages(home, Store(home))) == []
-    remember_promotion(home, row)
+    assert list(find_damage(home, Store(home))) == []
+    record_promotion(home, row)
 
 
 def test_a_folder_in_the_place_of_a_note_of_what_was_verified_stops_nobody(home: Path) -> None:
     note = home / "verified" / f"{KEYS[0]}.json"
     note.unlink(missing_ok=True)
     note.mkdir(parents=True)
-    assert Store(home).find(KEYS[0]) is not None
-    assert [damage.where for damage in damages(home, Store(home))] == ["folder"]
-    assert len(repair(home, Store(home))) == 1 and list(damages(home, Store(home))) == []
+    assert Store(home).get(KEYS[0]) is not None
+    assert [damage.kind for damage in find_damage(home, Store(home))] == ["folder"]
+    assert len(repair(home, Store(home))) == 1 and list(find_damage(home, Store(home))) == []
 
 
 def test_an_empty_database_and_a_password_that_is_none_are_set_aside(home: Path) -> None:
     for name, content in (("prefect/prefect.db", b""), ("prefect/auth", b"draftsmith:\xff\xfe")):
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_bytes(content)
-    assert {damage.where for damage in damages(home, Store(home))} == {"database", "password"}
-    assert len(repair(home, Store(home))) == 2 and list(damages(home, Store(home))) == []
+    assert {damage.kind for damage in find_damage(home, Store(home))} == {"database", "password"}
+    assert len(repair(home, Store(home))) == 2 and list(find_damage(home, Store(home))) == []
     (home / "prefect" / "auth").write_text("draftsmith:word\n")
-    assert list(damages(home, Store(home))) == []
+    assert list(find_damage(home, Store(home))) == []
 
 
 def test_a_record_that_has_changed_is_named_by_whoever_reads_it(home: Path) -> None:

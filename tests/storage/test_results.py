@@ -28,7 +28,7 @@ from components.rows import (
 from storage.artifacts import Store
 from storage.history import history_dir, write_measured
 from storage.records import Provenance, now
-from storage.results import query, rebuild, remember_artifact, view_names
+from storage.results import query, rebuild, record_artifact, view_names
 from storage.schema import all_tables, plain_type
 
 
@@ -89,7 +89,7 @@ def one(home: Path, sql: str) -> tuple[Any, ...]:
 
 
 def ask(home: Path, make: Any, *rows: Any, key: str = "k1") -> None:
-    remember_artifact(home, make(key, rows=rows).path)
+    record_artifact(home, make(key, rows=rows).path)
 
 
 def test_each_convention_of_acceptance_gives_its_own_hand_worked_number(home, make):
@@ -397,14 +397,14 @@ def test_a_drifted_row_is_refused_with_its_place_and_leaves_no_file(home, make, 
     row = dataclasses.asdict(QualityFlag("s", "d", "mtp", "C", "info", 1.0, "")) | change
     artifact = make("bad", files={"quality_flag.jsonl": json.dumps(row) + "\n"})
     with pytest.raises(UserError) as refused:
-        remember_artifact(home, artifact.path)
+        record_artifact(home, artifact.path)
     assert says in str(refused.value) and "\n" not in str(refused.value)
     assert not list(home.glob("history/**/bad.parquet"))
 
 
 def test_a_line_that_is_not_json_is_named_by_its_number(home, make):
     with pytest.raises(UserError, match=r"quality_flag.jsonl:1: not a JSON row"):
-        remember_artifact(home, make("bad", files={"quality_flag.jsonl": "{oops\n"}).path)
+        record_artifact(home, make("bad", files={"quality_flag.jsonl": "{oops\n"}).path)
 
 
 @pytest.mark.parametrize(
@@ -482,9 +482,9 @@ def test_a_deleted_history_is_rebuilt_from_the_store_as_it_was(home, make):
 
 def test_remembering_twice_changes_nothing(home, make):
     artifact = make("a", rows=[request("A"), *rounds("A", (3, 2))])
-    remember_artifact(home, artifact.path)
+    record_artifact(home, artifact.path)
     before = everything(home, "request", "artifact")
-    remember_artifact(home, artifact.path)
+    record_artifact(home, artifact.path)
     assert everything(home, "request", "artifact") == before and len(before["request"]) == 1
 
 

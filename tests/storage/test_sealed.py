@@ -17,7 +17,7 @@ from storage import journal
 from storage.artifacts import Store
 from storage.registry import aliases_of, find_release, promote, rollback
 from storage.release_facts import SESSION_TAG
-from storage.results import remember_artifact
+from storage.results import record_artifact
 from storage.tracking import KEY_TAG, open_client
 
 PASSED = {"gate.status": "passed", "gate.checks": "[]"}
@@ -28,7 +28,7 @@ def two_versions(home: Path, make: Any, with_mlflow: Path, monkeypatch: pytest.M
     """Version 1 is champion; version 2 is faster, and failed its own gate."""
     light_versions(monkeypatch)
     faster = [("d1", 4, 5.0, 22), ("d2", 4, 4.0, 22)]
-    remember_artifact(home, make("run", rows=timed(faster), machine={"machine_id": "m1"}).path)
+    record_artifact(home, make("run", rows=timed(faster), machine={"machine_id": "m1"}).path)
     add(home, make, "k1", "d1")
     add(home, make, "k2", "d2", passed=False)
 

@@ -21,7 +21,7 @@ WEIGHTS = b"the same in every session"
 
 def write(store: Store, number: int) -> None:
     """What a step writes the `number`-th time: other rows, the same weights."""
-    out, _ = store.begin(KEY)
+    out, _ = store.open_staging(KEY)
     (out / "rows.jsonl").write_text(f"{number}\n")
     (out / "deep").mkdir(exist_ok=True)
     (out / "deep" / "weights.bin").write_bytes(WEIGHTS)
@@ -32,7 +32,7 @@ def make(home: Path, number: int, kind: str = "Measurements") -> str:
     store = Store(home)
     with store.lock(KEY):
         write(store, number)
-        store.finish(KEY, kind, {"number": number}, {})
+        store.commit(KEY, kind, {"number": number}, {})
     return store.sessions(KEY)[0].name
 
 
@@ -47,7 +47,7 @@ def test_evidence_that_is_made_again_keeps_what_was_before_whole_and_its_bytes_o
     assert sorted(made) == made and len(set(made)) == 3, "sessions sort by time"
     assert [session.name for session in store.sessions(KEY)] == made[::-1] and numbers(tmp_path) == [3, 2, 1]
     assert [session.is_newest for session in store.sessions(KEY)] == [True, False, False]
-    found = store.find(KEY)
+    found = store.get(KEY)
     assert found is not None and found.info["number"] == 3 and store.keys() == [KEY]
     assert store.record_of(KEY)["session"] == made[2]
     weights = [session.path / "deep" / "weights.bin" for session in store.sessions(KEY)]
@@ -136,7 +136,7 @@ def test_killed_before_any_of_its_steps_a_replacement_loses_neither_what_was_nor
         shutil.copytree(first, home)
         with Store(home).lock(KEY):
             write(Store(home), 2)
-        if not killed(home, at, lambda home=home: Store(home).finish(KEY, kind, {}, {})):  # type: ignore[misc]
+        if not killed(home, at, lambda home=home: Store(home).commit(KEY, kind, {}, {})):  # type: ignore[misc]
             break
         store = Store(home)
         sealed = (home / "partial" / KEY / RECORD_FILE).is_file()
@@ -147,7 +147,7 @@ def test_killed_before_any_of_its_steps_a_replacement_loses_neither_what_was_nor
         store.settle_all()
         names = [session.name for session in store.sessions(KEY)]
         assert len(names) == (2 if sealed or len(kept) == 2 else 1) and names[-1] == before, f"before step {at}"
-        found = store.look(KEY)
+        found = store.verify_local(KEY)
         assert found.artifact is not None and found.artifact.info == ({} if len(names) == 2 else {"number": 1})
         after = make(home, 3, kind)
         assert [session.name for session in store.sessions(KEY)] == [after, *names], "it goes on as if nothing had been"
@@ -174,11 +174,11 @@ def test_whoever_looks_for_an_artifact_finishes_what_a_kill_cut_short(tmp_path: 
             real(source, to)
 
         os.rename = once  # type: ignore[assignment]
-        Store(tmp_path).finish(KEY, "Measurements", {}, {})
+        Store(tmp_path).commit(KEY, "Measurements", {}, {})
 
     assert killed(tmp_path, 99, finish)
-    assert store.look(KEY).why == "absent", "looking changes nothing"
-    found = store.find(KEY)
+    assert store.verify_local(KEY).fault == "absent", "looking changes nothing"
+    found = store.get(KEY)
     assert found is not None and numbers(tmp_path) == [2, 1]
 
 

@@ -26,10 +26,10 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     light_versions(monkeypatch)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv(VARIABLE, f"file://{tmp_path}/team")
-    monkeypatch.setattr(sharing, "SECONDS_BETWEEN_LOOKS", 0.0)
-    remote_store._opened.cache_clear()
+    monkeypatch.setattr(sharing, "CATCH_UP_EVERY_S", 0.0)
+    remote_store._store_at.cache_clear()
     yield
-    remote_store._opened.cache_clear()
+    remote_store._store_at.cache_clear()
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def homes(tmp_path: Path, mlflow_template: Path) -> tuple[Path, Path]:
 def publish(home: Path, key: str, **changes: Any) -> None:
     def make(key: str, *, kind: str, files: dict[str, Any], info: dict[str, Any], **record: Any) -> Any:
         store = Store(home)
-        out, _ = store.begin(key)
+        out, _ = store.open_staging(key)
         for name, content in files.items():
             (out / name).write_text(json.dumps(content), encoding="utf-8")
-        return store.finish(key, kind, info, {"pipeline": "toy", "inputs": {}, **record})
+        return store.commit(key, kind, info, {"pipeline": "toy", "inputs": {}, **record})
 
     add(home, make, key, **changes)
 

@@ -15,7 +15,7 @@ from storage.artifact_records import SECRET_VARIABLE, digest_of, with_digest
 from storage.artifacts import Store
 from storage.journal import Journal, all_runs, log_promotion, promotions
 from storage.records import new_promotion
-from storage.remote_store import VARIABLE, take_problems
+from storage.remote_store import VARIABLE, drain_problems
 
 KEY = "0123456789abcdef" * 4
 
@@ -25,30 +25,30 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A shared store whose machines know a secret."""
     monkeypatch.setenv(VARIABLE, f"file://{tmp_path}/team")
     monkeypatch.setenv(SECRET_VARIABLE, "one secret of the team")
-    monkeypatch.setattr(sharing, "SECONDS_BETWEEN_LOOKS", 0.0)
-    remote_store._opened.cache_clear()
+    monkeypatch.setattr(sharing, "CATCH_UP_EVERY_S", 0.0)
+    remote_store._store_at.cache_clear()
     yield tmp_path / "team"
-    remote_store._opened.cache_clear()
+    remote_store._store_at.cache_clear()
 
 
 def make(home: Path, value: float = 1.0) -> Path:
     """An artifact with one measured row, in this home and in the shared store."""
     store = Store(home)
     with store.lock(KEY):
-        out, _ = store.begin(KEY)
+        out, _ = store.open_staging(KEY)
         write_rows(out, [QualityFlag("s", KEY, "mtp", "code", "info", value, "")])
-        return store.finish(KEY, "Measurements", {"value": value}, {"pipeline": "p", "step": "s", "seconds": 1.0}).path
+        return store.commit(KEY, "Measurements", {"value": value}, {"pipeline": "p", "step": "s", "seconds": 1.0}).path
 
 
 def another_machine(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, secret)
-    remote_store._opened.cache_clear()
-    take_problems()
+    remote_store._store_at.cache_clear()
+    drain_problems()
 
 
 def test_who_knows_the_secret_reuses_what_others_made(tmp_path: Path, team: Path) -> None:
     make(tmp_path / "ada")
-    found = Store(tmp_path / "bob").find(KEY)
+    found = Store(tmp_path / "bob").get(KEY)
     assert found is not None and found.info == {"value": 1.0}
     assert "secret of the team" not in "".join(path.read_text(errors="replace") for path in team.rglob("*.json"))
 
@@ -61,8 +61,8 @@ def test_a_record_without_the_seal_is_not_used_and_stays_where_it_is(
     make(tmp_path / "eve", 9.0)
     another_machine(monkeypatch, "one secret of the team")
     store = Store(tmp_path / "bob")
-    assert store.find(KEY) is None and store.foresee(KEY).artifact is None and store.find(KEY) is None
-    (said,) = take_problems()
+    assert store.get(KEY) is None and store.probe(KEY).artifact is None and store.get(KEY) is None
+    (said,) = drain_problems()
     assert KEY[:12] in said and SECRET_VARIABLE in said and "\n" not in said
     assert (team / "artifacts" / f"{KEY}.json").is_file(), "it may be somebody's whose secret we lack"
 
@@ -75,8 +75,8 @@ def test_no_part_of_a_sealed_record_can_be_changed(tmp_path: Path, team: Path, p
     content = json.loads(file.read_text())
     content[part] = {"info": {"value": 2.0}, "record": {}, "files": {}, "finished_at": 1.0}.get(part, "Draft")
     file.write_text(json.dumps({**with_digest(content), "seal": content["seal"]}))
-    assert Store(tmp_path / "bob").find(KEY) is None
-    assert len(take_problems()) == 1
+    assert Store(tmp_path / "bob").get(KEY) is None
+    assert len(drain_problems()) == 1
 
 
 def test_our_own_making_takes_the_place_of_an_unsealed_one_and_keeps_it(
@@ -86,7 +86,7 @@ def test_our_own_making_takes_the_place_of_an_unsealed_one_and_keeps_it(
     make(tmp_path / "eve", 9.0)
     another_machine(monkeypatch, "one secret of the team")
     make(tmp_path / "ada", 1.0)
-    found = Store(tmp_path / "bob").find(KEY)
+    found = Store(tmp_path / "bob").get(KEY)
     assert found is not None and found.info == {"value": 1.0}
     (earlier,) = (team / "earlier").iterdir()
     assert json.loads(earlier.read_text())["info"] == {"value": 9.0}
@@ -96,7 +96,7 @@ def test_our_own_making_takes_the_place_of_an_unsealed_one_and_keeps_it(
 def test_without_a_secret_everybody_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "ada")
     another_machine(monkeypatch, "")
-    assert Store(tmp_path / "bob").find(KEY) is not None and take_problems() == []
+    assert Store(tmp_path / "bob").get(KEY) is not None and drain_problems() == []
 
 
 def test_runs_and_promotions_of_others_count_only_with_their_seals(
@@ -121,15 +121,15 @@ def test_runs_and_promotions_of_others_count_only_with_their_seals(
     sharing.catch_up(home)
     assert [entries[0]["pipeline"] for entries in all_runs(home)] == ["ours"]
     assert [row.to_version for row in promotions(home)] == [1]
-    said = take_problems()
+    said = drain_problems()
     assert len(said) == 4 and sum("have no seal" in line for line in said) == 2, said
     sharing.catch_up(home)
-    assert take_problems() == [], "each is told once"
+    assert drain_problems() == [], "each is told once"
     journal = team / "runs" / f"{ours}.jsonl"
     journal.write_text(journal.read_text().replace("completed", "failed"))
     shutil.rmtree(home)
     sharing.catch_up(home)
-    assert list(all_runs(home)) == [] and "not sealed" in take_problems()[0]
+    assert list(all_runs(home)) == [] and "not sealed" in drain_problems()[0]
 
 
 def test_a_digest_is_the_same_before_and_after_json() -> None:

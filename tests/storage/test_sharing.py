@@ -13,26 +13,26 @@ from storage import remote_store, results, sharing
 from storage.artifacts import Store
 from storage.journal import Journal, all_runs, log_promotion, promotions
 from storage.records import PromotionRow, now
-from storage.remote_store import VARIABLE, take_problems
+from storage.remote_store import VARIABLE, drain_problems
 
 
 @pytest.fixture(autouse=True)
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A shared store that is turned on, and every look at it is a new one."""
     monkeypatch.setenv(VARIABLE, f"file://{tmp_path}/team")
-    monkeypatch.setattr(sharing, "SECONDS_BETWEEN_LOOKS", 0.0)
-    remote_store._opened.cache_clear()
+    monkeypatch.setattr(sharing, "CATCH_UP_EVERY_S", 0.0)
+    remote_store._store_at.cache_clear()
     yield tmp_path / "team"
-    remote_store._opened.cache_clear()
+    remote_store._store_at.cache_clear()
 
 
 def measure(home: Path, key: str, value: float) -> None:
     """Make an artifact with one measured row, as a run does, and keep it."""
     store = Store(home)
-    out, _ = store.begin(key)
+    out, _ = store.open_staging(key)
     write_rows(out, [QualityFlag("s", key, "mtp", "code", "info", value, "")])
-    made = store.finish(key, "Measurements", {}, {"pipeline": "toy", "step": "cost", "run_id": "r1", "seconds": 1.0})
-    results.remember_artifact(home, made.path)
+    made = store.commit(key, "Measurements", {}, {"pipeline": "toy", "step": "cost", "run_id": "r1", "seconds": 1.0})
+    results.record_artifact(home, made.path)
 
 
 def run(home: Path, pipeline: str, *, ended: bool = True) -> str:
@@ -40,7 +40,7 @@ def run(home: Path, pipeline: str, *, ended: bool = True) -> str:
     if ended:
         journal.add("end", status="completed", reason="")
     journal.close()
-    results.remember_run(home, journal.entries)  # as the end of a run does
+    results.record_run(home, journal.entries)  # as the end of a run does
     return str(journal.entries[0]["run_id"])
 
 
@@ -79,7 +79,7 @@ def test_measured_rows_are_asked_for_everywhere_and_artifacts_stay_where_they_ar
         ("k1", "Measurements"),
         ("k2", "Measurements"),
     ]
-    assert take_problems() == []
+    assert drain_problems() == []
 
 
 def newest(home: Path) -> list[tuple[Any, ...]]:
@@ -98,7 +98,7 @@ def test_an_artifact_measured_again_is_known_in_every_session_everywhere(tmp_pat
         assert values(home) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(home) == [("k1", 2.0)]
     results.rebuild(carol, Store(carol))
     assert values(carol) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(carol) == [("k1", 2.0)]
-    assert take_problems() == []
+    assert drain_problems() == []
 
 
 def test_an_older_session_that_is_sent_late_takes_nobody_s_place(
@@ -131,7 +131,7 @@ def test_ended_runs_and_promotions_are_known_once_everywhere(tmp_path: Path) -> 
     for number, home in enumerate((ada, bob, ada), 1):
         moved = move(number)
         log_promotion(home, moved)
-        results.remember_promotion(home, moved)  # as the registry does
+        results.record_promotion(home, moved)  # as the registry does
     for home in (ada, bob, ada, bob):
         sharing.send(home)
         sharing.catch_up(home)
@@ -145,14 +145,14 @@ def test_ended_runs_and_promotions_are_known_once_everywhere(tmp_path: Path) -> 
 def test_rows_of_another_version_cost_one_line_and_nothing_else(tmp_path: Path, shared: Path) -> None:
     ada, bob = tmp_path / "ada", tmp_path / "bob"
     store = Store(ada)
-    out, _ = store.begin("k1")
+    out, _ = store.open_staging("k1")
     (out / "quality_flag.jsonl").write_text('{"surplus": 1}\n')
-    store.finish("k1", "Measurements", {}, {})
+    store.commit("k1", "Measurements", {}, {})
     measure(ada, "k2", 2.0)
     assert values(bob) == [("k2", 2.0)]
-    said = take_problems()
+    said = drain_problems()
     assert len(said) == 1 and "rows of k1" in said[0] and "unknown column surplus" in said[0]
-    assert values(bob) == [("k2", 2.0)] and take_problems() == [], "it is told once"
+    assert values(bob) == [("k2", 2.0)] and drain_problems() == [], "it is told once"
 
 
 def test_an_artifact_that_cannot_be_read_holds_up_nothing_that_is_sent(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_an_artifact_that_cannot_be_read_holds_up_nothing_that_is_sent(tmp_path:
     ended = run(ada, "nightly")
     for everything in (False, True):
         sharing.send(ada, everything=everything)
-        said = take_problems()
+        said = drain_problems()
         assert len(said) == 1 and said[0].startswith("k1 is not sent to") and "cannot be read" in said[0]
     sharing.catch_up(bob)
     assert rows(bob, "SELECT run_id FROM run") == [(ended,)]
@@ -179,6 +179,6 @@ def test_what_was_made_before_there_was_a_shared_store_is_sent_on_request(
     assert not (ada / "to_share").exists()
     monkeypatch.setenv(VARIABLE, f"file://{tmp_path}/team")
     sharing.send(ada)
-    assert Store(bob).find("k1") is None
+    assert Store(bob).get("k1") is None
     sharing.send(ada, everything=True)
-    assert Store(bob).find("k1") is not None
+    assert Store(bob).get("k1") is not None

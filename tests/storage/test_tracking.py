@@ -16,7 +16,7 @@ import pytest
 from components.speedup.promotion_rule import judge
 from storage import journal
 from storage.journal import Journal
-from storage.keep import begin_run, end_run, keep, keep_failure, resync
+from storage.keep import begin_run, end_run, record_failure, record_step, resync
 from storage.results import query
 from storage.tracking import KEY_TAG, STEP_TAG, Tracker, open_client
 
@@ -28,7 +28,7 @@ def whole_run(home: Path, make: Any, step: Any) -> str:
     """A run that reuses a target, trains a draft and fails at the benchmark."""
     run = begin_run(home, "toy", {"train_steps": 1200, "note": ""}, judge)
     target = make("t" * 64, kind="Target", step="target")
-    keep(target, "Target", step("target", "targets.load_target", "Target"), {}, run, reused=True)
+    record_step(target, "Target", step("target", "targets.load_target", "Target"), {}, run, reused=True)
     draft = make(
         "d" * 64, kind="Draft", step="draft[mtp]", files={"metrics.jsonl": METRICS, "draft.json": {"method": "mtp"}}
     )
@@ -40,8 +40,8 @@ def whole_run(home: Path, make: Any, step: Any) -> str:
         {"target": "target", "features": ["features[a]", "features[b]"]},
     )
     inputs = {"target": "t" * 64, "features": ["f" * 64, "e" * 64]}
-    keep(draft, "Draft", trained, {"seconds": 12.5, "inputs": inputs}, run)
-    keep_failure(step("acceptance"), "bench.measure_acceptance: out of memory", 3.0, run)
+    record_step(draft, "Draft", trained, {"seconds": 12.5, "inputs": inputs}, run)
+    record_failure(step("acceptance"), "bench.measure_acceptance: out of memory", 3.0, run)
     end_run(run, "failed", "acceptance: out of memory")
     assert run.problems == []
     return run.run_id
@@ -101,7 +101,7 @@ def test_a_run_goes_on_when_mlflow_is_down_says_so_in_one_line_and_is_told_later
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody answers on the discard port
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = begin_run(home, "toy", {}, judge)
-    keep(make("d" * 64, kind="Draft"), "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
+    record_step(make("d" * 64, kind="Draft"), "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
     end_run(run, "completed")
     assert len(run.problems) == 1 and "mlflow at http://127.0.0.1:9" in run.problems[0] and "\n" not in run.problems[0]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
@@ -112,7 +112,7 @@ def test_a_run_goes_on_when_mlflow_is_down_says_so_in_one_line_and_is_told_later
 def test_a_killed_run_is_closed_and_a_step_half_logged_is_logged_again(with_mlflow, home, make, step):
     run = begin_run(home, "toy", {}, judge)
     draft = make("d" * 64, kind="Draft", files={"metrics.jsonl": METRICS})
-    keep(draft, "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
+    record_step(draft, "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
     open_client(home).set_tag(
         children(home)["draft"].info.run_id, "draftsmith.logged", "no"
     )  # as if it died before the end
@@ -148,7 +148,7 @@ def test_importing_storage_imports_neither_mlflow_nor_duckdb_nor_torch():
 
 def test_a_tracker_that_starts_again_finds_what_it_logged_before(with_mlflow, home, make, step):
     run = begin_run(home, "toy", {}, judge)
-    keep(make("d" * 64, kind="Draft"), "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
+    record_step(make("d" * 64, kind="Draft"), "Draft", step("draft", kind="Draft"), {"seconds": 1.0}, run)
     again = Tracker(home)
     assert again.sync(run.journal.entries) == run.tracker.parent
     assert len(children(home)) == 2
@@ -161,7 +161,7 @@ def test_a_report_stands_in_its_run_with_its_charts_and_tables(with_mlflow, home
         (page.path / folder).mkdir()
         (page.path / folder / file).write_text("x")
     run = begin_run(home, "toy", {}, judge)
-    keep(page, "Page", step("report[a]", "report.write_page", "Page"), {}, run)
+    record_step(page, "Page", step("report[a]", "report.write_page", "Page"), {}, run)
     end_run(run, "completed")
     assert run.problems == []
     runs, client = children(home), open_client(home)

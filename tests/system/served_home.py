@@ -19,7 +19,7 @@ from flows.service_address import Services, running
 from flows.service_api import ApiError, PrefectApi
 from flows.service_control import PartState, states
 from flows.service_reconcile import processes_of_runs
-from flows.services import marked
+from flows.services import processes_of_home
 
 ROOT = Path(__file__).resolve().parents[2]
 TOYS = ROOT / "tests" / "flows"
@@ -187,7 +187,7 @@ def served_home(folder: Path) -> Iterator[ServedHome]:
         yield place
     finally:
         place.draftsmith("down", timeout_s=120)
-        left = marked(place.home)
+        left = processes_of_home(place.home)
         for process in left:
             process.kill()
         assert not left, f"`down` left processes: {left}"

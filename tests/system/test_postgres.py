@@ -18,7 +18,7 @@ from served_home import DRAFTSMITH, ROOT, ServedHome, served_home
 
 from flows.service_address import client_environment
 from flows.service_databases import SERVERS, on_database
-from flows.services import marked
+from flows.services import processes_of_home
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
@@ -106,7 +106,7 @@ def test_no_password_is_kept_or_shown(place: ServedHome, tmp_path: Path) -> None
         with suppress(FileNotFoundError):  # a partial file may just be renamed
             content = file.read_bytes()
             assert not any(secret.encode() in content for secret in secrets), file
-    for process in marked(place.home):
+    for process in processes_of_home(place.home):
         with suppress(psutil.NoSuchProcess):  # of a run that is just ending
             line = " ".join(process.cmdline())
             assert not any(secret in line for secret in secrets), line

@@ -166,10 +166,10 @@ import os, sys
 from storage.artifacts import Store
 store = Store(sys.argv[1])
 for number in range(1000):
-    out, _ = store.begin(f"{number:064x}")
+    out, _ = store.open_staging(f"{number:064x}")
     for part in range(6):
         (out / f"part-{part}").write_bytes(os.urandom(400_000))
-    store.finish(f"{number:064x}", "Features", {}, {})
+    store.commit(f"{number:064x}", "Features", {}, {})
 """
 
 
@@ -189,15 +189,15 @@ def test_a_kill_in_an_upload_leaves_no_half_artifact_to_be_seen(
     from storage import remote_store
     from storage.artifacts import Store
 
-    remote_store._opened.cache_clear()
+    remote_store._store_at.cache_clear()
     judy, ivan = Store(tmp_path / "judy"), Store(tmp_path / "ivan")
     assert judy.remote is not None
     shared = judy.remote.keys()
     assert shared is not None and 6 * len(shared) <= len(team.names(f"{num_objects}/objects/"))
-    assert all(judy.find(key) is not None for key in shared)
+    assert all(judy.get(key) is not None for key in shared)
     made = ivan.keys()
     assert set(made) - set(shared) <= {path.name for path in (ivan.home / "to_share").iterdir()}
     assert all(ivan.share(key) for key in made)
     assert set(judy.remote.keys() or ()) == set(made)
-    assert remote_store.take_problems() == []
-    remote_store._opened.cache_clear()
+    assert remote_store.drain_problems() == []
+    remote_store._store_at.cache_clear()

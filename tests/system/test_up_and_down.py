@@ -24,7 +24,7 @@ from websockets.typing import Origin, Subprotocol
 
 from flows.service_api import PrefectApi
 from flows.service_control import memory_mib
-from flows.services import marked
+from flows.services import processes_of_home
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 LINKS = {  # what `status` calls them: a piece of the address, and what the page must show
@@ -81,7 +81,7 @@ def test_a_second_up_says_where_the_first_is_and_another_home_needs_another_port
 
 def test_nothing_listens_beyond_loopback(place: ServedHome) -> None:
     listening = []
-    for process in [*marked(place.home), psutil.Process(place.services.pid)]:
+    for process in [*processes_of_home(place.home), psutil.Process(place.services.pid)]:
         with suppress(psutil.NoSuchProcess):  # of a run that is just ending
             found = process.net_connections("inet")
             listening += [connection for connection in found if connection.status == psutil.CONN_LISTEN]
@@ -163,7 +163,7 @@ def test_no_secret_is_kept_anywhere_but_in_its_file(place: ServedHome) -> None:
             secrets = [secret for secret in (password, encoded, place.secret) if secret.encode() in content]
             found |= {f"{file.relative_to(place.home)}: {secret[:4]}..." for secret in secrets}
     assert found == {f"prefect/auth: {password[:4]}..."}
-    for process in [*marked(place.home), psutil.Process(place.services.pid)]:
+    for process in [*processes_of_home(place.home), psutil.Process(place.services.pid)]:
         with suppress(psutil.NoSuchProcess):  # the run's own, which are just ending
             assert password not in " ".join(process.cmdline())
 
@@ -193,7 +193,7 @@ def test_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_pa
     file.write_text(REAL, encoding="utf-8")
     fresh = ServedHome(tmp_path / "home", file, (free_port(), free_port()), "")
     assert fresh.up().returncode == 0
-    below = marked(fresh.home)
+    below = processes_of_home(fresh.home)
     assert len(below) >= 4
     os.kill(fresh.services.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(below, timeout=40)
@@ -204,10 +204,10 @@ def test_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_pa
         for line in shown.stdout or ():
             if line.startswith("Ctrl-C stops everything"):
                 break
-        assert len(marked(fresh.home)) >= 4
+        assert len(processes_of_home(fresh.home)) >= 4
         shown.send_signal(signal.SIGINT)
         rest, _ = shown.communicate(timeout=120)
     assert shown.returncode == 0 and rest.strip() == "stopped"
-    assert marked(fresh.home) == []
+    assert processes_of_home(fresh.home) == []
     down = fresh.draftsmith("down")
     assert down.returncode == 0 and "nothing was running" in down.stdout

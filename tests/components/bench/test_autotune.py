@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from components.bench import autotune, compare_end_to_end, measure_step_cost, measuring_process, subjects
-from components.bench.calibration import plainly_faster
+from components.bench.calibration import clearly_faster
 from components.bench.tuning import Tuning, read_tuning
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import CostCell, Request, read_rows
@@ -48,10 +48,10 @@ def opened_with(monkeypatch: pytest.MonkeyPatch, here_instead: None) -> list[tup
 
 def test_more_threads_are_taken_only_where_they_win_in_quiet_and_in_noise() -> None:
     alone = [100.0, 101.0, 102.0, 103.0, 140.0]
-    assert plainly_faster([90.0, 91.0, 92.0, 93.0, 200.0], alone)
-    assert not plainly_faster([98.0, 98.0, 98.0, 98.0, 98.0], alone), "a gain within the noise"
-    assert not plainly_faster([90.0, 95.0, 160.0, 300.0, 500.0], alone), "quick, but only while nobody else works"
-    assert not plainly_faster([99.0, 99.0, 99.0, 99.0, 99.0], [100.0, 150.0, 150.0, 150.0, 150.0]), "a noisy moment"
+    assert clearly_faster([90.0, 91.0, 92.0, 93.0, 200.0], alone)
+    assert not clearly_faster([98.0, 98.0, 98.0, 98.0, 98.0], alone), "a gain within the noise"
+    assert not clearly_faster([90.0, 95.0, 160.0, 300.0, 500.0], alone), "quick, but only while nobody else works"
+    assert not clearly_faster([99.0, 99.0, 99.0, 99.0, 99.0], [100.0, 150.0, 150.0, 150.0, 150.0]), "a noisy moment"
 
 
 def test_what_is_chosen_is_what_was_tried(

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from components.bench.acceptance import measure_acceptance
-from components.bench.arms import Arm, chosen_depths, depths_to_run
-from components.bench.end_to_end import compare_end_to_end, only_untimed, planned_arms
-from components.bench.loaded_off import kept_off
+from components.bench.arms import Arm, depths_to_run, read_policy_depths
+from components.bench.end_to_end import compare_end_to_end, drop_timed, plan_arms
+from components.bench.loaded_off import make_idle
 from components.bench.request_rows import sha256_of_tokens
 from components.bench.subjects import EncodedPrompt, open_drafter, spread
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.files import save_untrained
 from components.rows import AcceptanceMap, CostCell, Request, Round, read_rows
 from components.speedup.costs import Setting, cost_table
@@ -165,16 +165,16 @@ def test_drafting_resumes_after_a_drafter_was_off(opened: AbstractTarget, drafts
     ids = torch.tensor([4, 9, 30, *text])
     passed = opened.forward(ids[None], opened.new_cache(1, len(ids)), logits="none", features=True)
     assert passed.taps is not None and passed.last is not None
-    whole = Columns(ids[1:], passed.taps[0, :-1], passed.last[0, :-1])
+    whole = CommittedPositions(ids[1:], passed.taps[0, :-1], passed.last[0, :-1])
     for draft in drafts:
         drafter = open_drafter(draft, opened)
         state, done = drafter.new_state(64), 0
         for size in (7, *[1] * 13):
-            part = Columns(*(one[done : done + size] for one in whole))
-            assert kept_off(drafter).propose(state, part, 1, Sampling(), torch.Generator()).tokens.numel() == 0
+            part = CommittedPositions(*(one[done : done + size] for one in whole))
+            assert make_idle(drafter).propose(state, part, 1, Sampling(), torch.Generator()).tokens.numel() == 0
             done += size
         asked = (drafter.num_steps, Sampling(), torch.Generator())
-        resumed = drafter.propose(state, Columns(*(one[done:] for one in whole)), *asked).tokens
+        resumed = drafter.propose(state, CommittedPositions(*(one[done:] for one in whole)), *asked).tokens
         assert resumed.tolist() == drafter.propose(drafter.new_state(64), whole, *asked).tokens.tolist()
 
 
@@ -245,9 +245,9 @@ def test_prompts_for_warming_up_are_never_timed() -> None:
     asked = [EncodedPrompt(name, "w", [number]) for number, name in enumerate("abc")]
     spare = EncodedPrompt("d", "w", [9])
     copy = dataclasses.replace(asked[1], prompt_id="another name, the same text")
-    assert only_untimed([copy, spare], asked) == [spare]
+    assert drop_timed([copy, spare], asked) == [spare]
     with pytest.raises(UserError, match="warm-up prompts of their own"):
-        only_untimed([copy], asked)
+        drop_timed([copy], asked)
 
 
 def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
@@ -255,8 +255,8 @@ def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
 ) -> None:
     save_untrained(tmp_path, "lookahead", {"window": 3}, target)
     own_loop = Draft(key="l" * 64, path=tmp_path)
-    asked: dict[str, Any] = {"chosen": {drafts[0].key: frozenset({2, 99})}, "depths": [1, 2], "trees": [6, 6]}
-    arms, side = planned_arms([drafts[0], own_loop], **asked, lookup_depths=[4], loaded_off=True, rival=True)
+    asked: dict[str, Any] = {"policy_depths": {drafts[0].key: frozenset({2, 99})}, "depths": [1, 2], "trees": [6, 6]}
+    arms, side = plan_arms([drafts[0], own_loop], **asked, lookup_depths=[4], loaded_off=True, rival=True)
     lookup, off = Arm("ngram", "", 4), Arm("eagle3", drafts[0].key, 0)
     assert side == {lookup, off}
     labels = ["plain", "plain on plain kernels", "ngram k=4", "eagle3 off", "eagle3 k=1", "eagle3 k=2"]
@@ -266,7 +266,7 @@ def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
         "lookahead k=2",
         *(arm.label for arm in arms if arm.method == "lookahead" and arm.tree_budget),
     ]
-    alone, nobody = planned_arms([drafts[0]], **asked | {"trees": []}, lookup_depths=[], loaded_off=False, rival=False)
+    alone, nobody = plan_arms([drafts[0]], **asked | {"trees": []}, lookup_depths=[], loaded_off=False, rival=False)
     assert [arm.label for arm in alone] == ["plain", "eagle3 k=1", "eagle3 k=2"] and nobody == frozenset()
 
 
@@ -283,10 +283,10 @@ def test_a_depth_chosen_for_any_batch_size_or_beyond_training_is_run(tmp_path: P
     rows = [("a", 1, 5, "all"), ("a", 8, 2, "all"), ("a", 32, 0, "all"), ("a", 1, 7, "code"), ("b", 1, 0, "all")]
     names = ("draft_key", "batch_size", "depth_k", "workload")
     (tmp_path / "policy.json").write_text(json.dumps({"choices": [dict(zip(names, r, strict=True)) for r in rows]}))
-    assert chosen_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2}}
+    assert read_policy_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2}}
     written = json.loads((tmp_path / "policy.json").read_text()) | {"served": {"a": 3, "champion": 4, "off": 0}}
     (tmp_path / "policy.json").write_text(json.dumps(written))
-    assert chosen_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2, 3}, "champion": {4}}
+    assert read_policy_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2, 3}, "champion": {4}}
     assert depths_to_run("around", {5, 2}, 9) == [1, 2, 3, 4, 5, 6, 7, 9]
     assert depths_to_run("around", {6}, 4) == [1, 3, 4, 6]
     assert depths_to_run("all", {6}, 4) == [1, 2, 3, 4, 6]

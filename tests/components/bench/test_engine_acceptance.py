@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.bench.engine_acceptance import Acceptance, Counters, reached, read_acceptance, read_counters
-from components.bench.engine_answers import Answer, Asked, _take, body_of
+from components.bench.engine_acceptance import Acceptance, Counters, at_least_counts, read_acceptance, read_counters
+from components.bench.engine_answers import Answer, ServerPrompt, _add_chunk, request_body
 from components.bench.engine_rows import EngineRows, EngineSession, round_rows
 from components.bench.engine_server import Connected, EngineServer
-from components.bench.openai_server import Taken, Turn
+from components.bench.openai_server import Turn, TurnResult
 from components.contract import UserError
 from components.definitions import has_decoding, tokens_per_s
 
@@ -83,8 +83,8 @@ def test_llama_cpp_rounds_follow_from_its_counts() -> None:
 
 
 def test_histograms_become_counts_by_position() -> None:
-    assert reached([191, 52, 13, 11]) == [76, 24, 11]
-    assert reached([4]) == []
+    assert at_least_counts([191, 52, 13, 11]) == [76, 24, 11]
+    assert at_least_counts([4]) == []
 
 
 def test_prometheus_counters_are_differences() -> None:
@@ -117,10 +117,10 @@ def test_a_server_without_speculation_has_no_counters() -> None:
     ],
 )
 def test_engines_that_take_ids_get_ids(engine: str, address: str, field: str) -> None:
-    asked = Asked("p", "code", [7, 8], "text")
-    place, body = body_of(connected(engine), asked, 16, 0.0)
+    asked = ServerPrompt("p", "code", [7, 8], "text")
+    place, body = request_body(connected(engine), asked, 16, 0.0)
     assert place == f"http://127.0.0.1:8000{address}" and body[field] == [7, 8] and body["stream"] is True
-    assert body_of(connected("openai"), asked, 16, 0.0)[1]["prompt"] == "text"
+    assert request_body(connected("openai"), asked, 16, 0.0)[1]["prompt"] == "text"
 
 
 def test_sglang_chunks_hold_all_so_far_or_only_what_is_new() -> None:
@@ -131,15 +131,15 @@ def test_sglang_chunks_hold_all_so_far_or_only_what_is_new() -> None:
         first = {"text": "a", "output_ids": [4], "meta_info": {"prompt_tokens": 2, "completion_tokens": 1}}
         meta = {"prompt_tokens": 2, "completion_tokens": 3, "finish_reason": finish, **counts}
         ids, text = ([4, 5, 6], "abc") if whole else ([5, 6], "bc")
-        _take(answer, first, 10)
-        _take(answer, {"text": text, "output_ids": ids, "meta_info": meta}, 20)
+        _add_chunk(answer, first, 10)
+        _add_chunk(answer, {"text": text, "output_ids": ids, "meta_info": meta}, 20)
         assert (answer.tokens, answer.text, answer.chunk_tokens) == ([4, 5, 6], "abc", [1, 2])
         assert (answer.first_ns, answer.last_ns, answer.finish_reason) == (10, 20, "length")
         assert answer.acceptance == Acceptance(1, 3, 1)
 
 
 def test_rounds_are_placed_only_where_their_places_are_certain() -> None:
-    asked = Asked("p", "code", [1] * 10, None)
+    asked = ServerPrompt("p", "code", [1] * 10, None)
     answer = Answer(sent_ns=0, tokens=[0] * 6, chunk_tokens=[1, 3, 2])
     answer.acceptance = Acceptance(2, 6, 3, [2, 1, 0], [(3, 2), (3, 1)])
     rows = [(row.out_pos, row.accepted, row.emitted, row.kv_len) for row in round_rows("r", asked, answer, 6)]
@@ -151,10 +151,10 @@ def test_rounds_are_placed_only_where_their_places_are_certain() -> None:
     assert round_rows("r", asked, undrafted, 7) == round_rows("r", asked, joined, 6) == []
 
 
-ASKED = Asked("p", "code", [1, 2, 3], None)
+ASKED = ServerPrompt("p", "code", [1, 2, 3], None)
 
 
-def turn_of(server: Connected, *told: Acceptance | None, chunks: Sequence[int] = (1, 2)) -> Taken:
+def turn_of(server: Connected, *told: Acceptance | None, chunks: Sequence[int] = (1, 2)) -> TurnResult:
     """A turn of 8 ms after the first chunk for each answer."""
     answers = [
         Answer(
@@ -169,10 +169,10 @@ def turn_of(server: Connected, *told: Acceptance | None, chunks: Sequence[int] =
         )
         for one in told
     ]
-    return Taken(Turn(server, "code", 1, 0, False, [ASKED] * len(told)), answers, None)
+    return TurnResult(Turn(server, "code", 1, 0, False, [ASKED] * len(told)), answers, None)
 
 
-def rows_of(*taken: Taken) -> EngineRows:
+def rows_of(*taken: TurnResult) -> EngineRows:
     return EngineSession("s", "t", "float32", 0.0).rows(taken, None, None)
 
 
@@ -180,7 +180,7 @@ def test_a_server_that_drafted_nothing_in_one_turn_is_no_plain_server() -> None:
     drafted, quiet = Acceptance(2, 6, 3, [2, 1, 0]), Acceptance(0, 0, 0, [])
     rows = rows_of(turn_of(connected("vllm"), drafted), turn_of(connected("vllm"), quiet, None))
     assert {(row.method, row.depth_k) for row in rows.requests} == {("external", 3)}
-    assert {(row.method, row.depth_k) for row in rows.counted} == {("external", 3)}
+    assert {(row.method, row.depth_k) for row in rows.acceptance} == {("external", 3)}
     assert {(row.method, row.depth_k) for row in rows_of(turn_of(connected("vllm"), None)).requests} == {("none", 0)}
 
 
@@ -198,10 +198,10 @@ def test_two_servers_that_cannot_be_told_apart_are_refused() -> None:
 
 def test_histograms_of_different_length_are_summed() -> None:
     told = [Acceptance(3, 9, 1, [1]), Acceptance(2, 6, 5, [2, 2, 1])]
-    (counted,) = rows_of(turn_of(connected("sglang"), *told)).counted
+    (counted,) = rows_of(turn_of(connected("sglang"), *told)).acceptance
     assert (counted.accepted_per_position, counted.depth_k) == ([3, 2, 1], 3)
     shallow = rows_of(turn_of(connected("sglang"), Acceptance(3, 9, 1, [1])))  # it saw no more than one accepted
-    assert shallow.counted[0].depth_k == 3
+    assert shallow.acceptance[0].depth_k == 3
 
 
 def test_tokens_that_came_with_the_first_are_in_no_rate() -> None:
@@ -213,7 +213,7 @@ def test_tokens_that_came_with_the_first_are_in_no_rate() -> None:
 
 
 def test_no_request_finds_another_ones_prompt_in_vllms_cache() -> None:
-    salts = {body_of(connected("vllm"), ASKED, 16, 0.0)[1]["cache_salt"] for _ in range(3)}
+    salts = {request_body(connected("vllm"), ASKED, 16, 0.0)[1]["cache_salt"] for _ in range(3)}
     assert len(salts) == 3 and all(salts)
 
 
@@ -222,7 +222,7 @@ def test_a_key_is_sent_without_the_line_feed_its_file_ends_on(held: str, monkeyp
     monkeypatch.setenv("ENGINE_KEY", held)
     server = EngineServer(base_url="http://127.0.0.1:8000", api_key_variable="ENGINE_KEY")
     assert server.headers() == {"Authorization": "Bearer sk-secret"}
-    assert server.shown("x" * 295 + "sk-secret") == "x" * 295 + "***"
+    assert server.without_key("x" * 295 + "sk-secret") == "x" * 295 + "***"
 
 
 @pytest.mark.parametrize("held", ["sk-se\ncret", "sk-secr\u00e9t", "sk-\x7fsecret"])

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from components.bench.arms import PLAIN, Arm
-from components.bench.identity import TIE_FACTOR, Judge, check_plain, compare, first_divergence
+from components.bench.identity import TIE_FACTOR, IdentityChecker, check_plain, compare, first_divergence
 from components.bench.request_rows import Conditions, request_rows
 from components.bench.subjects import EncodedPrompt
 from components.bench.timed_runs import TimedRun
 from components.contract import Context
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.decoding.verification import Verdict, verify_greedy
+from components.decoding.verification import VerifyResult, verify_greedy
 from components.drafts.ngram import Ngram
 from components.rows import Request
 from components.speedup.measured import measured_arms
@@ -46,7 +46,7 @@ TEXTS = (
 )
 
 Dtype = Literal["float32", "bfloat16"]
-Verify = Callable[[Tensor, Tensor], Verdict]
+Verify = Callable[[Tensor, Tensor], VerifyResult]
 
 
 @dataclasses.dataclass
@@ -90,22 +90,22 @@ def subject(request: pytest.FixtureRequest, subjects: Callable[[Dtype], Subject]
     return subjects(request.param)
 
 
-def top_two(logits: Tensor, guesses: Tensor) -> Verdict:
+def top_two(logits: Tensor, guesses: Tensor) -> VerifyResult:
     """Keeps a guess that is the second best."""
     best, picks, k = logits.topk(2).indices, logits.argmax(-1), len(guesses)
     kept = next((j for j in range(k) if guesses[j] not in best[j]), k)
     emitted = torch.cat((guesses[:kept], picks[kept : kept + 1]))
-    return Verdict(kept, emitted, emitted.tolist())
+    return VerifyResult(kept, emitted, emitted.tolist())
 
 
-def one_too_many(logits: Tensor, guesses: Tensor) -> Verdict:
+def one_too_many(logits: Tensor, guesses: Tensor) -> VerifyResult:
     """Keeps the first guess that does not hold as well."""
     kept = min(verify_greedy(logits, guesses).num_accepted + 1, len(guesses))
     emitted = torch.cat((guesses[:kept], logits.argmax(-1)[kept : kept + 1]))
-    return Verdict(kept, emitted, emitted.tolist())
+    return VerifyResult(kept, emitted, emitted.tolist())
 
 
-def wrong_row(logits: Tensor, guesses: Tensor) -> Verdict:
+def wrong_row(logits: Tensor, guesses: Tensor) -> VerifyResult:
     """Takes each row's logits for those of the row before."""
     return verify_greedy(torch.cat((logits[1:], logits[-1:])), guesses)
 
@@ -117,7 +117,7 @@ class Faulty:
         self.is_wrong, self.seen, self.vocab_size = is_wrong, 0, target.shape.vocab_size
         self.dice = torch.Generator().manual_seed(0)
 
-    def __call__(self, logits: Tensor, guesses: Tensor) -> Verdict:
+    def __call__(self, logits: Tensor, guesses: Tensor) -> VerifyResult:
         emitted = verify_greedy(logits, guesses).emitted.clone()
         for index in range(len(emitted)):
             if self.is_wrong(self.seen):
@@ -126,7 +126,7 @@ class Faulty:
             self.seen += 1
             if self.is_wrong(self.seen - 1):
                 break
-        return Verdict(len(emitted) - 1, emitted, emitted.tolist())
+        return VerifyResult(len(emitted) - 1, emitted, emitted.tolist())
 
 
 def use(monkeypatch: pytest.MonkeyPatch, verify: Verify) -> None:
@@ -175,15 +175,15 @@ def test_one_wrong_token_in_five_hundred_is_found(subject: Subject, monkeypatch:
 
 def test_a_wrong_token_after_a_tie_is_found_where_it_stands(subjects: Callable[[Dtype], Subject]) -> None:
     subject = subjects("bfloat16")
-    judge, found = Judge(subject.target), 0
+    judge, found = IdentityChecker(subject.target), 0
     for prompt, plain in zip(subject.prompts[:5], subject.plain, strict=False):
         said = decode(subject.target, Ngram(), prompt.ids, max_new_tokens=LENGTH, depth=DEPTH).tokens
-        verdict = judge.judge(prompt.ids, plain.tokens, said, DEPTH + 1)
+        verdict = judge.compare(prompt.ids, plain.tokens, said, DEPTH + 1)
         at = (verdict.first_divergence or LENGTH) + 5
         if verdict.tie and at < LENGTH:
             broken = [*said[:at], (said[at] + 7) % subject.target.shape.vocab_size]
             broken += [7] * (LENGTH - len(broken))
-            after = judge.judge(prompt.ids, plain.tokens, broken, DEPTH + 1)
+            after = judge.compare(prompt.ids, plain.tokens, broken, DEPTH + 1)
             assert (after.tie, after.first_divergence, after.first_wrong) == (False, verdict.first_divergence, at)
             found += 1
     assert found, "no bfloat16 output parted early enough"
@@ -195,7 +195,7 @@ def test_a_verifier_that_is_lenient_within_the_noise_makes_too_many_ties(
     """Each of its tokens could be rounding (0.12 logits are below ten noises of bfloat16), all of them could not."""
     dice = torch.Generator().manual_seed(1)
 
-    def lenient(logits: Tensor, guesses: Tensor) -> Verdict:
+    def lenient(logits: Tensor, guesses: Tensor) -> VerifyResult:
         near = (logits >= logits.max(-1, keepdim=True).values - 0.12).float()
         picks = torch.multinomial(near, 1, generator=dice)[:, 0]
         return verify_greedy(torch.nn.functional.one_hot(picks, logits.shape[-1]), guesses)
@@ -211,9 +211,9 @@ def test_a_verifier_that_is_lenient_within_the_noise_makes_too_many_ties(
 def test_a_plain_output_that_is_not_the_targets_own_makes_nobody_identical(opened: AbstractTarget) -> None:
     plain = decode(opened, None, [4, 9, 30], max_new_tokens=12, ignore_eos=True).tokens
     wrong = [*plain[:5], (plain[5] + 1) % 64, *plain[6:]]
-    judge = Judge(opened)
-    assert judge.judge([4, 9, 30], plain, plain, 3).identical
-    judged = judge.judge([4, 9, 30], wrong, wrong, 3)
+    judge = IdentityChecker(opened)
+    assert judge.compare([4, 9, 30], plain, plain, 3).identical
+    judged = judge.compare([4, 9, 30], wrong, wrong, 3)
     assert (judged.identical, judged.tie, judged.first_wrong) == (False, False, 5)
     assert check_plain(opened, [4, 9, 30], plain).tie_chance < 1e-3
 

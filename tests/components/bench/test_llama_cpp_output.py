@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from components.bench.engine_acceptance import Acceptance
-from components.bench.llama_cpp import Settings, Tools, measure_llama_cpp_fingerprint, printed_version
-from components.bench.llama_cpp_output import Printed, read_plain, read_speculative, read_version
+from components.bench.llama_cpp import Settings, Tools, measure_llama_cpp_fingerprint, version_output
+from components.bench.llama_cpp_output import ProgramOutput, read_plain, read_speculative, read_version
 from components.bench.llama_cpp_rows import Run, SessionFacts
 from components.bench.subjects import EncodedPrompt
 from components.contract import UserError
@@ -40,7 +40,7 @@ common_perf_print:       total time =      88.99 ms /    73 tokens
 
 def test_counts_by_position_come_with_the_statistics() -> None:
     counts = Acceptance(28, 83, 20, [11, 5, 4])
-    assert read_speculative(SPECULATIVE + STATISTICS) == Printed(26, 48, 43_000_000, 294_000_000, counts)
+    assert read_speculative(SPECULATIVE + STATISTICS) == ProgramOutput(26, 48, 43_000_000, 294_000_000, counts)
 
 
 def test_without_statistics_rounds_follow_from_the_counts() -> None:
@@ -55,7 +55,7 @@ def test_positions_that_rounding_leaves_in_doubt_are_not_told() -> None:
 
 
 def test_plain_decoding_counts_the_token_that_prefill_made() -> None:
-    assert read_plain(PLAIN) == Printed(26, 48, 7_660_000, 62_950_000, None)
+    assert read_plain(PLAIN) == ProgramOutput(26, 48, 7_660_000, 62_950_000, None)
 
 
 @pytest.mark.parametrize("cut", ["", SPECULATIVE[:120], "0.00.354.077 I sched_reserve: reserve took 2.27 ms\n"])
@@ -71,13 +71,13 @@ def test_the_version_is_what_the_program_states() -> None:
 
 def test_missing_programs_and_models_are_told_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model: .*no such file"):
-        Tools.found("", str(tmp_path / "absent.gguf"), "", [3])
+        Tools.locate("", str(tmp_path / "absent.gguf"), "", [3])
     model = tmp_path / "model.gguf"
     model.touch()
     with pytest.raises(UserError, match="no llama-completion and no llama-speculative-simple"):
-        Tools.found(str(tmp_path), str(model), "", [3])
+        Tools.locate(str(tmp_path), str(model), "", [3])
     (tmp_path / "llama-cli").touch(mode=0o755)
-    assert Tools.found(str(tmp_path), str(model), "", []).plain == str(tmp_path / "llama-cli")
+    assert Tools.locate(str(tmp_path), str(model), "", []).plain == str(tmp_path / "llama-cli")
 
 
 def test_the_limit_is_passed_as_each_program_counts_it(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_the_limit_is_passed_as_each_program_counts_it(tmp_path: Path) -> None:
 
 def test_failed_and_overlong_runs_are_rows() -> None:
     prompt = EncodedPrompt("p", "code", [1, 2, 3])
-    printed = Printed(3, 10, 5, 90, Acceptance(6, 18, 4, [3, 1]))
+    printed = ProgramOutput(3, 10, 5, 90, Acceptance(6, 18, 4, [3, 1]))
     runs = [
         Run(prompt, 3, 0, False, printed, "one two three four", None),
         Run(prompt, 3, 0, False, None, "", "exit 1 without its counts"),
-        Run(prompt, 0, 0, False, Printed(3, 8, 5, 90, None), "one two", None),
+        Run(prompt, 0, 0, False, ProgramOutput(3, 8, 5, 90, None), "one two", None),
     ]
     facts = SessionFacts("s", "t", "d", "eagle3", "1", "float32", 2, 8)
     rows = facts.requests(runs, {"p": "one two three"})
@@ -132,7 +132,7 @@ def test_a_program_that_hangs_or_cannot_run_is_one_line(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nexec sleep 30\n")
     program.chmod(0o755)
     with pytest.raises(UserError, match=r"--version did not end within 0\.2 s"):
-        printed_version(str(program), timeout_s=0.2)
+        version_output(str(program), timeout_s=0.2)
     program.write_bytes(b"\x7fELF of another machine")
     with pytest.raises(UserError, match="cannot be run"):
-        printed_version(str(program))
+        version_output(str(program))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.bench.clock import quiet_interpreter, slices_stat, timer_overhead_ns
-from components.bench.device_state import clock_mhz, device_state, parsed_gpu_state
+from components.bench.device_state import clock_mhz, device_state, parse_gpu_state
 from components.bench.machine import describe_machine
 from components.contract import UserError
 
@@ -63,11 +63,11 @@ def test_the_collector_rests_while_time_is_measured_and_works_afterwards() -> No
 
 def test_what_the_driver_tells_of_a_gpu_is_read_by_name_and_the_rest_is_absent() -> None:
     line = "1980, 1980, 2619, 41, 119.31, 700.00, P0, 0x0000000000000000, [N/A]\n"
-    state = parsed_gpu_state(line)
+    state = parse_gpu_state(line)
     assert (state["sm_clock_mhz"], state["power_w"], state["performance_state"]) == (1980.0, 119.31, "P0")
     assert state["throttle_reasons"] == "0x0000000000000000" and "utilisation_percent" not in state
     assert clock_mhz(state) == 1980.0
-    assert parsed_gpu_state("No devices were found") == {}
+    assert parse_gpu_state("No devices were found") == {}
     assert clock_mhz({}) is None
 
 

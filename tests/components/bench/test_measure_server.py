@@ -15,7 +15,7 @@ import pytest
 from serving_engine import free_port, served
 
 from components.bench.engine_server import EngineServer
-from components.bench.openai_server import asked_of, measure_server, with_key
+from components.bench.openai_server import measure_server, server_prompt, with_draft_key
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import EngineAcceptance, Request, Round, read_rows
 from components.targets.load import open_tokenizer
@@ -228,9 +228,9 @@ def test_a_timed_prompt_does_not_warm_up(
 def test_text_for_a_server_without_ids_encodes_to_the_same_ids(target: Target) -> None:
     tokenizer = open_tokenizer(target)
     ids = [5, 9, 30]
-    asked = asked_of(tokenizer, "p", "code", ids)
+    asked = server_prompt(tokenizer, "p", "code", ids)
     assert asked.text is not None and tokenizer(asked.text)["input_ids"] == ids
-    assert asked_of(tokenizer, "p", "code", [5, 2, 2, 9]).text != ""
+    assert server_prompt(tokenizer, "p", "code", [5, 2, 2, 9]).text != ""
 
 
 def test_only_servers_of_the_drafter_s_method_that_state_no_key_take_its_key(tmp_path: Path) -> None:
@@ -238,5 +238,5 @@ def test_only_servers_of_the_drafter_s_method_that_state_no_key_take_its_key(tmp
     address = "http://127.0.0.1:1/v1"
     named = [EngineServer(base_url=address, method=method) for method in ("eagle3", "none", "ngram", "")]
     named.append(EngineServer(base_url=address, method="eagle3", draft_key="mine"))
-    assert [with_key(one, draft).draft_key for one in named] == ["d" * 64, "", "", "", "mine"]
-    assert with_key(named[0], None) == named[0]
+    assert [with_draft_key(one, draft).draft_key for one in named] == ["d" * 64, "", "", "", "mine"]
+    assert with_draft_key(named[0], None) == named[0]

@@ -11,7 +11,7 @@ from bench_subjects import order_of
 from made_runs import arm_run
 
 from components.bench.arms import PLAIN, RIVAL, Arm
-from components.bench.measuring import LONGEST_SLICE, SLICE_NS, ArmRun, Measuring, slice_length
+from components.bench.measuring import MAX_SLICE_TOKENS, SLICE_NS, ArmRun, Measuring, slice_length
 from components.bench.measuring_process import MeasuringProcess
 from components.bench.subjects import open_drafter
 from components.bench.tuning import Tuning
@@ -134,5 +134,5 @@ def test_a_slice_is_of_some_tens_of_milliseconds() -> None:
         return arm_run(PLAIN, [[round(round_ns)] * 12])
 
     assert slice_length(plain(SLICE_NS / 5)) == 5
-    assert slice_length(plain(SLICE_NS * 10)) == 1 and slice_length(plain(1000)) == LONGEST_SLICE
+    assert slice_length(plain(SLICE_NS * 10)) == 1 and slice_length(plain(1000)) == MAX_SLICE_TOKENS
     assert slice_length(plain(1000)._replace(slices=[])) == 1, "nothing was said: the shortest"

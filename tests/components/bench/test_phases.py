@@ -13,7 +13,7 @@ import torch
 from components.bench.arms import PLAIN, Arm
 from components.bench.clock import Stopwatch
 from components.bench.measuring import ArmRun
-from components.bench.phases import timed
+from components.bench.phases import wrap_timed
 from components.bench.slices import Generation, take_turns
 from components.bench.subjects import open_drafter
 from components.bench.trees import tree_shape
@@ -31,7 +31,7 @@ def phases_of(
 ) -> ArmRun:
     """One generation (a batch where there are several texts, or a tree) of which every time is a number of readings."""
     ticks = itertools.count()
-    target, timed_proposer, probe = timed(opened, proposer, Stopwatch(lambda: next(ticks), list), shape)
+    target, timed_proposer, probe = wrap_timed(opened, proposer, Stopwatch(lambda: next(ticks), list), shape)
     asked: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
     how: dict[str, Any] = {"depth": arm.depth} if shape is None else {"shape": shape}
 

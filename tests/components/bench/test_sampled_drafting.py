@@ -16,7 +16,7 @@ from components.bench.subjects import open_drafter
 from components.contract import Draft
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import Columns, Proposal, Proposer, Sampling
+from components.drafts.draft import CommittedPositions, Proposal, Proposer, Sampling
 from components.drafts.sampling import probabilities
 from components.targets.model import AbstractTarget
 
@@ -38,7 +38,9 @@ class Liar:
     def new_state(self, capacity: int) -> Any:
         return self.inner.new_state(capacity)
 
-    def propose(self, state: Any, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator) -> Proposal:
+    def propose(
+        self, state: Any, columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
         said = self.inner.propose(state, columns, depth, sampling, rng)
         assert said.probs is not None
         flat = said.probs**0.3

@@ -14,7 +14,7 @@ import pytest
 from made_runs import arm_run, group_run
 
 from components.bench.arms import PLAIN, RIVAL, Arm
-from components.bench.settling import cost_half_widths, open_arms
+from components.bench.settling import check_settled, cost_half_widths
 from components.bench.timed_runs import GroupRun
 from components.rows import CostCell
 
@@ -41,52 +41,52 @@ def measured(
 
 
 def test_a_clear_winner_settles_it_and_what_is_in_between_is_no_question() -> None:
-    where = open_arms(measured({PLAIN: 1.0, ONE: 1.5, TWO: 1.2}, noise=0.01, processes=3), (), PRECISION)
-    assert list(where.arms) == [] and where.said.startswith("mtp k=2 is the fastest")
-    slower = open_arms(measured({PLAIN: 1.0, ONE: 2.6, TWO: 2.8}, noise=0.01, processes=3), (), PRECISION)
-    assert list(slower.arms) == [] and slower.said.startswith("plain is the fastest")
+    where = check_settled(measured({PLAIN: 1.0, ONE: 1.5, TWO: 1.2}, noise=0.01, processes=3), (), PRECISION)
+    assert list(where.arms) == [] and where.summary.startswith("mtp k=2 is the fastest")
+    slower = check_settled(measured({PLAIN: 1.0, ONE: 2.6, TWO: 2.8}, noise=0.01, processes=3), (), PRECISION)
+    assert list(slower.arms) == [] and slower.summary.startswith("plain is the fastest")
 
 
 def test_equal_arms_are_open_while_processes_disagree_and_settled_once_they_agree() -> None:
-    noisy = open_arms(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.2}, noise=0.05, processes=3), (), PRECISION)
+    noisy = check_settled(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.2}, noise=0.05, processes=3), (), PRECISION)
     assert set(noisy.arms) == {ONE, TWO}, "plain decoding is out of the question, the others are it"
-    assert "not told apart" in noisy.said and "+-" in noisy.said
-    calm = open_arms(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.2}, noise=0.002, processes=3), (), PRECISION)
-    assert list(calm.arms) == [] and "as good as it" in calm.said
-    assert open_arms(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.2}, noise=0.05, processes=3), (), 0.5).arms == []
+    assert "not told apart" in noisy.summary and "+-" in noisy.summary
+    calm = check_settled(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.2}, noise=0.002, processes=3), (), PRECISION)
+    assert list(calm.arms) == [] and "as good as it" in calm.summary
+    assert check_settled(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.2}, noise=0.05, processes=3), (), 0.5).arms == []
 
 
 def test_more_processes_settle_what_few_leave_open() -> None:
     costs = {PLAIN: 1.0, ONE: 1.2, TWO: 1.26}
-    assert set(open_arms(measured(costs, noise=0.02, processes=2, seed=1), (), PRECISION).arms) >= {ONE, TWO}
-    assert open_arms(measured(costs, noise=0.02, processes=16, seed=1), (), PRECISION).arms == []
+    assert set(check_settled(measured(costs, noise=0.02, processes=2, seed=1), (), PRECISION).arms) >= {ONE, TWO}
+    assert check_settled(measured(costs, noise=0.02, processes=16, seed=1), (), PRECISION).arms == []
 
 
 def test_one_process_settles_nothing() -> None:
-    where = open_arms(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.9}, noise=0.0, processes=1), (), PRECISION)
+    where = check_settled(measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.9}, noise=0.0, processes=1), (), PRECISION)
     assert set(where.arms) == {PLAIN, ONE, TWO}
 
 
 def test_arms_beside_the_decision_and_the_second_baseline_keep_nothing_open() -> None:
     costs = {PLAIN: 1.0, RIVAL: 1.0, ONE: 1.2, LOOKUP: 1.2}
     found = measured(costs, noise=0.05, processes=3)
-    assert LOOKUP in open_arms(found, (), PRECISION).arms
-    assert open_arms(found, [LOOKUP], PRECISION).arms == []
+    assert LOOKUP in check_settled(found, (), PRECISION).arms
+    assert check_settled(found, [LOOKUP], PRECISION).arms == []
 
 
 def test_plain_decoding_counts_at_its_quickest_kernel() -> None:
     """A drafter that beats only the slower of two baselines does not win."""
     found = measured({PLAIN: 1.0, RIVAL: 0.5, ONE: 1.5}, noise=0.005, processes=3)
-    assert open_arms(found, (), PRECISION).said.startswith("plain is the fastest")
-    quick = open_arms(measured({PLAIN: 1.0, RIVAL: 1.0, ONE: 1.5}, noise=0.005, processes=3), (), PRECISION)
-    assert quick.said.startswith("mtp k=1 is the fastest")
+    assert check_settled(found, (), PRECISION).summary.startswith("plain is the fastest")
+    quick = check_settled(measured({PLAIN: 1.0, RIVAL: 1.0, ONE: 1.5}, noise=0.005, processes=3), (), PRECISION)
+    assert quick.summary.startswith("mtp k=1 is the fastest")
 
 
 def test_the_decision_is_that_of_the_smallest_batch() -> None:
     alone = measured({PLAIN: 1.0, ONE: 1.2}, noise=0.005, processes=3)
     together = measured({PLAIN: 0.2, ONE: 0.6}, noise=0.005, processes=3, size=4)
-    assert open_arms([*alone, *together], (), PRECISION).said.startswith("mtp k=1 is the fastest")
-    assert open_arms(together, (), PRECISION).said.startswith("plain is the fastest")
+    assert check_settled([*alone, *together], (), PRECISION).summary.startswith("mtp k=1 is the fastest")
+    assert check_settled(together, (), PRECISION).summary.startswith("plain is the fastest")
 
 
 def test_an_arm_whose_answers_end_in_their_first_round_keeps_nothing_open() -> None:
@@ -94,15 +94,15 @@ def test_an_arm_whose_answers_end_in_their_first_round_keeps_nothing_open() -> N
         one._replace(runs=[*one.runs, arm_run(TWO, [[10**6]])])
         for one in measured({PLAIN: 1.0, ONE: 1.2}, noise=0.002, processes=3)
     ]
-    assert open_arms(short, (), PRECISION).arms == []
+    assert check_settled(short, (), PRECISION).arms == []
     nothing = [group_run(1, 1, ["a"], [arm_run(PLAIN, []), arm_run(ONE, [[5]])])]
-    assert set(open_arms(nothing, (), PRECISION).arms) == {PLAIN, ONE}
+    assert set(check_settled(nothing, (), PRECISION).arms) == {PLAIN, ONE}
 
 
 def test_an_arm_that_joined_only_some_processes_is_judged_by_those() -> None:
     found = measured({PLAIN: 1.0, ONE: 1.2, TWO: 1.9}, noise=0.005, processes=4)
     later = [one._replace(runs=[r for r in one.runs if r.arm != TWO]) if one.process > 3 else one for one in found]
-    assert open_arms(later, (), PRECISION).said.startswith("mtp k=1 is the fastest")
+    assert check_settled(later, (), PRECISION).summary.startswith("mtp k=1 is the fastest")
 
 
 def cells(noise: float, processes: int, *, seed: int = 0, trees: bool = False) -> list[CostCell]:
@@ -148,5 +148,7 @@ def test_plain_steps_alone_leave_nothing_to_know() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_false_winner_is_never_called_settled(seed: int) -> None:
     """Equal arms at 5 % noise: none is called clearly faster by any of five measurements."""
-    where = open_arms(measured({ONE: 1.2, TWO: 1.2, PLAIN: 1.2 / 2}, noise=0.05, processes=3, seed=seed), (), PRECISION)
-    assert where.arms or "as good as it" in where.said
+    where = check_settled(
+        measured({ONE: 1.2, TWO: 1.2, PLAIN: 1.2 / 2}, noise=0.05, processes=3, seed=seed), (), PRECISION
+    )
+    assert where.arms or "as good as it" in where.summary

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.bench.clock import stopwatch_for
-from components.bench.phases import timed
+from components.bench.phases import wrap_timed
 from components.bench.slices import Generation, Passes, StandingClock, take_turns
 from components.bench.subjects import open_drafter
 from components.bench.trees import tree_shape
@@ -147,7 +147,7 @@ def test_taking_turns_changes_no_token_and_no_round(
     watch = stopwatch_for(opened.device)
     expected, generations = dict[str, list[Decoded]](), dict[str, Generation[list[Decoded]]]()
     for name, (proposer, make, alone, shape) in ways(opened, drafts).items():
-        target, timed_proposer, probe = timed(opened, proposer, watch, shape)
+        target, timed_proposer, probe = wrap_timed(opened, proposer, watch, shape)
         expected[name] = alone
         generations[name] = Generation(functools.partial(make, target, timed_proposer), probe)
     with torch.inference_mode():
@@ -169,7 +169,7 @@ def test_taking_turns_changes_no_token_and_no_round(
 
 
 def test_nothing_to_say_after_the_first_token_needs_no_turn(opened: AbstractTarget) -> None:
-    target, _, probe = timed(opened, None, stopwatch_for(opened.device))
+    target, _, probe = wrap_timed(opened, None, stopwatch_for(opened.device))
     short = Generation(lambda own: decode_rounds(target, None, PROMPT, max_new_tokens=1, clock=own), probe)
     with torch.inference_mode():
         take_turns([short], 4, random.Random(0))

@@ -13,8 +13,8 @@ from made_runs import arm_run, decoded
 from components.bench import measuring_process
 from components.bench.arms import PLAIN, Arm
 from components.bench.cost_blocks import MEMORY_SHARE, Grid, Setting
-from components.bench.cost_study import LEAST_TOKENS, CostStudy
-from components.bench.step_cost import arms_of, measure_step_cost
+from components.bench.cost_study import MIN_TOKENS, CostStudy
+from components.bench.step_cost import measure_step_cost, plan_arms
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.drafts.files import save_untrained
 from components.rows import CostCell, read_rows
@@ -72,7 +72,7 @@ def test_rows_say_what_was_timed_and_how(measured: Measurements, cells: list[Cos
         rows_of_pass = 1 + (c.tree_budget or c.depth_k)
         if c.phase.endswith("prefill"):
             # The context ends half a block before its middle; a block is shorter where the machine is slow.
-            assert c.kv_len - c.num_rows in range(LEAST_TOKENS // 2, SMALL["tokens_per_block"] // 2 + 1)
+            assert c.kv_len - c.num_rows in range(MIN_TOKENS // 2, SMALL["tokens_per_block"] // 2 + 1)
         else:
             assert c.num_rows == rows_of_pass - (c.phase == "draft")
         assert c.method == methods[c.draft_key] and c.load_average is not None
@@ -101,8 +101,8 @@ def test_a_block_is_short_enough_for_a_slow_target_and_says_how_many_there_is_ti
     course.grid, course.num_processes = Grid((PLAIN, DEEP), (Setting(1, 32), Setting(1, 64)), 64), 1
     run = arm_run(PLAIN, [[10**9] * 11])._replace(decoded=[decoded(11, 11 * 10**9)])
     each = 11 / 12  # seconds a token of an arm, the one of the prefill counted
-    for share, tokens in ((2 * 64 * 4.0, 64), (2 * 20.5 * 4.0 * each, 20), (1.0, LEAST_TOKENS)):
-        assert course._fitting([run, run._replace(arm=DEEP)], share).tokens == tokens
+    for share, tokens in ((2 * 64 * 4.0, 64), (2 * 20.5 * 4.0 * each, 20), (1.0, MIN_TOKENS)):
+        assert course._fitted_grid([run, run._replace(arm=DEEP)], share).tokens == tokens
     assert notes[-1].startswith("a block of 8 tokens takes about 29.3 s for all arms, so 1 s of each process")
 
 
@@ -133,14 +133,14 @@ def test_recorded_passes_are_timed_like_others(
 
 
 def test_recorded_passes_have_no_second_baseline(drafts: list[Draft]) -> None:
-    with_rival, without = (arms_of(drafts, 1, [], rival=rival) for rival in (True, False))
+    with_rival, without = (plan_arms(drafts, 1, [], rival=rival) for rival in (True, False))
     assert [arm.label for arm in with_rival] == ["plain", "plain on plain kernels", "eagle3 k=1", "mtp k=1"]
     assert [arm.label for arm in without] == ["plain", "eagle3 k=1", "mtp k=1"]
 
 
 def test_a_chain_is_as_deep_as_it_was_trained_for_unless_asked_within_reach(drafts: list[Draft]) -> None:
     def depths(max_depth: int) -> list[int]:
-        return [arm.depth for arm in arms_of(drafts, max_depth, [], rival=False) if arm.method == "mtp"]
+        return [arm.depth for arm in plan_arms(drafts, max_depth, [], rival=False) if arm.method == "mtp"]
 
     assert depths(0) == [1, 2] and depths(1) == [1] and depths(64) == list(range(1, drafts[1].info["max_depth"] + 1))
 
@@ -165,14 +165,14 @@ class Course(CostStudy):
 def test_a_measurement_ends_when_every_cost_is_known(context: Callable[[str], Context]) -> None:
     course = Course([{}, {"mtp k=1": 0.01}, {"mtp k=1": 0.08, "mtp k=2": 0.01}], context("cost"))
     course.run(120.0, 3, 0.03)
-    assert course.ended == "time is spent; not known to 3.0%: mtp k=1 to 8.0%", "five in the time that was given"
+    assert course.stop_reason == "time is spent; not known to 3.0%: mtp k=1 to 8.0%", "five in the time that was given"
     assert course.shares == [24.0] * 5
     early = Course([{"mtp k=1": 0.02}], context("early"))
     early.run(120.0, 3, 0.03)
-    assert early.ended == "every cost is known to 2.0%" and early.num_processes == 3, "never from fewer processes"
+    assert early.stop_reason == "every cost is known to 2.0%" and early.num_processes == 3, "never from fewer processes"
     alone = Course([{}], context("alone"))
     alone.run(120.0, 1, 0.03)
-    assert alone.ended == "time is spent; not known to 3.0%: anything, one process only"
+    assert alone.stop_reason == "time is spent; not known to 3.0%: anything, one process only"
 
 
 def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
@@ -185,7 +185,7 @@ def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
     ):
         course = Course([{"mtp k=1": width}], context(ended[:5]))
         course.run(120.0, 3, 0.03)
-        assert (course.ended, course.shares) == (ended, [24.0] * num_processes)
+        assert (course.stop_reason, course.shares) == (ended, [24.0] * num_processes)
 
 
 @pytest.mark.usefixtures("here_instead")

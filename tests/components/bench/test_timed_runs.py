@@ -20,12 +20,12 @@ from components.bench import timed_runs as room
 from components.bench.arms import PLAIN, RIVAL, Arm
 from components.bench.measuring import ArmRun
 from components.bench.timed_runs import (
-    LEAST_GROUPS,
-    LEAST_IN_ALL,
+    MIN_GROUPS,
+    MIN_GROUPS_IN_ALL,
     SIDE_GROUPS,
-    Asked,
     GroupRun,
     Study,
+    StudyPlan,
     batches,
     steady_kinds,
     steady_round_ns,
@@ -77,7 +77,7 @@ class Course:
         self.clock, self.processes, self.notes = [0.0], list[MadeUpProcess](), list[str]()
         self.told, self.answers = list[tuple[float, float]](), list(answers)
         monkeypatch.setattr(room.time, "monotonic", lambda: self.clock[0])
-        asked = Asked(
+        asked = StudyPlan(
             ARMS,
             frozenset([LOOKUP]),
             [prompt(f"p{number}") for number in range(num_prompts)],
@@ -97,13 +97,13 @@ class Course:
         return (self.answers.pop(0), "mtp k=2 +1 % +- 5 %") if self.answers else ([], "mtp k=2 is the fastest")
 
     def groups(self, number: int) -> list[GroupRun]:
-        return [one for one in self.study.found if one.process == number]
+        return [one for one in self.study.group_runs if one.process == number]
 
 
 def test_a_settled_study_stops_with_the_processes_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch)
     course.study.run(30.0, 3)
-    assert course.study.ended == "settled: mtp k=2 is the fastest" == course.notes[-1]
+    assert course.study.stop_reason == "settled: mtp k=2 is the fastest" == course.notes[-1]
     assert course.study.num_processes == 3 and [len(course.groups(n)) for n in (1, 2, 3)] == [6, 6, 6]
     assert not any(process.is_open for process in course.processes)
     assert course.study.conditions == {"load_average": 3.0} and course.told[-1] == (18.0, 30.0)
@@ -117,10 +117,12 @@ def test_every_prompt_is_decoded_by_every_arm_while_there_is_time(
 ) -> None:
     course = Course(monkeypatch, num_prompts=num_prompts)
     course.study.run(30.0, 3)
-    assert len({group.group[0].prompt_id for group in course.study.found}) == decoded
-    assert course.study.num_processes == (4 if num_prompts == 20 else 5) and course.study.ended.startswith("settled")
+    assert len({group.group[0].prompt_id for group in course.study.group_runs}) == decoded
+    assert course.study.num_processes == (4 if num_prompts == 20 else 5) and course.study.stop_reason.startswith(
+        "settled"
+    )
     assert course.notes[1].startswith(f"{num_prompts - 18} prompts")
-    assert all({run.arm for run in one.runs} >= set(ARMS) - {LOOKUP} for one in course.study.found)
+    assert all({run.arm for run in one.runs} >= set(ARMS) - {LOOKUP} for one in course.study.group_runs)
 
 
 def test_what_is_still_open_is_narrowed_down_only_after_every_prompt_was_decoded(
@@ -138,7 +140,7 @@ def test_arms_beside_the_decision_decode_the_same_prompts_however_fast_the_machi
     def prompts_of_lookup(seconds: float) -> list[str]:
         course = Course(monkeypatch, num_prompts=24)
         course.study.run(seconds, 3)
-        return [one.group[0].prompt_id for one in course.study.found if LOOKUP in {run.arm for run in one.runs}]
+        return [one.group[0].prompt_id for one in course.study.group_runs if LOOKUP in {run.arm for run in one.runs}]
 
     first = [f"p{number}" for number in range(3 * SIDE_GROUPS)]
     assert all(prompts_of_lookup(seconds) == first for seconds in (16.0, 20.0, 25.0))
@@ -147,7 +149,7 @@ def test_arms_beside_the_decision_decode_the_same_prompts_however_fast_the_machi
 def test_an_open_question_is_measured_on_by_the_arms_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, answers=[[GOOD], [DEEP, GOOD]])
     course.study.run(30.0, 3)
-    assert course.study.num_processes == 5 and course.study.ended.startswith("settled")
+    assert course.study.num_processes == 5 and course.study.stop_reason.startswith("settled")
     arms = [{run.arm for group in course.groups(number) for run in group.runs} for number in (3, 4, 5)]
     assert arms == [set(ARMS), {PLAIN, RIVAL, GOOD}, {PLAIN, RIVAL, GOOD, DEEP}], "plain decoding is always there"
     assert "one more process measures 3 arms" in course.notes[1]
@@ -159,23 +161,25 @@ def test_a_question_that_stays_open_ends_after_as_long_again_and_says_what_is_op
     course = Course(monkeypatch, answers=[[GOOD]] * 100)
     course.study.run(30.0, 3)
     assert course.study.num_processes == 10, "five in the time that was given, five in as much again"
-    assert course.study.ended == "not settled in 60 s: mtp k=2 +1 % +- 5 %"
+    assert course.study.stop_reason == "not settled in 60 s: mtp k=2 +1 % +- 5 %"
 
 
 def test_every_process_decodes_some_prompts_however_short_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, batch_sizes=[1, 3])
     course.study.run(0.001, 3)
     sizes = [[len(group.group) for group in course.groups(number)] for number in (1, 2, 3)]
-    assert sizes[:2] == [[1, 3] * LEAST_GROUPS] * 2
-    assert sizes[2] == [1, 3] * (LEAST_IN_ALL - 2 * LEAST_GROUPS), "a verdict needs so many at each size"
-    assert course.study.num_processes == 3 and len(course.study.found) == 2 * LEAST_IN_ALL
+    assert sizes[:2] == [[1, 3] * MIN_GROUPS] * 2
+    assert sizes[2] == [1, 3] * (MIN_GROUPS_IN_ALL - 2 * MIN_GROUPS), "a verdict needs so many at each size"
+    assert course.study.num_processes == 3 and len(course.study.group_runs) == 2 * MIN_GROUPS_IN_ALL
 
 
 def test_prompts_that_were_decoded_least_often_come_first_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(monkeypatch, num_prompts=5, batch_sizes=[1, 2])
     course.study.run(21.0, 3)
     for size in (1, 2):
-        names = [tuple(p.prompt_id for p in group.group) for group in course.study.found if len(group.group) == size]
+        names = [
+            tuple(p.prompt_id for p in group.group) for group in course.study.group_runs if len(group.group) == size
+        ]
         for end in range(1, len(names) + 1):
             counts = Counter(names[:end])
             everyone = 5 if size == 1 else 2
@@ -200,7 +204,7 @@ def test_prompts_for_warming_up_are_decoded_before_and_never_kept(monkeypatch: p
     assert all(asked["ignore_eos"] and arms == ARMS for _, arms, asked in process.asked[:2])
     assert not any(asked["ignore_eos"] for _, _, asked in process.asked[2:])
     assert {asked["num_tokens"] for _, _, asked in process.asked[2:]} == {32}
-    assert {p.prompt_id for group in course.study.found for p in group.group} <= {f"p{n}" for n in range(6)}
+    assert {p.prompt_id for group in course.study.group_runs for p in group.group} <= {f"p{n}" for n in range(6)}
 
 
 def test_what_a_prompt_takes_is_said_before_the_long_part_begins(monkeypatch: pytest.MonkeyPatch) -> None:

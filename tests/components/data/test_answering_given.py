@@ -182,7 +182,7 @@ def test_older_prompt_files_are_readable(tmp_path: Path) -> None:
 def test_parts_that_are_there_are_not_made_again(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given, "LINES_OF_A_PART", 4)
+    monkeypatch.setattr(given, "LINES_PER_PART", 4)
     prompts = prompts_of(MIXED, tmp_path / "p")
     whole = write_given_answers(target, prompts, **SETTINGS, ctx=context(tmp_path / "whole"))
     finished = {file.name: file.read_bytes() for file in whole.path.iterdir()}

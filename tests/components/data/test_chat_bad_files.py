@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from components.contract import Chats, Context, UserError
 from components.data.chat_collecting import collect_chats
-from components.data.chat_source_files import FoundFile, list_files
+from components.data.chat_source_files import SourceFile, list_files
 from components.data.chat_source_rows import COUNTS, ChatShard, collect_shard
 from components.data.chat_sources import ChatSource
 from components.data.chats import read_chats, read_dropped
@@ -204,7 +204,7 @@ def test_links_out_of_the_folder_are_followed_where_that_is_said(tmp_path: Path)
     (tmp_path / "in" / "out.jsonl").symlink_to(tmp_path / "outside.jsonl")
     (tmp_path / "in" / "loop").symlink_to(tmp_path)
     followed = list_files(ChatSource(path=str(tmp_path / "in"), name="n", follow_links=True))
-    assert [file.where for file in followed.files] == ["loop/outside.jsonl", "out.jsonl"]  # in/loop/in/... ends
+    assert [file.name for file in followed.files] == ["loop/outside.jsonl", "out.jsonl"]  # in/loop/in/... ends
     with pytest.raises(UserError, match="follow_links: true"):
         list_files(ChatSource(path=str(tmp_path / "in"), name="n"))
 
@@ -213,8 +213,8 @@ def test_a_link_to_itself_costs_itself_alone(tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_text(GOOD)
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     listing = list_files(ChatSource(path=str(tmp_path), name="n"))
-    assert [file.where for file in listing.files] == ["good.jsonl"]
-    assert [(one.where, one.reason) for one in listing.unusable] == [("loop.jsonl", "broken_link")]
+    assert [file.name for file in listing.files] == ["good.jsonl"]
+    assert [(one.name, one.reason) for one in listing.unusable] == [("loop.jsonl", "broken_link")]
 
 
 lines = st.one_of(
@@ -244,7 +244,7 @@ def test_no_bytes_crash_a_reader_and_every_row_is_accounted_for(
         folder = Path(temporary)
         file = folder / f"rows{suffix}"
         file.write_bytes(raw)
-        found = FoundFile(str(file), file.name, len(raw))
+        found = SourceFile(str(file), file.name, len(raw))
         source = ChatSource(path=str(file), name="n")
         collect_shard(ChatShard(folder / "shard", source, (found,), (), LENIENT, False), lambda share: None)
         counts = json.loads((folder / "shard" / COUNTS).read_text())

@@ -92,7 +92,7 @@ def test_a_line_longer_than_a_row_may_be_is_set_aside_whole(tmp_path: Path, monk
 def test_a_named_format_takes_files_of_that_kind_alone(tmp_path: Path) -> None:
     for name in ("a.arrow", "b.feather", "c.ipc", "d.jsonl", "e.ndjson"):
         (tmp_path / name).write_bytes(b"x")
-    found = {kind: [file.where for file in list_files(ChatSource(path=str(tmp_path), format=kind)).files]
+    found = {kind: [file.name for file in list_files(ChatSource(path=str(tmp_path), format=kind)).files]
              for kind in ("arrow", "jsonl")}  # fmt: skip
     assert found == {"arrow": ["a.arrow", "b.feather", "c.ipc"], "jsonl": ["d.jsonl", "e.ndjson"]}
 

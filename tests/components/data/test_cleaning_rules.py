@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.chats import Chat
-from components.data.cleaning import REASONS, Cleaning, faults_of, why_dropped
+from components.data.cleaning import REASONS, Cleaning, drop_reason, pattern_faults
 from components.data.cleaning_encoding import repair
 
 EN = "A thing of beauty is a joy for ever: its loveliness increases; it will never pass into nothingness."
@@ -32,7 +32,7 @@ def document(text: str) -> Chat:
 
 
 def why(row: Chat, **settings: Any) -> str | None:
-    return why_dropped(row, Cleaning(**settings))
+    return drop_reason(row, Cleaning(**settings))
 
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
@@ -171,8 +171,8 @@ def test_further_patterns_add_to_the_list() -> None:
     assert why(row) is None
     assert why(row, also_refusals=("nope",)) == "refusal"
     assert why(chat("做吧。", "今天不行。本回答仅供参考"), also_boilerplate=("仅供参考",)) == "boilerplate"
-    assert faults_of({"also_refusals": ["(", "a"], "also_boilerplate": []})[0].startswith("also_refusals: '('")
-    assert len(faults_of({"also_refusals": ["(?s)a.b"]})) == 1  # right alone, wrong among the others
+    assert pattern_faults({"also_refusals": ["(", "a"], "also_boilerplate": []})[0].startswith("also_refusals: '('")
+    assert len(pattern_faults({"also_refusals": ["(?s)a.b"]})) == 1  # right alone, wrong among the others
 
 
 @pytest.mark.parametrize("row", KEPT, ids=lambda row: row.as_text()[:24])
@@ -201,5 +201,5 @@ def test_what_was_mended_is_kept() -> None:
 )
 def test_nothing_that_parses_breaks_a_rule(messages: list[dict[str, Any]]) -> None:
     row = Chat("0" * 16, "s", "f:1", messages=tuple(messages))
-    reason = why_dropped(row, Cleaning())
+    reason = drop_reason(row, Cleaning())
     assert reason is None or reason in REASONS

@@ -254,7 +254,7 @@ def test_memory_follows_a_window_and_not_the_file(tmp_path: Path) -> None:
         out.write(",\n".join(json.dumps({"prompt": "x" * 1000, "n": n}) for n in range(6000)))
         out.write("\n]")
     longest = 0
-    more = _Window.more
+    more = _Window.refill
 
     def watched(window: _Window) -> bool:
         nonlocal longest
@@ -263,7 +263,7 @@ def test_memory_follows_a_window_and_not_the_file(tmp_path: Path) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_Window, "more", watched)
+        patched.setattr(_Window, "refill", watched)
         found = [row["n"] for _, row in json_rows(file, lambda *_: pytest.fail("nothing is wrong with it"))]
     assert found == list(range(6000))
     assert longest < file.stat().st_size / 2

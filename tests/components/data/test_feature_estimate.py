@@ -19,7 +19,7 @@ from tiny_targets import VOCAB_SIZE, make_tiny_target
 from components.contract import Context, Conversations, Target, UserError
 from components.data import feature_estimate, features_on_the_fly, record_features
 from components.data.answers import AnswerRow, Conversation, shard_name, write_shard
-from components.data.feature_estimate import SPARE_BYTES, Probe, estimated_seconds, lengths_of, told
+from components.data.feature_estimate import SPARE_BYTES, Probe, estimated_seconds, format_duration, lengths_of
 from components.data.feature_storage import bytes_per_token
 from components.data.features import open_features
 from components.targets import load_target
@@ -130,4 +130,4 @@ def test_two_workers_write_the_bytes_of_one(storage: Any, target: Target, tmp_pa
 
 
 def test_times_are_said_in_words() -> None:
-    assert [told(s) for s in (0.2, 89.0, 600.0, 9000.0)] == ["1 s", "89 s", "10 min", "2.5 h"]
+    assert [format_duration(s) for s in (0.2, 89.0, 600.0, 9000.0)] == ["1 s", "89 s", "10 min", "2.5 h"]

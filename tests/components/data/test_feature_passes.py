@@ -14,7 +14,7 @@ from tiny_targets import FAMILIES, VOCAB_SIZE, Family, make_tiny_target
 from torch import Tensor
 
 from components.contract import UserError
-from components.data.feature_passes import all_passes, grouped, one_pass, padded_tokens
+from components.data.feature_passes import forward_pass, forward_passes, group_rows, padded_tokens
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
@@ -49,7 +49,9 @@ def test_states_do_not_depend_on_the_company(
     Mixtures of experts too, as long as no router score is a near-tie; random ones have none so close.
     """
     model, rows = target(family), rows_of(lengths, seed)
-    found = {place: states for passed in all_passes(model, rows, tokens_per_pass) for place, states in passed.items()}
+    found = {
+        place: states for passed in forward_passes(model, rows, tokens_per_pass) for place, states in passed.items()
+    }
     assert sorted(found) == list(range(len(rows)))
     for place, row in enumerate(rows):
         alone = model.forward(row[None], model.new_cache(1, len(row)), logits="none", features=True)
@@ -62,16 +64,16 @@ def test_states_do_not_depend_on_the_company(
 def test_what_stands_in_the_padding_reaches_no_row(family: Family) -> None:
     """The same bits whatever tokens fill the row beside: neither padding nor the neighbour is seen."""
     model, (row, short, other) = target(family), rows_of([40, 9, 9], seed=1)
-    with_short, with_other = one_pass(model, [row, short]), one_pass(model, [row, other])
+    with_short, with_other = forward_pass(model, [row, short]), forward_pass(model, [row, other])
     assert all(torch.equal(a, b) for a, b in zip(with_short[0], with_other[0], strict=True))
     filled = torch.cat((short, other, other, other, other[:4]))
-    longer = one_pass(model, [row, filled])[1]
+    longer = forward_pass(model, [row, filled])[1]
     assert all(off_by(a[:9], b) <= 1.0 for a, b in zip(longer, with_short[1], strict=True))
 
 
 @given(Lengths, st.integers(1, 300))
 def test_groups_hold_every_row_once_within_the_limit(lengths: list[int], tokens_per_pass: int) -> None:
-    groups = grouped(lengths, tokens_per_pass)
+    groups = group_rows(lengths, tokens_per_pass)
     assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
     sizes = [len(group) * max(lengths[place] for place in group) for group in groups]
     assert all(size <= tokens_per_pass or len(group) == 1 for size, group in zip(sizes, groups, strict=True))
@@ -83,4 +85,4 @@ def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.embedding[5] = float("nan")
     with pytest.raises(UserError, match="not finite"):
-        one_pass(model, [torch.tensor([4, 5, 6])])
+        forward_pass(model, [torch.tensor([4, 5, 6])])

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from components.contract import Features
-from components.data.feature_storage import STATES, Storage, bytes_per_token, decoded, encoded
+from components.data.feature_storage import STATES, Storage, bytes_per_token, decode, encode
 from components.data.features import OPEN_SHARDS, open_features
 
 HIDDEN = 16
@@ -33,8 +33,8 @@ def test_fp8_errs_by_a_sixteenth_at_most_down_to_a_small_share_of_the_largest(
     name: str, binade: int, seed: int
 ) -> None:
     given_states = states(name, 2.0**binade, seed)
-    written = encoded(name, given_states, "fp8")
-    back = decoded(name, written.__getitem__, "fp8").float()
+    written = encode(name, given_states, "fp8")
+    back = decode(name, written.__getitem__, "fp8").float()
     apart, found = (part.unflatten(-1, (STATES[name], HIDDEN)) for part in (given_states, back))
     largest = apart.abs().amax(-1, keepdim=True)
     # largest / 896 <= 2^e < largest / 224: e4m3's smallest normal is 2^-6, its spacing below that 2^-9
@@ -44,15 +44,15 @@ def test_fp8_errs_by_a_sixteenth_at_most_down_to_a_small_share_of_the_largest(
 
 def test_zeros_stay_zeros_and_the_largest_value_stays_finite() -> None:
     for value in (0.0, 448.0, 3.0e38, torch.finfo(torch.bfloat16).max, 1.2e-38):
-        written = encoded("last", torch.full((2, HIDDEN), value), "fp8")
-        back = decoded("last", written.__getitem__, "fp8").float()
+        written = encode("last", torch.full((2, HIDDEN), value), "fp8")
+        back = decode("last", written.__getitem__, "fp8").float()
         assert bool(torch.isfinite(back).all())
         torch.testing.assert_close(back, torch.full((2, HIDDEN), value), rtol=2**-4, atol=1e-37)
 
 
 @pytest.mark.parametrize("storage", ["bf16", "fp8"])
 def test_the_estimate_is_the_size(storage: Storage) -> None:
-    tensors = {name: part for tap in STATES for name, part in encoded(tap, states(tap, 1.0, 0), storage).items()}
+    tensors = {name: part for tap in STATES for name, part in encode(tap, states(tap, 1.0, 0), storage).items()}
     tensors |= {"ids": torch.zeros(8, dtype=torch.int32), "mask": torch.zeros(8, dtype=torch.bool)}
     size = sum(part.numel() * part.element_size() for part in tensors.values())
     assert size == 8 * bytes_per_token(HIDDEN, storage)

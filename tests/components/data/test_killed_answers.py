@@ -64,7 +64,7 @@ def killed_until_done(step: Step, out: Path, moments: Callable[[], int]) -> list
 def test_three_kills_change_no_byte(
     name: str, target: Target, prompts: Prompts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given, "LINES_OF_A_PART", 4)
+    monkeypatch.setattr(given, "LINES_PER_PART", 4)
     step = steps(target, prompts)[name]
     step(context(tmp_path / "calm"))
     calm = files_of(tmp_path / "calm")
@@ -82,7 +82,7 @@ def test_twenty_kills_change_no_byte(
 ) -> None:
     from benchmarks.record import write_record  # found from the project's root only, where `make soak` runs
 
-    monkeypatch.setattr(given, "LINES_OF_A_PART", 1)
+    monkeypatch.setattr(given, "LINES_PER_PART", 1)
     seed, started = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0")), time.monotonic()
     draw = random.Random(seed)
     step = steps(target, prompts)[name]

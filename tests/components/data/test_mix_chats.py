@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from components.contract import Chats, Context, Prompts, Target, UserError
 from components.data import mix_chats
 from components.data.chat_mixing import mix_chats_settings
-from components.data.chat_mixing_shares import take
+from components.data.chat_mixing_shares import sample_rows
 from components.data.chats import Chat, ChatWriter, read_dropped
 from components.data.choosing import question_of
 from components.data.prompts import SPLITS, Prompt, read_prompts
@@ -101,7 +101,7 @@ def test_shares_hold_to_within_a_row_at_every_limit_and_limits_are_nested(data: 
     shrink = data.draw(st.booleans(), label="shrink")
     before: set[int] = set()
     for limit in (*sorted(data.draw(st.lists(st.integers(1, 2000), max_size=4), label="limits")), numpy.inf):
-        found = take(
+        found = sample_rows(
             keys,
             strata,
             sizes,
@@ -109,10 +109,10 @@ def test_shares_hold_to_within_a_row_at_every_limit_and_limits_are_nested(data: 
             caps=numpy.full(count, numpy.inf),
             limit=limit,
             shrink=shrink,
-            turns=numpy.ones(count, dtype=numpy.int64),
+            passes=numpy.ones(count, dtype=numpy.int64),
         )
         rows = found.rows
-        assert before <= set(rows.tolist()) and len(set(rows.tolist())) == len(rows) == (found.why == 0).sum()
+        assert before <= set(rows.tolist()) and len(set(rows.tolist())) == len(rows) == (found.reasons == 0).sum()
         before = set(rows.tolist())
         assert sizes[rows].sum() <= limit
         given_ = numpy.bincount(strata[rows], weights=sizes[rows], minlength=count)

@@ -105,7 +105,7 @@ def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
         assert "\n" not in str(error)
     else:
         assert (ask.text is None) != (ask.messages is None)
-        assert ask.characters > 0
+        assert ask.text or ask.messages
 
 
 def context(folder: Path) -> Context:
@@ -277,8 +277,8 @@ def test_memory_follows_the_need_and_the_choice_is_that_of_all_rows(monkeypatch:
 
     def chosen(prune_above: int) -> dict[str, list[Prompt]]:
         monkeypatch.setattr(choosing, "_PRUNE_ABOVE", prune_above)
-        dealt = choosing.deal_rows(rows, wanted, Counter(), seed=3, evaluation_percent=20)
-        return choosing.choose(dealt, wanted, Counter(), 3)
+        dealt = choosing.split_prompts(rows, wanted, Counter(), seed=3, evaluation_percent=20)
+        return choosing.select_prompts(dealt, wanted, Counter(), 3)
 
     assert chosen(0) == chosen(10**9)
 

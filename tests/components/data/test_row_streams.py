@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 
 from components.contract import UserError
-from components.data.row_streams import opened
+from components.data.row_streams import open_stream
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -27,9 +27,9 @@ LINES = [b"row %d\n" % n for n in range(5000)]
 def test_members_are_read_one_after_the_other(compression: str, tmp_path: Path) -> None:
     file = tmp_path / f"rows{compression}"
     file.write_bytes(b"".join(PACK[compression](b"".join(LINES[at : at + 1000])) for at in range(0, 5000, 1000)))
-    with opened(file) as stream:
+    with open_stream(file) as stream:
         assert list(stream) == LINES
-    with opened(file) as stream:
+    with open_stream(file) as stream:
         assert stream.read() == b"".join(LINES)
 
 
@@ -37,7 +37,7 @@ def test_members_are_read_one_after_the_other(compression: str, tmp_path: Path) 
 def test_zeros_that_fill_a_file_up_are_no_damage(compression: str, tmp_path: Path) -> None:
     file = tmp_path / f"rows{compression}"
     file.write_bytes(PACK[compression](b"".join(LINES)) + bytes(512))
-    with opened(file) as stream:
+    with open_stream(file) as stream:
         assert list(stream) == LINES
 
 
@@ -49,7 +49,7 @@ def test_what_stands_before_damage_is_read_and_the_damage_is_said(way: str, comp
     second[:4] = b"gone"
     file.write_bytes(PACK[compression](b"".join(LINES[:2500])) + second)
     read: list[bytes] = []
-    with pytest.raises(UserError, match="cannot be read to its end"), opened(file) as stream:
+    with pytest.raises(UserError, match="cannot be read to its end"), open_stream(file) as stream:
         if way == "line by line":
             read.extend(stream)
         else:
@@ -64,7 +64,7 @@ def test_what_opens_to_far_more_than_any_data_is_not_read_on(compression: str, t
     file = tmp_path / f"rows{compression}"
     file.write_bytes(PACK[compression](b" " * (16 << 20)) * 64)
     num_read = 0
-    with pytest.raises(UserError, match="opens to more than 500 times its size"), opened(file) as stream:
+    with pytest.raises(UserError, match="opens to more than 500 times its size"), open_stream(file) as stream:
         while piece := stream.read(1 << 20):
             num_read += len(piece)
     assert num_read < 64 << 20

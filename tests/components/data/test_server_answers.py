@@ -19,9 +19,9 @@ from components.contract import Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, write_answers, write_answers_by_server
 from components.data.answering import Job
 from components.data.answers import open_answers
-from components.data.server_address import Reached, ServerAddress
-from components.data.server_answers_client import Asking
-from components.data.server_answers_journal import Answered, Journal
+from components.data.server_address import ServerAddress, ServerInfo
+from components.data.server_answers_client import CompletionClient, RequestOptions
+from components.data.server_answers_journal import Journal, ServerAnswer
 from components.data.server_tokens import ids_of_answer, text_of
 from components.targets import load_target
 from components.targets.load import open_tokenizer
@@ -189,8 +189,10 @@ def test_a_text_server_is_given_text_and_its_text_becomes_tokens(
 
 @pytest.mark.parametrize(("engine", "off", "penalty"), [("sglang", -1, "repetition_"), ("llama.cpp", 0, "repeat_")])
 def test_no_engine_samples_by_defaults_of_its_own(engine: str, off: int, penalty: str) -> None:
-    asking = Asking(
-        ServerAddress(base_url="http://127.0.0.1:9"), Reached(engine, "1", "m"), None, 9, (), 4, 0.8, 0, 0, 0.1, 1.0
+    asking = CompletionClient(
+        ServerAddress(base_url="http://127.0.0.1:9"),
+        ServerInfo(engine, "1", "m"),
+        RequestOptions(None, 9, (), 4, 0.8, 0, 0, 0.1, 1.0),
     )
     _, body = asking._request(Job("p", "train", "w", (1, 2), True), "")
     sampling = body.get("sampling_params", body)
@@ -279,12 +281,12 @@ def test_killed_at_any_moment_no_prompt_is_answered_twice(
 def test_a_journal_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     file = tmp_path / "answered.jsonl"
     with Journal(file, {"model": "a"}) as journal:
-        journal.add("1", Answered((1, 2), True, True))
+        journal.add("1", ServerAnswer((1, 2), True, True))
     whole = file.read_bytes()
     for torn in (b"", b'{"id": "2"', b"\x00\x00\x00\n\x00", b'{"id"\n', b"null\n"):
         file.write_bytes(whole + torn)
         with Journal(file, {"model": "a"}) as journal:
-            assert journal.answers == {"1": Answered((1, 2), True, True)}
+            assert journal.answers == {"1": ServerAnswer((1, 2), True, True)}
             assert file.read_bytes() == whole
     with (
         pytest.raises(UserError, match="model: an earlier attempt was answered with 'a'"),

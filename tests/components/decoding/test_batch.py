@@ -11,7 +11,7 @@ from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape
-from components.drafts.draft import Columns, Proposal, Sampling
+from components.drafts.draft import CommittedPositions, Proposal, Sampling
 from components.drafts.ngram import Ngram
 from components.targets.fast import FastTarget
 from components.targets.model import AbstractTarget
@@ -135,7 +135,7 @@ class Together(Twin):
     def propose_batch(
         self,
         states: list[TwinState],
-        columns: list[Columns],
+        columns: list[CommittedPositions],
         depth: int,
         sampling: Sampling,
         rngs: list[torch.Generator],

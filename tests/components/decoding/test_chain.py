@@ -15,7 +15,7 @@ from torch import Tensor
 from components.contract import UserError
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.drafts.draft import Columns, Proposal, Sampling
+from components.drafts.draft import CommittedPositions, Proposal, Sampling
 from components.speedup.replay import replay
 from components.targets.model import AbstractTarget
 
@@ -40,7 +40,7 @@ class Scripted:
         return self.next_tokens
 
     def propose(
-        self, state: list[int], columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+        self, state: list[int], columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
         count = columns.next_tokens.shape[0]
         assert columns.taps.shape == (count, 3 * self.hidden_size)
@@ -55,7 +55,7 @@ class Blind(Scripted):
     needs_features: ClassVar[bool] = False
 
     def propose(
-        self, state: list[int], columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+        self, state: list[int], columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
         assert columns.taps.numel() == 0
         state += columns.next_tokens.tolist()

@@ -17,7 +17,7 @@ from components.decoding.chain import LOOPS, decode
 from components.decoding.tree_acceptance import tree_acceptance
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts import METHODS
-from components.drafts.draft import Columns, Proposer, Sampling, TreeProposer
+from components.drafts.draft import CommittedPositions, Proposer, Sampling, TreeProposer
 from components.drafts.files import method_class
 from components.targets.model import AbstractTarget
 
@@ -134,9 +134,9 @@ def test_a_tree_guesses_what_the_chain_guesses_and_leaves_no_trace(target: Abstr
     out = target.forward(ids, target.new_cache(1, 20), logits="none", features=True)
     assert out.taps is not None and out.last is not None
 
-    def columns(start: int, stop: int) -> Columns:
+    def columns(start: int, stop: int) -> CommittedPositions:
         assert out.taps is not None and out.last is not None
-        return Columns(ids[0, start + 1 : stop + 1], out.taps[0, start:stop], out.last[0, start:stop])
+        return CommittedPositions(ids[0, start + 1 : stop + 1], out.taps[0, start:stop], out.last[0, start:stop])
 
     trees, chains = drafter.new_state(40), drafter.new_state(40)
     for start, stop in ((0, 1), (1, 2), (2, 7), (7, 8), (8, 12), (12, 13)):

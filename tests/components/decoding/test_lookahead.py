@@ -15,7 +15,7 @@ from components.decoding.batch import decode_batch
 from components.decoding.blockwise import BlockRule
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.lookahead import UNKNOWN, Lookahead
 from components.drafts.settings import LookaheadSettings
 from components.targets.model import AbstractTarget
@@ -91,9 +91,11 @@ def test_a_pass_computes_the_window_of_the_definition(target: AbstractTarget) ->
     state = proposer.new_state(32)
     state.levels = [[UNKNOWN, 21, 22], [10, 11, 12], [13, 14, 15]]
     for gram in ([7, 1, 2, 3], [7, 4, 5, 6]):
-        state.remember(gram)
+        state.add_to_pool(gram)
     prompt = [5, 9, 2]
-    proposer.propose(state, Columns(torch.tensor([9, 2, 7]), NOTHING, NOTHING), 3, Sampling(), torch.Generator())
+    proposer.propose(
+        state, CommittedPositions(torch.tensor([9, 2, 7]), NOTHING, NOTHING), 3, Sampling(), torch.Generator()
+    )
     plan = state.plan
     assert plan is not None
     assert plan.tokens == [7, 21, 22, 10, 11, 12, 13, 14, 15, 4, 5, 6, 1, 2, 3]
@@ -123,7 +125,7 @@ def test_closed_ngrams_enter_the_pool_and_the_window_slides_over_accepted_tokens
     assert state.pool == {7: {(1, 4): None}, 8: {(2, 5): None}}
     assert state.levels == [[2, 3, UNKNOWN], [5, 6, UNKNOWN]]
     for rest in ((1, 1), (1, 4), (9, 9)):
-        state.remember([7, *rest])
+        state.add_to_pool([7, *rest])
     assert list(state.pool[7]) == [(1, 4), (9, 9)]
 
 
@@ -142,11 +144,11 @@ def test_drafting_everywhere_is_a_run_that_accepts_nothing(target: AbstractTarge
     prompt, answer = PROMPTS[2], plain(target, PROMPTS[2], 80)
     ids = torch.tensor([*prompt, *answer])
     proposer = lookahead(target, window=8, pool_from_text=True)
-    guesses = proposer.draft_everywhere(ids, NOTHING, NOTHING, 3)
+    guesses = proposer.propose_at_every_position(ids, NOTHING, NOTHING, 3)
     assert guesses.shape == (len(ids) - 1, 3)
     right = (guesses[: len(ids) - 4] == ids[2:].unfold(0, 3, 1)[: len(ids) - 4]).long().cumprod(1).sum(1)
     assert right[len(prompt) :].sum() > 0
-    assert torch.equal(guesses, proposer.draft_everywhere(ids, NOTHING, NOTHING, 3))
+    assert torch.equal(guesses, proposer.propose_at_every_position(ids, NOTHING, NOTHING, 3))
 
 
 def test_a_session_is_reused_and_leaks_nothing(target: AbstractTarget) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.decoding.sampling import draw
-from components.decoding.tree import GuessRows, GuessTree, padded_rows
+from components.decoding.tree import DraftTree, DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape, draw_distinct
 from components.drafts.draft import Branches, DepthBranches, Sampling
 
@@ -48,12 +48,12 @@ class HashedBranches(Branches):
         return torch.stack([logits_after(path, self.seed) for path in new])
 
 
-def grow(shape: TreeShape, seed: int, sampling: Sampling = GREEDY) -> GuessRows:
+def grow(shape: TreeShape, seed: int, sampling: Sampling = GREEDY) -> DraftTreeRows:
     rng = torch.Generator().manual_seed(seed)
     return shape.grow(HashedBranches(seed), 99, DRAFT_IDS, VOCAB, sampling, rng)
 
 
-def paths_of(tree: GuessRows) -> list[tuple[int, ...]]:
+def paths_of(tree: DraftTreeRows) -> list[tuple[int, ...]]:
     """The tokens from the newest one to each row."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
@@ -109,7 +109,7 @@ def test_rows_see_their_ancestors_and_lie_at_their_depth(shape: TreeShape, seed:
     tree = grow(shape, seed, Sampling(temperature=0.8) if hot else GREEDY)
     paths = paths_of(tree)
     assert tree.tokens[0] == 99 and tree.parents[0] == -1
-    assert len(set(paths)) == len(paths) <= shape.num_guesses + 1
+    assert len(set(paths)) == len(paths) <= shape.num_draft_tokens + 1
     assert tree.depths == [len(path) for path in paths] and max(tree.depths) <= shape.depth
     assert all(token in DRAFT_IDS for token in tree.tokens[1:])
     visible = tree.visible()
@@ -170,7 +170,7 @@ def test_a_larger_budget_keeps_what_a_smaller_one_kept() -> None:
 
 def test_static_shapes_are_their_paths() -> None:
     shape = StaticShape(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
-    assert (shape.depth, shape.num_guesses) == (3, 5)
+    assert (shape.depth, shape.num_draft_tokens) == (3, 5)
     found = set(paths_of(grow(shape, 5)))
     best = DRAFT_IDS[logits_after((), 5).topk(2).indices].tolist()
     below = DRAFT_IDS[logits_after((best[0],), 5).topk(2).indices].tolist()
@@ -198,7 +198,7 @@ def test_shapes_that_mean_nothing_are_refused() -> None:
 
 
 def test_a_guess_is_not_kept_without_its_parent() -> None:
-    tree = GuessTree(1)
+    tree = DraftTree(1)
     (child,) = tree.grow(0, [2], [-1.0])
     (grandchild,) = tree.grow(child, [3], [-1.0])
     with pytest.raises(AssertionError, match="parent"):

@@ -15,11 +15,11 @@ from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import decode
 from components.decoding.sampling import draw
-from components.decoding.tree import GuessRows
+from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_acceptance import tree_acceptance
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
-from components.decoding.tree_verification import TreeVerdict
-from components.drafts.draft import Branches, Columns, Sampling
+from components.decoding.tree_verification import TreeVerifyResult
+from components.drafts.draft import Branches, CommittedPositions, Sampling
 from components.drafts.ngram import Ngram
 from components.drafts.sampling import probabilities
 from components.speedup.replay import replay
@@ -53,7 +53,7 @@ def test_a_live_tree_run_is_plain_decoding_and_the_replay_of_its_map(target: Abs
             (r.out_pos, r.accepted, r.emitted) for r in expected
         ]
         assert [r.kv_len for r in run.rounds] == [len(prompt) + r.out_pos for r in expected]
-        assert all(0 < r.drafted <= shape.num_guesses for r in run.rounds)
+        assert all(0 < r.drafted <= shape.num_draft_tokens for r in run.rounds)
         accepted += sum(r.accepted for r in run.rounds)
     assert accepted > 20, "the drafter is never right, so this test checks nothing"
 
@@ -106,7 +106,7 @@ class Cheap:
     def propose(self, *_: object) -> None:
         raise AssertionError("only trees are asked for")
 
-    def begin(self, state: list[int], columns: Columns, depth: int) -> Branches:
+    def begin(self, state: list[int], columns: CommittedPositions, depth: int) -> Branches:
         state += columns.next_tokens.tolist()
         return CheapBranches(self.means, state[-1], len(state) - len(PROMPTS[0]) + 1)
 
@@ -143,12 +143,12 @@ def exact_triples(target: AbstractTarget, prompt: list[int], hot: Sampling) -> d
     return found
 
 
-def keeps_the_first_child(probs: Tensor, tree: GuessRows, rng: torch.Generator) -> TreeVerdict:
+def keeps_the_first_child(probs: Tensor, tree: DraftTreeRows, rng: torch.Generator) -> TreeVerifyResult:
     """Wrong: keeps the first guess whenever the target could say it at all."""
     child = tree.children[0][0]
     if probs[0, tree.tokens[child]] > 0:
-        return TreeVerdict([0, child], [tree.tokens[child], int(draw(probs[child][None], rng))])
-    return TreeVerdict([0], [int(draw(probs[:1], rng))])
+        return TreeVerifyResult([0, child], [tree.tokens[child], int(draw(probs[child][None], rng))])
+    return TreeVerifyResult([0], [int(draw(probs[:1], rng))])
 
 
 @pytest.mark.parametrize("rule", ["right", "wrong"])

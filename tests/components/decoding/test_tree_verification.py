@@ -18,21 +18,21 @@ from test_verification import LEVEL, VOCAB, chi_square_p_value
 from torch import Tensor
 
 from components.decoding.sampling import draw
-from components.decoding.tree import GuessRows, GuessTree
+from components.decoding.tree import DraftTree, DraftTreeRows
 from components.decoding.tree_shapes import draw_distinct
-from components.decoding.tree_verification import TreeVerdict, verify_tree_greedy, verify_tree_sampled
+from components.decoding.tree_verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled
 
 NUM_ROUNDS = 3_000
 CHILDREN = 3
 
-Rule = Callable[[Tensor, GuessRows, torch.Generator], TreeVerdict]
+Rule = Callable[[Tensor, DraftTreeRows, torch.Generator], TreeVerifyResult]
 
 
 @settings(max_examples=100, deadline=None)
 @given(parents=st.lists(st.integers(0, 30), max_size=12), seed=st.integers(0, 999))
 def test_greedy_verification_keeps_the_path_of_argmaxes(parents: list[int], seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
-    tree = GuessTree(0)
+    tree = DraftTree(0)
     for parent in parents:
         known = parent % len(tree.tokens)
         taken = [tree.tokens[node] for node in range(len(tree.tokens)) if tree.parents[node] == known]
@@ -59,28 +59,28 @@ P = torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05])
 Q = torch.tensor([0.10, 0.45, 0.00, 0.15, 0.05, 0.25])  # far from the target, and lacks one token altogether
 
 
-def drawn(rng: torch.Generator) -> GuessRows:
+def drawn(rng: torch.Generator) -> DraftTreeRows:
     """Guesses drawn without replacement."""
     return _tree(draw_distinct(Q, CHILDREN, rng), Q)
 
 
-def likeliest_of_the_drawn(rng: torch.Generator) -> GuessRows:
+def likeliest_of_the_drawn(rng: torch.Generator) -> DraftTreeRows:
     """Wrong: tries the drawn guesses in the order of their probability."""
     return _tree(sorted(draw_distinct(Q, CHILDREN, rng), key=lambda token: -float(Q[token])), Q)
 
 
-def likeliest(rng: torch.Generator) -> GuessRows:
+def likeliest(rng: torch.Generator) -> DraftTreeRows:
     """The drafter's best guesses: a deterministic proposal."""
     return _tree(Q.topk(CHILDREN).indices.tolist(), None)
 
 
-def _tree(tokens: list[int], q: Tensor | None) -> GuessRows:
-    tree = GuessTree(0)
+def _tree(tokens: list[int], q: Tensor | None) -> DraftTreeRows:
+    tree = DraftTree(0)
     tree.grow(0, tokens, [-1.0] * len(tokens), drawn_from=q)
     return tree.finalise()
 
 
-def sample(rule: Rule, make_tree: Callable[[torch.Generator], GuessRows]) -> Tensor:
+def sample(rule: Rule, make_tree: Callable[[torch.Generator], DraftTreeRows]) -> Tensor:
     """Counts [V] of the first token of NUM_ROUNDS rounds."""
     rng, probs = torch.Generator().manual_seed(1), P.expand(CHILDREN + 1, VOCAB)
     counts = torch.zeros(VOCAB, dtype=torch.int64)
@@ -89,23 +89,23 @@ def sample(rule: Rule, make_tree: Callable[[torch.Generator], GuessRows]) -> Ten
     return counts
 
 
-def no_residual(probs: Tensor, tree: GuessRows, rng: torch.Generator) -> TreeVerdict:
+def no_residual(probs: Tensor, tree: DraftTreeRows, rng: torch.Generator) -> TreeVerifyResult:
     """Wrong: tries every guess against the target's own distribution, as if none had been rejected before."""
     for row, token in enumerate(tree.tokens[1:], start=1):
         if float(torch.rand(1, generator=rng)) * float(Q[token]) < float(P[token]):
-            return TreeVerdict([0, row], [token, 0])
-    return TreeVerdict([0], [int(draw(P[None], rng))])
+            return TreeVerifyResult([0, row], [token, 0])
+    return TreeVerifyResult([0], [int(draw(P[None], rng))])
 
 
-def forgets_what_was_drawn_before(probs: Tensor, tree: GuessRows, rng: torch.Generator) -> TreeVerdict:
+def forgets_what_was_drawn_before(probs: Tensor, tree: DraftTreeRows, rng: torch.Generator) -> TreeVerifyResult:
     """Wrong: takes q as it was for later guesses too, though they were drawn from what the first left."""
     p = P
     for row, token in enumerate(tree.tokens[1:], start=1):
         if float(torch.rand(1, generator=rng)) * float(Q[token]) < float(p[token]):
-            return TreeVerdict([0, row], [token, 0])
+            return TreeVerifyResult([0, row], [token, 0])
         rest = (p - Q).clamp_min(0.0)
         p = rest / rest.sum()
-    return TreeVerdict([0], [int(draw(p[None], rng))])
+    return TreeVerifyResult([0], [int(draw(p[None], rng))])
 
 
 def test_children_drawn_without_replacement_keep_the_distribution_of_the_target() -> None:
@@ -122,13 +122,13 @@ def test_a_deterministic_tree_keeps_the_distribution_of_the_target() -> None:
     ids=["no-residual", "old-q", "likeliest-first"],
 )
 def test_the_statistical_test_rejects_wrong_rules(
-    rule: Rule, make_tree: Callable[[torch.Generator], GuessRows]
+    rule: Rule, make_tree: Callable[[torch.Generator], DraftTreeRows]
 ) -> None:
     assert chi_square_p_value(sample(rule, make_tree), P) < LEVEL
 
 
 def test_a_guess_the_target_cannot_say_is_never_kept() -> None:
-    tree = GuessTree(0)
+    tree = DraftTree(0)
     tree.grow(0, [0, 1], [-1.0, -1.0], drawn_from=torch.tensor([0.5, 0.5, 0.0]))
     probs = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     for seed in range(50):
@@ -140,7 +140,7 @@ def test_a_second_child_saves_rounds_that_the_first_loses() -> None:
     p, q = torch.tensor([0.1, 0.2, 0.7]), torch.tensor([0.8, 0.1, 0.1])
     for seed in range(50):
         rng = torch.Generator().manual_seed(seed)
-        tree = GuessTree(0)
+        tree = DraftTree(0)
         tree.grow(0, draw_distinct(q, 3, rng), [-1.0] * 3, drawn_from=q)
         verdict = verify_tree_sampled(torch.stack([p] * 4), tree.finalise(), rng)
         assert verdict.num_accepted == 1

@@ -13,7 +13,7 @@ from components.contract import UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.decoding.two_row import decode_two_row
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.files import method_class
 from components.drafts.mtp import Mtp
 from components.drafts.ngram import Ngram
@@ -26,7 +26,7 @@ PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])
 class ColumnTwin(Twin):
     """The twin, asked after every column."""
 
-    def guess_after_each(self, state: TwinState, columns: Columns) -> Tensor:
+    def draft_logits_after_each(self, state: TwinState, columns: CommittedPositions) -> Tensor:
         tokens = columns.next_tokens
         if not state.begun:
             tokens = torch.cat((torch.zeros(1, dtype=torch.int64), tokens))
@@ -35,19 +35,19 @@ class ColumnTwin(Twin):
         first, state.begun = int(not state.begun), True
         return logits[0, first:]
 
-    def forget(self, state: TwinState, count: int) -> None:
+    def rollback(self, state: TwinState, count: int) -> None:
         state.cache.truncate(state.cache.lengths - count)
 
 
 class CheapColumns(Cheap):
     """The cheap drafter, asked after every column."""
 
-    def guess_after_each(self, state: list[int], columns: Columns) -> Tensor:
+    def draft_logits_after_each(self, state: list[int], columns: CommittedPositions) -> Tensor:
         nothing = torch.empty(0)
-        one_by_one = (Columns(token, nothing, nothing) for token in columns.next_tokens.split(1))
+        one_by_one = (CommittedPositions(token, nothing, nothing) for token in columns.next_tokens.split(1))
         return torch.stack([self.begin(state, column, 1).root for column in one_by_one])
 
-    def forget(self, state: list[int], count: int) -> None:
+    def rollback(self, state: list[int], count: int) -> None:
         del state[len(state) - count :]
 
 
@@ -87,13 +87,13 @@ def test_columns_taken_back_leave_no_trace(target: AbstractTarget) -> None:
     assert out.taps is not None and out.last is not None
     taps, last, draft = out.taps[0], out.last[0], new_mtp(target)
 
-    def columns(start: int, stop: int) -> Columns:
-        return Columns(ids[0, start + 1 : stop + 1], taps[start:stop], last[start:stop])
+    def columns(start: int, stop: int) -> CommittedPositions:
+        return CommittedPositions(ids[0, start + 1 : stop + 1], taps[start:stop], last[start:stop])
 
     state, done = draft.new_state(40), 0
     for size, kept in ((5, 5), (2, 1), (2, 2), (2, 1), (2, 1), (1, 1), (2, 2)):
-        said = draft.guess_after_each(state, columns(done, done + size))
-        draft.forget(state, size - kept)
+        said = draft.draft_logits_after_each(state, columns(done, done + size))
+        draft.rollback(state, size - kept)
         assert said.shape == (size, 16)
         for row in range(size):
             fresh = draft.begin(draft.new_state(40), columns(0, done + row + 1), 1)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from components.decoding.sampling import draw
-from components.decoding.verification import Verdict, verify_greedy, verify_sampled
+from components.decoding.verification import VerifyResult, verify_greedy, verify_sampled
 
 VOCAB = 6
 NUM_DRAWS = 20_000
 LEVEL = 1e-4  # the chance that a right rule fails a test; seeds are fixed, so it fails always or never
 
-Rule = Callable[[Tensor, Tensor, Tensor | None, torch.Generator], Verdict]
+Rule = Callable[[Tensor, Tensor, Tensor | None, torch.Generator], VerifyResult]
 
 
 @settings(max_examples=100, deadline=None)
@@ -92,7 +92,7 @@ def pair_distribution() -> Tensor:
 
 def forget_the_draft_in_the_ratio(
     probs: Tensor, guesses: Tensor, draft_probs: Tensor | None, rng: torch.Generator
-) -> Verdict:
+) -> VerifyResult:
     """Wrong: keeps a guess with probability p(x) but replaces it from norm(max(p - q, 0))."""
     assert draft_probs is not None
     at_guess = guesses.unsqueeze(-1)
@@ -100,18 +100,22 @@ def forget_the_draft_in_the_ratio(
     a = int(keep.long().cumprod(0).sum())
     rest = probs[a] if a == len(guesses) else (probs[a] - draft_probs[a]).clamp_min(0)
     emitted = torch.cat((guesses[:a], draw(rest.unsqueeze(0), rng)))
-    return Verdict(a, emitted, emitted.tolist())
+    return VerifyResult(a, emitted, emitted.tolist())
 
 
-def resample_from_target(probs: Tensor, guesses: Tensor, draft_probs: Tensor | None, rng: torch.Generator) -> Verdict:
+def resample_from_target(
+    probs: Tensor, guesses: Tensor, draft_probs: Tensor | None, rng: torch.Generator
+) -> VerifyResult:
     """Wrong: replaces a rejected guess by a draw from p instead of norm(max(p - q, 0))."""
     verdict = verify_sampled(probs, guesses, draft_probs, rng)
     a = verdict.num_accepted
     emitted = torch.cat((guesses[:a], draw(probs[a : a + 1], rng)))
-    return Verdict(a, emitted, emitted.tolist())
+    return VerifyResult(a, emitted, emitted.tolist())
 
 
-def ratio_off_by_a_fifth(probs: Tensor, guesses: Tensor, draft_probs: Tensor | None, rng: torch.Generator) -> Verdict:
+def ratio_off_by_a_fifth(
+    probs: Tensor, guesses: Tensor, draft_probs: Tensor | None, rng: torch.Generator
+) -> VerifyResult:
     """Wrong by little: a draft distribution a fifth too flat, as from another temperature."""
     assert draft_probs is not None
     flatter = draft_probs**0.8

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from components.drafts.ancestry import Ancestry
-from components.drafts.draft import Branches, Columns, Proposal, Sampling
-from components.drafts.sampling import Guesses
+from components.drafts.draft import Branches, CommittedPositions, Proposal, Sampling
+from components.drafts.sampling import DraftSampler
 from components.targets.model import AbstractCache, AbstractTarget, TreeRows
 
 SPARE_ROWS = 64
@@ -41,7 +41,7 @@ class Twin:
     def new_state(self, capacity: int) -> TwinState:
         return TwinState(self.target.new_cache(1, capacity + SPARE_ROWS))
 
-    def take_in(self, state: TwinState, columns: Columns) -> Tensor:
+    def take_in(self, state: TwinState, columns: CommittedPositions) -> Tensor:
         """Logits [1, V] of the first guess."""
         tokens = columns.next_tokens
         if not state.begun:
@@ -50,17 +50,17 @@ class Twin:
         assert logits is not None
         return logits[0]
 
-    def begin(self, state: TwinState, columns: Columns, depth: int) -> TwinBranches:
+    def begin(self, state: TwinState, columns: CommittedPositions, depth: int) -> TwinBranches:
         return TwinBranches(self.target, state.cache, self.take_in(state, columns)[0])
 
     def propose(
-        self, state: TwinState, columns: Columns, depth: int, sampling: Sampling, rng: torch.Generator
+        self, state: TwinState, columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
-        guesses = Guesses(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        guesses = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
         logits = self.take_in(state, columns)
         committed = state.cache.lengths.clone()
         for _ in range(depth):
-            token = guesses.pick(logits)
+            token = guesses.sample(logits)
             passed = self.target.forward(token[None], state.cache).logits
             assert passed is not None
             logits = passed[0]

@@ -9,7 +9,7 @@ import torch
 from tiny_drafts import TRAINED, batch_of, new_draft
 
 from components.drafts import METHODS
-from components.drafts.draft import BatchProposer, Columns, Sampling
+from components.drafts.draft import BatchProposer, CommittedPositions, Sampling
 from components.drafts.files import method_class
 from components.targets.model import AbstractTarget
 
@@ -37,7 +37,9 @@ def test_a_batch_of_ragged_sequences_is_told_what_each_alone_is_told(
     done = [0, 0, 0]
     for counts, depth in ROUNDS:
         columns = [
-            Columns(batch.ids[row, at + 1 : at + 1 + n], batch.taps[row, at : at + n], batch.last[row, at : at + n])
+            CommittedPositions(
+                batch.ids[row, at + 1 : at + 1 + n], batch.taps[row, at : at + n], batch.last[row, at : at + n]
+            )
             for row, (at, n) in enumerate(zip(done, counts, strict=True))
         ]
         done = [at + n for at, n in zip(done, counts, strict=True)]

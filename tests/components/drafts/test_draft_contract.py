@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_drafts import INDEPENDENT, TRAINED, batch_of, new_draft
 
-from components.drafts.draft import AbstractDraft, Batch, Columns, Sampling
+from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Sampling
 from components.targets.model import AbstractTarget
 
 FAMILIES = ("llama", "qwen3", "deepseek_v3")
@@ -16,8 +16,8 @@ GREEDY = Sampling()
 MakeTarget = Callable[[str], AbstractTarget]
 
 
-def columns(batch: Batch, start: int, stop: int) -> Columns:
-    return Columns(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
+def columns(batch: Batch, start: int, stop: int) -> CommittedPositions:
+    return CommittedPositions(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
 
 
 def rng() -> torch.Generator:
@@ -36,7 +36,7 @@ def test_drafting_everywhere_equals_proposing_after_each_column(
     target = tiny_target(family)
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
     depth = depth_of(draft)
-    everywhere = draft.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], depth)
+    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth)
     assert everywhere.shape == (batch.ids.shape[1] - 1, depth)
     for sizes in ([1] * 23, [5, 1, 3, 2, 4, 1, 7], [23]):
         state, done = draft.new_state(32), 0
@@ -148,5 +148,5 @@ def test_padding_and_the_neighbour_sequence_change_nothing(method: str, tiny_tar
             )
             for i, n in enumerate((24, short))
         ]
-    assert torch.equal(both.reached, alone[0].reached + alone[1].reached)
+    assert torch.equal(both.num_reachable, alone[0].num_reachable + alone[1].num_reachable)
     assert torch.equal(both.accepted, alone[0].accepted + alone[1].accepted)

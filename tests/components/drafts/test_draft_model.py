@@ -14,10 +14,10 @@ from torch import Tensor
 
 from components.contract import Draft, Target, UserError
 from components.decoding.chain import decode
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.draft_model import DraftModel
 from components.drafts.files import open_draft
-from components.drafts.losses import teacher_of
+from components.drafts.losses import teacher_distributions
 from components.drafts.row_losses import row_loss
 from components.drafts.sampling import probabilities
 from components.drafts.train import train_draft
@@ -29,8 +29,8 @@ NOTHING = torch.empty(0)
 GREEDY, RNG = Sampling(), torch.Generator()
 
 
-def columns(ids: Tensor, start: int, stop: int) -> Columns:
-    return Columns(ids[start + 1 : stop + 1], NOTHING, NOTHING)
+def columns(ids: Tensor, start: int, stop: int) -> CommittedPositions:
+    return CommittedPositions(ids[start + 1 : stop + 1], NOTHING, NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_the_loss_is_the_mean_distance_over_reachable_columns(tiny_target: MakeT
     target = tiny_target("llama")
     draft, batch = new_draft(target, "draft-model", chain_depth=1), batch_of(target)
     assert isinstance(draft, DraftModel)
-    teacher = teacher_of(target, batch.last, draft.draft_ids)
+    teacher = teacher_distributions(target, batch.last, draft.draft_ids)
     rows = torch.arange(5, 22).expand(2, -1)  # the answer begins at token 6: columns 5 .. 21 guess tokens 7 .. 23
     (logits,) = draft.teacher_forced(batch, rows)
     wanted = teacher.at(rows + 1)
@@ -102,7 +102,7 @@ def test_a_given_model_drafts_what_it_says_itself(
     state = draft.new_state(64)
     draft.propose(state, columns(ids, 0, 5), 3, GREEDY, RNG)
     assert draft.propose(state, columns(ids, 5, 12), 4, GREEDY, RNG).tokens.tolist() == expected.tolist()
-    everywhere = draft.draft_everywhere(ids, NOTHING, NOTHING, 4)
+    everywhere = draft.propose_at_every_position(ids, NOTHING, NOTHING, 4)
     assert everywhere.shape == (23, 4) and everywhere[11].tolist() == expected.tolist()
 
 
@@ -146,7 +146,7 @@ def test_a_first_token_is_fed_before_all_others(
     record["settings"]["first_token"] = 7
     (made.path / "draft.json").write_text(json.dumps(record))
     ids = torch.cat((torch.tensor([7]), batch_of(target, num_rows=1).ids[0, 1:]))
-    with_bos = open_draft(made, target).draft_everywhere(ids, NOTHING, NOTHING, 2)
+    with_bos = open_draft(made, target).propose_at_every_position(ids, NOTHING, NOTHING, 2)
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(small_folder, dtype=torch.float32)
@@ -182,7 +182,7 @@ def test_branches_follow_their_paths_and_leave_no_trace(
     for found, path in zip(grown, [[int(roots[0]), 20], [int(roots[1]), 21], [int(roots[1]), 22]], strict=True):
         torch.testing.assert_close(found, alone(path), atol=1e-4, rtol=1e-4)
     after = draft.propose(state, columns(ids, 12, 14), 3, GREEDY, RNG).tokens.tolist()
-    assert after == draft.draft_everywhere(ids, NOTHING, NOTHING, 3)[13].tolist()
+    assert after == draft.propose_at_every_position(ids, NOTHING, NOTHING, 3)[13].tolist()
 
 
 def test_sampled_decoding_keeps_the_targets_distribution(tiny_target: MakeTarget) -> None:
@@ -209,7 +209,7 @@ def test_sampled_decoding_keeps_the_targets_distribution(tiny_target: MakeTarget
         run = decode(target, draft, prompt, max_new_tokens=2, depth=1, sampling=hot, rng=rng, ignore_eos=True)
         seen[run.tokens[1]] += 1
         if seed % 6 == 0:
-            columns_so_far = Columns(torch.tensor([*prompt[1:], run.tokens[0]]), NOTHING, NOTHING)
+            columns_so_far = CommittedPositions(torch.tensor([*prompt[1:], run.tokens[0]]), NOTHING, NOTHING)
             alone[draft.propose(draft.new_state(16), columns_so_far, 1, hot, rng).tokens[0]] += 6
 
     def chi_square(counted: Tensor) -> float:
@@ -222,9 +222,9 @@ def test_sampled_decoding_keeps_the_targets_distribution(tiny_target: MakeTarget
 
 
 def test_tokenizers_are_compared_token_by_token(tmp_path: Path) -> None:
-    from components.drafts.given_model import difference
+    from components.drafts.given_model import vocabulary_difference
 
     vocab = make_tiny_tokenizer(tmp_path).get_vocab()
-    assert difference(vocab, dict(vocab)) == ""
-    assert difference({**vocab, "new": 999}, vocab) == "token 'new' is unknown to the target"
-    assert difference({}, {"a": 0}) == "token 'a' is 0 for the target and absent for the draft model"
+    assert vocabulary_difference(vocab, dict(vocab)) == ""
+    assert vocabulary_difference({**vocab, "new": 999}, vocab) == "token 'new' is unknown to the target"
+    assert vocabulary_difference({}, {"a": 0}) == "token 'a' is 0 for the target and absent for the draft model"

@@ -10,7 +10,7 @@ import torch
 from tiny_drafts import batch_of, new_draft
 from torch import Tensor
 
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.eagle3 import Eagle3
 from components.drafts.row_losses import LOSS_NAMES
 from components.targets.model import AbstractTarget
@@ -116,10 +116,10 @@ def test_eagle_3_1_has_a_norm_for_each_hidden_state_and_drafts_what_it_trained(
     draft, target = eagle(tiny_target, fc_norm=True, norm_output=True)
     assert set(draft.state_dict()) == EXPECTED_NAMES | {f"fc_norm.{i}.weight" for i in range(3)}
     batch = batch_of(target, num_rows=1)
-    everywhere = draft.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], 6)
+    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 6)
     state, rng = draft.new_state(32), torch.Generator()
     for t in range(23):
-        columns = Columns(batch.ids[0, t + 1 : t + 2], batch.taps[0, t : t + 1], batch.last[0, t : t + 1])
+        columns = CommittedPositions(batch.ids[0, t + 1 : t + 2], batch.taps[0, t : t + 1], batch.last[0, t : t + 1])
         assert draft.propose(state, columns, 6, Sampling(), rng).tokens.tolist() == everywhere[t].tolist()
 
 
@@ -149,5 +149,7 @@ def test_positions_the_teacher_puts_outside_the_draft_vocabulary_are_counted_but
     result = draft.losses(batch)
     assert float(result.loss.detach()) == 0.0
     best = target.unembed(target.final_norm(batch.last)).argmax(-1)
-    assert int(result.reached[0]) == 2 * 17  # roots with x_{t+1} and x_{t+2} in the answer of tokens 6..23: t = 5..21
+    assert (
+        int(result.num_reachable[0]) == 2 * 17
+    )  # roots with x_{t+1} and x_{t+2} in the answer of tokens 6..23: t = 5..21
     assert int(result.accepted[0]) == int((best[:, 6:23] == 9).sum())

@@ -10,7 +10,7 @@ import torch
 from tiny_drafts import batch_of, new_draft
 
 from components.decoding.chain import decode
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.graphed_chain import GraphedChain
 from components.drafts.one_block import OneBlockDraft
 from components.targets.model import AbstractTarget
@@ -36,7 +36,7 @@ def test_guesses_are_those_of_the_ordinary_way(method: str, tiny_target: MakeTar
     for _ in range(2):
         states, done = (ordinary.new_state(40), graphed.new_state(40)), 0
         for size, depth in ((5, 3), (1, 3), (4, 3), (2, 1), (1, 3), (3, 4), (5, 4), (2, 3)):
-            part = Columns(
+            part = CommittedPositions(
                 batch.ids[0, done + 1 : done + size + 1],
                 batch.taps[0, done : done + size],
                 batch.last[0, done : done + size],

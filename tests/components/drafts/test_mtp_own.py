@@ -15,10 +15,10 @@ from tiny_drafts import batch_of, new_context, write_features
 from torch import Tensor
 
 from components.contract import Target, UserError
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.files import open_draft, read_draft
 from components.drafts.mtp import Mtp
-from components.drafts.mtp_own import MtpOwn
+from components.drafts.mtp_own import MtpNative
 from components.drafts.train import train_draft
 from components.publish.mtp_stitch import stitch
 from components.targets.load import open_target
@@ -53,14 +53,14 @@ def opened(checkpoint: Checkpoint) -> Callable[[str], AbstractTarget]:
     return target
 
 
-def own_drafter(target: AbstractTarget) -> MtpOwn:
+def own_drafter(target: AbstractTarget) -> MtpNative:
     draft = Mtp.build(target, dict(SETTINGS["mtp"]), torch.arange(0, target.shape.vocab_size, 2))
-    assert isinstance(draft, MtpOwn)
+    assert isinstance(draft, MtpNative)
     return draft
 
 
-def columns(batch: Any, start: int, stop: int) -> Columns:
-    return Columns(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
+def columns(batch: Any, start: int, stop: int) -> CommittedPositions:
+    return CommittedPositions(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,7 +106,7 @@ def test_training_graph_equals_cached_decoding_at_every_recursive_step(
 ) -> None:
     target = opened(layout)
     draft, batch = own_drafter(target), batch_of(target, num_rows=1)
-    everywhere = draft.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], 3)
+    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 3)
     state, done, rng = draft.new_state(32), 0, torch.Generator().manual_seed(0)
     for size in (5, 1, 3, 2):
         said = draft.propose(state, columns(batch, done, done + size), 3, Sampling(), rng).tokens.tolist()

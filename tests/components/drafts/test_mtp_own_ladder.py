@@ -20,7 +20,7 @@ from without_cache import accepted_in_each_round, guess_by_training_graph
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.drafts.mtp import Mtp
-from components.drafts.mtp_own import MtpOwn
+from components.drafts.mtp_own import MtpNative
 from components.drafts.optimizer import Optimizer
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
@@ -34,8 +34,8 @@ class Climber(NamedTuple):
 
     target: AbstractTarget
     model: Any
-    drafter: MtpOwn
-    noisy: MtpOwn
+    drafter: MtpNative
+    noisy: MtpNative
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,13 @@ def climber(tmp_path_factory: pytest.TempPathFactory) -> Climber:
     return Climber(target, model, drafter, with_noise(drafter, 0.3))
 
 
-def module_of(target: AbstractTarget) -> MtpOwn:
+def module_of(target: AbstractTarget) -> MtpNative:
     drafter = Mtp.build(target, {"start": "own", "recursive_steps": DEPTH}, torch.arange(VOCAB_SIZE))
-    assert isinstance(drafter, MtpOwn)
+    assert isinstance(drafter, MtpNative)
     return drafter
 
 
-def fine_tuned(target: AbstractTarget) -> MtpOwn:
+def fine_tuned(target: AbstractTarget) -> MtpNative:
     """The module after it has learnt the target's greedy answer by heart."""
     answer = decode(target, None, PROMPT, max_new_tokens=SAMPLE_TOKENS, ignore_eos=True).tokens
     sample = columns_of(target, torch.tensor([PROMPT + answer]), len(PROMPT))
@@ -72,7 +72,7 @@ def fine_tuned(target: AbstractTarget) -> MtpOwn:
     return drafter.eval().requires_grad_(False)
 
 
-def with_noise(drafter: MtpOwn, share: float) -> MtpOwn:
+def with_noise(drafter: MtpNative, share: float) -> MtpNative:
     """Every matrix moved by that share of its size."""
     moved, generator = module_of(drafter.target), torch.Generator().manual_seed(1)
     moved.load_state_dict(drafter.state_dict())

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.drafts.draft import Columns, Sampling
+from components.drafts.draft import CommittedPositions, Sampling
 from components.drafts.ngram import Ngram
 
 NOTHING = torch.empty(0)
@@ -17,7 +17,7 @@ def propose(tokens: list[int], depth: int, pieces: int = 1) -> list[int]:
     state = drafter.new_state(64)
     size, found = -(-len(tokens) // pieces), None
     for start in range(0, len(tokens), size):
-        columns = Columns(torch.tensor(tokens[start : start + size]), NOTHING, NOTHING)
+        columns = CommittedPositions(torch.tensor(tokens[start : start + size]), NOTHING, NOTHING)
         found = drafter.propose(state, columns, depth, Sampling(), torch.Generator())
     assert found is not None and found.probs is None
     return found.tokens.tolist()
@@ -54,13 +54,13 @@ def test_unseen_words_give_no_guess() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=24), st.integers(1, 6))
 def test_drafting_everywhere_equals_proposing_after_each_column(tokens: list[int], depth: int) -> None:
-    everywhere = Ngram().draft_everywhere(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tolist()
+    everywhere = Ngram().propose_at_every_position(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tolist()
     for count, row in enumerate(everywhere, start=1):
         assert [token for token in row if token >= 0] == propose(tokens[:count], depth)
 
 
 def test_a_match_shorter_than_min_ngram_is_no_match() -> None:
-    columns = Columns(torch.tensor([1, 2, 3, 9, 3]), NOTHING, NOTHING)
+    columns = CommittedPositions(torch.tensor([1, 2, 3, 9, 3]), NOTHING, NOTHING)
     for shortest, guess in ((1, [9]), (2, [])):
         drafter = Ngram(min_ngram=shortest)
         found = drafter.propose(drafter.new_state(8), columns, 1, Sampling(), torch.Generator())

@@ -73,7 +73,7 @@ def test_fused_features_start_at_size_one_whatever_the_taps_measure(tiny_target:
     assert isinstance(draft, Eagle3)
     hidden = target.shape.hidden_size
     taps = batch.taps * torch.tensor([3.0, 40.0, 500.0]).repeat_interleave(hidden)
-    draft.fit_inputs(taps.flatten(0, 1))
+    draft.scale_to_target_features(taps.flatten(0, 1))
     with torch.no_grad():
         size = draft.fc(taps).square().mean().sqrt()
     assert 0.7 < float(size) < 1.4

@@ -10,8 +10,8 @@ from test_eagle3 import rms, rotated
 from tiny_drafts import batch_of, new_draft
 from torch import Tensor
 
-from components.drafts.draft import Columns, Sampling
-from components.drafts.losses import StepJudge, teacher_of
+from components.drafts.draft import CommittedPositions, Sampling
+from components.drafts.losses import StepLossAccumulator, teacher_distributions
 from components.drafts.p_eagle import PEagle
 from components.targets.model import AbstractTarget
 
@@ -66,7 +66,7 @@ def test_all_depths_equal_one_forward_with_an_explicit_mask(tiny_target: MakeTar
     rows = torch.tensor([[7, 2, 9, 4]])
     widths = [4, 3, 3, 1]
     with torch.no_grad():
-        found = draft.guesses(batch.taps[:, :-1], batch.ids[:, 1:], rows, widths)
+        found = draft.draft_logits(batch.taps[:, :-1], batch.ids[:, 1:], rows, widths)
     for d, width in enumerate(widths):
         assert found[d].shape[1] == width
         torch.testing.assert_close(found[d][0], expected[d][rows[0, :width]], atol=3e-4, rtol=1e-3)
@@ -84,7 +84,7 @@ def test_a_proposal_is_one_pass_whatever_its_depth(tiny_target: MakeTarget) -> N
         block = draft._decoder.blocks[0]
         run = block.run
         block.run = lambda *rows, run=run, passes=passes, **more: (passes.append(1), run(*rows, **more))[1]  # type: ignore[method-assign]
-        columns = Columns(batch.ids[0, 1:13], batch.taps[0, :12], batch.last[0, :12])
+        columns = CommittedPositions(batch.ids[0, 1:13], batch.taps[0, :12], batch.last[0, :12])
         said.append(draft.propose(state, columns, depth, Sampling(), torch.Generator()).tokens.tolist())
         block.run = run  # type: ignore[method-assign]
         assert len(passes) == 1
@@ -99,10 +99,10 @@ def test_deep_guesses_are_trained_on_a_nested_sample_of_the_reachable_columns(ti
     sampled = draft.train().losses(batch)
     again = draft.losses(batch)
     assert torch.equal(sampled.loss.detach(), again.loss.detach())  # a resumed run draws the same
-    shares = sampled.reached / everything.reached
+    shares = sampled.num_reachable / everything.num_reachable
     for share, wanted in zip(shares.tolist(), (1.0, 0.5, 0.25, 0.2), strict=True):
         assert abs(share - wanted) < 0.1
-    assert (sampled.accepted <= sampled.reached).all()
+    assert (sampled.accepted <= sampled.num_reachable).all()
 
 
 def test_training_on_every_column_and_depth_gives_the_judged_loss(tiny_target: MakeTarget) -> None:
@@ -111,7 +111,7 @@ def test_training_on_every_column_and_depth_gives_the_judged_loss(tiny_target: M
     draft, batch = p_eagle(target, kept_share=1.0), batch_of(target)
     with torch.no_grad():
         trained, judged = draft.train().losses(batch), draft.eval().losses(batch)
-        judge = StepJudge(batch, teacher_of(target, batch.last, draft.draft_ids), DEPTH, "token")
+        judge = StepLossAccumulator(batch, teacher_distributions(target, batch.last, draft.draft_ids), DEPTH, "token")
     torch.testing.assert_close(trained.loss, judged.loss, atol=1e-5, rtol=1e-5)
-    assert torch.equal(trained.accepted, judged.accepted) and torch.equal(trained.reached, judged.reached)
-    assert judged.reached.tolist() == judge.reached.sum((1, 2)).tolist()
+    assert torch.equal(trained.accepted, judged.accepted) and torch.equal(trained.num_reachable, judged.num_reachable)
+    assert judged.num_reachable.tolist() == judge.reachable_at_step.sum((1, 2)).tolist()

@@ -11,8 +11,8 @@ from test_mtp import block
 from tiny_drafts import INDEPENDENT, batch_of, new_draft
 from torch import Tensor
 
-from components.drafts.draft import AbstractDraft, Batch, Columns, Sampling
-from components.drafts.losses import step_losses, teacher_of
+from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.drafts.losses import step_losses, teacher_distributions
 from components.targets.model import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
@@ -24,7 +24,7 @@ def steps_of(draft: AbstractDraft, batch: Batch, rows: Tensor) -> list[Tensor]:
 
 def all_at_once(draft: AbstractDraft, batch: Batch) -> Tensor:
     """The same loss with every head in one graph."""
-    teacher = teacher_of(draft.target, batch.last, draft.draft_ids)  # type: ignore[arg-type]
+    teacher = teacher_distributions(draft.target, batch.last, draft.draft_ids)  # type: ignore[arg-type]
     return step_losses(batch, lambda rows: steps_of(draft, batch, rows), draft.num_steps, teacher, 0.8, "token").loss
 
 
@@ -142,7 +142,9 @@ def test_branches_say_one_distribution_a_depth_that_of_the_chain(method: str, ti
     draft, batch = new_draft(target, method, num_heads=3), batch_of(target, num_rows=1)
     chain, tree = draft.new_state(32), draft.new_state(32)
     for start, stop in ((0, 9), (9, 12)):
-        columns = Columns(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
+        columns = CommittedPositions(
+            batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop]
+        )
         said = draft.propose(chain, columns, 3, Sampling(), torch.Generator()).tokens
         branches = draft.begin(tree, columns, 3)  # type: ignore[operator]
         logits = [branches.root, branches.expand([-1, -1], torch.tensor([4, 6]))[1]]

@@ -32,10 +32,10 @@ from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts import METHODS
-from components.drafts.draft import AbstractDraft, Batch, Columns, Proposer, Sampling
+from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
 from components.drafts.files import method_class, open_draft, read_draft, save_draft, save_untrained
 from components.drafts.optimizer import Optimizer
-from components.publish.formats import FORMATS, layout_of, own_form_of, reopened, write_format
+from components.publish.formats import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
 from components.publish.layout import Source
 from components.targets.model import AbstractTarget
 
@@ -87,7 +87,7 @@ def sample() -> Batch:
 def learnt_weights(method: str) -> dict[str, Tensor]:
     """A drafter after it has learnt the sample by heart, or MOST_STEPS optimiser steps."""
     draft = untrained(method)
-    draft.fit_inputs(sample().taps[0])
+    draft.scale_to_target_features(sample().taps[0])
     draft.train()
     optimizer = Optimizer(draft, "adamw", weight_decay=0.0, muon_lr_scale=1.0)
     for step in range(MOST_STEPS):
@@ -154,8 +154,10 @@ def test_training_graph_equals_cached_decoding(
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
     committed, depth = 12, draft.num_steps
 
-    def columns(start: int, stop: int) -> Columns:
-        return Columns(batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop])
+    def columns(start: int, stop: int) -> CommittedPositions:
+        return CommittedPositions(
+            batch.ids[0, start + 1 : stop + 1], batch.taps[0, start:stop], batch.last[0, start:stop]
+        )
 
     state, rng = draft.new_state(32), torch.Generator().manual_seed(0)
     draft.propose(state, columns(0, 9), 2, Sampling(), rng)
@@ -182,7 +184,9 @@ def test_training_graph_equals_cached_decoding(
 
 
 def everywhere(draft: Any) -> Tensor:
-    found: Tensor = draft.draft_everywhere(sample().ids[0], sample().taps[0], sample().last[0], depth_of(draft))
+    found: Tensor = draft.propose_at_every_position(
+        sample().ids[0], sample().taps[0], sample().last[0], depth_of(draft)
+    )
     return found
 
 
@@ -218,8 +222,8 @@ def test_an_exported_drafter_reads_back_with_the_same_guesses(method: str, name:
     """The release's tensors, under the names that engines read, are all that a drafter needs."""
     target = learnable().target
     source = Source(target.shape, "learnable", None, target)
-    write_format(name, own_form_of(*read_draft(saved(tmp_path / "d", method).path)), source, tmp_path / "out")
-    again = reopened(tmp_path / "out", target, source)
+    write_format(name, drafter_state_of(*read_draft(saved(tmp_path / "d", method).path)), source, tmp_path / "out")
+    again = reopen_drafter(tmp_path / "out", target, source)
     assert torch.equal(everywhere(again), everywhere(proposer(method, noise=0.3)))
 
 
@@ -299,8 +303,10 @@ def test_the_chi_square_test_finds_wrong_rules(wrong: str, monkeypatch: pytest.M
     if wrong.startswith("replaced"):
         monkeypatch.setattr(verification, "_residual", lambda probs, guesses, q, row: probs[row : row + 1])
     else:
-        kept = verification._num_kept
-        monkeypatch.setattr(verification, "_num_kept", lambda probs, guesses, q, rng: kept(probs, guesses, None, rng))
+        kept = verification._count_accepted
+        monkeypatch.setattr(
+            verification, "_count_accepted", lambda probs, guesses, q, rng: kept(probs, guesses, None, rng)
+        )
     assert sampled_chain("mtp") < SIGNIFICANCE / 100
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from components.contract import Draft, UserError
 from components.drafts import quantise_draft
-from components.drafts.continuing import read_start
+from components.drafts.continuing import read_warm_start
 from components.drafts.files import open_draft, read_draft, read_record, save_draft
 from components.drafts.quantised import dequantise, is_linear, layer_of, pack, packed_layers, quantise, unpack
 from components.targets.model import AbstractTarget
@@ -101,7 +101,7 @@ def test_a_quantised_drafter_opens_as_its_rounded_weights_and_drafts(
     opened: Any = open_draft(out, target)
     assert all(torch.equal(tensor, after[name]) for name, tensor in opened.state_dict().items())
     batch = batch_of(target, 1)
-    guesses = opened.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], 2)
+    guesses = opened.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 2)
     assert guesses.shape[0] == batch.ids.shape[1] - 1
     record = read_record(out.path)
     assert record["quantised_from"] == draft.key and "held_out_al" not in record
@@ -123,7 +123,7 @@ def test_int4_takes_a_quarter_of_bf16_and_bf16_half_of_float32(tiny_target: Make
 def test_training_goes_on_from_the_rounded_weights(tiny_target: MakeTarget, tmp_path: Path) -> None:
     draft = made(tmp_path / "draft", tiny_target("llama"), "eagle3")
     out = quantise_draft(draft, weights="int8", ctx=new_context(tmp_path / "out"))
-    start = read_start(out, "eagle3", 0, tiny_target("llama"))
+    start = read_warm_start(out, "eagle3", 0, tiny_target("llama"))
     assert torch.equal(start.weights["fc.weight"], read_draft(out.path)[1]["fc.weight"])
 
 

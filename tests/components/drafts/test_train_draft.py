@@ -19,7 +19,7 @@ from components.contract import Draft, Features, Target, UserError
 from components.data.features import open_features
 from components.drafts.batches import BatchOrder, padded_length
 from components.drafts.files import open_draft
-from components.drafts.held_out import count
+from components.drafts.held_out import count_accepted
 from components.drafts.train import train_draft
 from components.targets.model import AbstractTarget
 
@@ -207,4 +207,4 @@ def test_held_out_counting_is_prefix_joint() -> None:
     ids = torch.tensor([1, 2, 3, 4, 5, 6])
     mask = torch.tensor([False, False, True, True, True, True])
     guesses = torch.tensor([[0, 0], [4, 5], [0, 6], [6, 0], [0, 0]])
-    assert count(guesses, ids, mask) == ([2, 1], [3, 2])
+    assert count_accepted(guesses, ids, mask) == ([2, 1], [3, 2])

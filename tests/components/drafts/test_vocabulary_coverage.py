@@ -10,7 +10,7 @@ import torch
 
 from components.data.answers import AnswerRow, Conversation, write_shard
 from components.data.features import StoredFeatures
-from components.drafts.vocabulary import choose_vocabulary, coverage, coverage_by, described
+from components.drafts.vocabulary import choose_vocabulary, coverage, coverage_by, describe_vocabulary
 
 VOCAB_SIZE = 12
 ANSWERS = {  # language, domain -> prompt, answer
@@ -54,12 +54,12 @@ def test_coverage_is_told_by_language_domain_and_workload(data: StoredFeatures) 
         "workload": {"w": round(10 / 12, 6)},
     }
     assert by["workload"]["w"] == round(coverage(counts, vocabulary.ids), 6)
-    told = described(vocabulary, 10 / 12, by)
+    told = describe_vocabulary(vocabulary, 10 / 12, by)
     assert "language en 83.33%, zh 75.00%" in told and "padding" not in told
 
 
 def test_padding_is_told(data: StoredFeatures) -> None:
     vocabulary = choose_vocabulary(data.token_counts("train"), 8)
     assert vocabulary.num_padded == 3
-    told = described(vocabulary, 1.0, {})
+    told = describe_vocabulary(vocabulary, 1.0, {})
     assert "draft vocabulary 8 (3 of it padding: the answers hold only 5 different tokens)" in told

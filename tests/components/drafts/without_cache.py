@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.drafts.draft import AbstractDraft, Batch, Columns, Sampling
+from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Sampling
 
 Guess = Callable[[list[int], int], list[int]]
 """(x_0 .. x_n, depth) -> guesses for x_{n+1}, ..."""
@@ -78,7 +78,9 @@ def lookahead_accepted_in_each_round(
     ids = [*prompt, int(states(model, prompt)[0][-1].argmax())]
     state, new, kept, unread = proposer.new_state(len(prompt) + num_tokens), ids[1:], list[int](), torch.empty(0)
     while len(ids) - len(prompt) < num_tokens:
-        proposer.propose(state, Columns(torch.tensor(new), unread, unread), depth, Sampling(), torch.Generator())
+        proposer.propose(
+            state, CommittedPositions(torch.tensor(new), unread, unread), depth, Sampling(), torch.Generator()
+        )
         plan, n = state.plan, len(ids) - 1
         rows = torch.tensor([ids[:n] + plan.tokens])
         visible = torch.ones(rows.shape[1], rows.shape[1], dtype=torch.bool).tril()
@@ -87,7 +89,7 @@ def lookahead_accepted_in_each_round(
         positions = torch.cat((torch.arange(n), n + plan.tree.depths[0]))[None]
         logits = model(input_ids=rows, attention_mask=mask, position_ids=positions, use_cache=False).logits
         picks = logits[0, n:].argmax(-1).tolist()
-        found = state.judge(picks)
+        found = state.verify(picks)
         kept.append(len(found.rows) - 1)
         new = found.token_ids
         ids += new

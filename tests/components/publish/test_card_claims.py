@@ -22,7 +22,7 @@ from components.publish.card_limits import measured_limits
 from components.publish.engine_settings import settings_for
 from components.publish.launch import launch_lines, not_served
 from components.publish.layout import facts_of
-from components.publish.lineage import Made
+from components.publish.lineage import ArtifactRecord
 from components.rows import Request, read_rows, write_rows
 from components.targets import load_target
 from components.targets.load import open_target
@@ -175,8 +175,8 @@ def test_only_requests_that_drafted_and_finished_tell_what_was_measured(
     idle = Request(**{**facts, "depth_k": 0, "batch_size": 32})
     write_rows(tmp_path, [*rows, failed, idle])
     limits = measured_limits(policy, key, tmp_path, 10_000)
-    assert limits["longest_context"] == longest
-    assert limits["largest_timed"] == max(row.batch_size for row in rows)
+    assert limits.longest_context == longest
+    assert limits.largest_timed == max(row.batch_size for row in rows)
 
 
 def test_a_target_at_a_revision_is_named_as_each_engine_is_told_it(export: Export) -> None:
@@ -209,10 +209,10 @@ def test_what_stands_for_the_targets_folder_is_the_word_in_the_commands(export: 
     assert f"vllm serve {word} --spec" in card and f"--target-model-dir {word} --outfile" in card
 
 
-def made(key: str, uses: str, kind: str = "Chats", **facts: Any) -> Made:
+def made(key: str, uses: str, kind: str = "Chats", **facts: Any) -> ArtifactRecord:
     """A record of the lineage; facts: info, settings, inputs."""
     inputs = {name: tuple(keys) for name, keys in facts.pop("inputs", {}).items()}
-    return Made(key, known=True, kind=kind, uses=uses, inputs=inputs, **facts)
+    return ArtifactRecord(key, has_record=True, kind=kind, uses=uses, inputs=inputs, **facts)
 
 
 @pytest.mark.parametrize(

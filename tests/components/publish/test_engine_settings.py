@@ -11,7 +11,7 @@ from tiny_formats import SETTINGS
 
 from components.contract import DepthPolicy, Draft
 from components.drafts import METHODS
-from components.publish.engine_settings import TOLD, engine_settings, never_loaded, settings_for
+from components.publish.engine_settings import ENGINE_OF_SETTING, engine_settings, engines_without_method, settings_for
 from components.publish.launch import LAUNCHED, cannot_load, not_served
 from components.publish.layout import Source, facts_of
 from components.publish.profiles import DEFAULT_FORMATS, GGUF_BASES, kind_of, profile_of, refusals
@@ -35,21 +35,23 @@ def test_a_policy_gives_no_command_for_any_engine(evidence: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("method", METHODS)
 def test_engines_that_take_no_drafter_of_a_method_are_told_nothing(method: str) -> None:
-    without = never_loaded(method)
-    for engine in set(TOLD.values()):
+    without = engines_without_method(method)
+    for engine in set(ENGINE_OF_SETTING.values()):
         refused = [*refusals(engine, method, SETTINGS.get(method, {}))]
         kind = kind_of(method, SETTINGS.get(method, {}))
         assert refused or engine not in without, (method, engine)
         assert kind in profile_of(engine).methods or engine in without or method == "mtp", (method, engine)
     raw = {"winner": {"draft_key": "d", "method": method}, "verdict": "use", "choices": [_choice(method)]}
     told = engine_settings(raw, without)
-    assert {TOLD[name] for name in told if name in TOLD} == {*TOLD.values()} - without
+    assert {ENGINE_OF_SETTING[name] for name in told if name in ENGINE_OF_SETTING} == {
+        *ENGINE_OF_SETTING.values()
+    } - without
 
 
 def test_a_drafter_that_nobody_knows_here_is_told_to_all() -> None:
-    assert never_loaded("my drafter, measured elsewhere") == set()
-    assert {"mnn", "llama.cpp", "sglang", "tensorrt-llm"} <= never_loaded("medusa")
-    assert never_loaded("mtp") == {"mnn"}, "a checkpoint's own module is served by the others"
+    assert engines_without_method("my drafter, measured elsewhere") == set()
+    assert {"mnn", "llama.cpp", "sglang", "tensorrt-llm"} <= engines_without_method("medusa")
+    assert engines_without_method("mtp") == {"mnn"}, "a checkpoint's own module is served by the others"
 
 
 def _choice(method: str) -> dict[str, Any]:
@@ -72,9 +74,9 @@ def test_a_release_tells_engines_exactly_what_its_card_says_they_can_load(
     winner = json.loads((evidence["policy"].path / "policy.json").read_text())["winner"]
     release = export(only=[saved(method)], policy=changed(winner={**winner, "method": method}))
     record = json.loads((release.path / "release.json").read_text())
-    told = {TOLD[name] for name in record["engines"] if name in TOLD}
+    told = {ENGINE_OF_SETTING[name] for name in record["engines"] if name in ENGINE_OF_SETTING}
     formats = {facts["format"] for facts in record["formats"].values()}
-    for engine in set(TOLD.values()):
+    for engine in set(ENGINE_OF_SETTING.values()):
         served = profile_of(engine).methods.get(kind_of(method, record["settings"]))
         refused = any(refusals(engine, method, record["settings"], facts_of(source.shape)))
         base = {GGUF_BASES[method]} if engine == "llama.cpp" and method in GGUF_BASES else set()
@@ -94,8 +96,8 @@ def test_a_format_that_is_not_in_the_release_is_loaded_by_nobody(source: Source)
     settings = {**SETTINGS["medusa"]}
     with_it = cannot_load("medusa", settings, target, None, DEFAULT_FORMATS["medusa"], {})
     without = cannot_load("medusa", settings, target, None, (), {})
-    assert "vllm" not in with_it and without == {*TOLD.values()}
+    assert "vllm" not in with_it and without == {*ENGINE_OF_SETTING.values()}
     refused = not_served("medusa", settings, target, None, DEFAULT_FORMATS["medusa"])
     assert {"SGLang", "llama.cpp"} <= refused.keys() and {"sglang", "llama.cpp"} <= with_it
     told = settings_for("medusa", {1: 2})
-    assert set(told) - {"measured_batch_sizes"} <= set(TOLD)
+    assert set(told) - {"measured_batch_sizes"} <= set(ENGINE_OF_SETTING)

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tiny_formats import FORMS, VOCAB, own_form
+from tiny_formats import FORMS, VOCAB, drafter_state
 from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.draft import AbstractDraft, Batch
-from components.publish.exact_check import LaidOut
-from components.publish.formats import FORMATS, check, layout_of, read_folder, reopened, write_format
-from components.publish.layout import OwnForm, Source, whole_vocabulary
+from components.publish.exact_check import Checkpoint
+from components.publish.formats import FORMATS, check_checkpoint, layout_of, read_folder, reopen_drafter, write_format
+from components.publish.layout import DrafterState, Source, whole_vocabulary
 from components.targets.model import AbstractTarget
 
 Networks = Callable[[str, dict[str, Any]], AbstractDraft]
@@ -52,14 +52,16 @@ def test_what_goes_out_comes_back_with_the_same_logits(
     tmp_path: Path,
 ) -> None:
     network = networks(method, given_settings)
-    facts = write_format(name, own_form(network, given_settings), source, tmp_path / "out")
+    facts = write_format(name, drafter_state(network, given_settings), source, tmp_path / "out")
     assert read_folder(tmp_path / "out")[0] == name, "it is recognised for what it is"
-    again = reopened(tmp_path / "out", opened, source, draft_ids=network.draft_ids)  # type: ignore[arg-type]
+    again = reopen_drafter(tmp_path / "out", opened, source, draft_ids=network.draft_ids)  # type: ignore[arg-type]
     batch = a_batch(opened)
     ours, theirs = logits_of(network, batch), logits_of(again, batch)
     for mine, back in zip(ours, theirs, strict=False):
         torch.testing.assert_close(back, mine, rtol=1e-5, atol=1e-5)
-    guesses = [draft.draft_everywhere(batch.ids[0], batch.taps[0], batch.last[0], 2) for draft in (network, again)]
+    guesses = [
+        draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 2) for draft in (network, again)
+    ]
     assert torch.equal(*guesses)
     stored = load_file(tmp_path / "out" / layout_of(name).weights_file)
     assert facts["num_tensors"] == len(stored)
@@ -70,16 +72,16 @@ def test_every_format_takes_half_precision_and_mixes_none(
     name: str, networks: Networks, source: Source, tmp_path: Path
 ) -> None:
     method, given_settings = next((method, settings) for form, method, settings in FORMS if form == name)
-    own = own_form(networks(method, given_settings), given_settings)
+    own = drafter_state(networks(method, given_settings), given_settings)
     halved = {n: t.bfloat16() if t.is_floating_point() else t for n, t in own.tensors.items()}
-    facts = write_format(name, OwnForm(method, given_settings, halved), source, tmp_path / "out")
+    facts = write_format(name, DrafterState(method, given_settings, halved), source, tmp_path / "out")
     assert facts["dtype"] == "bfloat16"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16"
     first = next(n for n, t in halved.items() if t.is_floating_point())
     with pytest.raises(UserError, match="mix"):
         mixed = halved | {first: halved[first].float()}
-        write_format(name, OwnForm(method, given_settings, mixed), source, tmp_path / "mixed")
+        write_format(name, DrafterState(method, given_settings, mixed), source, tmp_path / "mixed")
     assert not (tmp_path / "mixed").exists(), "nothing is written before the check has passed"
 
 
@@ -90,14 +92,14 @@ def test_a_checkpoint_of_another_target_is_refused_when_the_target_is_known(
     from dataclasses import replace
 
     method, given_settings = next((method, settings) for form, method, settings in FORMS if form == name)
-    laid_out = layout_of(name).lay_out(own_form(networks(method, given_settings), given_settings), source)
-    check(layout_of(name), laid_out, "here", source.shape)
-    check(layout_of(name), laid_out, "here")
+    checkpoint = layout_of(name).lay_out(drafter_state(networks(method, given_settings), given_settings), source)
+    check_checkpoint(layout_of(name), checkpoint, "here", source.shape)
+    check_checkpoint(layout_of(name), checkpoint, "here")
     for change in ({"vocab_size": VOCAB + 1}, {"max_position_embeddings": 128}, {"hidden_size": 64}):
         if (name, *change) in (("medusa", "max_position_embeddings"), ("causal-lm", "hidden_size")):
             continue  # heads have no positions; a draft model may have its own width
         with pytest.raises(UserError, match=r"here/config\.json") as error:
-            check(layout_of(name), laid_out, "here", replace(source.shape, **change))  # type: ignore[arg-type]
+            check_checkpoint(layout_of(name), checkpoint, "here", replace(source.shape, **change))  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
 
 
@@ -122,14 +124,14 @@ def test_tapped_layers_that_engines_would_read_differently_are_refused(
     inside: dict[str, Any], why: str, networks: Networks, source: Source
 ) -> None:
     layout = layout_of("eagle3")
-    laid_out = layout.lay_out(own_form(networks("eagle3", {}), {}), source)
+    checkpoint = layout.lay_out(drafter_state(networks("eagle3", {}), {}), source)
     both = {
         "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
     }
-    check(layout, LaidOut(laid_out.config | both, laid_out.tensors), "here", source.shape)
+    check_checkpoint(layout, Checkpoint(checkpoint.config | both, checkpoint.tensors), "here", source.shape)
     with pytest.raises(UserError, match=why):
-        check(layout, LaidOut(laid_out.config | inside, laid_out.tensors), "here", source.shape)
+        check_checkpoint(layout, Checkpoint(checkpoint.config | inside, checkpoint.tensors), "here", source.shape)
 
 
 def test_eagle1_goes_out_with_the_scale_of_its_embeddings_multiplied_in(
@@ -137,7 +139,7 @@ def test_eagle1_goes_out_with_the_scale_of_its_embeddings_multiplied_in(
 ) -> None:
     network: Any = networks("eagle1", {})
     assert abs(network.token_scale - 1) > 0.1, "nothing would be shown"
-    write_format("eagle1", own_form(network, {}), source, tmp_path / "out")
+    write_format("eagle1", drafter_state(network, {}), source, tmp_path / "out")
     stored = load_file(tmp_path / "out" / "model.safetensors")["fc.weight"]
     token = opened.embedding[5].float()
     hidden = opened.shape.hidden_size
@@ -149,13 +151,17 @@ def test_eagle1_goes_out_with_the_scale_of_its_embeddings_multiplied_in(
 def test_eagle1_without_a_bias_gets_one_of_zeros_and_says_none_in_its_config(
     networks: Networks, source: Source, tmp_path: Path
 ) -> None:
-    write_format("eagle1", own_form(networks("hass", {"fc_bias": False}), {"fc_bias": False}), source, tmp_path / "out")
+    write_format(
+        "eagle1", drafter_state(networks("hass", {"fc_bias": False}), {"fc_bias": False}), source, tmp_path / "out"
+    )
     assert not load_file(tmp_path / "out" / "model.safetensors")["fc.bias"].any()
     assert "bias" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
 def test_a_draft_model_brings_the_tokenizer_of_its_target(networks: Networks, source: Source, tmp_path: Path) -> None:
-    write_format("causal-lm", own_form(networks("draft-model", {"num_layers": 1}), {"num_layers": 1}), source, tmp_path)
+    write_format(
+        "causal-lm", drafter_state(networks("draft-model", {"num_layers": 1}), {"num_layers": 1}), source, tmp_path
+    )
     assert source.folder is not None
     assert (tmp_path / "tokenizer.json").read_bytes() == (source.folder / "tokenizer.json").read_bytes()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_formats import own_form
+from tiny_formats import drafter_state
 from torch import Tensor
 
 from components.contract import Context, Target, UserError
@@ -70,7 +70,7 @@ def stored(file: Path, llama_cpp: Path) -> dict[str, Tensor]:
 def test_every_number_of_the_drafter_is_in_the_gguf(builtin: Target, llama_cpp: Path, tmp_path: Path) -> None:
     opened, settings = open_target(builtin, dtype="float32", kernel="plain"), {"intermediate_size": 128}
     network: Any = method_class("eagle3").build(opened, settings, torch.arange(5, opened.shape.vocab_size, 3))
-    own = own_form(network, settings, opened.shape.vocab_size)
+    own = drafter_state(network, settings, opened.shape.vocab_size)
     facts = write_gguf(own, source_of(builtin), tmp_path / "gguf", str(llama_cpp), context(tmp_path / "c"))
     assert facts is not None and facts["dtype"] == "float32"
     file = tmp_path / "gguf" / "draft.gguf"
@@ -138,7 +138,7 @@ def test_the_builtin_target_is_known_by_its_folder_whatever_it_is_called(
     """`target_name` is what others read; the converter has to be told of a tokenizer that it has never seen."""
     opened = open_target(builtin, dtype="float32", kernel="plain")
     network = method_class("eagle3").build(opened, {}, torch.arange(64))
-    own = own_form(network, {}, opened.shape.vocab_size)
+    own = drafter_state(network, {}, opened.shape.vocab_size)
     source = dataclasses.replace(source_of(builtin), name="something else")
     assert write_gguf(own, source, tmp_path / "out", str(llama_cpp), context(tmp_path / "ctx"))
     assert check_gguf(tmp_path / "out" / "draft.gguf", "out") > 0

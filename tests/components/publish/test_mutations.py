@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_formats import FORMS, own_form
+from tiny_formats import FORMS, drafter_state
 from torch import Tensor
 
 from components.contract import UserError
@@ -310,7 +310,7 @@ def sound(
     made = []
     for number, (name, method, settings) in enumerate(FORMS):
         folder = root / f"{number}-{name}"
-        write_format(name, own_form(networks(method, settings), settings), source, folder)
+        write_format(name, drafter_state(networks(method, settings), settings), source, folder)
         read_folder(folder, source.shape)
         made.append((name, folder))
     return made

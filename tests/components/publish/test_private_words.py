@@ -14,12 +14,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_formats import own_form
+from tiny_formats import drafter_state
 
 from components.contract import UserError
 from components.publish.formats import write_format
 from components.publish.layout import Source
-from components.publish.private_words import named_in
+from components.publish.private_words import find_name
 from components.publish.public_copy import private_names, refuse_leaks
 
 WORD = st.text(st.sampled_from("abcdefgxyz0123456789éüñ中文кот"), min_size=1, max_size=8)
@@ -40,7 +40,7 @@ def test_no_spelling_hides_a_name(name: str, before: str, after: str) -> None:
         unicodedata.normalize("NFD", name),
         unicodedata.normalize("NFC", name),
     ):
-        assert named_in(f"it says {before}{spelt}{after}", [name]) == name, spelt
+        assert find_name(f"it says {before}{spelt}{after}", [name]) == name, spelt
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_no_spelling_hides_a_name(name: str, before: str, after: str) -> None:
     ],
 )
 def test_a_word_that_only_begins_like_it_is_another_word(name: str, text: str) -> None:
-    assert named_in(text, [name]) == ""
-    assert named_in(f"by {name}, of course", [name]) == name
+    assert find_name(text, [name]) == ""
+    assert find_name(f"by {name}, of course", [name]) == name
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_word_that_only_begins_like_it_is_another_word(name: str, text: str) -
     ],
 )
 def test_words_are_known_however_they_are_joined(name: str, text: str) -> None:
-    assert named_in(text, [name]) == name
+    assert find_name(text, [name]) == name
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_tokenizer_goes_out_without_the_place_it_was_loaded_from(
     before = json.loads(file.read_text())
     file.write_text(json.dumps({**before, "name_or_path": "/cluster/secret-llm", "tokenizer_file": "/x/t.json"}))
     network = networks("draft-model", {"num_layers": 1})
-    own = own_form(network, {"num_layers": 1})
+    own = drafter_state(network, {"num_layers": 1})
     write_format("causal-lm", own, dataclasses.replace(source, folder=folder), tmp_path / "out")
     assert json.loads((tmp_path / "out" / file.name).read_text()) == before
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()

@@ -20,8 +20,8 @@ from components.drafts import quantise_draft
 from components.drafts.files import open_draft, read_draft, save_draft
 from components.drafts.quantised import PACKED
 from components.drafts.storage import Storage
-from components.publish.export import rounded_again
-from components.publish.formats import own_form_at, read_folder, reopened, write_format
+from components.publish.export import rounding_remark
+from components.publish.formats import read_drafter_state, read_folder, reopen_drafter, write_format
 from components.publish.layout import Source
 from components.publish.profiles import ENGINES, profile_of, refusals
 from components.publish.validate import validate_folder
@@ -66,7 +66,7 @@ def test_what_goes_out_comes_back_with_the_measured_weights(
     tmp_path: Path,
 ) -> None:
     draft = quantised(method, **how, keep=["lm_head", "fc"])
-    facts = write_format(name, own_form_at(draft.path), source, tmp_path / "out")
+    facts = write_format(name, read_drafter_state(draft.path), source, tmp_path / "out")
     assert read_folder(tmp_path / "out", source.shape)[0] == name
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.get("torch_dtype", config.get("dtype", "bfloat16")) == "bfloat16"
@@ -76,7 +76,7 @@ def test_what_goes_out_comes_back_with_the_measured_weights(
         assert facts["dtype"].startswith(how["weights"])
         (group,) = config["quantization_config"]["config_groups"].values()
         assert group["targets"] == ["Linear"] and group["weights"]["num_bits"] == int(how["weights"][3:])
-    again: Any = reopened(tmp_path / "out", opened, source)
+    again: Any = reopen_drafter(tmp_path / "out", opened, source)
     ours = read_draft(draft.path)[1]
     for name_, tensor in again.state_dict().items():
         if (name, name_) == ("eagle1", "fc.weight"):  # it holds the embedding's norm as well, and is rounded again
@@ -89,7 +89,7 @@ def test_what_goes_out_comes_back_with_the_measured_weights(
         ids = torch.arange(3, 23)
         out = opened.forward(ids[None], opened.new_cache(1, 20), logits="none", features=True)
         assert out.taps is not None and out.last is not None
-        guesses = [one.draft_everywhere(ids, out.taps[0], out.last[0], 3) for one in (mine, again)]
+        guesses = [one.propose_at_every_position(ids, out.taps[0], out.last[0], 3) for one in (mine, again)]
         assert torch.equal(*guesses)
 
 
@@ -97,7 +97,7 @@ def test_a_quantised_lm_head_is_named_because_engines_mean_other_layers_by_linea
     quantised: Quantised, source: Source, tmp_path: Path
 ) -> None:
     draft = quantised("eagle3", weights="int8", keep=[])
-    write_format("eagle3", own_form_at(draft.path), source, tmp_path / "out")
+    write_format("eagle3", read_drafter_state(draft.path), source, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     (group,) = config["quantization_config"]["config_groups"].values()
     assert group["targets"] == ["Linear", "re:.*lm_head$"] and config["quantization_config"]["ignore"] == []
@@ -113,7 +113,7 @@ def test_a_format_that_changes_a_quantised_weight_says_which_to_keep(
 ) -> None:
     draft = quantised("draft-model", weights="int8", keep=[])
     with pytest.raises(UserError, match=r"lm_head\.weight changed.*keep: \[lm_head\]"):
-        write_format("causal-lm", own_form_at(draft.path), source, tmp_path / "out")
+        write_format("causal-lm", read_drafter_state(draft.path), source, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "nothing is written before the check has passed"
 
 
@@ -123,7 +123,7 @@ def test_a_format_that_adds_a_layer_does_not_say_the_drafter_was_cut_short(
     monkeypatch.setitem(SETTINGS, "medusa", {"num_heads": 2, "head": "tied"})
     draft = quantised("medusa", weights="int8")
     with pytest.raises(UserError, match=r"the format adds 0\.1\.weight, which is not in int8"):
-        write_format("medusa", own_form_at(draft.path), source, tmp_path / "out")
+        write_format("medusa", read_drafter_state(draft.path), source, tmp_path / "out")
 
 
 def test_a_release_holds_the_rounded_drafter_and_says_so(
@@ -255,7 +255,7 @@ def test_a_spoiled_quantised_checkpoint_is_refused_in_one_line(
     kind: str, quantised: Quantised, source: Source, tmp_path: Path
 ) -> None:
     good = tmp_path / "good"
-    write_format("eagle3", own_form_at(quantised("eagle3", weights="int4", group_size=16).path), source, good)
+    write_format("eagle3", read_drafter_state(quantised("eagle3", weights="int4", group_size=16).path), source, good)
     read_folder(good, source.shape)
     tensors, config = load_file(good / "model.safetensors"), json.loads((good / "config.json").read_text())
     WRONG[kind](tensors, config, random.Random(kind))
@@ -300,5 +300,5 @@ def test_engines_are_told_apart_by_what_they_take_in_few_bits() -> None:
 def test_weights_that_go_out_otherwise_than_they_were_measured_are_told(
     format: Any, weights: Any, dtype: str, said: str
 ) -> None:
-    found = rounded_again(format, Storage(weights) if weights else None, dtype)
+    found = rounding_remark(format, Storage(weights) if weights else None, dtype)
     assert said in found and bool(said) == bool(found)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_formats import FORMS, own_form
+from tiny_formats import FORMS, drafter_state
 
 from components.publish.formats import layout_of
 from components.publish.layout import Source
-from components.publish.target_copies import holding, holds_target
+from components.publish.target_copies import formats_with_target_weights, holds_target
 
 
 @pytest.mark.parametrize(("format", "method", "settings"), FORMS)
@@ -19,7 +19,7 @@ def test_what_has_a_row_of_the_targets_embedding_or_head_is_said_to(
     format: str, method: str, settings: dict[str, Any], networks: Callable[..., Any], source: Source
 ) -> None:
     """None of these networks has a weight as it began, so a row of the target's was copied by the layout."""
-    tensors = layout_of(format).lay_out(own_form(networks(method, settings), settings), source).tensors
+    tensors = layout_of(format).lay_out(drafter_state(networks(method, settings), settings), source).tensors
     rows = torch.cat((source.embedding(), source.head())).float()
     width = rows.shape[1]
     copied = [
@@ -50,6 +50,6 @@ def test_a_release_that_is_too_old_to_say_is_taken_to_hold_what_settings_decide(
             ("speculators", "speculators", "p-eagle"),
         )
     }
-    assert set(holding(told)) == {"medusa", "causal-lm", "speculators"}
+    assert set(formats_with_target_weights(told)) == {"medusa", "causal-lm", "speculators"}
     told["medusa"]["holds_target"] = False  # type: ignore[assignment]
-    assert set(holding(told)) == {"causal-lm", "speculators"}
+    assert set(formats_with_target_weights(told)) == {"causal-lm", "speculators"}

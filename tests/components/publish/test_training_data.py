@@ -65,7 +65,7 @@ def test_what_is_kept_out_of_training_is_no_source_of_it(store: Store) -> None:
     store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="b", draft="d")
     told = store.told()
     assert [source.name for source in told.sources] == ["chatter"], "the benchmark is not what it learned from"
-    assert told.looked_for_benchmarks and told.looked_for_measured and not told.not_looked_in
+    assert told.checked_for_benchmarks and told.checked_for_measured and not told.unchecked_sources
 
 
 def test_a_look_for_other_benchmarks_is_no_look_for_what_was_measured(store: Store) -> None:
@@ -75,9 +75,9 @@ def test_a_look_for_other_benchmarks_is_no_look_for_what_was_measured(store: Sto
     clean(store, "c", "a", "e")
     store.put("p", "Prompts", "data.mix_chats", {"num_train": 8}, chats="c")
     store.trained("d", "p", "w", "f", 100)
-    assert store.told().looked_for_measured is None, "no record of what it was measured on"
+    assert store.told().checked_for_measured is None, "no record of what it was measured on"
     store.put("m", "Measurements", "bench.compare_end_to_end", {}, prompts="b", drafts="d")
-    assert store.told().looked_for_measured is False
+    assert store.told().checked_for_measured is False
 
 
 def test_a_source_that_went_past_the_look_is_named(store: Store) -> None:
@@ -89,7 +89,7 @@ def test_a_source_that_went_past_the_look_is_named(store: Store) -> None:
     store.trained("d", "p", "w", "f", 100)
     told = store.told()
     assert {source.name for source in told.sources} == {"chatter", "gossip"}
-    assert list(told.not_looked_in) == ["gossip"]
+    assert list(told.unchecked_sources) == ["gossip"]
 
 
 def test_a_drafter_that_was_continued_learned_from_both_trainings(store: Store) -> None:
@@ -107,12 +107,12 @@ def test_prompts_that_one_step_dealt_are_looked_for_by_it(store: Store) -> None:
     store.put("p", "Prompts", "data.collect_prompts", facts, {"source": "rows.jsonl", "keep_out": "hf:exam"})
     store.trained("d", "p", "w", "f", 100)
     store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="p", draft="d")
-    assert store.told().looked_for_measured is True
+    assert store.told().checked_for_measured is True
     store.put("n", "Measurements", "bench.measure_acceptance", {}, prompts="b", draft="d")
     store.put("b", "Prompts", "data.collect_prompts", {"num_test": 3}, {"source": "hf:exam"})
-    assert store.told().looked_for_measured is True
+    assert store.told().checked_for_measured is True
     store.put("b", "Prompts", "data.collect_prompts", {"num_test": 3}, {"source": "hf:other"})
-    assert store.told().looked_for_measured is False
+    assert store.told().checked_for_measured is False
 
 
 def two_sources(store: Store, dropped: dict[str, int], *, keep_out: str = "b", other: str = "") -> TrainingData:
@@ -133,18 +133,18 @@ def two_sources(store: Store, dropped: dict[str, int], *, keep_out: str = "b", o
 @pytest.mark.parametrize("dropped", [{}, {"asks_what_is_judged_on": 1}])
 def test_a_mix_that_checks_its_own_split_has_not_looked_for_a_benchmark(store: Store, dropped: dict[str, int]) -> None:
     told = two_sources(store, dropped)
-    assert told.looked_for_measured and list(told.not_looked_in) == ["B"]
+    assert told.checked_for_measured and list(told.unchecked_sources) == ["B"]
 
 
 def test_a_look_for_another_benchmark_leaves_a_source_not_looked_in(store: Store) -> None:
-    assert list(two_sources(store, {}, other="e").not_looked_in) == ["B"]
+    assert list(two_sources(store, {}, other="e").unchecked_sources) == ["B"]
 
 
 def test_of_several_measured_benchmarks_each_is_looked_for_by_itself(store: Store) -> None:
     two_sources(store, {}, keep_out="be", other="b")
     store.put("n", "Measurements", "bench.measure_acceptance", {}, prompts="e", draft="d")
     told = store.told()
-    assert (told.num_measured, told.looked_for_measured, list(told.not_looked_in)) == (2, True, ["B"])
+    assert (told.num_measured, told.checked_for_measured, list(told.unchecked_sources)) == (2, True, ["B"])
 
 
 def test_a_split_keeps_apart_only_what_it_dealt_itself(store: Store) -> None:
@@ -157,7 +157,7 @@ def test_a_split_keeps_apart_only_what_it_dealt_itself(store: Store) -> None:
     assert not store.told().apart_by_split, "nobody knows what it was measured on"
     store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="b", draft="d")
     told = store.told()
-    assert (told.looked_for_benchmarks, told.apart_by_split, list(told.not_looked_in)) == (False, False, ["A"])
+    assert (told.checked_for_benchmarks, told.apart_by_split, list(told.unchecked_sources)) == (False, False, ["A"])
 
 
 def test_prompts_of_one_collection_are_apart_by_their_split_alone(store: Store) -> None:
@@ -166,13 +166,13 @@ def test_prompts_of_one_collection_are_apart_by_their_split_alone(store: Store) 
     store.trained("d", "p", "w", "f", 100)
     store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="p", draft="d")
     told = store.told()
-    assert (told.looked_for_benchmarks, told.apart_by_split, list(told.not_looked_in)) == (False, True, [])
+    assert (told.checked_for_benchmarks, told.apart_by_split, list(told.unchecked_sources)) == (False, True, [])
 
 
 def test_what_a_mix_of_prompts_leaves_out_is_what_it_is_judged_on_itself(store: Store) -> None:
     store.put("p", "Prompts", "data.mix_prompts", {"num_train": 9, "num_test": 3, "kept_out": 2})
     store.trained("d", "p", "w", "f", 100)
-    (left_out,) = store.told().kept_out
-    assert left_out.counts == {"asks_what_is_judged_on": 2} and not store.told().looked_for_benchmarks
+    (left_out,) = store.told().excluded
+    assert left_out.counts == {"asks_what_is_judged_on": 2} and not store.told().checked_for_benchmarks
     store.put("m", "Measurements", "bench.measure_acceptance", {}, prompts="p", draft="d")
-    assert store.told().looked_for_benchmarks and store.told().looked_for_measured
+    assert store.told().checked_for_benchmarks and store.told().checked_for_measured

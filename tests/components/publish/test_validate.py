@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_formats import own_form
+from tiny_formats import drafter_state
 
 from components.contract import UserError
-from components.publish.exact_check import LaidOut
-from components.publish.formats import check, layout_of, write_format
+from components.publish.exact_check import Checkpoint
+from components.publish.formats import check_checkpoint, layout_of, write_format
 from components.publish.layout import Source
 from components.publish.validate import validate_folder
 from flows.cli import main
@@ -26,7 +26,7 @@ Networks = Callable[[str, dict[str, Any]], Any]
 
 @pytest.fixture
 def eagle3(networks: Networks, source: Source, tmp_path: Path) -> Path:
-    write_format("eagle3", own_form(networks("eagle3", {}), {}), source, tmp_path / "draft")
+    write_format("eagle3", drafter_state(networks("eagle3", {}), {}), source, tmp_path / "draft")
     return tmp_path / "draft"
 
 
@@ -113,7 +113,7 @@ def test_an_engine_that_passes_over_the_bias_of_fc_is_said_to(
     bias: bool, networks: Networks, source: Source, tmp_path: Path
 ) -> None:
     settings = {"fc_bias": bias}
-    write_format("eagle1", own_form(networks("eagle1", settings), settings), source, tmp_path / "draft")
+    write_format("eagle1", drafter_state(networks("eagle1", settings), settings), source, tmp_path / "draft")
     (line,) = (line for line in said_of(tmp_path / "draft", source) if line.startswith("vLLM: "))
     assert ("passes over ours without a word" in line) == bias
 
@@ -123,7 +123,7 @@ def test_vllm_builds_a_new_module_by_the_targets_config(
     name: str, value: float, networks: Networks, source: Source, tmp_path: Path
 ) -> None:
     settings = {"mtp_modules": 1}
-    write_format("mimo", own_form(networks("mtp", settings), settings), source, tmp_path / "draft")
+    write_format("mimo", drafter_state(networks("mtp", settings), settings), source, tmp_path / "draft")
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     with pytest.raises(UserError, match=f"{name} is {value}, must be the target's"):
         layout_of("mimo").check_target({**config, name: value}, source.shape, "draft")
@@ -155,7 +155,9 @@ def test_an_engine_that_drops_a_norm_does_not_read_it(
 ) -> None:
     """All four are asked about: without the norm it would load, and accept little."""
     if flag == "fc_norm":
-        write_format("eagle3", own_form(networks("eagle3", {flag: True}), {flag: True}), source, tmp_path / "normed")
+        write_format(
+            "eagle3", drafter_state(networks("eagle3", {flag: True}), {flag: True}), source, tmp_path / "normed"
+        )
         eagle3 = tmp_path / "normed"
     elif flag == "norm_before_fc":
         tensors = load_file(eagle3 / "model.safetensors")
@@ -191,7 +193,7 @@ def test_an_engine_that_would_tap_other_layers_does_not_read_it(
 def test_of_speculators_own_layout_the_top_level_is_read_alone(
     networks: Networks, source: Source, tmp_path: Path
 ) -> None:
-    write_format("speculators", own_form(networks("eagle3", {}), {}), source, tmp_path / "draft")
+    write_format("speculators", drafter_state(networks("eagle3", {}), {}), source, tmp_path / "draft")
     assert "reads it" in line_of("vLLM", tmp_path / "draft", source)
     name = "eagle_aux_hidden_state_layer_ids"
     changed(tmp_path / "draft", **{name: None, "eagle_config": {name: [0, 2, 5]}})
@@ -215,7 +217,7 @@ def test_a_drafter_that_is_not_as_wide_as_its_target_brings_an_embedding(
     """Engines share the target's where the file has none, and it does not fit."""
     narrow = replace(source.shape, hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
     layout = layout_of("eagle3")
-    config = layout.lay_out(own_form(networks("eagle3", {}), {}), replace(source, shape=narrow)).config
+    config = layout.lay_out(drafter_state(networks("eagle3", {}), {}), replace(source, shape=narrow)).config
     config |= {"target_hidden_size": 32}
     tensors = {}
     for name, spec in layout.expected(config).items():
@@ -225,6 +227,8 @@ def test_a_drafter_that_is_not_as_wide_as_its_target_brings_an_embedding(
     tensors |= {"d2t": ids - torch.arange(47), "t2d": torch.zeros(96, dtype=torch.bool).index_fill(0, ids, True)}
     shape = source.shape if with_target else None
     with pytest.raises(UserError, match=r"embed_tokens.weight is missing: .* 32 wide, and hidden_size is 16") as error:
-        check(layout, LaidOut(config, tensors), "draft", shape)
+        check_checkpoint(layout, Checkpoint(config, tensors), "draft", shape)
     assert "\n" not in str(error.value)
-    check(layout, LaidOut(config, {**tensors, "embed_tokens.weight": torch.randn(96, 16)}), "draft", shape)
+    check_checkpoint(
+        layout, Checkpoint(config, {**tensors, "embed_tokens.weight": torch.randn(96, 16)}), "draft", shape
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from components.drafts.draft import AbstractDraft
 from components.drafts.vocabulary import membership_of, offsets_of
-from components.publish.layout import OwnForm
+from components.publish.layout import DrafterState
 
 VOCAB = 96
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,8 +37,10 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
 """(format, method, settings): every layout at least once, with what changes its tensors."""
 
 
-def own_form(network: AbstractDraft, settings: dict[str, Any], vocab_size: int = VOCAB) -> OwnForm:
+def drafter_state(network: AbstractDraft, settings: dict[str, Any], vocab_size: int = VOCAB) -> DrafterState:
     """The drafter as releases take it."""
     ids: Any = network.draft_ids
     tensors = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    return OwnForm(network.method, settings, tensors | {"d2t": offsets_of(ids), "t2d": membership_of(ids, vocab_size)})
+    return DrafterState(
+        network.method, settings, tensors | {"d2t": offsets_of(ids), "t2d": membership_of(ids, vocab_size)}
+    )

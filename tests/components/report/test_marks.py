@@ -12,7 +12,7 @@ import pytest
 
 from components.report import charts
 from components.report.charts import Point, Series, bar_chart, line_chart
-from components.report.marks import MARKS, PALETTE
+from components.report.marks import PALETTE, STYLES
 from components.report.render import unbroken
 from components.report.tables import flag_table
 from components.rows import QualityFlag
@@ -64,7 +64,7 @@ def test_every_colour_stands_out_from_the_card(theme: str) -> None:
 
 
 def test_no_two_series_share_a_marker() -> None:
-    looks = [(mark.shape, mark.filled) for mark in MARKS.values()]
+    looks = [(mark.shape, mark.filled) for mark in STYLES.values()]
     assert len({*looks}) == len(looks) == len(PALETTE) + 1
     chart = line_chart([Series(c, c, "line", [Point(0, 1), Point(1, i)]) for i, c in enumerate(PALETTE)], "x", "y")
     drawn = re.findall(r'class="mark" style="(fill:[^;]+);[^"]*" d="M[^m]+(m[^"]+)"', chart)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.report.tables import choice_table, comparison_table, drift_table, named
+from components.report.tables import choice_table, comparison_table, drafter_name, drift_table
 from components.rows import DepthChoice, Drift, PairedComparison
 
 COMPARISON = PairedComparison(
@@ -37,5 +37,5 @@ def test_drift_shows_then_now_and_the_change() -> None:
 
 def test_two_drafters_of_one_method_are_told_apart_by_their_roles() -> None:
     roles = {"o": "champion", "n": "challenger"}
-    assert choice_table([CHOICE], None, roles).rows[0][0] == "mtp, champion" == named("mtp", "o", roles)
+    assert choice_table([CHOICE], None, roles).rows[0][0] == "mtp, champion" == drafter_name("mtp", "o", roles)
     assert choice_table([CHOICE]).rows[0][0] == "mtp"

@@ -15,7 +15,7 @@ import numpy as np
 
 from components.speedup.bootstrap import Floats
 from components.speedup.cost_curve import cost_curve
-from components.speedup.costs import CostTable, StepTimes, known_table
+from components.speedup.costs import CostTable, StepTimes, exact_table
 from components.speedup.evaluate import Rule, Speeds, predict
 
 DEPTHS = np.arange(1, 8)
@@ -74,9 +74,9 @@ def table_of(log_ratio: Floats) -> CostTable:
     """The cost table of log ratios of rounds over plain steps, [depths, processes]."""
     depths, curve = list(range(1, len(log_ratio) + 1)), cost_curve(list(range(1, len(log_ratio) + 1)), log_ratio)
     verify, nothing = np.concatenate([[1.0], np.exp(curve.log_ratio)]), np.zeros(len(depths) + 1)
-    return known_table([0, *depths], StepTimes(np.array(1.0), verify, nothing, nothing))._replace(
+    return exact_table([0, *depths], StepTimes(np.array(1.0), verify, nothing, nothing))._replace(
         process=np.concatenate([np.zeros((1, curve.process.shape[1])), curve.process]),
-        process_free=np.concatenate([[np.inf], curve.free]),
+        process_dof=np.concatenate([[np.inf], curve.dof]),
         num_shared=log_ratio.shape[1],
         num_processes=log_ratio.shape[1],
     )

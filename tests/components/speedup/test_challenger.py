@@ -12,9 +12,9 @@ from simulated_rows import make_cells, make_maps, make_request
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.rows import PairedComparison, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.paired import verdict_of
-from components.speedup.policy import Policy, read_policy, served_depths, write_policy
+from components.speedup.policy import Policy, Winner, read_policy, served_depths, write_policy
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -59,7 +59,7 @@ def confirm(
 
 def check(policy: Policy, name: str) -> bool:
     assert policy.gate is not None
-    return bool(next(c["passed"] for c in policy.gate["checks"] if c["name"] == name))
+    return bool(next(c.passed for c in policy.gate.checks if c.name == name))
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_a_champion_is_held_against_at_the_depth_it_serves_and_a_guess_is_flagge
 def test_the_champion_never_wins_the_challengers_run(measurements: Rows, new_ctx: NewCtx) -> None:
     made = confirm(policy_of(measurements, new_ctx), requests(0.8), measurements, new_ctx)
     policy = read_policy(made.path)
-    assert policy.winner == {"draft_key": NEW.key, "method": "mtp", "depth_k": 1}
+    assert policy.winner == Winner(NEW.key, "mtp", 1)
     assert policy.roles == {NEW.key: "challenger", OLD.key: "champion"}
-    assert policy.gate is not None and not policy.gate["passed"]
+    assert policy.gate is not None and not policy.gate.passed
     assert made.info["draft_key"] == NEW.key and policy.verdict == "use"
 
 
@@ -133,10 +133,10 @@ def test_one_workload_that_forgets_is_enough_to_fail(measurements: Rows, new_ctx
     policy = read_policy(made.path)
     assert not check(policy, "acceptance_against_champion[chat]")
     assert check(policy, "acceptance_against_champion[code]") and check(policy, "speed_against_champion")
-    assert policy.gate is not None and not policy.gate["passed"]
+    assert policy.gate is not None and not policy.gate.passed
 
 
-@pytest.mark.parametrize(("num_prompts", "worse"), [(1, False), (LEAST_PROMPTS, True)])
+@pytest.mark.parametrize(("num_prompts", "worse"), [(1, False), (PROMPTS.decide, True)])
 def test_a_workload_of_a_single_prompt_shows_nothing(
     num_prompts: int, worse: bool, measurements: Rows, new_ctx: NewCtx
 ) -> None:
@@ -154,12 +154,12 @@ def test_a_workload_of_a_single_prompt_shows_nothing(
     assert (chat.num_prompts, chat.verdict) == (num_prompts, "worse" if worse else "undecided")
     assert check(policy, "acceptance_against_champion[chat]") != worse
     assert policy.gate is not None
-    (asked,) = [c["limit"] for c in policy.gate["checks"] if c["name"] == "acceptance_against_champion[chat]"]
+    (asked,) = [c.limit for c in policy.gate.checks if c.name == "acceptance_against_champion[chat]"]
     assert asked == ("lower bound >= 0.9" if worse else "not asked of 1 prompts")
 
 
 def test_too_few_prompts_in_all_are_no_evidence(measurements: Rows, new_ctx: NewCtx) -> None:
-    num = LEAST_PROMPTS // 2 - 1  # of each of two workloads
+    num = PROMPTS.decide // 2 - 1  # of each of two workloads
     policy = read_policy(
         confirm(policy_of(measurements, new_ctx, num=num), requests(1.1, num=num), measurements, new_ctx).path
     )
@@ -202,7 +202,7 @@ def test_acceptance_that_cannot_be_compared_fails_the_gate(measurements: Rows, n
     found = read_policy(confirm(policy, decoded_at(policy), measurements, new_ctx).path)
     assert {r.quantity for r in found.comparisons} == {"decode_speed"}
     assert not check(found, "acceptance_against_champion[all]")
-    assert found.gate is not None and not found.gate["passed"]
+    assert found.gate is not None and not found.gate.passed
 
 
 def test_a_challenger_that_learned_nothing_is_not_promoted(measurements: Rows, new_ctx: NewCtx) -> None:
@@ -246,7 +246,7 @@ def test_a_release_serves_its_winner_or_decodes_plainly(measurements: Rows, new_
     policy = read_policy(policy_of(measurements, new_ctx).path)
     policy.winner = None
     assert served_depths(policy) == {}
-    policy.winner = {"draft_key": OLD.key, "method": "mtp", "depth_k": 2}
+    policy.winner = Winner(OLD.key, "mtp", 2)
     for verdict, depth in (("use", 2), ("undecided", 2), ("do_not_speculate", 0), ("invalid", 0)):
         policy.verdict = verdict
         assert served_depths(policy) == {OLD.key: depth}

@@ -14,7 +14,7 @@ from components.contract import Context, Measurements, UserError
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
 from components.speedup import choose_depth
 from components.speedup.acceptance import replay_counts
-from components.speedup.policy import Policy, read_policy
+from components.speedup.policy import Policy, Winner, read_policy
 
 P, VERIFY, HOST_FREE_DRAFT = [0.80, 0.74, 0.67], [90.0, 104.0, 117.0], [8.0, 14.0, 22.0]
 Rows = Callable[[list[object]], Measurements]
@@ -36,7 +36,7 @@ def test_worked_example_from_rows(measurements: Rows, new_ctx: NewCtx) -> None:
     rows = pooled(policy)
     assert [r.al for r in rows[1:]] == pytest.approx([1.80, 2.39, 2.79], abs=0.02)
     assert [r.speedup_pred for r in rows[1:]] == pytest.approx([1.40, 1.54, 1.52], abs=0.015)
-    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 2}
+    assert policy.winner == Winner(DRAFT, "eagle3", 2)
     assert policy.verdict == "use"
     for r in rows:
         assert r.speedup_pred == pytest.approx(r.al * r.t_target_ms / (r.t_verify_ms + r.t_draft_ms))

@@ -11,9 +11,9 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request, make_stud
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import CostCell, DepthEval, QualityFlag, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.measured import measured_arms
-from components.speedup.policy import Policy, read_policy
+from components.speedup.policy import Policy, Winner, read_policy
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -42,14 +42,14 @@ def confirm(policy: DepthPolicy, rows: list[object], measurements: Rows, new_ctx
 
 def failed(policy: Policy) -> set[str]:
     assert policy.gate is not None
-    return {c["name"] for c in policy.gate["checks"] if not c["passed"]}
+    return {c.name for c in policy.gate.checks if not c.passed}
 
 
 def test_a_confirmed_depth_passes_the_gate(chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx) -> None:
     policy = confirm(chosen, requests(1.5), measurements, new_ctx)
     assert policy.verdict == "use"
-    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 1}
-    assert policy.gate is not None and policy.gate["passed"]
+    assert policy.winner == Winner(DRAFT, "eagle3", 1)
+    assert policy.gate is not None and policy.gate.passed
     choice = policy.choices[0]
     assert (choice.speedup_meas, choice.meas_lo, choice.meas_hi) == pytest.approx((1.5, 1.5, 1.5))
     assert choice.pred_error == pytest.approx(choice.speedup_pred / 1.5 - 1.0)
@@ -105,7 +105,7 @@ def test_each_way_to_fail_is_named(
     assert policy.reasons
 
 
-@pytest.mark.parametrize(("num_prompts", "verdict"), [(1, "undecided"), (LEAST_PROMPTS, "use")])
+@pytest.mark.parametrize(("num_prompts", "verdict"), [(1, "undecided"), (PROMPTS.decide, "use")])
 def test_so_few_prompts_show_nothing(
     num_prompts: int, verdict: str, chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx
 ) -> None:
@@ -195,7 +195,7 @@ def test_the_prediction_is_judged_on_the_prompts_that_were_measured(measurements
     chosen = choose_depth([measurements([*easy, *hard])], [cost], ctx=new_ctx())
     policy = confirm(chosen, requests(1.79, num_prompts=20), measurements, new_ctx)
     assert policy.choices[0].pred_error is not None and policy.choices[0].pred_error < -0.2
-    (gap,) = [c["value"] for c in policy.gate["checks"] if c["name"] == "prediction_gap"] if policy.gate else [9.9]
+    (gap,) = [c.value for c in policy.gate.checks if c.name == "prediction_gap"] if policy.gate else [9.9]
     assert gap < 0.02
     assert "prediction_gap" not in {f.code for f in policy.flags}
 
@@ -212,7 +212,7 @@ def test_a_drafter_at_fault_loses_to_a_sound_one(measurements: Rows, new_ctx: Ne
         for r in study["requests"]
     ]
     found = confirm(policy, rows, measurements, new_ctx)
-    assert found.winner is not None and found.winner["method"] == "mtp"
+    assert found.winner is not None and found.winner.method == "mtp"
     assert found.verdict == "use"
     assert not failed(found)
     assert {f.method for f in found.flags if f.severity == "fault"} == {"eagle3"}
@@ -223,12 +223,12 @@ def test_prompt_lookup_that_wins_is_said(chosen: DepthPolicy, measurements: Rows
     rows += [make_request("ngram", 3, n, 65, (1.0 + 0.3 * (n % 5)) / 1.7) for n in range(40)]
     policy = confirm(chosen, rows, measurements, new_ctx)
     assert "slower_than_lookup" in {f.code for f in policy.flags}
-    assert policy.gate is not None and policy.gate["passed"]  # the gate shows it, and asks for it where it is told to
-    (seen,) = [c for c in policy.gate["checks"] if c["name"] == "speedup_over_lookup"]
-    assert seen["value"] == pytest.approx(1.5 / 1.7) and seen["limit"] == "not asked"
+    assert policy.gate is not None and policy.gate.passed  # the gate shows it, and asks for it where it is told to
+    (seen,) = [c for c in policy.gate.checks if c.name == "speedup_over_lookup"]
+    assert seen.value == pytest.approx(1.5 / 1.7) and seen.limit == "not asked"
     assert failed(confirm(chosen, rows, measurements, new_ctx, min_over_lookup=1.0)) == {"speedup_over_lookup"}
     assert failed(confirm(chosen, requests(1.5), measurements, new_ctx, min_over_lookup=1.0)) == {"speedup_over_lookup"}
-    assert policy.winner is not None and policy.winner["method"] == "eagle3"
+    assert policy.winner is not None and policy.winner.method == "eagle3"
 
 
 def test_flags_of_the_measuring_steps_are_passed_on(chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx) -> None:
@@ -248,8 +248,8 @@ def test_a_whole_study_from_rows(measurements: Rows, new_ctx: NewCtx) -> None:
     out = confirm_depth(policy, measurements(study["requests"]), ctx=new_ctx())
     found = read_policy(out.path)
     assert found.verdict == "use"
-    assert found.winner is not None and found.winner["method"] == "eagle3"
-    assert found.gate is not None and found.gate["passed"]
+    assert found.winner is not None and found.winner.method == "eagle3"
+    assert found.gate is not None and found.gate.passed
     assert {(c.method, c.workload) for c in found.choices} == {
         (m, w) for m in ("eagle3", "mtp") for w in ("all", "classes", "functions")
     }

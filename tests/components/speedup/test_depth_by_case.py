@@ -18,9 +18,9 @@ from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, rea
 from components.speedup import choose_depth
 from components.speedup.bootstrap import Estimate
 from components.speedup.evidence import answers_near
-from components.speedup.policy import Policy, read_policy
+from components.speedup.policy import Policy, Winner, read_policy
 from components.speedup.policy_table import policy_text
-from components.speedup.ranking import Entrant, rank
+from components.speedup.ranking import Contender, rank
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -91,7 +91,7 @@ def test_a_stated_mixture_is_a_line_of_its_own_and_engines_serve_what_is_measure
         row = next(c for c in policy.choices if c.workload == "mixture")
         (mixture,) = policy.mixtures
         assert mixture.stated and mixture.depth_k == row.depth_k and mixture.loss == row.loss
-        assert policy.winner is not None and policy.winner["depth_k"] == depths(policy)["all"]
+        assert policy.winner is not None and policy.winner.depth_k == depths(policy)["all"]
         assert told_to(policy)["vllm"]["speculative_config"]["num_speculative_tokens"] == depths(policy)["all"]
         assert f"one depth for the mixture stated (chat {1 - share:.0%}, code {share:.0%}) is" in policy_text(policy)
         found[share] = row.depth_k
@@ -122,7 +122,7 @@ def test_a_dearer_batch_is_drafted_shallower_and_engines_are_told_the_ranges(cho
     assert vllm["num_speculative_tokens_per_batch_size"] == ranges
     schedule = told_to(policy)["tensorrt_llm"]["speculative_config"]["draft_len_schedule"]
     assert schedule == {"1": one.depth_k, "8": eight.depth_k, "32": 0}
-    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": one.depth_k}
+    assert policy.winner == Winner(DRAFT, "eagle3", one.depth_k)
 
 
 def test_each_context_length_has_its_own_choice(choose: Callable[..., Policy]) -> None:
@@ -185,7 +185,7 @@ def test_a_tree_competes_with_the_chain_and_is_said_when_it_wins(choose: Callabl
     assert next(c for c in dear.ranking if c.chosen).tree_budget is None
     assert "tree_predicted_faster" not in {f.code for f in dear.flags}
     # What is served stays a chain, and chains read as if no tree had been measured.
-    assert cheap.winner is not None and cheap.winner["depth_k"] == dear.choices[0].depth_k
+    assert cheap.winner is not None and cheap.winner.depth_k == dear.choices[0].depth_k
     assert {e.tree_budget for e in cheap.evals} == {None}
 
 
@@ -208,10 +208,10 @@ def test_a_drafter_that_only_trees_were_mapped_of_stands_back(choose: Callable[.
     assert {c.draft_key for c in policy.choices} == {DRAFT}
 
 
-def entrant(speed: float, noise: float, *, name: str, vocab: int | None = None, budget: int | None = None) -> Entrant:
+def entrant(speed: float, noise: float, *, name: str, vocab: int | None = None, budget: int | None = None) -> Contender:
     rng = np.random.default_rng(abs(hash((speed, noise))) % 2**32)
     estimate = Estimate(speed, speed + noise * rng.standard_normal(4000), np.full(64, noise / 8))
-    return Entrant(name, "eagle3", 3, budget, vocab, estimate, "use")
+    return Contender(name, "eagle3", 3, budget, vocab, estimate, "use")
 
 
 def test_the_smaller_vocabulary_or_tree_wins_what_is_as_good() -> None:

@@ -13,14 +13,14 @@ from components.contract import Context, DepthPolicy, Measurements
 from components.rows import AcceptanceMap, CostCell, QualityFlag
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.flags import (
-    baseline_doubts,
     baseline_flags,
-    depth_doubts,
-    looping_doubts,
-    sample_doubts,
+    baseline_issues,
+    depth_issues,
+    looping_issues,
+    sample_issues,
     thread_flags,
 )
-from components.speedup.policy import read_policy
+from components.speedup.policy import Winner, read_policy
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -56,18 +56,18 @@ def test_a_clean_study_raises_nothing(flags: Callable[..., dict[str, QualityFlag
     ("ratio", "severity"), [(1.001, None), (0.999, "warning"), (0.981, "warning"), (0.979, "fault")]
 )
 def test_a_speedup_above_its_length_is_doubted_and_beyond_noise_refused(ratio: float, severity: str | None) -> None:
-    found = baseline_doubts(ratio, 3)
+    found = baseline_issues(ratio, 3)
     assert [d.severity for d in found] == ([severity] if severity else [])
     assert all((d.code, d.value) == ("bad_baseline", ratio) for d in found)
 
 
 def test_bounds_of_counts_depth_and_loops() -> None:
-    assert [d.code for d in sample_doubts(63, 199, 3)] == ["few_prompts", "few_rounds"]
-    assert sample_doubts(64, 200, 3) == []
-    assert [(d.code, d.value) for d in depth_doubts(8, 7)] == [("beyond_trained_depth", 8)]
-    assert depth_doubts(7, 7) == []
-    assert [(d.code, d.value) for d in looping_doubts(0.51)] == [("looping_output", 0.51)]
-    assert looping_doubts(0.5) == []
+    assert [d.code for d in sample_issues(63, 199, 3)] == ["few_prompts", "few_rounds"]
+    assert sample_issues(64, 200, 3) == []
+    assert [(d.code, d.value) for d in depth_issues(8, 7)] == [("beyond_trained_depth", 8)]
+    assert depth_issues(7, 7) == []
+    assert [(d.code, d.value) for d in looping_issues(0.51)] == [("looping_output", 0.51)]
+    assert looping_issues(0.5) == []
 
 
 def test_costs_that_cannot_be_or_that_one_process_timed_are_flagged(
@@ -161,7 +161,7 @@ def test_a_prediction_more_than_ten_percent_off_is_flagged(
     policy = read_policy(confirm_depth(chosen, measurements(decoded(1, measured)), ctx=new_ctx()).path)
     assert {f.code for f in policy.flags if f.severity == "warning"} == ({code} if code else set())
     # The gate's own limit is a setting (15 %): what is flagged may still pass.
-    assert policy.gate is not None and policy.gate["passed"]
+    assert policy.gate is not None and policy.gate.passed
 
 
 def test_step_costs_of_other_threads_than_most_are_flagged(measurements: Rows, new_ctx: NewCtx) -> None:
@@ -229,7 +229,7 @@ def test_a_drafter_that_is_loaded_and_drafts_nothing_pays_a_tax(
         assert found["loaded_tax"].value == pytest.approx(1.0 - speed)
     arm = next(a for a in policy.arms if (a.method, a.depth_k, a.workload) == ("eagle3", 0, "all"))
     assert arm.speedup == pytest.approx(speed)
-    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 1}
+    assert policy.winner == Winner(DRAFT, "eagle3", 1)
 
 
 def test_a_tax_within_chance_is_no_tax_and_nothing_was_predicted(

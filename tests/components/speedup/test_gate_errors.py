@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.paired import Measurement, Ratio, compare_sides
 
 Floats = NDArray[np.float64]
@@ -83,12 +83,12 @@ def passed(num: int, lengths: str, quantity: str, true: float, own: float, noise
 
 
 @pytest.mark.parametrize("lengths", ["capped", "heavy"])
-@pytest.mark.parametrize("num", [LEAST_PROMPTS, 8, 24, 64])
+@pytest.mark.parametrize("num", [PROMPTS.decide, 8, 24, 64])
 def test_at_the_boundary_of_speed_at_most_one_in_twenty_passes(num: int, lengths: str) -> None:
     assert passed(num, lengths, "decode_speed", 1.0 - MAX_SLOWDOWN, own=0.07, noise=0.04) <= 0.05
 
 
-@pytest.mark.parametrize("num", [LEAST_PROMPTS, 8, 24, 64])
+@pytest.mark.parametrize("num", [PROMPTS.decide, 8, 24, 64])
 def test_a_true_loss_of_acceptance_as_large_as_the_margin_does_not_pass(num: int) -> None:
     """Asked as "not shown to be lost", it passed 78 % of the time."""
     assert passed(num, "capped", "acceptance_length", 1.0 - MAX_ACCEPTANCE_LOSS, own=0.07, noise=0.0) <= 0.05

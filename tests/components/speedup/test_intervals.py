@@ -80,7 +80,7 @@ def some_estimate(num_prompts: int, processes: Floats = NOTHING) -> Estimate:
     found = pooled_ratio(draw_weights(num_prompts, 4000, rng), study.tokens, study.rounds)
     drawn = np.exp(rng.standard_normal((4000, len(processes))) @ processes)
     free = max(1.0, len(processes) - 1.0)
-    return found._replace(draws=found.draws * drawn, process=processes * found.value, process_free=free)
+    return found._replace(draws=found.draws * drawn, process=processes * found.value, process_dof=free)
 
 
 @pytest.mark.parametrize("num_prompts", [4, 8, 64])

@@ -11,7 +11,7 @@ import pytest
 from populations import POPULATIONS, RULE, Population, study
 
 from components.speedup.evaluate import Speeds, pick
-from components.speedup.flags import weight_doubts
+from components.speedup.flags import weight_issues
 from components.speedup.regret import near_best
 
 
@@ -102,7 +102,7 @@ def test_intervals_hold_the_truth(num_prompts: int, num_studies: int, most: floa
             found = study(population, num_prompts, 3, np.random.default_rng([2, num_prompts, number]))
             (al_lo, al_hi), (lo, hi) = found.al[3].interval(), found.speedup[3].interval()
             held.append((al_lo <= lengths[2] <= al_hi, lo <= speeds[2] <= hi))
-            flagged += bool(weight_doubts(found.al[3]))
+            flagged += bool(weight_issues(found.al[3]))
         if name in ("heavy tails", "one dominant prompt"):
             assert np.mean(held, axis=0).min() >= 0.93, (name, np.mean(held, axis=0))
             assert num_prompts < 24 or flagged > 0.5 * num_studies, (name, flagged)

@@ -13,7 +13,7 @@ from simulated_rows import make_cells, make_maps
 from components.contract import Context, Measurements, UserError
 from components.rows import Drift, QualityFlag, read_rows
 from components.speedup import choose_depth, measure_drift
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -37,7 +37,7 @@ def test_a_change_of_traffic_is_seen_and_none_is_not(
     assert ("drifted" in made.info["drift"]) is drifted
 
 
-@pytest.mark.parametrize(("num", "drifted"), [(1, False), (LEAST_PROMPTS, True)])
+@pytest.mark.parametrize(("num", "drifted"), [(1, False), (PROMPTS.decide, True)])
 def test_so_few_prompts_show_no_drift(num: int, drifted: bool, measurements: Rows, new_ctx: NewCtx) -> None:
     """One new prompt against one old one always differs, and its interval has no width."""
     made = measure_drift(measurements(maps(0.97, 1, num=num)), measurements(maps(0.1, 2, num=num)), ctx=new_ctx())

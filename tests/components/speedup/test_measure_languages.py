@@ -13,7 +13,7 @@ from simulated_rows import make_maps
 from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows
 from components.speedup import measure_languages
-from components.speedup.bootstrap import LEAST_PROMPTS, Estimate
+from components.speedup.bootstrap import PROMPTS, Estimate
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -133,7 +133,7 @@ def test_the_paired_difference_of_a_thing_and_itself_is_exactly_nothing() -> Non
     assert some.minus_paired(some).interval() == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("num", "verdict"), [(1, "undecided"), (LEAST_PROMPTS, "lower")])
+@pytest.mark.parametrize(("num", "verdict"), [(1, "undecided"), (PROMPTS.decide, "lower")])
 def test_so_few_prompts_of_a_language_show_nothing(
     num: int, verdict: str, measurements: Rows, new_ctx: NewCtx, mix: Callable[..., Prompts]
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from components.speedup.older_policies import GONE, RENAMED
+from components.speedup.older_policies import DROPPED_PARTS, RENAMED
 from components.speedup.policy import AcceptanceSummary, MeasuredArm, Policy, read_policy
 
 SUMMARY = AcceptanceSummary("d", "mtp", "all", 2, 4, 90, 3, 2.1, 2.2, 2.3, 2.4, [90, 60], [60, 40])
@@ -41,7 +41,7 @@ ARM = MeasuredArm(
 def written_before(folder: Path) -> Path:
     """The policy as it was written under the former names."""
     policy = Policy("s", "t", "float32", "plain", "rule", 0.01, [], [], [SUMMARY], [], [], [], arms=[ARM])
-    raw = asdict(policy) | {part: {} for part in GONE}
+    raw = asdict(policy) | {part: {} for part in DROPPED_PARTS}
     for part, names in RENAMED.items():
         former = {now: before for before, now in names.items()}
         raw[part] = [{former.get(name, name): value for name, value in row.items()} for row in raw[part]]

@@ -13,7 +13,7 @@ from components.contract import UserError
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
 from components.speedup.outside_checks import check_together
-from components.speedup.outside_rows import OutsideRow, Placed
+from components.speedup.outside_rows import ImportedRow, SourcedRow
 from components.speedup.policy import Policy
 from components.speedup.replay import count, replay
 
@@ -23,8 +23,8 @@ COSTS = [{"t_target": 76.0}, *({"k": k, "t_verify": VERIFY[k], "t_draft": DRAFT[
 Rows = list[dict[str, Any]]
 
 
-def placed(rows: Rows) -> list[Placed]:
-    return [Placed(f"row {i}", OutsideRow(**row)) for i, row in enumerate(rows, 1)]
+def placed(rows: Rows) -> list[SourcedRow]:
+    return [SourcedRow(f"row {i}", ImportedRow(**row)) for i, row in enumerate(rows, 1)]
 
 
 def policy_of(rows: Rows) -> Policy:

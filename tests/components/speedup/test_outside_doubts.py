@@ -13,7 +13,7 @@ from components.publish.engine_settings import engine_settings
 from components.rows import QualityFlag
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
-from components.speedup.outside_rows import OutsideRow, Placed
+from components.speedup.outside_rows import ImportedRow, SourcedRow
 from components.speedup.policy import Policy
 from components.speedup.policy_table import policy_text
 
@@ -32,7 +32,7 @@ def lengths(*values: float, **of: Any) -> Rows:
 
 
 def policy_of(rows: Rows) -> Policy:
-    return policy_from([Placed(f"row {i}", OutsideRow(**row)) for i, row in enumerate(rows, 1)], RULE, {}, 0)
+    return policy_from([SourcedRow(f"row {i}", ImportedRow(**row)) for i, row in enumerate(rows, 1)], RULE, {}, 0)
 
 
 def flag(policy: Policy, code: str) -> QualityFlag:
@@ -60,7 +60,7 @@ def test_a_drafter_at_fault_leaves_the_choice_to_the_others() -> None:
     rows = [*lengths(1.8, 2.39, 2.79, drafter="bad"), *costs(0.3, drafter="bad")]
     rows += [*lengths(1.8, 2.39, 2.79, drafter="good"), *costs(drafter="good")]
     policy = policy_of(rows)
-    assert policy.winner is not None and policy.winner["draft_key"] == "good"
+    assert policy.winner is not None and policy.winner.draft_key == "good"
     # Lengths alone carry no interval, so that the good one is the one to try, and no more.
     assert policy.verdict == "undecided"
     assert {c.draft_key: c.verdict for c in policy.choices} == {"bad": "invalid", "good": "undecided"}

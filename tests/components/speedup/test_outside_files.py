@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from components.contract import UserError
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
-from components.speedup.outside_columns import ALSO, COLUMNS, LISTS, MS_PER_UNIT, NUMBERS, TEXTS, TIMES, is_absent
-from components.speedup.outside_rows import OutsideRow, read_outside
+from components.speedup.outside_columns import ALIASES, COLUMNS, LISTS, MS_PER_UNIT, NUMBERS, TEXTS, TIMES, is_absent
+from components.speedup.outside_rows import ImportedRow, read_imported_rows
 
 RULE = Rule(tolerance=0.01, confidence=0.95, num_draws=200, include_host=True)
 ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -53,7 +53,7 @@ def tables(draw: st.DrawFn) -> Rows:
 def spellings(draw: st.DrawFn, name: str) -> tuple[str, float]:
     """A header that means a column, and what its numbers are divided by."""
     unit = draw(st.sampled_from([None, *MS_PER_UNIT])) if name in TIMES else None
-    known_as = draw(st.sampled_from([name, *(also for also, meant in ALSO.items() if meant == name)]))
+    known_as = draw(st.sampled_from([name, *(also for also, meant in ALIASES.items() if meant == name)]))
     written = known_as if unit is None else draw(st.sampled_from(["{}_{}", "{} ({})", "{}[{}]"])).format(known_as, unit)
     written = draw(st.sampled_from([str.lower, str.upper, str.title]))(written)
     return draw(st.sampled_from(["{}", " {}", "{} "])).format(written.replace("_", draw(st.sampled_from("_ ")))), (
@@ -112,8 +112,8 @@ def test_the_same_rows_come_out_of_every_form(tmp_path: Path, case: tuple[Rows, 
     rows, ending, content = case
     file = tmp_path / f"rows{ending}"
     file.write_bytes(content)
-    found = [placed.row for placed in read_outside([file])]
-    told = [OutsideRow(**{name: value for name, value in row.items() if value is not None}) for row in rows]
+    found = [placed.row for placed in read_imported_rows([file])]
+    told = [ImportedRow(**{name: value for name, value in row.items() if value is not None}) for row in rows]
     assert len(found) == len(told)
     for one, other in zip(found, told, strict=True):
         assert one.model_dump(exclude={*TIMES}) == other.model_dump(exclude={*TIMES})
@@ -167,7 +167,7 @@ def test_a_spoilt_file_is_an_answer_or_one_line(tmp_path: Path, case: tuple[str,
     file = tmp_path / f"rows{ending}"
     file.write_bytes(content)
     try:
-        policy = policy_from(read_outside([file]), RULE, {}, 0)
+        policy = policy_from(read_imported_rows([file]), RULE, {}, 0)
     except UserError as error:
         said = str(error)
         assert said and said.isprintable() and len(said) < 1000
@@ -176,15 +176,15 @@ def test_a_spoilt_file_is_an_answer_or_one_line(tmp_path: Path, case: tuple[str,
     assert policy.choices
 
 
-def rows_of(tmp_path: Path, name: str, content: str | bytes) -> list[OutsideRow]:
+def rows_of(tmp_path: Path, name: str, content: str | bytes) -> list[ImportedRow]:
     file = tmp_path / name
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    return [placed.row for placed in read_outside([file])]
+    return [placed.row for placed in read_imported_rows([file])]
 
 
 def test_every_column_is_known_by_its_kind() -> None:
-    assert set(OutsideRow.model_fields) == set(COLUMNS) == {*TEXTS, *LISTS, *NUMBERS}
-    assert len(COLUMNS) == len(set(COLUMNS)) and {*TIMES} <= {*NUMBERS} and {*ALSO.values()} <= {*COLUMNS}
+    assert set(ImportedRow.model_fields) == set(COLUMNS) == {*TEXTS, *LISTS, *NUMBERS}
+    assert len(COLUMNS) == len(set(COLUMNS)) and {*TIMES} <= {*NUMBERS} and {*ALIASES.values()} <= {*COLUMNS}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_every_column_is_known_by_its_kind() -> None:
     ],
 )
 def test_what_spreadsheets_and_pandas_write_around_a_table(tmp_path: Path, content: str | bytes) -> None:
-    assert rows_of(tmp_path, "rows.csv", content) == [OutsideRow(k=1, al=1.5)]
+    assert rows_of(tmp_path, "rows.csv", content) == [ImportedRow(k=1, al=1.5)]
 
 
 def test_a_frame_in_parquet_is_its_rows(tmp_path: Path) -> None:
@@ -210,13 +210,13 @@ def test_a_frame_in_parquet_is_its_rows(tmp_path: Path) -> None:
     columns = {"K": [0.0, 1.0], "al": [float("nan"), 1.5], "t_target_s": [0.076, float("nan")]}
     columns |= {"t_verify_us": [None, 90_000.0], "t_draft": [None, 8.0], "__index_level_0__": [3, 4]}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    found = [placed.row for placed in read_outside([tmp_path / "rows.parquet"])]
-    assert found == [OutsideRow(k=0, t_target=76.0), OutsideRow(k=1, al=1.5, t_verify=90.0, t_draft=8.0)]
+    found = [placed.row for placed in read_imported_rows([tmp_path / "rows.parquet"])]
+    assert found == [ImportedRow(k=0, t_target=76.0), ImportedRow(k=1, al=1.5, t_verify=90.0, t_draft=8.0)]
     whole = (tmp_path / "rows.parquet").read_bytes()
     for end in range(0, len(whole), 7):
         (tmp_path / "cut.parquet").write_bytes(whole[:end])
         with pytest.raises(UserError, match="cannot be read"):
-            read_outside([tmp_path / "cut.parquet"])
+            read_imported_rows([tmp_path / "cut.parquet"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from components.contract import UserError
 from components.publish.engine_settings import engine_settings
 from components.speedup.evaluate import Rule
 from components.speedup.outside import policy_from
-from components.speedup.outside_rows import OutsideRow, Placed, read_outside
+from components.speedup.outside_rows import ImportedRow, SourcedRow, read_imported_rows
 from components.speedup.policy_table import policy_text
 
 RULE = Rule(tolerance=0.01, confidence=0.95, num_draws=200, include_host=True)
@@ -77,7 +77,7 @@ def some_rows(seed: int) -> list[dict[str, Any]]:
         for k in [1, 2, 3] if rng.random() < 0.8 else depths[:1]:
             rows += [{**row, **apart} for row in cost_rows(cost, k, rng)]
     if rng.random() < 0.3:
-        rng.choice(rows)[rng.choice(sorted(OutsideRow.model_fields))] = rng.choice(ODD_VALUES)
+        rng.choice(rows)[rng.choice(sorted(ImportedRow.model_fields))] = rng.choice(ODD_VALUES)
     rng.shuffle(rows)
     return rows
 
@@ -87,7 +87,7 @@ def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
     for seed in range(250):
         file.write_text(json.dumps(some_rows(seed)))
         try:
-            policy = policy_from(read_outside([file]), RULE, {"code": 1.0} if seed % 7 == 0 else {}, seed)
+            policy = policy_from(read_imported_rows([file]), RULE, {"code": 1.0} if seed % 7 == 0 else {}, seed)
         except UserError as error:
             assert str(error) and "\n" not in str(error), f"seed {seed}"
             continue
@@ -103,10 +103,10 @@ def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
 def test_what_a_round_costs_is_borrowed_from_the_other_workloads() -> None:
     """Three workloads, one cost: a speedup out of line is predicted by the two others and flagged."""
     speeds = {"code": 2.0, "chat": 1.5, "maths": 2.4}
-    rows = [OutsideRow(workload=name, k=3, al=1.25 * speed, speedup=speed) for name, speed in speeds.items()]
+    rows = [ImportedRow(workload=name, k=3, al=1.25 * speed, speedup=speed) for name, speed in speeds.items()]
     odd = [row if row.workload != "maths" else row.model_copy(update={"speedup": 1.6}) for row in rows]
     for given, gap in ((rows, 0.0), (odd, 0.5)):
-        policy = policy_from([Placed("", row) for row in given], RULE, {}, 0)
+        policy = policy_from([SourcedRow("", row) for row in given], RULE, {}, 0)
         maths = next(c for c in policy.choices if c.workload == "maths")
         assert maths.speedup_pred == pytest.approx(2.4)
         assert maths.pred_error == pytest.approx(gap)
@@ -115,16 +115,16 @@ def test_what_a_round_costs_is_borrowed_from_the_other_workloads() -> None:
 
 def test_trees_alone_are_chosen_among_but_told_to_no_engine() -> None:
     rows = [
-        OutsideRow(drafter="eagle3", tree_budget=b, k=4, al=al, speedup=al / 1.5) for b, al in ((8, 2.8), (32, 3.3))
+        ImportedRow(drafter="eagle3", tree_budget=b, k=4, al=al, speedup=al / 1.5) for b, al in ((8, 2.8), (32, 3.3))
     ]
-    policy = policy_from([Placed("", row) for row in rows], RULE, {}, 0)
+    policy = policy_from([SourcedRow("", row) for row in rows], RULE, {}, 0)
     assert policy.verdict == "undecided" and policy.winner is not None, "one figure has no interval to decide by"
-    assert policy.winner["draft_key"] == "eagle3, tree of 32" and policy.winner["depth_k"] == 4
+    assert policy.winner.draft_key == "eagle3, tree of 32" and policy.winner.depth_k == 4
     assert engine_settings(asdict(policy), ()) == {}
 
 
 def policy_of(rows: list[dict[str, Any]]) -> Any:
-    return policy_from([Placed("", OutsideRow(**row)) for row in rows], RULE, {}, 0)
+    return policy_from([SourcedRow("", ImportedRow(**row)) for row in rows], RULE, {}, 0)
 
 
 @pytest.mark.parametrize("column", ["drafter", "method", "draft_vocab", "tree_budget"])

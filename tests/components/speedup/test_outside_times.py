@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from components.contract import UserError
 from components.speedup.outside_columns import MS_PER_UNIT
-from components.speedup.outside_rows import OutsideRow, Placed, read_outside
+from components.speedup.outside_rows import ImportedRow, SourcedRow, read_imported_rows
 from components.speedup.outside_times import STEP_TIMES, check_times
 
 Rows = list[dict[str, Any]]
@@ -28,7 +28,7 @@ def table(scales: dict[str, float] | None = None) -> Rows:
 
 
 def check(rows: Rows, units: frozenset[str] = frozenset(), tree_budget: int | None = None) -> None:
-    placed = [Placed(f"row {i}", OutsideRow(**row), units) for i, row in enumerate(rows, 1)]
+    placed = [SourcedRow(f"row {i}", ImportedRow(**row), units) for i, row in enumerate(rows, 1)]
     check_times("x, batch 1", placed, tree_budget)
 
 
@@ -43,7 +43,7 @@ def test_one_column_in_another_unit_is_refused_and_mended_by_its_name(name: str,
     lines = [",".join(f"{name}_{unit}" if column == name else column for column in header)]
     lines += [",".join(repr(row[column]) for column in header) for row in told]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
-    placed = read_outside([tmp_path / "rows.csv"])
+    placed = read_imported_rows([tmp_path / "rows.csv"])
     check_times("x", placed, None)
     assert [p.row.t_target for p in placed] == pytest.approx([76.0] * 3)
     assert [p.row.t_draft for p in placed] == pytest.approx([8.0, 14.0, 22.0])

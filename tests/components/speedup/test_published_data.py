@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components.rows import ALL
 from components.speedup.cost_curve import line_over, line_without_each
 from components.speedup.evaluate import Rule
 from components.speedup.model import marginal_cost, marginal_gain, speedup
 from components.speedup.outside import policy_from
-from components.speedup.outside_rows import OutsideRow, Placed
-from components.speedup.policy import ALL, Policy
+from components.speedup.outside_rows import ImportedRow, SourcedRow
+from components.speedup.policy import Policy, Winner
 from components.speedup.regret import near_best
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +47,9 @@ def spec_bundle() -> list[dict[str, Any]]:
 
 
 def policy_of(rows: list[dict[str, Any]]) -> Policy:
-    return policy_from([Placed(f"row {i}", OutsideRow(**row)) for i, row in enumerate(rows)], BY_MODEL_ALONE, {}, 0)
+    return policy_from(
+        [SourcedRow(f"row {i}", ImportedRow(**row)) for i, row in enumerate(rows)], BY_MODEL_ALONE, {}, 0
+    )
 
 
 @needs_data
@@ -126,7 +129,7 @@ def test_times_per_token_are_rows_enough() -> None:
         for name in ("eagle1", "eagle3")
     ]
     policy = policy_of(rows)
-    assert policy.winner == {"draft_key": "eagle3", "method": "eagle3", "depth_k": 4}
+    assert policy.winner == Winner("eagle3", "eagle3", 4)
     assert {c.draft_key: c.depth_k for c in policy.choices} == {"eagle1": 3, "eagle3": 4}
     best = next(e for e in policy.evals if (e.draft_key, e.depth_k) == ("eagle3", 4))
     assert best.speedup_meas == pytest.approx(7.07 / 4.05) == best.speedup_pred

@@ -14,8 +14,8 @@ from components.contract import Context, DepthPolicy, Measurements
 from components.publish.engine_settings import engine_settings
 from components.rows import AcceptanceMap, CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import Policy, read_policy
-from components.speedup.posterior import Depth, Found, combine
+from components.speedup.policy import Policy, Winner, read_policy
+from components.speedup.posterior import MeasuredDepth, PredictedDepth, combine
 from components.speedup.replay import count
 
 Rows = Callable[[list[object]], Measurements]
@@ -86,8 +86,8 @@ def confirm(measurements: Rows, new_ctx: NewCtx) -> Callable[..., Policy]:
 
 def test_the_depth_that_both_agree_on_stands(chosen: DepthPolicy, confirm: Callable[..., Policy]) -> None:
     policy = confirm(chosen, decoded({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}))
-    assert policy.winner == {"draft_key": DRAFT, "method": "eagle3", "depth_k": 3}
-    assert policy.verdict == "use" and policy.gate is not None and policy.gate["passed"]
+    assert policy.winner == Winner(DRAFT, "eagle3", 3)
+    assert policy.verdict == "use" and policy.gate is not None and policy.gate.passed
     codes = {f.code for f in policy.flags}
     assert not codes & {"undecided_contradiction", "prediction_overruled", "one_session"}
     assert all(arm.num_processes == 3 for arm in policy.arms)
@@ -98,7 +98,7 @@ def test_the_depth_follows_a_measurement_that_is_surer_than_the_prediction(
 ) -> None:
     """Depths 3 and 4 take 11 % longer than predicted: depth 2 is taken, and all that is said and told follows."""
     policy = confirm(chosen, decoded({1: 1.0, 2: 1.0, 3: 1.11, 4: 1.11}))
-    assert policy.winner is not None and policy.winner["depth_k"] == 2
+    assert policy.winner is not None and policy.winner.depth_k == 2
     choice = next(c for c in policy.choices if c.workload == "all")
     row = next(e for e in policy.evals if (e.workload, e.depth_k) == ("all", 2))
     assert (choice.depth_k, choice.speedup_pred, choice.speedup_meas) == (2, row.speedup_pred, row.speedup_meas)
@@ -123,7 +123,7 @@ def test_a_contradiction_is_undecided_until_the_measurement_settles_it(
     settled = confirm(chosen, decoded(odd, processes=4, apart=0.002))
     assert "undecided_contradiction" not in {f.code for f in settled.flags}
     assert "prediction_overruled" in {f.code for f in settled.flags}
-    assert settled.verdict == "use" and settled.winner is not None and settled.winner["depth_k"] == 1
+    assert settled.verdict == "use" and settled.winner is not None and settled.winner.depth_k == 1
 
 
 def test_one_process_is_said_to_be_one(chosen: DepthPolicy, confirm: Callable[..., Policy]) -> None:
@@ -139,7 +139,7 @@ def test_a_depth_that_the_prediction_did_not_dare_is_used_once_it_is_measured_fa
     policy = choose_depth([measurements(list(maps()))], [measurements(list(cells))], ctx=new_ctx())
     assert policy.info["depth_k"] == 0
     found = confirm(policy, decoded({2: 1.3, 3: 1.3}), max_prediction_gap=10.0)
-    assert found.winner is not None and found.winner["depth_k"] == 3 and found.verdict == "use"
+    assert found.winner is not None and found.winner.depth_k == 3 and found.verdict == "use"
 
 
 def test_the_gap_is_judged_with_costs_of_the_same_moment(chosen: DepthPolicy, confirm: Callable[..., Policy]) -> None:
@@ -150,7 +150,7 @@ def test_the_gap_is_judged_with_costs_of_the_same_moment(chosen: DepthPolicy, co
     def gap(rows: list[object]) -> float:
         policy = confirm(chosen, rows)
         assert policy.gate is not None
-        return float(next(c["value"] for c in policy.gate["checks"] if c["name"] == "prediction_gap"))
+        return float(next(c.value for c in policy.gate.checks if c.name == "prediction_gap"))
 
     assert gap(requests) == pytest.approx(0.25, abs=0.03)
     assert gap([*requests, *cells]) < 0.02
@@ -172,7 +172,7 @@ def test_drafters_are_ranked_by_what_was_measured_in_pairs(
     policy = choose_depth(both, [measurements(list(cells))], ctx=new_ctx())
     rows = [*decoded({2: 1.0, 3: 1.0}), *decoded({2: 0.94, 3: 0.94}, draft_key=other, method="mtp")]
     found = confirm(policy, rows)
-    assert found.winner is not None and found.winner["method"] == "mtp"
+    assert found.winner is not None and found.winner.method == "mtp"
     assert len({round(c.t_target_ms, 9) for c in found.evals}) == 1, "one baseline for both"
 
 
@@ -181,10 +181,12 @@ def test_the_posterior_weighs_by_precision_and_carries_an_offset_over() -> None:
     draws = 4000
     rng = np.random.default_rng(0)
     predicted = [
-        Depth("d", k, np.zeros(draws), -np.log(1.0 + 0.1 * (k - 1)) + 0.005 * rng.standard_normal(draws))
+        PredictedDepth("d", k, np.zeros(draws), -np.log(1.0 + 0.1 * (k - 1)) + 0.005 * rng.standard_normal(draws))
         for k in (1, 2, 3)
     ]
-    sure = [Found("d", k, np.log(0.9 * (1.0 + 0.1 * (k - 1))) + 0.005 * rng.standard_normal(draws)) for k in (1, 2)]
+    sure = [
+        MeasuredDepth("d", k, np.log(0.9 * (1.0 + 0.1 * (k - 1))) + 0.005 * rng.standard_normal(draws)) for k in (1, 2)
+    ]
     mean = combine(predicted, sure, 0).mean(axis=0)
     assert mean[:2] == pytest.approx([0.9, 0.99], rel=0.01)
     assert mean[2] == pytest.approx(1.2 * 0.9, rel=0.03), "the model is off alike at every depth of a drafter"

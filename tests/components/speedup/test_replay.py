@@ -63,9 +63,9 @@ def test_a_deeper_draft_can_need_more_rounds() -> None:
 def test_positions_telescope(accepted: list[int], depth: int) -> None:
     """The kept drafts of position i are the reached ones of position i + 1, and together they are all kept drafts."""
     c = count(accepted, depth)
-    assert c.reached[0] == c.full_rounds
-    assert c.reached[1:] == c.kept[:-1]
-    assert sum(c.kept) == c.full_accepted
+    assert c.num_reached[0] == c.full_rounds
+    assert c.num_reached[1:] == c.num_kept[:-1]
+    assert sum(c.num_kept) == c.full_accepted
     assert c.tokens == len(accepted)
     assert c.rounds - c.full_rounds in (0, 1)
 

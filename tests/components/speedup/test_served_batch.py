@@ -13,7 +13,7 @@ from components.contract import Context, DepthPolicy, Measurements
 from components.publish.engine_settings import engine_settings
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.policy import Policy, faults_of, read_policy
 
 Rows = Callable[[list[object]], Measurements]
@@ -92,13 +92,13 @@ def test_a_larger_batchs_depth_never_wins_where_the_smallest_drafts_nothing(
     assert policy.verdict == "do_not_speculate"
 
 
-@pytest.mark.parametrize(("num_prompts", "passed"), [(1, False), (LEAST_PROMPTS - 1, False), (LEAST_PROMPTS, True)])
+@pytest.mark.parametrize(("num_prompts", "passed"), [(1, False), (PROMPTS.decide - 1, False), (PROMPTS.decide, True)])
 def test_an_interval_without_width_promotes_nothing(
     num_prompts: int, passed: bool, chosen: Callable[..., DepthPolicy], measurements: Rows, new_ctx: NewCtx
 ) -> None:
     policy, _ = confirmed(chosen(CHEAP, CHEAP), decoded({1: 1.6}, num_prompts), measurements, new_ctx)
-    assert policy.gate is not None and policy.gate["passed"] is passed
-    failed = {c["name"]: c["value"] for c in policy.gate["checks"] if not c["passed"]}
+    assert policy.gate is not None and policy.gate.passed is passed
+    failed = {c.name: c.value for c in policy.gate.checks if not c.passed}
     assert failed == ({} if passed else {"prompts_measured": num_prompts})
 
 
@@ -108,7 +108,7 @@ def test_a_fault_of_prompt_lookup_is_not_the_drafters(
     lookup = [make_request("ngram", 4, n, 65, 1.0, identical=False, tie=False) for n in range(40)]
     policy, _ = confirmed(chosen(CHEAP, CHEAP), [*decoded({1: 1.6}), *lookup], measurements, new_ctx)
     assert {(f.method, f.draft_key) for f in policy.flags if f.severity == "fault"} == {("ngram", "")}
-    assert policy.verdict == "use" and policy.gate is not None and policy.gate["passed"]
+    assert policy.verdict == "use" and policy.gate is not None and policy.gate.passed
     assert faults_of(policy, DRAFT) == []
     for method in ("", "none"):  # of the whole measurement, or of the plain decoding that all are compared with
         policy.flags[0] = dataclasses.replace(policy.flags[0], severity="fault", draft_key="", method=method)

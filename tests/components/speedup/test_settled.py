@@ -36,7 +36,7 @@ def test_half_widths_hold_the_true_difference(num_processes: int) -> None:
     for number in range(600):
         found = settled(*measured(24, num_processes, 0.02, np.random.default_rng([num_processes, number])))
         truth = np.log(SPEEDS[found.best] / SPEEDS)
-        for arm, contender in enumerate(found.contenders):
+        for arm, contender in enumerate(found.standings):
             if arm != found.best:
                 held += abs(contender.by - truth[arm]) <= contender.half_width
                 pairs += 1
@@ -60,8 +60,8 @@ def test_measuring_goes_on_until_it_is_settled_and_then_the_best_is_within_the_p
 def test_clear_losers_are_worse_and_equal_arms_become_equivalent() -> None:
     rng = np.random.default_rng(1)
     found = settled(*measured(64, 8, 0.004, rng))
-    states = [c.state for c in found.contenders]
-    assert found.is_settled and found.more == [] and found.best in (2, 3)
+    states = [c.state for c in found.standings]
+    assert found.is_settled and found.arms_to_measure == [] and found.best in (2, 3)
     assert states[0] == states[4] == "worse" and states[5 - found.best] == "equivalent"
 
 
@@ -69,8 +69,8 @@ def test_one_process_or_one_prompt_settles_nothing() -> None:
     cost, tokens, rounds = measured(24, 3, 0.001, np.random.default_rng(2))
     for rows in ((cost[:, :1], tokens, rounds), (cost, tokens[:, :1], rounds[:, :1])):
         found = settled(*rows)
-        assert not found.is_settled and sorted(found.more) == list(range(5))
-        assert all(c.half_width == math.inf for i, c in enumerate(found.contenders) if i != found.best)
+        assert not found.is_settled and sorted(found.arms_to_measure) == list(range(5))
+        assert all(c.half_width == math.inf for i, c in enumerate(found.standings) if i != found.best)
 
 
 def test_arms_that_a_process_has_not_timed_are_compared_where_both_were() -> None:
@@ -79,11 +79,11 @@ def test_arms_that_a_process_has_not_timed_are_compared_where_both_were() -> Non
     cost[:, 2] += 0.3
     cost[0, 2] = np.nan
     found = settled(cost, tokens, rounds)
-    assert found.best == 2 and [c.state for c in found.contenders] == ["worse", "worse", "best"]
+    assert found.best == 2 and [c.state for c in found.standings] == ["worse", "worse", "best"]
 
 
 def test_an_arm_that_differs_more_between_processes_than_the_others_keeps_its_own_spread() -> None:
     cost, tokens, rounds = measured(64, 6, 0.002, np.random.default_rng(4), np.full(8, 1.3))
     cost[0] += 0.1 * np.array([1, -1, 1, -1, 1, -1])
-    widths = [c.half_width for i, c in enumerate(settled(cost, tokens, rounds).contenders)]
+    widths = [c.half_width for i, c in enumerate(settled(cost, tokens, rounds).standings)]
     assert widths[0] > 3.0 * np.median(widths)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.speedup.speed_ratio import Timed, speed_ratio
+from components.speedup.speed_ratio import TimedPairs, speed_ratio
 
 PROMPTS_APART, PROCESSES_APART, NOISE = 0.12, 0.02, 0.02
 TRUTH = 1.4 * np.exp(-(PROMPTS_APART**2) / 2)  # of a ratio of sums; prompts' own ratios are log-normal about 1.4
 
 
-def decoded(num_prompts: int, num_processes: int, each: int, rng: np.random.Generator) -> tuple[Timed, Timed]:
+def decoded(num_prompts: int, num_processes: int, each: int, rng: np.random.Generator) -> tuple[TimedPairs, TimedPairs]:
     """Each process decodes `each` of the prompts at a pace of its own (30 %), and favours one arm or the other."""
     own = np.log(1.4) + PROMPTS_APART * rng.standard_normal(num_prompts)
     length = rng.uniform(1.0, 3.0, num_prompts)

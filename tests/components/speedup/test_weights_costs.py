@@ -12,7 +12,7 @@ from simulated_rows import make_cells, make_maps
 from components.contract import Context, Measurements
 from components.rows import AcceptanceMap, write_rows
 from components.speedup import choose_depth
-from components.speedup.bootstrap import LEAST_PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.policy import read_policy
 from components.speedup.weights import weights_costs
 
@@ -46,7 +46,7 @@ def test_a_loss_is_found_and_its_interval_is_far_narrower_than_that_of_either_si
     assert cost.change_lo < cost.change < cost.change_hi < 0
     assert cost.change == cost.al - cost.al_before
     assert cost.change_hi - cost.change_lo < 0.6 * (cost.al_hi - cost.al_lo), "what a prompt does to both cancels"
-    assert "lower" in cost.in_words and "int4" in cost.in_words
+    assert "lower" in cost.summary_line and "int4" in cost.summary_line
 
 
 def test_the_same_guesses_cost_nothing_and_are_not_said_to_be_lower() -> None:
@@ -56,13 +56,13 @@ def test_the_same_guesses_cost_nothing_and_are_not_said_to_be_lower() -> None:
     assert cost.depth_k == 3, "without a depth of its own, the deepest"
 
 
-@pytest.mark.parametrize(("num_prompts", "verdict"), [(1, "undecided"), (LEAST_PROMPTS, "lower")])
+@pytest.mark.parametrize(("num_prompts", "verdict"), [(1, "undecided"), (PROMPTS.decide, "lower")])
 def test_a_single_prompt_decides_nothing(num_prompts: int, verdict: str) -> None:
     """Its interval has no width: any change at all would lie outside 0."""
     maps = before(num_prompts)
     (cost,) = weights_costs({BEFORE: maps, AFTER: rounded(maps, 0.9)}, {}, 500, 0)
     assert cost.change_hi < 0 and cost.verdict == verdict
-    assert ("no difference shown" in cost.in_words) == (verdict == "undecided")
+    assert ("no difference shown" in cost.summary_line) == (verdict == "undecided")
 
 
 def test_only_shared_prompts_count_and_without_the_original_nothing_is_said() -> None:
@@ -93,4 +93,4 @@ def test_the_policy_tells_the_cost_and_survives_its_file(tmp_path: Path) -> None
     (found,) = policy.weights
     assert (found.draft_key, found.quantised_from) == (AFTER, BEFORE)
     assert policy.roles == {AFTER: "int4, groups of 32"}
-    assert found.in_words in notes
+    assert found.summary_line in notes

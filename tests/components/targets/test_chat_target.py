@@ -14,7 +14,7 @@ from tiny_pretraining import TINY
 
 from components.contract import Context, Corpus, Target, UserError
 from components.targets.byte_bpe import BOS_ID, EOS, EOS_ID, PAD_ID
-from components.targets.chat_markup import ROLE_TOKENS, ROLES, chat_text, said_in, without_markup
+from components.targets.chat_markup import ROLE_TOKENS, ROLES, chat_text, text_pieces, without_markup
 from components.targets.load import open_tokenizer
 from components.targets.pretrain import pretrain_target
 from components.targets.quality import cut_chats
@@ -108,4 +108,4 @@ def test_nobody_can_speak_for_somebody_else(turns: list[tuple[str, str]]) -> Non
     document = chat_text(hostile)
     assert document.count(EOS) == len(turns) - 1
     assert sum(document.count(token) for token in ROLE_TOKENS) == len(turns)
-    assert said_in(document) == [without_markup(str(turn["content"])) for turn in hostile]
+    assert text_pieces(document) == [without_markup(str(turn["content"])) for turn in hostile]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from components.contract import UserError
-from components.targets.generate import Ask, continue_batch, continue_rows, row_generator
+from components.targets.generate import ContinuationRequest, continue_batch, continue_rows, row_generator
 from components.targets.load import open_target
 from components.targets.model import AbstractTarget
 
@@ -62,16 +62,18 @@ def test_rows_stop_at_the_end_token_and_the_others_go_on(target: AbstractTarget)
     for open_end, answer in zip(free, stopped, strict=True):
         cut = open_end.ids.index(end) + 1 if end in open_end.ids else 16
         assert answer.ids == open_end.ids[:cut]
-        assert answer.ended == (end in open_end.ids)
+        assert answer.hit_eos == (end in open_end.ids)
 
 
 ASKS = [
-    Ask([3 + row] * (1 + 5 * row % 13), 3 + 7 * row % 17, 1.0 if row % 3 == 2 else 0.0, row_generator(7, str(row)))
+    ContinuationRequest(
+        [3 + row] * (1 + 5 * row % 13), 3 + 7 * row % 17, 1.0 if row % 3 == 2 else 0.0, row_generator(7, str(row))
+    )
     for row in range(11)
 ]
 
 
-def fresh(asks: list[Ask]) -> list[Ask]:
+def fresh(asks: list[ContinuationRequest]) -> list[ContinuationRequest]:
     """The same rows with generators that have drawn nothing."""
     return [ask._replace(generator=row_generator(7, str(row))) for row, ask in enumerate(asks)]
 
@@ -81,8 +83,8 @@ def test_a_row_says_the_same_whoever_had_its_place_before(target: AbstractTarget
     alone = [continue_rows(target, [ask], batch_size=1)[0] for ask in fresh(ASKS)]
     for batch_size in (2, 3, 8, 64):
         assert continue_rows(target, fresh(ASKS), batch_size=batch_size) == alone
-    assert [len(one.ids) for one in alone if not one.ended] == [
-        ask.limit for ask, one in zip(ASKS, alone, strict=True) if not one.ended
+    assert [len(one.ids) for one in alone if not one.hit_eos] == [
+        ask.limit for ask, one in zip(ASKS, alone, strict=True) if not one.hit_eos
     ]
 
 
@@ -107,7 +109,7 @@ def test_no_pass_is_spent_on_rows_that_have_ended(target: AbstractTarget, monkey
 
     monkeypatch.setattr(type(target), "forward", counted)
     limits = [40, 2, 2, 2, 2, 2, 2, 2]
-    continue_rows(target, [Ask([5], limit) for limit in limits], batch_size=4, stop_at_eos=False)
+    continue_rows(target, [ContinuationRequest([5], limit) for limit in limits], batch_size=4, stop_at_eos=False)
     assert max(rows) <= 4 and rows[-30:] == [1] * 30
     assert sum(rows) < 40 * 4 / 2  # static batches would take 160 and more
 

@@ -12,7 +12,7 @@ from tiny_targets import Family, make_tiny_target
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.targets.captured import Captured, window_of
+from components.targets.captured import RecordedWork, window_length
 from components.targets.fast import FastTarget
 from components.targets.graphed import GraphedTarget
 from components.targets.load import open_target
@@ -120,13 +120,13 @@ def test_what_a_pass_gave_outlives_the_next_pass(folders: dict[str, Path]) -> No
 
 def test_windows_double_and_never_pass_the_end() -> None:
     asked = (1, 256, 257, 1025, 4097, 5000)
-    assert [window_of(columns, 5000) for columns in asked] == [256, 256, 512, 2048, 5000, 5000]
-    assert window_of(10, 40) == 40
+    assert [window_length(columns, 5000) for columns in asked] == [256, 256, 512, 2048, 5000, 5000]
+    assert window_length(10, 40) == 40
 
 
 def test_without_a_gpu_the_work_itself_runs() -> None:
     calls: list[int] = []
-    captured = Captured(lambda: calls.append(1), torch.device("cpu"))
+    captured = RecordedWork(lambda: calls.append(1), torch.device("cpu"))
     captured()
     captured()
     assert calls == [1, 1]

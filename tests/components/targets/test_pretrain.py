@@ -22,7 +22,7 @@ from components.targets.hf_files import save_model
 from components.targets.lean_llama import LeanLlama, LlamaShape, initial_weights
 from components.targets.pretrain import pretrain_target
 from components.targets.quality import cut_prompts, distinct_bigram_ratio, held_out_windows, until_eos
-from components.targets.repetition import Loops, made_up_loops, repetition_loss
+from components.targets.repetition import Loops, repetition_loss, synthetic_loops
 from components.targets.token_windows import TokenWindows, pack_documents
 from components.targets.training_plan import TrainingPlan, plan_from_json
 from components.targets.training_run import TrainingRun
@@ -287,7 +287,7 @@ def test_unlikelihood_lowers_the_probability_of_a_loop() -> None:
 @given(seed=st.integers(0, 10_000), window=st.sampled_from([64, 256]))
 def test_a_made_up_loop_is_text_then_one_piece_repeated_to_the_end(seed: int, window: int) -> None:
     stream = np.arange(3000, dtype=np.uint16)
-    loops = made_up_loops(stream, np.random.default_rng(seed), window)
+    loops = synthetic_loops(stream, np.random.default_rng(seed), window)
     assert loops.tokens.shape == (4, window) and loops.earlier.shape == (4, window - 1)
     for tokens, earlier in zip(loops.tokens.tolist(), loops.earlier.tolist(), strict=True):
         first = next(i for i, before in enumerate(earlier) if before >= 0)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from components.targets import linear
-from components.targets.linear import PLAIN, Kernel, Kernels, Linear, calibrate, describe, described, pack
+from components.targets.linear import PLAIN, Kernel, Kernels, Linear, calibrate, describe_kernels, pack, parse_kernels
 
 MIXES: list[Kernels] = [
     PLAIN,
@@ -44,11 +44,11 @@ def test_all_kernels_compute_the_same_product(dtype: torch.dtype, kernels: Kerne
 
 
 def test_without_the_private_operators_the_others_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_operators", lambda: (None, None))
+    monkeypatch.setattr(linear, "_mkldnn_operators", lambda: (None, None))
     weight = torch.randn(16, 8)
     layer = Linear(weight, kernels=("prepacked",))
     assert pack(weight) is None
-    assert describe([layer]) == "plain"
+    assert describe_kernels([layer]) == "plain"
     large = Linear(torch.randn(160, 128))
     calibrate([large])
     assert "prepacked" not in large.kernels
@@ -71,7 +71,7 @@ def test_the_quickest_kernel_of_each_row_count_is_chosen(monkeypatch: pytest.Mon
     wanted: Kernels = ("transposed", "transposed", "transposed", "columns", "columns", "plain", "plain", "plain")
     layer = choose(monkeypatch, lambda kernel, rows: 1.0 if kernel == wanted[rows - 1] else 2.0)
     assert layer.kernels == wanted
-    assert describe([layer]) == "mixed[160x128:tttccppp]"
+    assert describe_kernels([layer]) == "mixed[160x128:tttccppp]"
 
 
 @pytest.mark.parametrize("kernels", [*MIXES, ("columns", "columns")])
@@ -79,14 +79,14 @@ def test_a_description_lays_out_another_target_alike(kernels: Kernels) -> None:
     """A shape keeps its kernels where layers differ; one kernel throughout is that kernel on every shape."""
     small, large = Linear(torch.zeros(8, 4)), Linear(torch.zeros(80, 48), kernels=kernels)
     for layers in ([large], [small, large]):
-        said = describe(layers)
+        said = describe_kernels(layers)
         again = [Linear(torch.zeros(layer.shape)) for layer in layers]
         for layer in again:
-            layer.use(described(said)(layer.shape))
-        assert describe(again) == said
+            layer.use(parse_kernels(said)(layer.shape))
+        assert describe_kernels(again) == said
         assert [layer.kernels[-1] for layer in again] == [layer.kernels[-1] for layer in layers]
     with pytest.raises(ValueError, match="describes no kernels"):
-        described("unknown")
+        parse_kernels("unknown")
 
 
 def test_a_gain_within_the_noise_keeps_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

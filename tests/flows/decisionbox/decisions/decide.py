@@ -54,4 +54,4 @@ def decide(*, ctx: Context) -> DepthPolicy:
         time.sleep(0.05)
     checks = [{"name": "min_speedup", "passed": True, "value": 1.5, "limit": "at least 1.2x"}]
     (ctx.out / "policy.json").write_text(json.dumps({"gate": {"passed": True, "checks": checks}}))
-    return DepthPolicy.made(ctx)
+    return DepthPolicy.of_step(ctx)

@@ -29,7 +29,7 @@ def plant(
     rows = "\n".join(str(number * ctx.seed + number) for number in range(num_rows))
     (ctx.out / "train.jsonl").write_text(rows)
     ctx.note(f"{num_rows} rows from {source}")
-    return Corpus.made(ctx, {"num_rows": num_rows})
+    return Corpus.of_step(ctx, {"num_rows": num_rows})
 
 
 def grow(corpus: Corpus, *, method: str = "fern", num_steps: int = 20, pause_s: float = 0.0, ctx: Context) -> Draft:
@@ -44,7 +44,7 @@ def grow(corpus: Corpus, *, method: str = "fern", num_steps: int = 20, pause_s: 
             stream.flush()
             ctx.progress(step + 1, num_steps, "growing")
             time.sleep(pause_s)
-    return Draft.made(ctx, {"method": method, "num_steps": num_steps})
+    return Draft.of_step(ctx, {"method": method, "num_steps": num_steps})
 
 
 def judge(draft: Draft, corpus: Corpus, *, ctx: Context) -> Measurements:
@@ -52,7 +52,7 @@ def judge(draft: Draft, corpus: Corpus, *, ctx: Context) -> Measurements:
     lines = len((draft.path / "growth.txt").read_text().splitlines())
     (ctx.out / "height.txt").write_text(str(lines))
     ctx.record(1, height=float(lines))
-    return Measurements.made(ctx, {"lines": lines, "method": draft.info["method"]})
+    return Measurements.of_step(ctx, {"lines": lines, "method": draft.info["method"]})
 
 
 def measure(draft: Draft, *, pause_s: float = 0.0, ctx: Context, machine: Machine) -> Measurements:
@@ -60,13 +60,13 @@ def measure(draft: Draft, *, pause_s: float = 0.0, ctx: Context, machine: Machin
     started = time.time()
     time.sleep(pause_s)
     (ctx.out / "span.txt").write_text(f"{started} {time.time()}")
-    return Measurements.made(ctx, {"machine_id": machine.machine_id})
+    return Measurements.of_step(ctx, {"machine_id": machine.machine_id})
 
 
 def judge_all(judged: list[Measurements], prompts: Prompts | None = None, *, title: str = "All", ctx: Context) -> Page:
     """One page over all."""
     (ctx.out / "index.html").write_text(title + " ".join(sorted(str(item.info["method"]) for item in judged)))
-    return Page.made(ctx, {"num_judged": len(judged)})
+    return Page.of_step(ctx, {"num_judged": len(judged)})
 
 
 def fail(*, how: Literal["user", "crash", "die", "garbage", "once"] = "crash", ctx: Context) -> Page:
@@ -80,7 +80,7 @@ def fail(*, how: Literal["user", "crash", "die", "garbage", "once"] = "crash", c
     _count(ctx, "fail")
     if how == "crash" or len((ctx.scratch / "fail.count").read_text()) < 2:
         raise RuntimeError("the pot fell")
-    return Page.made(ctx)
+    return Page.of_step(ctx)
 
 
 def hang(*, ctx: Context) -> Page:
@@ -90,7 +90,7 @@ def hang(*, ctx: Context) -> Page:
     (ctx.scratch / "pids.tmp").write_text(f"{os.getpid()} {started.pid}")
     os.rename(ctx.scratch / "pids.tmp", ctx.scratch / "pids")
     time.sleep(600)
-    return Page.made(ctx)
+    return Page.of_step(ctx)
 
 
 def leak(*, mib: int = 200, ctx: Context) -> Page:
@@ -100,7 +100,7 @@ def leak(*, mib: int = 200, ctx: Context) -> Page:
     for place in range(0, len(block), 4096):
         block[place] = 1
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    return Page.made(ctx, {"pid": started.pid, "bytes": len(block)})
+    return Page.of_step(ctx, {"pid": started.pid, "bytes": len(block)})
 
 
 def _count(ctx: Context, name: str) -> None:

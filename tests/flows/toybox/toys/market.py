@@ -15,14 +15,14 @@ def clock(draft: Draft, *, source: Path, reps: int = 1, ctx: Context, machine: M
     if not text:
         raise UserError("the clock has stopped")
     write_rows(ctx.out, [QualityFlag("s", draft.key, "fern", "speed", "info", float(text), f"{reps} reps")])
-    return Measurements.made(ctx, {"speedup": float(text), "machine_id": machine.machine_id})
+    return Measurements.of_step(ctx, {"speedup": float(text), "machine_id": machine.machine_id})
 
 
 def settle(timed: Measurements, *, ctx: Context) -> DepthPolicy:
     """Use it at depth 3 if it is faster."""
     speedup = float(timed.info["speedup"])
     (ctx.out / "policy.json").write_text(json.dumps({"speedup": speedup}))
-    return DepthPolicy.made(ctx, {"speedup": speedup, "verdict": "use" if speedup > 1 else "undecided"})
+    return DepthPolicy.of_step(ctx, {"speedup": speedup, "verdict": "use" if speedup > 1 else "undecided"})
 
 
 def sell(draft: Draft, policy: DepthPolicy, end_to_end: Measurements, *, ctx: Context) -> Release:
@@ -32,4 +32,4 @@ def sell(draft: Draft, policy: DepthPolicy, end_to_end: Measurements, *, ctx: Co
     facts = {"target": "toy", "target_key": "t", "draft_key": draft.key, "method": "fern", "depth_k": 3}
     facts |= {"verdict": "use", "speedup_meas": speedup, "gate_passed": passed, "gate_checks": [check]}
     (ctx.out / "release.json").write_text(json.dumps({"speedup": speedup, "from": end_to_end.key}))
-    return Release.made(ctx, facts)
+    return Release.of_step(ctx, facts)

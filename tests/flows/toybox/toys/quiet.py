@@ -15,7 +15,7 @@ def gather(*, folder: str, ctx: Context) -> Corpus:
     (ctx.out / "train.jsonl").write_text("\n".join(names))
     if not names:
         raise NothingNew(f"{folder} is empty")
-    return Corpus.made(ctx, {"num_rows": len(names)})
+    return Corpus.of_step(ctx, {"num_rows": len(names)})
 
 
 def gather_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from components.contract import Context, Page, Tell, UserError
+from components.contract import Context, Page, ReportProgress, UserError
 from components.shards import written_whole
 
 
@@ -38,10 +38,10 @@ def weed(
         for number in range(1, num_beds + 1)
     ]
     lengths = list(ctx.map(weed_bed, beds, what="beds"))
-    return Page.made(ctx, {"num_done": len(lengths), "letters": sum(lengths)})
+    return Page.of_step(ctx, {"num_done": len(lengths), "letters": sum(lengths)})
 
 
-def weed_bed(bed: Bed, tell: Tell) -> int:
+def weed_bed(bed: Bed, report_progress: ReportProgress) -> int:
     """One shard."""
     with (bed.diary / "pids").open("a") as diary:
         diary.write(f"{os.getpid()}\n")
@@ -54,7 +54,7 @@ def weed_bed(bed: Bed, tell: Tell) -> int:
             deaths.write("x")
         os._exit(9)
     time.sleep(bed.pause_s)
-    tell(0.5)
+    report_progress(0.5)
     with written_whole(bed.file) as beside:
         beside.write_text(bed.text)
     return len(bed.text)
