@@ -29,8 +29,8 @@ from benchmarks.record import ROOT, write_record
 from components.contract import Context
 from components.targets import load_target
 from components.targets.generate import ContinuationRequest, continue_rows
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 LEAST_RATIO = 1.5
 SHORTEST_ANSWER, LONGEST_ANSWER = 8, 256

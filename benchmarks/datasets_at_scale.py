@@ -76,7 +76,7 @@ def in_own_process(size: int, workers: int, scratch: Path | None) -> dict[str, A
 def measure(folder: Path, num_rows: int, workers: int) -> dict[str, Any]:
     """Make the rows, run the steps, hold what came out against what was planted."""
     from components.data import collect_chats, deduplicate, mix_chats
-    from components.data.chat_sources import ChatSource
+    from components.data.sources.chats import ChatSource
 
     made = SyntheticChats()
     started = time.perf_counter()
@@ -223,7 +223,7 @@ def held_against(made: SyntheticChats, num_rows: int, collected: Chats, deduplic
     Of a plain row and its copies one is to stay. A row that went as a duplicate was rightly removed where it is a copy
     or has one; as contaminated, where a prompt was planted in it.
     """
-    from components.data.chats import iter_batches
+    from components.data.formats.chats import iter_batches
 
     read = set(numbers_of(places(iter_batches(collected, ("source", "where")))))
     kept = set(numbers_of(places(iter_batches(deduplicated, ("source", "where")))))

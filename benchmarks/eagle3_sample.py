@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from components.drafts.draft import Batch
-from components.drafts.eagle3 import Eagle3
-from components.drafts.frozen import head_rows, norm_weight_of
+from components.drafts.interface import Batch
+from components.drafts.methods.eagle3 import Eagle3
+from components.drafts.network.target_weights import head_rows, norm_weight_of
 
 
 class Sample(NamedTuple):

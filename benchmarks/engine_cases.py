@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 
-from components.bench.machine import describe_machine
-from components.bench.subjects import open_drafter
+from components.bench.prompts import open_drafter
 from components.contract import Context, Conversations, Draft, Features, Machine, Prompts, Target
 from components.data import collect_prompts, record_features, write_answers
-from components.data.prompts import encode_prompt, read_prompts
+from components.data.formats.prompts import encode_prompt, read_prompts
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts import train_draft
-from components.drafts.files import read_draft
-from components.publish.formats import read_drafter_state, write_format
-from components.publish.layout import Source
-from components.publish.mtp_stitch import stitch
+from components.drafts.storage.files import read_draft
+from components.machine import describe_machine
+from components.publish.formats.interface import Source
+from components.publish.formats.mtp import stitch
+from components.publish.formats.registry import read_drafter_state, write_format
 from components.targets import load_target
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, open_tokenizer
-from components.targets.model import AbstractTarget
 from components.targets.source import open_record
 
 DEPTH = 3

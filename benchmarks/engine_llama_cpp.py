@@ -19,11 +19,11 @@ from torch import Tensor
 
 from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, SHOWN_FIRST, EngineCases, Served, by_position, make_context
 from components.bench import measure_llama_cpp
-from components.bench.acceptance_map import acceptance_map
-from components.bench.subjects import open_drafter
+from components.bench.acceptance.chain_map import acceptance_map
+from components.bench.prompts import open_drafter
 from components.contract import Measurements, UserError
-from components.publish.formats import read_folder
-from components.publish.gguf_file import run_converter
+from components.publish.formats.gguf import run_converter
+from components.publish.formats.registry import read_folder
 from components.rows import EngineAcceptance, Request, read_rows
 from components.targets.generate import continue_batch
 from tests.engines.engine_homes import LLAMA_CPP_PACKAGE, llama_cpp_home

@@ -15,11 +15,11 @@ from typing import Any
 from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, make_context
 from benchmarks.engine_vllm import vllm_process
 from components.bench import measure_acceptance, measure_server
-from components.bench.engine_server import EngineServer
+from components.bench.engines.connect import EngineServer
 from components.contract import Draft
 from components.drafts import quantise_draft
-from components.publish.formats import read_drafter_state
-from components.publish.gguf_file import write_gguf
+from components.publish.formats.gguf import write_gguf
+from components.publish.formats.registry import read_drafter_state
 from components.rows import ALL, EngineComparison, read_rows
 from components.speedup import compare_engines
 from tests.engines.engine_homes import llama_cpp_home

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from benchmarks.engine_cases import EngineCases, Served
 from benchmarks.engine_llama_cpp import last_line
 from benchmarks.speculators_environment import VERSION, environment
-from components.bench.subjects import open_drafter
+from components.bench.prompts import open_drafter
 from components.contract import UserError
-from components.drafts.draft import Batch
+from components.drafts.interface import Batch
 
 WORKER = Path(__file__).with_name("speculators_load_worker.py")
 TOLERANCE = 1e-4

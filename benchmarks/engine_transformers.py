@@ -15,7 +15,7 @@ import torch
 from transformers.generation import utils as generation
 
 from benchmarks.engine_cases import MAX_NEW_TOKENS, EngineCases, Served, by_position
-from components.bench.subjects import open_drafter
+from components.bench.prompts import open_drafter
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.targets.generate import continue_batch

@@ -29,13 +29,12 @@ from safetensors.torch import save_file
 from benchmarks.record import ROOT, write_record
 from components.contract import Context, Conversations, Features, Target
 from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
-from components.data.answers import open_answers
-from components.data.feature_estimate import Probe, estimated_seconds
-from components.data.features import FeatureSource, open_features
-from components.drafts.batches import BatchOrder
+from components.data.features.estimate import Probe, estimated_seconds
+from components.data.features.format import FeatureSource, open_features
+from components.data.formats.responses import open_answers
+from components.drafts.training.batches import BatchOrder
 from components.targets import load_target
-from components.targets.load import open_target, target_facts
-from components.targets.threads import threads_for
+from components.targets.load import open_target, target_facts, threads_for
 
 HIDDEN, ROW_TOKENS, ROWS_IN_SHARD = 192, 256, 64
 
@@ -44,7 +43,7 @@ import json, sys, time
 from pathlib import Path
 import torch
 from components.contract import Features
-from components.data.features import open_features
+from components.data.features.format import open_features
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

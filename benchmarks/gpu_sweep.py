@@ -25,10 +25,10 @@ import torch
 
 from benchmarks.record import ROOT, write_record
 from components.bench import measure_step_cost
-from components.bench.machine import describe_machine
 from components.contract import Context, Draft, Machine, Target, UserError
 from components.data import collect_prompts
-from components.drafts.files import method_class, save_draft
+from components.drafts.storage.files import method_class, save_draft
+from components.machine import describe_machine
 from components.rows import CostCell, read_rows
 from components.targets.load import open_target
 

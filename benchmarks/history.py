@@ -25,11 +25,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.record import ROOT, write_record
 from components.rows import TABLES
-from storage.history import compact, files_of, history_dir, write_table
-from storage.named_queries import named_queries, run_named_query
-from storage.records import RECORDS, columns_of
-from storage.results import query
-from storage.schema import plain_type, schema_of
+from storage.history.files import compact, files_of, history_dir, write_table
+from storage.history.query import named_queries, query, run_named_query
+from storage.history.records import RECORDS, columns_of
+from storage.history.schema import plain_type, schema_of
 
 LIMIT_MS, FULL_SIZE = 200.0, 1000  # the limit holds for histories that are large enough to tell
 REPETITIONS = 5

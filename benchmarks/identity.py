@@ -22,18 +22,18 @@ from typing import Any
 import torch
 
 from benchmarks.record import ROOT, write_record
-from components.bench.acceptance_map import acceptance_map
-from components.bench.identity import TIE_FACTOR, IdentityChecker
-from components.bench.subjects import EncodedPrompt, encoded_prompts, kept_length, open_drafter
+from components.bench.acceptance.chain_map import acceptance_map
+from components.bench.end_to_end.identity import TIE_FACTOR, IdentityChecker
+from components.bench.prompts import EncodedPrompt, encoded_prompts, kept_length, open_drafter
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import Drafter
-from components.speedup.replay import replay
+from components.drafts.interface import Drafter
+from components.speedup.prediction.replay import replay
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from benchmarks.record import ROOT, write_record
 from components.rows import AcceptanceByLanguage, read_rows
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 
 STEP = "speedup.measure_languages"
 LEFT_OUT = {"session_id", "target_key", "draft_key", "baseline_key"}

@@ -18,13 +18,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.bench import autotune, compare_end_to_end, measure_acceptance, measure_step_cost
-from components.bench.machine import describe_machine, num_usable_cores
+from components.bench import calibration as autotune
+from components.bench import compare_end_to_end, measure_acceptance, measure_step_cost
 from components.contract import Context, Draft, Measurements, Prompts, Target
+from components.machine import describe_machine, num_usable_cores
 from components.rows import ALL, CostCell, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.policy import read_policy
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 
 
 class Subject:

@@ -26,15 +26,15 @@ from safetensors.torch import save_file
 
 from benchmarks.record import ROOT, write_record
 from components.contract import Context, Features
-from components.data.features import FeatureRow, FeatureSource, open_features
-from components.drafts.batches import BatchOrder, Packing
-from components.drafts.draft import AbstractDraft
-from components.drafts.files import method_class
-from components.drafts.optimizer import Optimizer
-from components.drafts.vocabulary import default_size
+from components.data.features.format import FeatureRow, FeatureSource, open_features
+from components.drafts.interface import AbstractDraft
+from components.drafts.network.vocabulary import default_size
+from components.drafts.storage.files import method_class
+from components.drafts.training.batches import BatchOrder, Packing
+from components.drafts.training.optimizer import Optimizer
 from components.targets import load_target
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 MODES: tuple[Packing, ...] = get_args(Packing)
 MEDIAN_TOKENS, SPREAD, SHORTEST, LONGEST = 160, 0.9, 24, 2048

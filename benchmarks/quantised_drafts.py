@@ -21,18 +21,18 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench.acceptance_map import acceptance_map
-from components.bench.subjects import EncodedPrompt, encoded_prompts, greedy_answers, kept_length, open_drafter
+from components.bench.acceptance.chain_map import acceptance_map
+from components.bench.prompts import EncodedPrompt, encoded_prompts, greedy_answers, kept_length, open_drafter
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.data import collect_prompts
 from components.drafts import quantise_draft
-from components.drafts.files import read_record
-from components.drafts.storage import Storage, Weights
+from components.drafts.storage.files import read_record
 from components.rows import AcceptanceMap
-from components.speedup.weights import weights_costs
+from components.speedup.quantisation_cost import weights_costs
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
-from storage.artifacts import Store
+from components.weight_format import Storage, Weights
+from storage.artifacts.store import Store
 
 NUM_DRAWS = 4000
 

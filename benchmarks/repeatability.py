@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import ROOT, write_record
-from flows.spec import load_spec
-from storage.artifacts import default_home
+from flows.spec.schema import load_spec
+from storage.artifacts.store import default_home
 
 CHOICE, MEASURED, PREDICTED, ASKED = 0.02, 0.05, 0.10, 0.9
 Arm = tuple[str, int]  # method, depth

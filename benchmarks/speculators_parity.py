@@ -2,7 +2,7 @@
 
 Logits of every training step, and the loss of the first with its gradients, of an untrained drafter for the built-in
 target over real text. The two trainers mask differently: theirs trains column t at step k where m_{t+1+k} holds, ours
-where the whole chain lies in the answer (masks.py) and the teacher's argmax can be said; so theirs is given our
+where the whole chain lies in the answer (layers.py) and the teacher's argmax can be said; so theirs is given our
 first-step mask, and the loss under its own mask stands beside. Ends with exit code 1 beyond 1e-4.
 
     python -m benchmarks.speculators_parity [--steps 5] [--tokens 256]
@@ -25,9 +25,9 @@ from benchmarks import record
 from benchmarks.eagle3_sample import Sample, new_drafter, write_sample
 from benchmarks.record import ROOT, write_record
 from benchmarks.speculators_environment import VERSION, WORKER, python
-from components.drafts.draft import Batch
-from components.drafts.losses import teacher_distributions
-from components.drafts.masks import reachable
+from components.drafts.interface import Batch
+from components.drafts.network.layers import reachable
+from components.drafts.training.losses import teacher_distributions
 from components.targets.load import open_target, open_tokenizer
 
 TOLERANCE = 1e-4

@@ -21,9 +21,9 @@ import torch
 
 from benchmarks.record import ROOT, write_record
 from components.bench.clock import quiet_interpreter, threads
-from components.bench.machine import describe_machine
+from components.machine import describe_machine
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 MODEL = ROOT / "components" / "targets" / "builtin"
 CONTEXT = 128  # tokens in the cache before time counts

@@ -28,7 +28,7 @@ import torch
 from benchmarks.eagle3_sample import FrozenParts, Sample, new_drafter, write_sample
 from benchmarks.record import ROOT, write_record
 from benchmarks.speculators_environment import VERSION, WORKER, python
-from components.drafts.draft import Batch
+from components.drafts.interface import Batch
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,20 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench.identity import IdentityChecker
-from components.bench.subjects import EncodedPrompt, encoded_prompts, open_drafter, spread
+from components.bench.acceptance.trees import tree_acceptance
+from components.bench.end_to_end.identity import IdentityChecker
+from components.bench.prompts import EncodedPrompt, encoded_prompts, open_drafter, spread
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
 from components.decoding.batch import decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.decoding.tree_acceptance import tree_acceptance
 from components.decoding.tree_shapes import DynamicShape, StaticShape
 from components.decoding.two_row import decode_two_row
-from components.drafts.draft import TreeProposer, TwoRowProposer
+from components.drafts.interface import TreeProposer, TwoRowProposer
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 
 EXTRA_GUESSES = (2, 4, 8, 16)  # budgets beyond the chain's own guesses
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from components.shards import SAFETENSORS_PARTIAL as SAFETENSORS_PARTIAL
-from components.shards import AnyShard, unfinished
+from components.files import SAFETENSORS_PARTIAL as SAFETENSORS_PARTIAL
+from components.files import AnyShard, unfinished
 
 Result = TypeVar("Result")
 ReportProgress = Callable[[float], None]
@@ -64,7 +64,7 @@ class Target(Artifact):
 
 
 class Chats(Artifact):
-    """Whole conversations and documents in unified rows: `part-*.parquet`, `manifest.json`; see data/chats.py."""
+    """Whole conversations and documents in unified rows: `part-*.parquet`, `manifest.json`; see data/formats/chats.py."""
 
 
 class Prompts(Artifact):
@@ -72,15 +72,15 @@ class Prompts(Artifact):
 
 
 class Conversations(Artifact):
-    """Answers to learn from, the target's or a source's: `shard-*.safetensors`, ids and masks; see data/answers.py."""
+    """Answers to learn from, the target's or a source's: `shard-*.safetensors`, ids and masks; see data/formats/responses.py."""
 
 
 class Features(Artifact):
-    """Hidden states of the target over Conversations: `shard-*.safetensors`, `manifest.json`; see data/features.py."""
+    """Hidden states of the target over Conversations: `shard-*.safetensors`, `manifest.json`; see data/features/format.py."""
 
 
 class Draft(Artifact):
-    """A trained drafter: `draft.json` (method and shape) and `model.safetensors`; see drafts/files.py."""
+    """A trained drafter: `draft.json` (method and shape) and `model.safetensors`; see drafts/storage/files.py."""
 
 
 class Measurements(Artifact):
@@ -173,7 +173,7 @@ class Context:
 
         They run in this process, or where `runs_on` says. The bytes are the same wherever a shard runs, provided that
         the function stands at the top of a module, depends on its shard alone, and writes the shard's file whole or
-        not at all (components/shards.py). A step that calls this is a wide step.
+        not at all (components/files.py). A step that calls this is a wide step.
 
         what: the unit of progress. Shards that an earlier attempt has finished count as done.
         """

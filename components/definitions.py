@@ -1,7 +1,7 @@
 """Every published number: its name, formula, unit, what it counts and leaves out, and the function that computes it.
 
-A name means the same in policy.json, rows, views (storage/views.sql), tables, cards and docs/numbers.md; a figure by
-another convention has another name.
+A name means the same in policy.json, rows, views (storage/history/views.sql), tables, cards and docs/numbers.md; a
+figure by another convention has another name.
 
     round     one draft-and-verify pass: d drafted, a accepted, e emitted; e = a + 1, the last being the target's own
               (the bonus token), unless the end of the answer cut it.
@@ -27,7 +27,7 @@ from components.rows import Request
 
 @dataclass(frozen=True)
 class Definition:
-    """One number. counts: what is in it and what is not. views: of storage/views.sql, with a column of its name."""
+    """One number. counts: what is in it and what is not. views: of storage/history/views.sql, with a column of its name."""
 
     formula: str
     unit: str
@@ -284,7 +284,7 @@ def best_plain(requests: Iterable[Request]) -> list[Request]:
 
 def timed_pairs(requests: Iterable[Request]) -> dict[tuple[str, int], tuple[float, float]]:
     """(prompt, process) -> the mean tokens of its repetitions, and their seconds at the steady time of a token."""
-    from components.speedup.steady import steady  # numpy, which no step is read with
+    from components.speedup.statistics.bootstrap import steady  # numpy, which no step is read with
 
     requests_of: dict[tuple[str, int], list[Request]] = {}
     for r in requests:

@@ -56,7 +56,7 @@ class ServingSetup:
 
 @dataclass(frozen=True)
 class ArmPrompt:
-    """What one arm did with one prompt in one process of a measurement: a row of storage/paired_prompts.sql.
+    """What one arm did with one prompt in one process of a measurement: a row of storage/history/paired_prompts.sql.
 
     All rows are of our own loop at temperature 0. requests: repetitions; tokens (those that came within decode_ns),
     decode_ns and rounds are their sums, ns_per_token the time of a token in each of them. Rows may share an arm, prompt
@@ -138,4 +138,4 @@ class Check:
 
 
 Judge = Callable[[Evidence], Sequence[Check]]
-"""The rule of the promotion gate: components/speedup/promotion_rule.py, or a test's."""
+"""The rule of the promotion gate: components/speedup/comparison/promotion_rule.py, or a test's."""

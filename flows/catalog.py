@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from flows.direct import RunOptions
-from flows.params import ParamSpec
-from flows.signature import named_packages
-from flows.spec import PipelineSpec, load_spec
+from flows.execution.local_run import RunOptions
+from flows.planning.step_signature import named_packages
+from flows.spec.params import ParamSpec
+from flows.spec.schema import PipelineSpec, load_spec
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
     if name not in spec.pipelines:
         names = ", ".join(spec.pipelines)
         raise AttributeError(f"{pipelines_file()} has no pipeline '{name}' (known: {names})")
-    from flows.run import catalog_flow
+    from flows.orchestration.flow import catalog_flow
 
     flow = globals()[name] = catalog_flow(name, RunOptions(file=pipelines_file(), packages=named_packages()))
     return flow
@@ -53,7 +53,7 @@ def compile_flow(pipeline: PipelineSpec, name: str, body: Callable[[Mapping[str,
 
     Constraints travel in the annotations; descriptions reach Prefect's form through the docstring only. Prefect's own
     check of the values is off: the form and the server refuse a wrong one, and what reaches the flow all the same is
-    refused by flows/params.py in one line, where Prefect would print a page.
+    refused by flows/spec/params.py in one line, where Prefect would print a page.
     """
     from prefect import Flow
 

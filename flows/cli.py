@@ -20,12 +20,17 @@ from typing import Annotated, Any
 import typer
 
 from components.contract import UserError
-from flows.commands import ask, choose, make, measured, operate, registry, validate
+from flows.commands import choose_depth as choose
+from flows.commands import compare as measured
+from flows.commands import inspect as ask
+from flows.commands import registry, validate
+from flows.commands import run as make
+from flows.commands import services as operate
 from flows.commands.terminal import Invocation, echo, echo_error
-from flows.signature import named_packages
-from storage.artifacts import default_home
+from flows.planning.step_signature import named_packages
+from storage.artifacts.remote import drain_problems
+from storage.artifacts.store import default_home
 from storage.redaction import without_secrets
-from storage.remote_store import drain_problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -108,7 +113,7 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
 
 def _report_failure(error: Exception) -> int:
     """A failure that is not the user's: one line and where to look; the traceback with --debug."""
-    from flows.engine import StepFailed
+    from flows.execution.engine import StepFailed
 
     trace = without_secrets(traceback.format_exc())  # libraries put the address that did not answer into it
     if Invocation.debug:

@@ -9,8 +9,8 @@ lives: a journal without an end whose lock is free is that of a killed run.
     {"entry": "end", "status", "reason", "time"}
 
 Every line has a digest of its content: a line that was changed does not count, nor does one that a kill has cut short.
-`home/promotions.jsonl` has one line for each move of an alias and each newer evidence of a version; storage/sharing.py
-adds those of other machines.
+`home/promotions.jsonl` has one line for each move of an alias and each newer evidence of a version;
+storage/artifacts/sync.py adds those of other machines.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from components.contract import UserError
-from storage.records import PromotionRow, as_time, draftsmith_version, git_commit
-from storage.whole_files import digest_of_json, replace_file
+from storage.artifacts.whole_files import digest_of_json, replace_file
+from storage.history.records import PromotionRow, as_time, draftsmith_version, git_commit
 
 Entry = dict[str, Any]
 """One entry of a journal: a JSON object with the fields of its kind (`entry`), listed above."""

@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
-from storage import journal, sessions
-from storage.artifact_records import BadRecord, read_checked
-from storage.artifacts import Store
-from storage.history import files_of, history_dir
-from storage.records import PromotionRow
-from storage.results import damaged_files, rebuild, rows_of
-from storage.schema import all_tables
-from storage.segments import reading
-from storage.tracking import database_fault
-from storage.whole_files import sha256_of
+from storage import journal
+from storage.artifacts import sessions
+from storage.artifacts.records import BadRecord, read_checked
+from storage.artifacts.store import Store
+from storage.artifacts.whole_files import sha256_of
+from storage.history.files import files_of, history_dir
+from storage.history.query import damaged_files, rebuild, rows_of
+from storage.history.records import PromotionRow
+from storage.history.schema import all_tables
+from storage.history.segments import reading
+from storage.registry.tracking import database_fault
 
 DATABASES = {
     "mlflow/mlflow.db": "`draftsmith resync` makes a new one from the journals, releases and promotions",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import Chats, Context
-from components.data.chat_collecting import collect_chats
-from components.data.chat_sources import ChatSource
-from components.data.chats import read_chats, read_dropped, read_manifest
+from components.data.collect.chats import collect_chats
+from components.data.formats.chats import read_chats, read_dropped, read_manifest
+from components.data.sources.chats import ChatSource
 
 SUBJECTS = ("rivers", "bridges", "ovens", "clocks", "kites", "seeds", "stones", "wheels", "lamps", "shoes")
 

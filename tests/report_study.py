@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release
-from components.publish.engine_settings import engine_settings
+from components.engines.depth_settings import engine_settings
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
 

@@ -104,7 +104,7 @@ def test_every_variable_is_read_by_somebody() -> None:
 def test_our_modules_and_commands_are_there() -> None:
     words = [word for service in SERVICES.values() for word in service.get("command", [])]
     modules = [word.split(":")[0] for word in words if word.startswith("flows.")]
-    assert "flows.service_databases" in modules and "flows.prefect_app" in modules
+    assert "flows.services.databases" in modules and "flows.orchestration.server_app" in modules
     assert all((ROOT / (module.replace(".", "/") + ".py")).is_file() for module in modules)
 
 

@@ -16,8 +16,8 @@ from tiny_pipeline import draftsmith
 
 from components.contract import UserError
 from components.rows import AcceptanceByLanguage, read_rows
-from flows.direct import RunOptions, RunOutcome, run_direct
-from storage.named_queries import run_named_query
+from flows.execution.local_run import RunOptions, RunOutcome, run_direct
+from storage.history.query import run_named_query
 
 ROOT = Path(__file__).resolve().parents[1]
 CHATS = Path(os.environ.get("DRAFTSMITH_DEV_DATA", ROOT.parent / "shared" / "data")) / "chat"

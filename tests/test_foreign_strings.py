@@ -16,22 +16,21 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from components.contract import UserError
-from components.escapes import in_code, in_markdown, in_mermaid, one_line
-from components.publish.engine_settings import settings_for
-from components.publish.launch import launch_lines
-from components.report.charts import Point, Series, bar_chart, line_chart
-from components.report.render import environment
+from components.engines.depth_settings import settings_for
+from components.engines.launch import launch_lines
+from components.report.charts.svg import Point, Series, bar_chart, line_chart
+from components.report.pages.render import environment
 from components.report.tables import Table
 from components.rows import QualityFlag, write_rows
-from flows.answer import cell
-from flows.spec import load_spec
+from components.text import in_code, in_markdown, in_mermaid, one_line
+from flows.console.query_output import cell
+from flows.spec.schema import load_spec
 from storage import journal
-from storage.artifacts import Store
+from storage.artifacts.store import Store
+from storage.history.query import query, record_artifact, record_promotion, record_run
+from storage.history.records import new_promotion
 from storage.journal import Journal
-from storage.model_versions import description
-from storage.records import new_promotion
-from storage.release_facts import _model_name
-from storage.results import query, record_artifact, record_promotion, record_run
+from storage.registry.versions import _model_name, description
 
 HOSTILE = (
     "it's; DROP TABLE run; --",
@@ -191,7 +190,7 @@ def test_the_description_of_a_version_keeps_its_tables(text: str) -> None:
 
 def test_sql_is_never_put_together_from_values() -> None:
     """Every statement that storage executes is a constant, or made of our own table names."""
-    source = (Path(__file__).parents[1] / "storage" / "results.py").read_text()
+    source = (Path(__file__).parents[1] / "storage" / "query.py").read_text()
     made = re.findall(r"execute\(f\"([^\"]*)\"", source)
     assert made == ["SET {setting}"]
 

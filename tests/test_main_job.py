@@ -23,7 +23,7 @@ from tiny_pipeline import (
 )
 from tiny_targets import Family
 
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tiny_nightly import add_night, write_chats, write_first
 
-from flows.direct import RunOptions, RunOutcome, run_direct
+from flows.execution.local_run import RunOptions, RunOutcome, run_direct
 from storage import journal
-from storage.results import query
+from storage.history.query import query
 
 Run = Callable[..., RunOutcome]
 

@@ -17,21 +17,21 @@ from tiny_targets import Family, make_tiny_target
 from torch import Tensor
 
 from components.bench.clock import clock_for, stopwatch_for
-from components.bench.identity import compare
-from components.bench.machine import describe_machine
+from components.bench.end_to_end.identity import compare
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import AbstractDraft, CommittedPositions, Sampling
-from components.drafts.files import method_class
-from components.drafts.graphed_chain import GraphedChain
-from components.drafts.ngram import Ngram
-from components.drafts.one_block import OneBlockDraft
-from components.targets.fast import FastTarget
+from components.drafts.interface import AbstractDraft, CommittedPositions, Sampling
+from components.drafts.methods.graphed_chain import GraphedChain
+from components.drafts.methods.ngram import Ngram
+from components.drafts.methods.one_block import OneBlockDraft
+from components.drafts.storage.files import method_class
+from components.machine import describe_machine
+from components.targets.forward.cuda_graphs import GraphedTarget
+from components.targets.forward.llama import FastTarget
 from components.targets.generate import continue_batch, row_generator
-from components.targets.graphed import GraphedTarget
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 DEVICE = os.environ.get("DRAFTSMITH_TEST_DEVICE", "cuda")
 FAMILIES: tuple[Family, ...] = ("llama", "qwen3", "deepseek_v3")
@@ -147,7 +147,7 @@ def test_drafting_everywhere_equals_proposing(pair: tuple[AbstractTarget, Abstra
 @pytest.mark.parametrize("method", METHODS)
 def test_the_training_graph_says_the_same(pair: tuple[AbstractTarget, AbstractTarget], method: str) -> None:
     """Loss and gradients in float32 are those of the CPU; in bfloat16 the loss is close."""
-    from components.drafts.draft import Batch
+    from components.drafts.interface import Batch
 
     ids = some_ids(2, 24)
     out = pair[0].forward(ids, pair[0].new_cache(2, 24), logits="none", features=True)

@@ -55,12 +55,12 @@ def changed(folder: Path, file: str, old: str, new: str) -> set[str]:
 
 def test_a_comment_reruns_nothing(copy: Path) -> None:
     edit = "class Eagle3("
-    assert changed(copy, "components/drafts/eagle3.py", edit, "# a remark\n" + edit) == set()
+    assert changed(copy, "components/drafts/methods/eagle3.py", edit, "# a remark\n" + edit) == set()
 
 
 def test_the_loss_of_eagle3_reruns_its_drafter_and_what_follows(copy: Path) -> None:
     edit = "teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)"
-    steps = changed(copy, "components/drafts/eagle3.py", edit, edit + "\n        assert teacher is not None")
+    steps = changed(copy, "components/drafts/methods/eagle3.py", edit, edit + "\n        assert teacher is not None")
     assert steps == {"draft[eagle3]", "acceptance[eagle3]", *MEASURED_TOGETHER, *DECIDED}
 
 
@@ -71,7 +71,7 @@ def test_the_speedup_model_reruns_the_choice_and_no_training(copy: Path) -> None
 
 def test_what_runs_in_fresh_processes_is_code_of_the_steps_that_measure(copy: Path) -> None:
     edit = "        take_turns(generations, tokens_a_slice, self.order)\n"
-    steps = changed(copy, "components/bench/measuring_process.py", edit, edit + "        assert generations\n")
+    steps = changed(copy, "components/bench/measurement/worker.py", edit, edit + "        assert generations\n")
     assert steps == {"step_cost", *DECIDED}
 
 
@@ -83,7 +83,7 @@ def test_a_new_setting_of_one_method_reruns_its_drafter_alone(copy: Path) -> Non
 
 def test_a_method_that_no_step_names_reruns_nothing(copy: Path) -> None:
     for file, edit in (
-        ("components/drafts/medusa.py", "        self._decoder = None\n"),
+        ("components/drafts/methods/medusa.py", "        self._decoder = None\n"),
         ("components/decoding/lookahead.py", "        state.advance(picks, accepted)\n"),
     ):
         assert changed(copy, file, edit, edit + "        assert True\n") == set(), file

@@ -105,7 +105,7 @@ def finished_at(home: Path) -> dict[str, int]:
 
 def rows(home: Path, sql: str) -> list[list[Any]]:
     """What `draftsmith query` answers, as the library gives it."""
-    from storage.results import query
+    from storage.history.query import query
 
     _, found = query(sql, home)
     return [list(row) for row in found]

@@ -5,23 +5,35 @@ thread count opens its own target (whose kernels are picked at that count), all 
 one with the fastest plain step is used for every arm of the measurement. For a target too large to be held several
 times, thread counts are compared on one target with plain kernels. Kernels are then picked layer by layer; if the plain
 ones together still win, they become a second baseline, the *rival*. Drafters get their kernels last, on those threads.
+
+The threads and kernels with which a run measures target and drafters, as `bench.autotune` chose them.
+
+The choice is itself a measurement: processes that choose for themselves seldom take the same kernels, and in a noisy
+moment other threads, so that predictions would be of another engine than the one that decodes.
+
+Step `bench.autotune`: chooses, once for a run, the threads and kernels on which plain decoding is fastest.
+
+Measuring steps take it as their input `tuning`, so that prediction and decoding use the same threads and kernels, and
+every drafter is timed on the same target. It times longer than a step that chooses for itself, so that a noisy second
+does not decide.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from components.bench.clock import threads
-from components.bench.subjects import open_drafter
-from components.bench.tuning import Tuning
-from components.contract import Draft, Target
+from components.bench.prompts import open_drafter
+from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
-from components.targets.model import AbstractTarget
 
 ROUNDS = 10
 TOKENS = 12
@@ -137,3 +149,144 @@ def _time_rounds(candidates: list[_Candidate], context: Sequence[int], seconds: 
         if len(times[-1]) == 1:
             tokens = SLOW_TOKENS if min(steps[0] for steps in times) > SLOW_STEP_NS else TOKENS
     return [steps[1:] for steps in times]
+
+
+class Tuning(NamedTuple):
+    """The chosen threads and kernels.
+
+    num_threads: of torch. kernel: the `kernel` of an opened target; see targets/load.py. rival: whether the plain
+    kernels are a second baseline. draft_kernels: draft_key -> the `kernel` of an opened drafter.
+    tried: [{"num_threads", "kernel", "plain_step_ms"}]; see calibration.py.
+    """
+
+    num_threads: int
+    kernel: str
+    rival: bool
+    draft_kernels: Mapping[str, str]
+    tried: list[dict[str, Any]]
+
+    def kernel_of(self, draft: Draft) -> str:
+        """The kernels of a drafter; "auto" where the choice was made without it."""
+        return self.draft_kernels.get(draft.key, "auto")
+
+
+def read_tuning(
+    tuning: Measurements | None,
+    target: Target,
+    drafts: Sequence[Draft],
+    dtype: str,
+    num_threads: int,
+    ctx: Context,
+    machine: Machine,
+) -> Tuning | None:
+    """Read the choice of `bench.autotune` for this target, dtype and machine; None for tuning None.
+
+    num_threads: the step's own setting, 0 for none.
+    Raises UserError for a choice made for something else, or one beside the step's own num_threads.
+    """
+    if tuning is None:
+        return None
+    label, facts = f"tuning ({tuning.key[:12]})", tuning.info
+    needed = {"target_key": target.key, "dtype": dtype, "device": ctx.device, "machine_id": machine.machine_id}
+    if not {*needed, "num_threads", "kernel", "rival"} <= facts.keys():
+        raise UserError(f"{label}: these measurements choose no threads: give what bench.autotune makes")
+    if num_threads:
+        raise UserError(
+            f"num_threads: {num_threads} is asked for, and {label} chose {facts['num_threads']}: leave one of them out"
+        )
+    for name, value in needed.items():
+        if facts[name] != value:
+            stated_text, needed_text = str(facts[name])[:12], str(value)[:12]
+            raise UserError(
+                f"{label}: it was made for {name} {stated_text}, and this step has {needed_text}: "
+                f"give a bench.autotune of the same {name}"
+            )
+    if facts["num_threads"] > ctx.num_threads:
+        raise UserError(
+            f"{label}: it chose {facts['num_threads']} threads, and this step may use {ctx.num_threads}: allow as many"
+        )
+    kernels = dict(facts.get("draft_kernels", {}))
+    for draft in drafts:
+        if draft.key not in kernels:
+            ctx.note(f"{label} chose no kernels for {draft.key[:12]}: each process picks its own; give it to autotune")
+    return Tuning(int(facts["num_threads"]), str(facts["kernel"]), bool(facts["rival"]), kernels, [])
+
+
+def resolve_tuning(
+    tuning: Measurements | None,
+    target: Target,
+    drafts: Sequence[Draft],
+    context: Sequence[int],
+    dtype: Literal["float32", "bfloat16"],
+    num_threads: int,
+    ctx: Context,
+    machine: Machine,
+) -> Tuning:
+    """The choice read from `tuning`, or else one timed here, decoding after the token ids of `context`."""
+    from components.bench.clock import quiet_interpreter
+
+    tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
+    if tuned is not None:
+        return tuned
+    with quiet_interpreter():
+        return choose_engine(
+            target,
+            drafts,
+            context,
+            dtype=dtype,
+            device=ctx.device,
+            max_threads=ctx.num_threads,
+            num_threads=num_threads,
+        )
+
+
+def autotune(
+    target: Target,
+    prompts: Prompts,
+    drafts: list[Draft] | None = None,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    seconds: Annotated[float, Field(ge=0.0, le=600.0)] = 3.0,
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """Time plain decoding on 1 and on all threads, each with its quickest kernels, and choose the faster.
+
+    It writes no rows: the choice and the trials are in its `info`.
+
+    Args:
+        target: the large model.
+        prompts: after the first prompt of its `test` split that fits, plain decoding is timed.
+        drafts: drafters whose kernels are chosen too; without them each process that measures one picks its own.
+        dtype: arithmetic of target and drafters.
+        seconds: that the thread counts take turns for, at least; 0 takes no more time than a step that chooses for
+            itself.
+    """
+    import torch
+
+    from components.bench import clock
+    from components.bench.prompts import fitting_prompts
+    from components.targets.load import target_facts
+
+    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
+    context = fitting_prompts(target, positions, prompts, "test", TOKENS, ctx)[0].ids
+    with clock.quiet_interpreter():
+        tuned = choose_engine(
+            target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
+        )
+    ctx.note(f"{tuned.num_threads} thread(s), kernel {tuned.kernel}")
+    return Measurements.of_step(
+        ctx,
+        {
+            "target_key": target.key,
+            "dtype": dtype,
+            "device": ctx.device,
+            "machine_id": machine.machine_id,
+            "num_threads": tuned.num_threads,
+            "kernel": tuned.kernel,
+            "rival": tuned.rival,
+            "draft_kernels": dict(tuned.draft_kernels),
+            "engines_tried": tuned.tried,
+            **clock.conditions(torch.device(ctx.device)),
+        },
+    )

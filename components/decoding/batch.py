@@ -6,29 +6,30 @@ to ties: another number of rows rounds differently), and so do samples: each seq
 the order in which it would alone.
 
 chain.py is the faster loop for one sequence and a chain. Lengths of cache, committed positions and rounds are as there.
+
+One sequence of a batch: its output, its drafter's state, and the positions its last pass committed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, Rounds, run_to_end
-from components.decoding.running import SequenceState, committed_positions
-from components.decoding.sampling import draw, is_greedy
-from components.decoding.session import check_positions
+from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, RoundFacts, Rounds, count_until_end, run_to_end
+from components.decoding.session import check_positions, draw, is_greedy
 from components.decoding.tree import DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import TreeShape
 from components.decoding.tree_verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled
 from components.decoding.verification import verify_greedy, verify_sampled
-from components.drafts.draft import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
-from components.drafts.sampling import probabilities
-from components.targets.model import AbstractCache, AbstractTarget, TargetPass
+from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
+from components.drafts.network.sampling import probabilities
+from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 
 
 def decode_tree(
@@ -312,3 +313,61 @@ def propose_each(
         proposer.propose(state, new, depth, sampling, rng)
         for state, new, depth, rng in zip(states, committed, depths, rngs, strict=True)
     ]
+
+
+@dataclass
+class SequenceState:
+    """State of one prompt while it is decoded in a batch."""
+
+    prompt: list[int]
+    state: Any  # of the drafter
+    rng: torch.Generator
+    committed: CommittedPositions | None = None  # by the last pass, not yet passed to the drafter; None: plain decoding
+    raw: list[int] = field(default_factory=list)  # output tokens, including the overshoot of the last round
+    num_tokens: int = 0
+    at_eos: bool = False
+    rounds: list[RoundFacts] = field(default_factory=list)
+    stop_ns: int = 0  # when its last token was computed
+
+    @property
+    def newest(self) -> int:
+        """The last known token; the cache does not hold it yet."""
+        return self.raw[-1]
+
+    def begin(self, token: int, ends: frozenset[int]) -> None:
+        """Store the first output token."""
+        self.raw, self.num_tokens, self.at_eos = [token], 1, token in ends
+
+    def commit(self, result: TreeVerifyResult, drafted: int, limit: int, ends: frozenset[int]) -> None:
+        """Append the tokens of a round, cut at the limit and after end-of-text, and record the round."""
+        emitted, self.at_eos = count_until_end(result.token_ids, limit - self.num_tokens, ends)
+        kv_len = len(self.prompt) + self.num_tokens - 1
+        self.rounds.append(RoundFacts(self.num_tokens - 1, drafted, result.num_accepted, emitted, kv_len))
+        self.num_tokens += emitted
+        self.raw += result.token_ids
+
+    def decoded(self, start_ns: int, first_ns: int) -> Decoded:
+        """The finished generation; the prefill ran from start_ns to first_ns."""
+        return Decoded(
+            tokens=self.raw[: self.num_tokens],
+            tokens_raw=self.raw,
+            rounds=self.rounds,
+            status="eos" if self.at_eos else "ok",
+            prompt_tokens=len(self.prompt),
+            ttft_ns=first_ns - start_ns,
+            decode_ns=max(0, self.stop_ns - first_ns),
+        )
+
+
+def committed_positions(
+    next_tokens: list[int], out: TargetPass, index: int, rows: list[int], device: torch.device
+) -> CommittedPositions:
+    """Rows of sequence `index` of a pass, each with its next token; empty features where the pass has none."""
+    following = torch.tensor(next_tokens, device=device)
+    if out.taps is None or out.last is None:
+        return CommittedPositions(following, torch.empty(0, 0, device=device), torch.empty(0, 0, device=device))
+    taps, last = out.taps[index], out.last[index]
+    if rows == list(range(len(rows))):  # a view is enough
+        return CommittedPositions(following, taps[: len(rows)], last[: len(rows)])
+    row_indices = torch.tensor(rows, device=device)
+    return CommittedPositions(following, taps.index_select(0, row_indices), last.index_select(0, row_indices))

@@ -9,7 +9,7 @@ and what was cut is recorded, not kept. A live run is therefore the replay of an
 where the target's positions run out are fewer tokens drafted; measurements stay away from that limit.
 
 Every loop is a generator that yields after each round, so that several generations can take turns on one machine
-(bench/slices.py); `decode` runs one to its end.
+(bench/measurement/slices.py); `decode` runs one to its end.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.blockwise import EXACT, BlockRule, verify_block
-from components.decoding.sampling import draw, is_greedy
-from components.decoding.session import Session
-from components.decoding.verification import VerifyResult, verify_greedy, verify_sampled
-from components.drafts.draft import CommittedPositions, Proposer, Sampling
-from components.drafts.sampling import probabilities
-from components.targets.model import AbstractCache, AbstractTarget, TargetPass
+from components.decoding.session import Session, draw, is_greedy
+from components.decoding.verification import EXACT, BlockRule, VerifyResult, verify_block, verify_greedy, verify_sampled
+from components.drafts.interface import CommittedPositions, Proposer, Sampling
+from components.drafts.network.sampling import probabilities
+from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 
 GREEDY = Sampling()
 
@@ -103,7 +101,7 @@ def decode_rounds(
     rng:       needed when sampling.temperature > 0, on the CPU; the same seed gives the same tokens.
     eos_ids:   end-of-text tokens, default those of the target.
     session:   reuses its cache; without one a cache is allocated for this call.
-    rule:      when greedy decoding accepts a draft token; all but the default change the output (blockwise.py).
+    rule:      when greedy decoding accepts a draft token; all but the default change the output (verification.py).
     clock:     measures the times of the result.
 
     Raises UserError for an empty prompt, a depth the proposer cannot reach, more tokens than the target has positions.

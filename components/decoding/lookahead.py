@@ -1,4 +1,4 @@
-"""The decoding loop of lookahead: one pass a round drafts tokens and verifies others (see drafts/lookahead.py).
+"""The decoding loop of lookahead: one pass a round drafts tokens and verifies others (see drafts/methods/lookahead.py).
 
 Greedy only: the window's outputs are argmaxes, and draft tokens are compared with argmaxes. The output is that of plain
 greedy decoding, whatever the window holds: a draft token is accepted only where it equals the target's argmax after
@@ -13,11 +13,10 @@ import torch
 
 from components.contract import UserError
 from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, count_until_end
-from components.decoding.sampling import is_greedy
-from components.decoding.session import Session
-from components.drafts.draft import CommittedPositions, Proposer, Sampling
-from components.drafts.lookahead import LookaheadState
-from components.targets.model import AbstractTarget
+from components.decoding.session import Session, is_greedy
+from components.drafts.interface import CommittedPositions, Proposer, Sampling
+from components.drafts.methods.lookahead import LookaheadState
+from components.targets.interface import AbstractTarget
 
 
 def lookahead_rounds(

@@ -17,7 +17,7 @@ import torch
 from components.contract import Draft, UserError
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.drafts.files import open_draft
+from components.drafts.storage.files import open_draft
 from components.targets.load import open_target, open_tokenizer
 
 WARM_UP_TOKENS = 8

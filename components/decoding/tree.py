@@ -15,8 +15,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from components.drafts.ancestry import ancestor_sets, as_mask
-from components.targets.model import TreeRows
+from components.drafts.network.sampling import ancestor_sets, as_mask
+from components.targets.interface import TreeRows
 
 
 @dataclass(frozen=True)

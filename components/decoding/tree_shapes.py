@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.sampling import is_greedy
+from components.decoding.session import is_greedy
 from components.decoding.tree import DraftTree, DraftTreeRows
-from components.drafts.draft import Branches, Sampling
-from components.drafts.sampling import probabilities
+from components.drafts.interface import Branches, Sampling
+from components.drafts.network.sampling import probabilities
 
 
 class TreeShape(Protocol):

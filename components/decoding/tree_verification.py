@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.decoding.sampling import draw, draw_uniform
+from components.decoding.session import draw, draw_uniform
 from components.decoding.tree import DraftTreeRows
 
 

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.decoding.chain import GREEDY, Decoded, RoundFacts, count_until_end
-from components.decoding.sampling import draw, is_greedy
-from components.decoding.session import Session
+from components.decoding.session import Session, draw, is_greedy
 from components.decoding.verification import verify_sampled
-from components.drafts.draft import CommittedPositions, Sampling, TwoRowProposer
-from components.drafts.sampling import probabilities
-from components.targets.model import AbstractTarget, TargetPass
+from components.drafts.interface import CommittedPositions, Sampling, TwoRowProposer
+from components.drafts.network.sampling import probabilities
+from components.targets.interface import AbstractTarget, TargetPass
 
 
 def decode_two_row(

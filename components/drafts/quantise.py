@@ -13,7 +13,7 @@ from pydantic import Field
 
 from components.contract import Context, Draft, UserError
 from components.drafts.settings import Place
-from components.drafts.storage import DEFAULT_GROUP, Storage, Weights
+from components.weight_format import DEFAULT_GROUP, Storage, Weights
 
 OF_TRAINED_WEIGHTS = ("held_out_al", "held_out_al_by_workload")
 """Entries of draft.json measured with the trained weights, which do not hold for the rounded ones."""
@@ -33,7 +33,8 @@ def quantise_draft(
     keep: list[str] = ["fc", "lm_head"],  # noqa: B006 - read, never changed
     ctx: Context,
 ) -> Draft:
-    """Store a trained drafter in fewer bits: weight-only, symmetric, rounded to nearest; drafts/quantised.py says how.
+    """Store a trained drafter in fewer bits: weight-only, symmetric, rounded to nearest;
+    drafts/storage/quantisation.py says how.
 
     Engines, measurements and further training see the rounded weights, dequantised as they are read. Norms, biases and
     embeddings are never quantised; they and what `keep` names are stored in bfloat16.
@@ -50,8 +51,8 @@ def quantise_draft(
     """
     from safetensors.torch import save_file
 
-    from components.drafts.files import read_draft, write_record
-    from components.drafts.quantised import is_linear, layer_of, num_bytes, packed_layers, quantise_tensors
+    from components.drafts.storage.files import read_draft, write_record
+    from components.drafts.storage.quantisation import is_linear, layer_of, num_bytes, packed_layers, quantise_tensors
 
     record, tensors = read_draft(draft.path)
     label = f"drafts.quantise_draft: {record['method']} ({draft.key[:12]})"

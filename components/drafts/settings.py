@@ -20,6 +20,10 @@ Place = tuple[str | int, ...]
 Depth = Annotated[int, Field(ge=1, le=16)]
 LossName = Literal["soft_ce", "kl", "tv", "lk", "top_k", "hard_ce"]
 
+Method = Literal[
+    "draft-model", "eagle1", "eagle3", "hass", "lookahead", "medusa", "mtp", "mtp-parallel", "ngram", "p-eagle"
+]
+
 
 class Settings(BaseModel):
     """The settings of one method. Unknown names are faults, and so is a number in quotes."""
@@ -54,7 +58,7 @@ class Distilled(Trained):
     """A method whose draft tokens are compared with the target's own distribution."""
 
     loss: LossName = "soft_ce"
-    """The distance between both, row by row; row_losses.py has the equations."""
+    """The distance between both, row by row; losses.py has the equations."""
 
 
 class Untrained(Settings):
@@ -196,7 +200,7 @@ class MtpSettings(Distilled, WithBlock):
     """DeepSeek-V3's sequential modules, or the model's own module used again and again."""
 
     start: Literal["new", "own"] = "new"
-    """new: new modules; own: the MTP weights of the target's own checkpoint, fine-tuned (mtp_own.py)."""
+    """new: new modules; own: the MTP weights of the target's own checkpoint, fine-tuned (mtp_native.py)."""
     recursive_steps: Depth = 3
     """start own: number of draft tokens the one module is trained for."""
     mtp_modules: Annotated[int, Field(ge=1, le=8)] = 3

@@ -1,7 +1,7 @@
 """Publish drafters: checkpoint formats with exact checks, engine profiles, the model card, and the MLflow model."""
 
-from components.publish.export import export_release
-from components.publish.try_release import try_release
-from components.publish.upload import upload_release
+from components.publish.release.dry_run import try_release
+from components.publish.release.export import export_release
+from components.publish.release.upload import upload_release
 
 __all__ = ["export_release", "try_release", "upload_release"]

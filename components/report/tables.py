@@ -1,4 +1,9 @@
-"""The tables of reports. A `Table` is a header and rows of text, so that Markdown and HTML show the same numbers."""
+"""The tables of reports. A `Table` is a header and rows of text, so that Markdown and HTML show the same numbers.
+
+The table of the acceptance lost by storing drafters in fewer bits (policy.json: weights).
+
+The table that compares an engine serving the drafter with our own loop and with the prediction.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from components.escapes import in_markdown
-from components.rows import ALL, DepthChoice, DepthEval, Drift, PairedComparison, QualityFlag
+from components.rows import ALL, DepthChoice, DepthEval, Drift, EngineComparison, PairedComparison, QualityFlag
+from components.text import in_markdown
 
 _METHOD_TITLES: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
 
@@ -313,3 +318,57 @@ def format_interval(lo: float | None, hi: float | None) -> str:
 
 def _markdown_line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+WEIGHT_VERDICTS = {"lower": "lower", "higher": "higher", "undecided": "no difference shown"}
+WEIGHT_HEADER = ["drafter", "weights", "depth", "AL as trained", "AL (95 %)", "change (95 %)", "prompts", "verdict"]
+
+
+def weights_table(costs: Sequence[Mapping[str, Any]]) -> Table | None:
+    """One line for each rounded drafter; None where no drafter was rounded."""
+    rows = [
+        [
+            str(c["method"]),
+            str(c["weights"]),
+            str(c["depth_k"]),
+            f"{c['al_before']:.2f}",
+            f"{c['al']:.2f} [{c['al_lo']:.2f}, {c['al_hi']:.2f}]",
+            f"{c['change']:+.3f} [{c['change_lo']:+.3f}, {c['change_hi']:+.3f}]",
+            str(c["num_prompts"]),
+            WEIGHT_VERDICTS[c["verdict"]],
+        ]
+        for c in costs
+    ]
+    return Table(WEIGHT_HEADER, rows) if rows else None
+
+
+def engine_table(rows: Iterable[EngineComparison]) -> Table:
+    """One line for each engine, drafter, depth and workload; acceptance length is tokens a round, bonus included."""
+    cells = [
+        [
+            f"{row.engine} {row.engine_version}".strip()
+            + (f", {row.concurrency} at once" if row.concurrency > 1 else ""),
+            row.method,
+            str(row.depth_k),
+            row.workload,
+            _same_texts(row),
+            *(_format_length(value) for value in (row.al_pred, row.al_ours, row.al_engine)),
+            *(format_ratio(value) for value in (row.speedup_pred, row.speedup_ours, row.speedup_engine)),
+            row.verdict.replace("_", " "),
+        ]
+        for row in rows
+    ]
+    header = ["engine", "drafter", "depth", "workload", "same text", "AL predicted", "AL ours", "AL engine"]
+    header += ["speedup predicted", "speedup ours", "speedup engine", "verdict"]
+    return Table(header, cells)
+
+
+def _same_texts(row: EngineComparison) -> str:
+    if not row.num_compared:
+        return "not compared"
+    share = f"{row.num_identical} of {row.num_compared}"
+    return f"{share}, {row.num_ties} at a tie" if row.num_ties else share
+
+
+def _format_length(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

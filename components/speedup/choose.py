@@ -1,6 +1,6 @@
 """Step `speedup.choose_depth`: acceptance replayed at every depth, against what each depth costs on this machine.
 
-S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); model.py adds host time, evaluate.py the intervals.
+S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); model.py adds host time, predict.py the intervals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
 
 if TYPE_CHECKING:
     from components.speedup.policy import Policy
-    from components.speedup.ranking import Contender
+    from components.speedup.select import Contender
 
 
 def choose_depth(
@@ -46,11 +46,11 @@ def choose_depth(
         num_draws: draws of prompts and processes behind each interval.
         include_host: count measured sampling and bookkeeping time on both sides of the ratio.
     """
-    from components.speedup.conclude import conclude
-    from components.speedup.evaluate import Rule
-    from components.speedup.evidence import Evidence, add_chain, add_tree
-    from components.speedup.flags import baseline_flags, thread_flags
     from components.speedup.policy import Policy, policy_summary, read_policy, served_depths, write_policy
+    from components.speedup.prediction.evidence import Evidence, add_chain, add_tree
+    from components.speedup.prediction.flags import baseline_flags, thread_flags
+    from components.speedup.prediction.predict import Rule
+    from components.speedup.select import conclude
 
     groups = _valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
@@ -104,7 +104,7 @@ Group = tuple[str, int | None]  # draft_key, tree_budget
 def _add_weights_costs(policy: Policy, groups: dict[Group, list[AcceptanceMap]], num_draws: int, ctx: Context) -> None:
     """Enter the cost of rounding weights, and the storage of each rounded drafter as its role."""
     from components.speedup.policy import served_choices
-    from components.speedup.weights import rounded_of, weights_costs
+    from components.speedup.quantisation_cost import rounded_of, weights_costs
 
     chains = {key: maps for (key, budget), maps in groups.items() if budget is None}
     depths = {c.draft_key: c.depth_k for key in chains for c in served_choices(policy, key)}

@@ -4,12 +4,18 @@ Prediction and measurement together choose the depth again (rechoose.py), which 
 follows the measurement (is it faster, is the text the same?); where the two contradict each other it is "undecided",
 and names the measurement that is missing. The gate also requires that the prediction came true, because a depth chosen
 by a wrong model is right by accident. Where a challenger is compared with a champion, the challenger is evaluated, and
-the gate also requires that it is not worse (champion.py).
+the gate also requires that it is not worse (promotion_rule.py).
+
+Predictions for the very prompts that an arm decoded, with step costs of the same moment.
+
+They test the model, not the state of the machine: where the end-to-end measurement also timed the phases of its arms,
+these costs are used, else those of the choice of depth. End to end often runs fewer prompts; only AL depends on them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -17,12 +23,14 @@ from pydantic import Field
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from components.rows import ALL, CostCell, DepthChoice, QualityFlag, Request, read_rows
+from components.speedup.policy import MeasuredArm, Policy
+from components.speedup.prediction.costs import Setting, cost_table, round_cost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from components.speedup.measured.rechoose import Posterior
     from components.speedup.policy import GateCheck, Policy
-    from components.speedup.rechoose import Posterior
 
 
 def confirm_depth(
@@ -57,11 +65,10 @@ def confirm_depth(
         max_acceptance_loss: the same of acceptance length over all prompts; of one workload it is twice that.
         num_draws: draws of prompts and processes behind each interval.
     """
-    from components.speedup.champion import champion_checks, enter_comparison
-    from components.speedup.measured import measured_arms
-    from components.speedup.measured_flags import lookup_flags, measured_flags
+    from components.speedup.comparison.promotion_rule import champion_checks, enter_comparison
+    from components.speedup.measured.measured import lookup_flags, measured_arms, measured_flags
+    from components.speedup.measured.rechoose import choose_again
     from components.speedup.policy import Gate, Winner, policy_summary, read_policy, write_policy
-    from components.speedup.rechoose import choose_again
 
     if champion is not None and challenger is None:
         raise UserError("champion: it is compared with a challenger; give `challenger` too")
@@ -103,8 +110,7 @@ def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dic
 
     p_faster: id of an arm -> P(speedup > 1) by its measurement.
     """
-    from components.speedup.measured import arm_of
-    from components.speedup.same_moment import predictions_of
+    from components.speedup.measured.measured import arm_of
 
     for rows in (policy.evals, policy.trees):
         for i, row in enumerate(rows):
@@ -135,7 +141,7 @@ def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dic
 
 def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     """predicted / measured - 1 on the same prompts; over all prompts where the measured ones have no maps."""
-    from components.speedup.measured import arm_of
+    from components.speedup.measured.measured import arm_of
 
     arm = arm_of(policy, choice)
     if arm is not None and arm.speedup_pred is not None:
@@ -150,8 +156,8 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
     only_key: the one drafter that may win, or None. Drafters with faults (their output differs, their numbers are
     impossible) are excluded, unless all have faults.
     """
+    from components.speedup.measured.rechoose import pick_drafter
     from components.speedup.policy import faults_of, served_choices
-    from components.speedup.rechoose import pick_drafter
 
     candidates = [c for c in served_choices(policy) if c.depth_k > 0 and c.meas_lo is not None]
     candidates = [c for c in candidates if only_key in (None, c.draft_key)]
@@ -161,10 +167,9 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
 
 def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
     """The conditions of promotion, each with its value and limit."""
-    from components.speedup.bootstrap import PROMPTS
-    from components.speedup.measured import arm_of
-    from components.speedup.measured_flags import too_many_ties
+    from components.speedup.measured.measured import arm_of, too_many_ties
     from components.speedup.policy import GateCheck, faults_of
+    from components.speedup.statistics.bootstrap import PROMPTS
 
     if winner is None:
         return [GateCheck("depth_chosen_and_measured", False, 0.0, ">= 1")]
@@ -190,7 +195,7 @@ def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float,
 
 def _lookup_check(policy: Policy, winner: DepthChoice, minimum: float) -> GateCheck:
     """Speed over prompt lookup, which needs no training; every gate shows it, a setting makes it a condition."""
-    from components.speedup.measured_flags import best_lookup
+    from components.speedup.measured.measured import best_lookup
     from components.speedup.policy import GateCheck
 
     lookup = best_lookup(policy, winner)
@@ -233,7 +238,7 @@ def _verdict(
 def _verdict_of_interval(choice: DepthChoice, policy: Policy) -> str:
     """use | do_not_speculate | undecided by the measured interval; too few prompts, or a contradiction with the
     prediction, leave it undecided."""
-    from components.speedup.measured import arm_of
+    from components.speedup.measured.measured import arm_of
 
     arm = arm_of(policy, choice)
     if arm is None or not arm.is_decisive or choice.meas_lo is None or choice.meas_hi is None:
@@ -260,3 +265,43 @@ def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | Non
     return dataclasses.replace(
         choice, verdict=_verdict_of_interval(choice, policy), reasons=[*choice.reasons, measured]
     )
+
+
+def predictions_of(policy: Policy, cells: Sequence[CostCell]) -> list[float | None]:
+    """The predicted speedup of each of policy.arms; None for a tree, at depth 0, and without maps."""
+    ratios: dict[tuple[str, int, str], dict[int, float]] = {}
+    predictions: list[float | None] = []
+    for arm in policy.arms:
+        if arm.tree_budget is not None or arm.depth_k == 0 or arm.al_replayed is None:
+            predictions.append(None)  # trees are not replayed by prompt, and depth 0 has no prediction
+            continue
+        key = (arm.draft_key, arm.batch_size, arm.dtype)
+        if key not in ratios:
+            ratios[key] = _round_over_plain(cells, *key)
+        ratio = ratios[key].get(arm.depth_k)
+        predictions.append(
+            arm.al_replayed / ratio if ratio is not None else _predict_by_first_costs(policy, arm, arm.al_replayed)
+        )
+    return predictions
+
+
+def _round_over_plain(cells: Sequence[CostCell], draft_key: str, batch_size: int, dtype: str) -> dict[int, float]:
+    """Depth -> time of a round over a plain step, for completely timed depths; {} without any."""
+    drafter_cells = [
+        c
+        for c in cells
+        if (c.batch_size, c.dtype, c.tree_budget) == (batch_size, dtype, None) and c.draft_key in (draft_key, "")
+    ]
+    timed = {phase: {c.depth_k for c in drafter_cells if c.phase == phase} for phase in ("target_step", "verify")}
+    drafted = {c.depth_k for c in drafter_cells if c.phase == "draft" and c.draft_key == draft_key}
+    if not timed["target_step"] or not (timed["verify"] & drafted) - {0}:
+        return {}
+    table = cost_table(drafter_cells, Setting(draft_key, batch_size))
+    plain, cycle = round_cost(table.times, table.host_measured)
+    return {depth: float(cycle[i] / plain) for i, depth in enumerate(table.depths) if depth}
+
+
+def _predict_by_first_costs(policy: Policy, arm: MeasuredArm, length: float) -> float | None:
+    key = (arm.draft_key, arm.workload, arm.depth_k, arm.batch_size)
+    row = next((e for e in policy.evals if (e.draft_key, e.workload, e.depth_k, e.batch_size) == key), None)
+    return row.speedup_pred * length / row.al if row is not None else None

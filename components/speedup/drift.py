@@ -15,7 +15,7 @@ from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import ALL, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
 
 if TYPE_CHECKING:
-    from components.speedup.bootstrap import Estimate
+    from components.speedup.statistics.bootstrap import Estimate
 
 
 def measure_drift(
@@ -135,8 +135,8 @@ def _estimate_acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: i
     """`al` at a depth; prompts are sorted by name."""
     import numpy as np
 
-    from components.speedup.bootstrap import draw_weights
-    from components.speedup.replay import acceptance_length
+    from components.speedup.prediction.replay import acceptance_length
+    from components.speedup.statistics.bootstrap import draw_weights
 
     weights = draw_weights(len(maps), num_draws, np.random.default_rng(seed))
     return acceptance_length(sorted(maps, key=lambda m: m.prompt_id), depth, weights)
@@ -144,7 +144,7 @@ def _estimate_acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: i
 
 def _few_prompts_flags(row: Drift) -> list[QualityFlag]:
     """A flag where a side has few prompts: the interval is wide, and a relevant change may go unseen."""
-    from components.speedup.bootstrap import PROMPTS
+    from components.speedup.statistics.bootstrap import PROMPTS
 
     fewest = min(row.num_prompts_then, row.num_prompts_now)
     if fewest >= PROMPTS.warn:

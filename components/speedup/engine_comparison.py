@@ -4,7 +4,7 @@ An engine that loads a drafter wrongly still gives the right text, only later: a
 layer or another RoPE show only in the rounds. Where the text is the same, rounds are compared with ours by prompt:
 with our timed decoding where it ran to the same length, else with the acceptance maps, replayed to that length.
 A difference raises the flag `engine_mismatch`, a fault, and the newest comparison of each engine is part of the
-promotion gate (storage/engine_gate.sql).
+promotion gate (storage/registry/engine_gate.sql).
 
 Near-ties of a drafter may fall otherwise in an engine's arithmetic; such rounds are few, and acceptance length within
 `tolerance` counts as close. llama.cpp's programs leave the last token of the prompt to their first round and so draft
@@ -89,7 +89,7 @@ class _OurRounds:
         acceptance_map = self.maps.get((row.draft_key, row.prompt_id))
         if acceptance_map is None or acceptance_map.k_max < row.depth_k or acceptance_map.num_tokens < row.tokens_kept:
             return None
-        from components.speedup.replay import replay
+        from components.speedup.prediction.replay import replay
 
         return len(replay(acceptance_map.accepted, row.depth_k, row.tokens_kept)), "maps"
 
@@ -271,7 +271,7 @@ def _comparison_row(
 
 def _al_pred(prediction: DepthEval, pairs: Sequence[_Pair], our_rounds: _OurRounds) -> float | None:
     """AL by the policy's replay of the paired prompts; of all its prompts where none is paired."""
-    from components.speedup.measured import al_replayed
+    from components.speedup.measured.measured import al_replayed
 
     if not pairs:
         return prediction.al

@@ -20,7 +20,7 @@ from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import ALL, AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
 
 if TYPE_CHECKING:
-    from components.speedup.bootstrap import Estimate
+    from components.speedup.statistics.bootstrap import Estimate
 
 UNKNOWN = "unknown"
 
@@ -140,8 +140,8 @@ def _estimate_acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, 
     """`al` at a depth; every drafter on the same prompts gets the same draws."""
     import numpy as np
 
-    from components.speedup.bootstrap import draw_weights
-    from components.speedup.replay import acceptance_length
+    from components.speedup.prediction.replay import acceptance_length
+    from components.speedup.statistics.bootstrap import draw_weights
 
     weights = draw_weights(len(prompts), num_draws, np.random.default_rng([seed, 8]))
     return acceptance_length([drafter.maps[prompt] for prompt in prompts], depth, weights)
@@ -192,8 +192,8 @@ def _language_row(
 
 def _few_prompts_flags(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
     """Flags of languages with few prompts: intervals are wide, and a relevant difference may go unseen."""
-    from components.speedup.bootstrap import PROMPTS
-    from components.speedup.flags import QualityIssue
+    from components.speedup.prediction.flags import QualityIssue
+    from components.speedup.statistics.bootstrap import PROMPTS
 
     few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < PROMPTS.warn]
     detail = f"fewer than {PROMPTS.warn} prompts; its intervals are wide"

@@ -23,13 +23,18 @@ policy.json holds
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` as text
   gate         Gate; null before confirm_depth
 
-`policy.md` beside it shows the same to people (policy_table.py). Settings of serving engines are part of a release,
-which knows the engines that can load the drafter (publish/engine_settings.py).
+`policy.md` beside it shows the same to people (policy_markdown.py). Settings of serving engines are part of a release,
+which knows the engines that can load the drafter (engines/depth_settings.py).
+
+Two records of policy.json: a ranked drafter, and one depth for several workloads.
+
+Policies written before some of their names changed, converted to the current names.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +42,7 @@ from typing import Any
 from components.contract import UserError
 from components.outside_json import read_object
 from components.rows import ALL, DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
-from components.speedup.candidate import Mixture, RankedDrafter
-from components.speedup.older_policies import with_current_names
-from components.speedup.weights import WeightsCost
+from components.speedup.quantisation_cost import WeightsCost
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ class Policy:
 
 def write_policy(directory: Path, policy: Policy) -> None:
     """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
-    from components.speedup.policy_table import policy_text
+    from components.speedup.policy_markdown import policy_text
 
     text = json.dumps(asdict(policy), indent=1, allow_nan=False)
     (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
@@ -312,3 +315,59 @@ def policy_summary(policy: Policy) -> dict[str, Any]:
         facts["num_ties"] = sum(a.ties for a in drafter_arms)
         facts["num_checked"] = sum(a.checked for a in drafter_arms)
     return facts
+
+
+@dataclass(frozen=True)
+class RankedDrafter:
+    """One drafter in one setting at its chosen depth, as ranked among all drafters."""
+
+    draft_key: str
+    method: str
+    depth_k: int
+    tree_budget: int | None  # draft tokens verified in a pass; None: a chain of depth_k
+    draft_vocab: int | None  # tokens that the drafter can propose; None: not known
+    speedup_pred: float
+    pred_lo: float
+    pred_hi: float
+    p_best: float
+    regret: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One depth for all workloads of one drafter at one batch size."""
+
+    draft_key: str
+    method: str
+    batch_size: int
+    stated: bool  # whether the shares were stated; otherwise they are those of the measured tokens
+    shares: dict[str, float]  # workload -> share of decoded tokens; they add up to 1
+    depth_k: int
+    speedup_pred: float  # of that depth over the mixture
+    pred_lo: float
+    pred_hi: float
+    depths_apart: dict[str, int]  # workload -> the depth it would choose for itself
+    speedup_apart: float  # of the mixture, each workload at its own depth
+    loss: float  # 1 - speedup_pred / speedup_apart
+    loss_by_workload: dict[str, float]
+
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "acceptance": {"al_kept": "al", "al_pooled_incl_bonus": "al_uncut", "al_macro_incl_bonus": "al_macro"},
+    "arms": {"acceptance_rate": "draft_acceptance_rate"},
+}
+"""List in policy.json -> former name of a column -> current name."""
+DROPPED_PARTS = ("engines",)
+"""Former parts of policy.json; settings of engines are now part of a release."""
+
+
+def with_current_names(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a policy.json of any age; unknown names stay, for the reader to refuse."""
+    return {
+        part: [{RENAMED[part].get(name, name): value for name, value in row.items()} for row in rows]
+        if part in RENAMED
+        else rows
+        for part, rows in raw.items()
+        if part not in DROPPED_PARTS
+    }

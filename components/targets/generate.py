@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.targets.model import AbstractCache, AbstractTarget
+from components.targets.interface import AbstractCache, AbstractTarget
 
 PREFILL_TOKENS: Final = 8192
 """Most tokens of one prefill pass, padding included (a longer prompt gets its own pass); bounds memory."""

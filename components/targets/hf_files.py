@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from components.targets.byte_bpe import BOS_ID, EOS_ID, PAD_ID
-from components.targets.lean_llama import LlamaShape
+from components.targets.pretraining.llama import LlamaShape
+from components.targets.pretraining.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 
 def llama_config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads the scaling of rotary positions from a model's config, without torch.
 
-Our drafters rotate whole heads by rope_theta alone, whatever their target does (drafts/layers.py). That is right where
-an engine builds them from their own config, and a fault where it builds them from the target's.
+Our drafters rotate whole heads by rope_theta alone, whatever their target does (drafts/network/layers.py). That is
+right where an engine builds them from their own config, and a fault where it builds them from the target's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from components.targets.model import AbstractCache, AbstractTarget
+from components.targets.interface import AbstractCache, AbstractTarget
 
 ROW_COUNTS: Final = (128, 29, 13)
 """Rows of a pass in each reading; an answer of up to 129 tokens is one pass of the first. Wide passes are cheap; the

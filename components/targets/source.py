@@ -50,7 +50,7 @@ def load_target(
         trust_remote_code: run Python code that comes with the model; leave off unless you have read that code.
         dtype: the numbers it computes with; auto is float32 on a CPU and the checkpoint's own on a GPU.
     """
-    from components.targets.inspect_files import facts_of
+    from components.targets.config import facts_of
 
     folder = find_folder(model, trust_remote_code)
     files = list_files(folder, model, trust_remote_code)

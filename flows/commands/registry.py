@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.terminal import echo, echo_error
-from storage.artifacts import default_home
+from storage.artifacts.store import default_home
 
 
 def promote(
@@ -17,8 +17,8 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Override the promotion gate; needs --why.")] = False,
 ) -> None:
     """Make a model version the champion if the promotion gate lets it; the one before becomes `previous`."""
-    from components.speedup.promotion_rule import judge
-    from storage.registry import promote as move
+    from components.speedup.comparison.promotion_rule import judge
+    from storage.registry.registry import promote as move
 
     echo(move(default_home(), name, version, reason, judge=judge, force=force).note)
 
@@ -28,16 +28,16 @@ def rollback(
     reason: Annotated[str, typer.Option("--why", help="The reason; the promotion log keeps it.")],
 ) -> None:
     """Make the previous champion the champion again."""
-    from storage.registry import rollback as move
+    from storage.registry.registry import rollback as move
 
     echo(move(default_home(), name, reason).note)
 
 
 def resync() -> None:
     """Tell MLflow, the registry and the history what they missed while they were down."""
-    from components.speedup.promotion_rule import judge
-    from storage.keep import ArtifactsSkipped
-    from storage.keep import resync as catch_up
+    from components.speedup.comparison.promotion_rule import judge
+    from storage.record import ArtifactsSkipped
+    from storage.record import resync as catch_up
 
     try:
         done = catch_up(default_home(), judge)

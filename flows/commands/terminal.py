@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flows.signature import PACKAGES
+from flows.planning.step_signature import PACKAGES
 from storage.redaction import printable, without_secrets
 
 out = Console(highlight=False, emoji=False)

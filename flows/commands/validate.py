@@ -17,7 +17,7 @@ def validate(
     ] = "",
 ) -> None:
     """Is a drafter's checkpoint exactly what engines expect? Names, shapes, dtypes, vocabulary, numbers, config."""
-    from components.publish.validate import validate_folder
+    from components.publish.release.validate import validate_folder
 
     for line in validate_folder(folder, target):
         echo(line)

@@ -13,8 +13,8 @@ import pytest
 from tiny_pipeline import DRAFTSMITH, environment
 from tiny_targets import make_tiny_target
 
-from storage.artifact_records import SECRET_VARIABLE, with_digest
-from storage.remote_store import VARIABLE
+from storage.artifacts.records import SECRET_VARIABLE, with_digest
+from storage.artifacts.remote import VARIABLE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 PIPELINE = """

@@ -21,7 +21,8 @@ from typing import Any
 
 from toy_garden import PACKAGES
 
-from flows import cli, engine
+from flows import cli
+from flows.execution import engine
 
 SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))  # of the whole campaigns, which `make soak` runs
 TOO_LONG = 1200  # characters of a line that is meant for a person

@@ -10,7 +10,7 @@ from typing import Any
 from forked import Ended, draftsmith
 from toy_garden import GARDEN
 
-from storage.tracking import ensure_database
+from storage.registry.tracking import ensure_database
 
 NUM_STEPS = 8
 REPEATING = ("train.jsonl", "growth.txt", "height.txt", "index.html")

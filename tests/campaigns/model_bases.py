@@ -20,19 +20,19 @@ from safetensors.torch import load_file, save_file
 from tiny_targets import FAMILIES, VOCAB_SIZE, make_tiny_target, make_tiny_tokenizer
 
 from components.contract import Context, Draft, Features, Target
-from components.data.control_marks import HoldsControlMark
-from components.data.prompts import Prompt, encode_prompt
+from components.data.formats.control_marks import HoldsControlMark
+from components.data.formats.prompts import Prompt, encode_prompt
 from components.decoding.chain import decode
 from components.drafts import quantise_draft
-from components.drafts.files import method_class, open_draft, save_draft
-from components.drafts.train import train_draft
+from components.drafts.storage.files import method_class, open_draft, save_draft
+from components.drafts.training.from_features import train_draft
 from components.targets import load_target
 from components.targets.generate import continue_batch
-from components.targets.lean_llama import LlamaShape
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, open_tokenizer
-from components.targets.model import AbstractTarget
-from components.targets.training_plan import TrainingPlan
-from components.targets.training_run import TrainingRun
+from components.targets.pretraining.llama import LlamaShape
+from components.targets.pretraining.plan import TrainingPlan
+from components.targets.pretraining.training_run import TrainingRun
 
 NEW_TOKENS: Final = 4
 ASKED: Final = Prompt("p", "test", "chat", "here", None, ({"role": "user", "content": "def read_rows(path):"},))

@@ -11,15 +11,15 @@ from typing import Any, Final
 from forked import Ended, forked
 
 from components.contract import Context, NothingNew, UserError
-from components.data.chat_collecting import collect_chats, collect_chats_fingerprint
-from components.data.chat_sources import ChatSource
-from components.data.chats import read_chats, read_dropped
-from components.data.cleaning import Cleaning
-from components.data.collecting import collect_prompts, collect_prompts_fingerprint
-from components.data.language import language_of
-from components.data.traffic import collect_traffic, collect_traffic_fingerprint
-from components.data.workload_rows import WorkloadSource
-from components.data.workloads import collect_workloads, collect_workloads_fingerprint
+from components.data.cleaning.language import language_of
+from components.data.cleaning.rules import Cleaning
+from components.data.collect.chats import collect_chats, collect_chats_fingerprint
+from components.data.collect.prompts import collect_prompts, collect_prompts_fingerprint
+from components.data.collect.traffic import collect_traffic, collect_traffic_fingerprint
+from components.data.collect.workloads import collect_workloads, collect_workloads_fingerprint
+from components.data.formats.chats import read_chats, read_dropped
+from components.data.sources.chats import ChatSource
+from components.data.sources.workloads import WorkloadSource
 
 language_of("What is loaded once, before a child is made, need not be loaded in every one of them.")
 MANY: Final = 10**9

@@ -16,7 +16,7 @@ from forked import SEED, forked, recorded
 from garden_home import NUM_STEPS, answer, database_template, finished_at, made, new_home, run_garden, write_garden
 from toy_garden import COMMAND_LINE, ROOT
 
-from storage.tracking import ensure_database, ensure_experiment, open_client
+from storage.registry.tracking import ensure_database, ensure_experiment, open_client
 
 KILLS = int(os.environ.get("DRAFTSMITH_SOAK_GARDEN_KILLS", "400"))
 FIRST_STARTS = int(os.environ.get("DRAFTSMITH_SOAK_FIRST_STARTS", "80"))

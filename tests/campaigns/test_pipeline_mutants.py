@@ -27,8 +27,9 @@ from forked import SEED, TOO_LONG, Ended, forked, recorded
 from toy_garden import GARDEN, PACKAGES, ROOT
 from yaml_mutants import Mutant, mutant
 
-from flows import cli, engine
-from storage.tracking import ensure_database
+from flows import cli
+from flows.execution import engine
+from storage.registry.tracking import ensure_database
 
 MUTANTS = int(os.environ.get("DRAFTSMITH_SOAK_PIPELINE_MUTANTS", "10000"))
 BATCH = 100
@@ -117,7 +118,7 @@ class Judge:
     """Takes mutants through check, plan and compiling, in this process."""
 
     def __init__(self, folder: Path, bases: Mapping[str, str]) -> None:
-        from flows.spec import load_spec
+        from flows.spec.schema import load_spec
 
         self.file = folder / "mutant" / "pipelines.yaml"
         self.file.parent.mkdir(exist_ok=True)
@@ -158,7 +159,7 @@ class Judge:
 
     def _further(self, made: Mutant) -> dict[str, Any]:
         """Plan and compile every pipeline that is not as it was; all of the toy's."""
-        from flows.spec import load_spec
+        from flows.spec.schema import load_spec
 
         pipelines = load_spec(self.file).pipelines
         changed = [name for name, one in pipelines.items() if self.known[made.base].get(name) != str(one)]
@@ -200,9 +201,9 @@ def _compiled(file: Path, name: str) -> str:
     """What is wrong with a pipeline's Prefect flow, its form or its schedules as a deployment has them, or ''."""
     from prefect.client.schemas.schedules import CronSchedule
 
-    from flows.direct import RunOptions
-    from flows.run import catalog_flow
-    from flows.spec import load_spec
+    from flows.execution.local_run import RunOptions
+    from flows.orchestration.flow import catalog_flow
+    from flows.spec.schema import load_spec
 
     try:
         for schedule in load_spec(file).pipelines[name].schedules:

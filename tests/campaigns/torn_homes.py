@@ -24,20 +24,22 @@ from toy_garden import GARDEN
 from components.contract import Artifact
 from components.rows import write_rows
 from flows import cli
-from flows.service_doctor import revisions
-from storage import journal, results, sessions
-from storage.artifacts import Store
-from storage.history import compact
-from storage.whole_files import stamp_of, write_stamps
+from flows.services.doctor import revisions
+from storage import journal
+from storage.artifacts import sessions
+from storage.artifacts.store import Store
+from storage.artifacts.whole_files import stamp_of, write_stamps
+from storage.history import query as results
+from storage.history.files import compact
 
 for _module in (  # children are forked, and need not import all this again
     "mlflow.store.model_registry.sqlalchemy_store",
     "mlflow.store.tracking.sqlalchemy_store",
-    "flows.direct",
-    "flows.ending",
-    "flows.show_model",
-    "storage.keep",
-    "storage.registry",
+    "flows.execution.local_run",
+    "flows.console.run_summary",
+    "flows.console.inspect_output",
+    "storage.record",
+    "storage.registry.registry",
     "storage.repair",
 ):
     importlib.import_module(_module)

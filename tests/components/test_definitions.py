@@ -11,7 +11,7 @@ import pytest
 from components import definitions
 from components.definitions import DEFINITIONS, position_counts
 from components.speedup.policy import AcceptanceSummary, MeasuredArm
-from storage.results import query
+from storage.history.query import query
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_policies_say_the_same_names() -> None:
 def test_former_names_are_gone_but_where_old_champions_are_read() -> None:
     sources = [p for room in ("components", "flows", "storage") for p in (ROOT / room).rglob("*") if p.is_file()]
     for path in sources:
-        if path.suffix in (".py", ".sql", ".jinja") and path.name != "older_policies.py":
+        if path.suffix in (".py", ".sql", ".jinja") and path.name != "policy.py":
             text = path.read_text(encoding="utf-8")
             assert not [name for name in FORMER if re.search(rf"\b{name}\b", text)], path
 

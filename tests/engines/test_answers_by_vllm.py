@@ -13,11 +13,11 @@ from serving_engine import kill_group
 
 from benchmarks.engine_cases import EngineCases
 from benchmarks.engine_vllm import vllm_process
-from components.bench.identity import compare
+from components.bench.end_to_end.identity import compare
 from components.contract import Context, Conversations, Prompts, UserError
 from components.data import collect_prompts, write_answers, write_answers_by_server
-from components.data.answers import open_answers
-from components.data.prompts import encode_prompt, read_prompts
+from components.data.formats.prompts import encode_prompt, read_prompts
+from components.data.formats.responses import open_answers
 from components.targets.load import open_tokenizer
 from tests.components.data.killed_step import context, run_killed
 

@@ -16,8 +16,8 @@ from benchmarks import engine_llama_cpp, engine_vllm
 from benchmarks.engine_cases import EngineCases
 from benchmarks.engine_quantised import as_gguf, in_bfloat16, quantised
 from components.contract import UserError
-from components.drafts.files import read_draft
-from components.drafts.quantised import pack
+from components.drafts.storage.files import read_draft
+from components.drafts.storage.quantisation import pack
 from tests.engines.engine_homes import llama_cpp_home, vllm_home
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
@@ -56,7 +56,7 @@ def test_vllm_serves_an_int4_drafter_in_bfloat16_and_keeps_what_ours_keeps(
 
 
 def test_vllm_on_a_cpu_says_that_it_has_no_kernel_for_int8(vllm_ready: Path, cases: EngineCases) -> None:
-    """When this fails, it has one: the remark in publish/engine_table.py is then out of date."""
+    """When this fails, it has one: the remark in engines/profiles.py is then out of date."""
     rounded = quantised(cases, "eagle3", "int8", weights="int8")
     told = {"method": "eagle3", "model": str(rounded.exported("eagle3", "eagle3"))}
     with pytest.raises(UserError, match="kernel that can implement the WNA16 linear layer"):

@@ -14,10 +14,10 @@ from prefect_server import prefect_server
 from toy_garden import GARDEN, PACKAGES, ROOT
 
 from flows.cli import main
-from flows.engine import Engine
-from flows.plan import Plan, make_plan
-from flows.spec import load_spec
-from storage.artifacts import Store
+from flows.execution.engine import Engine
+from flows.planning.plan import Plan, make_plan
+from flows.spec.schema import load_spec
+from storage.artifacts.store import Store
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from components.contract import UserError  # noqa: E402
-from flows.run import prepare  # noqa: E402
+from flows.orchestration.flow import prepare  # noqa: E402
 
 FIRST = """
 pipelines:
@@ -46,7 +46,7 @@ def main(file: Path, home: Path) -> dict[str, Any]:
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.deploy import apply_changes, plan_changes
+    from flows.orchestration.deployments import apply_changes, plan_changes
 
     said: dict[str, Any] = {}
 

@@ -7,9 +7,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from components.contract import UserError  # noqa: E402
-from flows.direct import RunOptions  # noqa: E402
-from flows.engine import StepFailed  # noqa: E402
-from flows.run import run_with_prefect  # noqa: E402
+from flows.execution.engine import StepFailed  # noqa: E402
+from flows.execution.local_run import RunOptions  # noqa: E402
+from flows.orchestration.flow import run_with_prefect  # noqa: E402
 
 if __name__ == "__main__":
     options = RunOptions(

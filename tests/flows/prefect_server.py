@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.temporary_server import answers
+from flows.orchestration.temporary_server import answers
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ def prefect_server(place: Path) -> Iterator[str]:
     quiet |= {"PREFECT_SERVER_DATABASE_TIMEOUT": "60"}  # a busy machine holds SQLite's lock for more than ten seconds
     quiet |= {"PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "600"}  # as `up` has it, and for the same reason
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-m", "flows.service_child", str(os.getpid()), *command]  # a killed pytest leaves none
+    command = [sys.executable, "-m", "flows.services.child", str(os.getpid()), *command]  # a killed pytest leaves none
     place.mkdir(parents=True, exist_ok=True)
     with (place / "log").open("w") as log:
         process = subprocess.Popen(

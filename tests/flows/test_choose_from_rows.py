@@ -57,7 +57,7 @@ def test_the_worked_example_gives_depth_two(draftsmith: Run, tmp_path: Path) -> 
 
 def test_every_format_and_form_of_the_same_numbers_agrees(draftsmith: Run, tmp_path: Path) -> None:
     """Maps, counts by prompt, and vLLM's counters of the same rounds; JSON, JSON lines, CSV and Parquet."""
-    from components.speedup.replay import count
+    from components.speedup.prediction.replay import count
 
     accepted = [
         [3, 2, 1, 0, 0, 3, 2, 1, 1, 0] * 6,
@@ -247,7 +247,7 @@ def test_an_invalid_verdict_exits_with_one_and_shows_no_speedup_to_use(draftsmit
 
 
 def test_the_help_shows_a_table_that_works_and_every_column(draftsmith: Run, tmp_path: Path) -> None:
-    from components.speedup.outside_columns import COLUMNS, MS_PER_UNIT
+    from components.speedup.imported.columns import COLUMNS, MS_PER_UNIT
 
     code, out, _ = draftsmith("choose-depth", "--help")
     assert code == 0

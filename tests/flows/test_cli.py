@@ -15,10 +15,10 @@ from toy_garden import GARDEN, PACKAGES
 
 from flows import cli
 from flows.commands.terminal import echo, echo_error
-from flows.direct import RunOptions, plan_run
-from flows.display import Display, duration
-from flows.engine import Engine, run_plan
-from storage.artifacts import Store
+from flows.console.progress import Display, duration
+from flows.execution.engine import Engine, run_plan
+from flows.execution.local_run import RunOptions, plan_run
+from storage.artifacts.store import Store
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -119,7 +119,7 @@ def test_a_run_without_a_terminal_prints_plain_lines(
 ) -> None:
     from rich.console import Console
 
-    monkeypatch.setattr("flows.display.SECONDS_BETWEEN_LINES", 0.05)
+    monkeypatch.setattr("flows.console.progress.SECONDS_BETWEEN_LINES", 0.05)
     plan, store = plan_run(
         "garden", {"pause": 0.05}, RunOptions(file=file, device="cpu", packages=PACKAGES, to_step="draft[fern]")
     )

@@ -15,7 +15,7 @@ import pytest
 from test_engine import ONE, gone
 from toy_garden import COMMAND_LINE, ENGINE_ALONE, GARDEN
 
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 
 SLOW = GARDEN.replace("default: 0.0", "default: 0.02").replace("default: 6", "default: 12")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.engine import Engine
+from flows.execution.engine import Engine
 from storage import journal
-from storage.artifacts import Store
-from storage.results import query
-from storage.tracking import open_client
+from storage.artifacts.store import Store
+from storage.history.query import query
+from storage.registry.tracking import open_client
 
 Cli = Callable[..., tuple[int, str, str]]
 PIPELINE = """

@@ -15,13 +15,12 @@ from components.contract import Context, DepthPolicy, Draft, Measurements
 from components.promotion import Check, Margins
 from components.rows import PairedComparison, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
+from components.speedup.comparison.promotion_rule import judge
 from components.speedup.policy import Winner, read_policy, write_policy
-from components.speedup.promotion_rule import judge
-from flows.compare import compare
-from flows.compare_sides import Side
-from storage.artifacts import Store
-from storage.promotion_gate import evidence_of
-from storage.results import record_artifact
+from flows.analysis.compare import Side, compare
+from storage.artifacts.store import Store
+from storage.history.query import record_artifact
+from storage.registry.promotion_gate import evidence_of
 
 NEW, OLD = "n" * 64, "o" * 64
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from flows.code_reach import reached_symbols
-from flows.spec import load_spec
-from flows.wiring import check_spec
+from flows.planning.code_index import reached_symbols
+from flows.planning.wiring import check_spec
+from flows.spec.schema import load_spec
 
 PIPELINE = """\
 pipelines:
@@ -105,5 +105,5 @@ def test_how_codes_are_made_is_part_of_quantising_and_of_no_training() -> None:
         for module, name in (("train", "train_draft"), ("quantise", "quantise_draft"))
     }
     for symbol in ("quantise", "pack", "quantise_tensors"):
-        place = f"components/drafts/quantised.py: {symbol}"
+        place = f"components/drafts/storage/quantisation.py: {symbol}"
         assert place in reached["quantise_draft"] and place not in reached["train_draft"]

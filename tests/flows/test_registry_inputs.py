@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from flows.engine import Engine
-from flows.plan import Plan
-from flows.sources import OFFERED, Sources, kind_of_source, reference_error
-from storage.artifacts import Store
-from storage.tracking import KEY_TAG, open_client
+from flows.execution.engine import Engine
+from flows.planning.external_inputs import OFFERED, Sources, kind_of_source, reference_error
+from flows.planning.plan import Plan
+from storage.artifacts.store import Store
+from storage.registry.tracking import KEY_TAG, open_client
 
 NAME = "builtin-fern"
 PIPELINE = (

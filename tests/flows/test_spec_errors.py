@@ -276,13 +276,13 @@ def test_half_a_letter_is_told_with_its_line_and_column(
 
 
 def test_a_refused_address_is_shown_without_its_password() -> None:
-    from flows.problems import show
+    from flows.spec.diagnostics import show
 
     assert show("https://ann:s3cret@host/v1") == "'https://ann:***@host/v1'"
 
 
 def test_words_that_yaml_bends_stay_words(pipelines: Callable[[str], Path]) -> None:
-    from flows.yaml_lines import read_yaml
+    from flows.spec.yaml_source import read_yaml
 
     text = "a: no\nb: on\nc: 1e-4\nd: 2024-01-01\ne: 010\nf: 1_000\ng: yes\nh: ~\ni: 1.5\nj: true\nk: 0x1F\n"
     values, lines = read_yaml(pipelines(text))

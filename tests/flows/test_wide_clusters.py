@@ -21,9 +21,9 @@ from test_engine import gone
 from tiny_targets import make_tiny_target
 from toy_garden import COMMAND_LINE, ROOT
 
-from flows.run import QUIET
-from flows.temporary_server import TemporaryServer, temporary_server
-from storage.artifacts import Store
+from flows.orchestration.flow import QUIET
+from flows.orchestration.temporary_server import TemporaryServer, temporary_server
+from storage.artifacts.store import Store
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # on a busy machine a cluster takes minutes to come up
 BEDS = """\

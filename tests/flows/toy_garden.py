@@ -28,13 +28,13 @@ pipelines:
 
 # Programs to be killed: the command line, or a run of the engine alone. Nothing heavy is preloaded.
 LIGHT = (
-    "import sys\nimport flows.engine\nfrom pathlib import Path\n"
-    "flows.engine.Engine.__init__.__kwdefaults__['preload'] = ()\n"
+    "import sys\nimport flows.execution.engine\nfrom pathlib import Path\n"
+    "flows.execution.engine.Engine.__init__.__kwdefaults__['preload'] = ()\n"
 )
 COMMAND_LINE = f"{LIGHT}from flows import cli\nsys.exit(cli.main(packages={PACKAGES!r}))\n"
 ENGINE_ALONE = (
-    f"{LIGHT}from flows.direct import RunOptions, plan_run\n"
+    f"{LIGHT}from flows.execution.local_run import RunOptions, plan_run\n"
     f"options = RunOptions(file=Path(sys.argv[2]), device='cpu', packages={PACKAGES!r})\n"
     "plan, store = plan_run(sys.argv[1], {}, options)\n"
-    "flows.engine.run_plan(plan, store)\n"
+    "flows.execution.engine.run_plan(plan, store)\n"
 )

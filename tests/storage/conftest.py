@@ -13,8 +13,8 @@ import pytest
 
 from components.contract import Artifact
 from components.rows import write_rows
-from storage.artifacts import Store
-from storage.tracking import ensure_database
+from storage.artifacts.store import Store
+from storage.registry.tracking import ensure_database
 
 
 @dataclass(frozen=True)

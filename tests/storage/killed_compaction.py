@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage.compaction import compact
+from storage.history.segments import compact
 
 
 def dies_before(call: int) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from components.contract import Artifact
 from components.rows import Request
-from components.speedup.promotion_rule import judge
-from storage import model_versions, registry
-from storage.release_facts import ReleaseFacts
-from storage.tracking import open_client
+from components.speedup.comparison.promotion_rule import judge
+from storage.registry import registry
+from storage.registry import versions as model_versions
+from storage.registry.tracking import open_client
+from storage.registry.versions import ReleaseFacts
 
 NAME = "builtin-eagle3"
 Arm = tuple[str, int, float, int]  # drafter, depth, decode time a token in ms, rounds for 60 tokens

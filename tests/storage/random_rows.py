@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from components.rows import AcceptanceMap, EngineAcceptance, Request, Round
-from components.speedup.replay import RoundOutcome, replay
+from components.speedup.prediction.replay import RoundOutcome, replay
 
 PROMPTS = {"p0": "code", "p1": "code", "p2": "chat", "p3": "chat", "p4": "chat", "p5": "all"}
 PLAIN = ("none", "", 0, None)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from components.rows import EngineComparison
-from components.speedup.promotion_rule import judge
-from storage.named_queries import run_named_query
-from storage.promotion_gate import decide
-from storage.results import record_artifact
+from components.speedup.comparison.promotion_rule import judge
+from storage.history.query import record_artifact, run_named_query
+from storage.registry.promotion_gate import decide
 
 TAGS = {"draftsmith.draft_key": "new", "draftsmith.depth_k": "3", "gate.status": "passed", "gate.checks": "[]"}
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from paired_runs import timed
 
-from storage import tracking
-from storage.results import query, record_artifact
-from storage.tracking import open_client
+from storage.history.query import query, record_artifact
+from storage.registry import tracking
+from storage.registry.tracking import open_client
 
 NUM_PROCESSES = 6
 # Processes of a clean server, not of this one: other tests leave threads behind, and a fork of threads may crash.
@@ -28,8 +28,8 @@ SERVER.set_forkserver_preload(
         "mlflow.store.model_registry.sqlalchemy_store",
         "mlflow.store.tracking.sqlalchemy_store",
         "mlflow.tracking",
-        "storage.results",
-        "storage.tracking",
+        "storage.history.query",
+        "storage.registry.tracking",
     ]
 )
 Work = Callable[[Path, int, Sequence[Path]], None]

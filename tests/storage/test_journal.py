@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage import journal
-from storage.records import PromotionRow, new_promotion
+from storage.history.records import PromotionRow, new_promotion
 
 
 def moved(version: int) -> PromotionRow:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from paired_runs import timed
-from test_results import choice, depth_eval
+from test_query import choice, depth_eval
 
 from components.rows import CostCell, QualityFlag
-from storage import results
-from storage.artifacts import RECORD_FILE, Store
-from storage.history import compact, history_dir
-from storage.results import query, rebuild, record_artifact, record_key, view_names
-from storage.schema import all_tables
+from storage.artifacts.store import RECORD_FILE, Store
+from storage.history import query as results
+from storage.history.files import compact, history_dir
+from storage.history.query import query, rebuild, record_artifact, record_key, view_names
+from storage.history.schema import all_tables
 
 Make = Callable[..., Any]
 COST = {"method": "mtp", "phase": "verify", "depth_k": 1, "batch_size": 1, "num_rows": 2, "kv_len": 9, "mad_ns": 0.0}

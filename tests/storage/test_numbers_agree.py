@@ -22,13 +22,13 @@ from random_rows import (
 )
 
 from components import definitions
-from components.bench.end_to_end import summary
-from components.bench.engine_rows import EngineRows
+from components.bench.end_to_end.compare import summary
+from components.bench.engines.rows import EngineRows
 from components.definitions import counts, has_decoding, has_rounds, position_counts, round_counts
 from components.rows import Request, Round
-from components.speedup.acceptance import replay_counts, summarise_acceptance
-from components.speedup.measured import measured_arms
-from storage.results import query, record_artifact
+from components.speedup.measured.measured import measured_arms
+from components.speedup.prediction.evidence import replay_counts, summarise_acceptance
+from storage.history.query import query, record_artifact
 
 SEEDS = range(6)
 ARM = ("method", "draft_key", "depth_k", "tree_budget", "batch_size", "kernel", "engine")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from storage.results import Limits, open_history, query
+from storage.history.query import Limits, open_history, query
 
 ENDLESS = "SELECT count(*) FROM range(100000000000000) a WHERE a.range % 7 = 9"  # needs time alone, no memory
 MANY = "SELECT range FROM range(100000)"

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from storage import journal, segments
-from storage.artifacts import Store
-from storage.history import compact, files_of, history_dir
-from storage.records import new_promotion
+from storage import journal
+from storage.artifacts.store import Store
+from storage.artifacts.whole_files import BELIEVED_S, replace_file
+from storage.history import segments
+from storage.history.files import compact, files_of, history_dir
+from storage.history.query import query, record_all, record_promotion, record_run
+from storage.history.records import new_promotion
 from storage.repair import find_damage, repair
-from storage.results import query, record_all, record_promotion, record_run
-from storage.whole_files import BELIEVED_S, replace_file
 
 
 @pytest.fixture

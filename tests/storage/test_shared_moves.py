@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from paired_runs import NAME, add, light_versions
 
-from components.speedup.promotion_rule import judge
-from storage import journal, remote_store, sharing
-from storage.alias_moves import MARK, aliases_of, mark_of
-from storage.artifacts import Store
-from storage.registry import notice_moves, promote
-from storage.remote_store import VARIABLE
-from storage.tracking import RELEASES, open_client, tracking_uri
+from components.speedup.comparison.promotion_rule import judge
+from storage import journal
+from storage.artifacts import remote as remote_store
+from storage.artifacts import sync as sharing
+from storage.artifacts.remote import VARIABLE
+from storage.artifacts.store import Store
+from storage.registry.aliases import MARK, aliases_of, mark_of
+from storage.registry.registry import notice_moves, promote
+from storage.registry.tracking import RELEASES, open_client, tracking_uri
 
 
 @pytest.fixture(autouse=True)

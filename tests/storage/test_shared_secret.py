@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from components.rows import QualityFlag, write_rows
-from storage import remote_store, results, sharing
-from storage.artifact_records import SECRET_VARIABLE, digest_of, with_digest
-from storage.artifacts import Store
+from storage.artifacts import remote as remote_store
+from storage.artifacts import sync as sharing
+from storage.artifacts.records import SECRET_VARIABLE, digest_of, with_digest
+from storage.artifacts.remote import VARIABLE, drain_problems
+from storage.artifacts.store import Store
+from storage.history import query as results
+from storage.history.records import new_promotion
 from storage.journal import Journal, all_runs, log_promotion, promotions
-from storage.records import new_promotion
-from storage.remote_store import VARIABLE, drain_problems
 
 KEY = "0123456789abcdef" * 4
 

@@ -107,7 +107,7 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
         stand.deploy()
         commands = {
             "worker": ("-m", "prefect", "worker", "start", "--pool", "draftsmith", "--type", "process"),
-            "watch": ("-m", "flows.watch"),
+            "watch": ("-m", "flows.orchestration.event_watcher"),
         }
         parts = []
         try:

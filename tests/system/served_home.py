@@ -15,11 +15,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from flows.service_address import Services, running
-from flows.service_api import ApiError, PrefectApi
-from flows.service_control import PartState, states
-from flows.service_reconcile import processes_of_runs
-from flows.services import processes_of_home
+from flows.services.client import ApiError, PrefectApi, Services, running
+from flows.services.control import PartState, states
+from flows.services.reconcile import processes_of_runs
+from flows.services.supervisor import processes_of_home
 
 ROOT = Path(__file__).resolve().parents[2]
 TOYS = ROOT / "tests" / "flows"
@@ -37,10 +36,10 @@ pipelines:
 DEPLOY = """\
 import sys
 from pathlib import Path
-from flows.run import prepare
+from flows.orchestration.flow import prepare
 file, home = Path(sys.argv[1]), Path(sys.argv[2])
 assert prepare(home)
-from flows.deploy import apply_changes, plan_changes
+from flows.orchestration.deployments import apply_changes, plan_changes
 apply_changes(plan_changes(file, home, ("components", "toybox")))
 """
 

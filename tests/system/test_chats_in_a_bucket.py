@@ -11,7 +11,7 @@ from collected_chats import collect, rows, write_lines
 from object_store import BUCKET, ObjectStore, object_store
 
 from components.contract import UserError
-from components.data.chats import read_chats
+from components.data.formats.chats import read_chats
 
 pytestmark = pytest.mark.system
 

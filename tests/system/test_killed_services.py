@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from served_home import ENDED, ServedHome, contents, served_home, statuses
 
-from flows.service_reconcile import processes_of_runs
+from flows.services.reconcile import processes_of_runs
 
 VICTIMS = ("prefect", "mlflow", "worker")
 LONGEST_S = 14.0  # from the click to the end of an undisturbed run, about

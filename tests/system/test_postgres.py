@@ -16,9 +16,9 @@ from object_store import SECRET, ObjectStore, object_store
 from postgres import PASSWORD, QUOTED, Postgres, postgres
 from served_home import DRAFTSMITH, ROOT, ServedHome, served_home
 
-from flows.service_address import client_environment
-from flows.service_databases import SERVERS, on_database
-from flows.services import processes_of_home
+from flows.services.client import client_environment
+from flows.services.databases import SERVERS, on_database
+from flows.services.supervisor import processes_of_home
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 

@@ -17,7 +17,7 @@ import tiny_pipeline
 from object_store import BUCKET, SECRET, ObjectStore, object_store
 from tiny_pipeline import DRAFTSMITH, NUM_STEPS, artifacts, write_pipeline
 
-from storage.tracking import ensure_database
+from storage.registry.tracking import ensure_database
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_an_outage_stops_no_run_and_resync_makes_up_for_it(
 
 UPLOADER = """
 import os, sys
-from storage.artifacts import Store
+from storage.artifacts.store import Store
 store = Store(sys.argv[1])
 for number in range(1000):
     out, _ = store.open_staging(f"{number:064x}")
@@ -186,8 +186,8 @@ def test_a_kill_in_an_upload_leaves_no_half_artifact_to_be_seen(
     uploader.send_signal(signal.SIGKILL)
     uploader.wait()
 
-    from storage import remote_store
-    from storage.artifacts import Store
+    from storage.artifacts import remote as remote_store
+    from storage.artifacts.store import Store
 
     remote_store._store_at.cache_clear()
     judy, ivan = Store(tmp_path / "judy"), Store(tmp_path / "ivan")

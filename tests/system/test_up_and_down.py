@@ -22,9 +22,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
-from flows.service_api import PrefectApi
-from flows.service_control import memory_mib
-from flows.services import processes_of_home
+from flows.services.client import PrefectApi
+from flows.services.control import memory_mib
+from flows.services.supervisor import processes_of_home
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 LINKS = {  # what `status` calls them: a piece of the address, and what the page must show

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from components.bench.arms import Arm
+from components.bench.end_to_end.arms import Arm
 from components.contract import Draft, Target
-from components.drafts.draft import AbstractDraft, Batch
+from components.drafts.interface import AbstractDraft, Batch
 from components.targets.generate import continue_batch
-from components.targets.model import AbstractTarget
+from components.targets.interface import AbstractTarget
 
 VOCAB = 64
 

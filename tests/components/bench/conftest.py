@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from components.contract import Context, Draft, Machine, Prompts, Target
-from components.drafts.eagle3 import Eagle3
-from components.drafts.files import save_draft
-from components.drafts.mtp import Mtp
+from components.drafts.methods.eagle3 import Eagle3
+from components.drafts.methods.mtp import Mtp
+from components.drafts.storage.files import save_draft
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 WORDS = [f"w{number}" for number in range(VOCAB - 3)]
 
@@ -115,4 +115,4 @@ def machine() -> Machine:
 @pytest.fixture
 def here_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure in this process: real decoding in real turns; only starting others, seconds each, is left out."""
-    monkeypatch.setattr("components.bench.measuring.FreshProcess", HereInstead)
+    monkeypatch.setattr("components.bench.measurement.process.FreshProcess", HereInstead)

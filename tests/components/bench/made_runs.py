@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.bench.arms import Arm
-from components.bench.measuring import ArmRun
-from components.bench.slices import Slice
-from components.bench.subjects import EncodedPrompt
-from components.bench.timed_runs import GroupRun, TimedRun
+from components.bench.end_to_end.arms import Arm
+from components.bench.end_to_end.timed_runs import GroupRun, TimedRun
+from components.bench.measurement.process import ArmRun
+from components.bench.measurement.slices import Slice
+from components.bench.prompts import EncodedPrompt
 from components.decoding.chain import Decoded, RoundFacts
 
 KERNELS = {False: "mixed", True: "plain"}

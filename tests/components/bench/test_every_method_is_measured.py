@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from components.bench.acceptance import measure_acceptance
-from components.bench.subjects import open_drafter
+from components.bench.acceptance.measure import measure_acceptance
+from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Prompts, Target
 from components.decoding.chain import decode
-from components.drafts.train import train_draft
+from components.drafts.training.from_features import train_draft
 from components.rows import AcceptanceMap, read_rows
-from components.speedup.replay import replay
-from components.targets.model import AbstractTarget
+from components.speedup.prediction.replay import replay
+from components.targets.interface import AbstractTarget
 
 UNTRAINED = ("ngram", "lookahead")
 SETTINGS = {"lookahead": {"window": 3, "pool_from_text": True}}
@@ -39,7 +39,7 @@ def test_acceptance_of_a_method_without_weights_is_mapped(
 def test_a_live_run_of_prompt_lookup_is_the_replay_of_its_map(
     target: Target, opened: AbstractTarget, prompts: Prompts, context: Callable[[str], Context]
 ) -> None:
-    from components.bench.acceptance_map import acceptance_map
+    from components.bench.acceptance.chain_map import acceptance_map
 
     drafter = open_drafter(untrained("ngram", target, context("draft")), opened)
     for start in ([5, 6, 7], [9, 8, 9, 8, 7]):

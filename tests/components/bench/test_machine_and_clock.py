@@ -11,15 +11,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.bench.clock import quiet_interpreter, slices_stat, timer_overhead_ns
-from components.bench.device_state import clock_mhz, device_state, parse_gpu_state
-from components.bench.machine import describe_machine
+from components.bench.clock import (
+    clock_mhz,
+    device_state,
+    parse_gpu_state,
+    quiet_interpreter,
+    slices_stat,
+    timer_overhead_ns,
+)
 from components.contract import UserError
+from components.machine import describe_machine
 
 
 def test_describing_the_machine_needs_no_torch_and_is_stable() -> None:
     program = (
-        "import sys\nfrom components.bench.machine import describe_machine\n"
+        "import sys\nfrom components.machine import describe_machine\n"
         "print(describe_machine().machine_id, 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from components.bench.subjects import open_drafter
+from components.bench.prompts import open_drafter
 from components.contract import Draft
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import CommittedPositions, Proposal, Proposer, Sampling
-from components.drafts.sampling import probabilities
-from components.targets.model import AbstractTarget
+from components.drafts.interface import CommittedPositions, Proposal, Proposer, Sampling
+from components.drafts.network.sampling import probabilities
+from components.targets.interface import AbstractTarget
 
 PROMPT = [7, 21, 40, 11]
 HOT = Sampling(temperature=1.5, top_k=48)

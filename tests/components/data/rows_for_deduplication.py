@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from components.contract import Chats, Context, Mapper, Prompts
 from components.data import deduplicate
-from components.data.chats import Chat, ChatWriter, read_chats
+from components.data.formats.chats import Chat, ChatWriter, read_chats
 
 
 def chat(question: str, answer: str, source: str = "web", where: str = "") -> Chat:

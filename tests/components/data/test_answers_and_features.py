@@ -17,9 +17,9 @@ from tiny_targets import Family, make_tiny_target
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, record_features, write_answers
-from components.data.answering import AnswerShard, Job, answer
-from components.data.answers import distinct_bigram_ratio, open_answers
-from components.data.features import open_features
+from components.data.features.format import open_features
+from components.data.formats.responses import distinct_bigram_ratio, open_answers
+from components.data.responses.generate import AnswerShard, Job, answer
 from components.targets import load_target
 from components.targets.load import open_target
 
@@ -61,7 +61,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 def test_masks_mark_the_answers_and_test_prompts_are_not_answered(
     target: Target, prompts: Prompts, answers: Conversations
 ) -> None:
-    from components.data.prompts import encode_prompt, read_prompts
+    from components.data.formats.prompts import encode_prompt, read_prompts
     from components.targets.load import open_tokenizer
 
     tokenizer = open_tokenizer(target)

@@ -17,12 +17,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from components.contract import Chats, Context, UserError
-from components.data.chat_collecting import collect_chats
-from components.data.chat_source_files import SourceFile, list_files
-from components.data.chat_source_rows import COUNTS, ChatShard, collect_shard
-from components.data.chat_sources import ChatSource
-from components.data.chats import read_chats, read_dropped
-from components.data.cleaning import Cleaning
+from components.data.cleaning.rules import Cleaning
+from components.data.collect.chats import COUNTS, ChatShard, collect_chats, collect_shard
+from components.data.formats.chats import read_chats, read_dropped
+from components.data.sources.chats import ChatSource
+from components.data.sources.listing import SourceFile, list_files
 
 GOOD = '{"prompt": "What do people grow in the gardens?", "response": "They grow peas."}\n'
 LENIENT = Cleaning(

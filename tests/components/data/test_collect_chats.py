@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from collected_chats import collect, context, digests, rows, write_lines
 
-from components.data import chat_collecting
-from components.data.chat_collecting import collect_chats, collect_chats_fingerprint
-from components.data.chat_sources import ChatSource
-from components.data.chats import Chat, read_chats, read_dropped, read_manifest
-from components.data.cleaning import Cleaning
-from components.data.row_files import cut_lines, read_rows
+from components.data.cleaning.rules import Cleaning
+from components.data.collect import chats as chat_collecting
+from components.data.collect.chats import collect_chats, collect_chats_fingerprint
+from components.data.formats.chats import Chat, read_chats, read_dropped, read_manifest
+from components.data.sources.chats import ChatSource
+from components.data.sources.files import cut_lines, read_rows
 
 SOAK_SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 
@@ -138,7 +138,7 @@ import sys, time
 from pathlib import Path
 from components.contract import Context
 from components.data import chat_collecting
-from components.data.chat_sources import ChatSource
+from components.data.sources.chats import ChatSource
 chat_collecting._SHARD_BYTES = 2000
 folder, inputs = Path(sys.argv[1]), Path(sys.argv[2])
 (folder / "scratch").mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ def test_a_kill_while_the_parts_are_moved_costs_nothing(tmp_path: Path, monkeypa
 
 def test_memory_follows_a_window_and_not_the_file(tmp_path: Path) -> None:
     """An array far larger than the window is never in memory as a whole."""
-    from components.data.row_json import _Window, json_rows
+    from components.data.sources.json_array import _Window, json_rows
 
     file = tmp_path / "rows.json"
     with file.open("w") as out:

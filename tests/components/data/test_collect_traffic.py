@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from components.contract import Context, NothingNew, Prompts, UserError
 from components.data import collect_prompts, collect_traffic, mix_prompts
-from components.data.choosing import question_of
-from components.data.prompts import SPLITS, Prompt, read_prompts
-from components.data.seen import EVALUATION, digest_of, read_seen
-from components.data.traffic import collect_traffic_fingerprint, traffic_files
+from components.data.collect.traffic import EVALUATION, collect_traffic_fingerprint, digest_of, read_seen, traffic_files
+from components.data.formats.prompts import SPLITS, Prompt, read_prompts
+from components.data.formats.splits import question_of
 
 NewCtx = Callable[..., Context]
 

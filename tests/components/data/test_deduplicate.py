@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from rows_for_deduplication import Result, benchmark, bytes_of, chat, deduplicated, document, result_of, written
 
 from components.contract import Chats, Context, UserError
-from components.data import near_duplicates_merge, near_duplicates_sketch
-from components.data.chats import Chat, read_dropped, read_manifest
-from components.data.near_duplicates_merge import WINDOW
+from components.data.dedup import clusters as near_duplicates_merge
+from components.data.dedup import minhash as near_duplicates_sketch
+from components.data.dedup.clusters import WINDOW
+from components.data.formats.chats import Chat, read_dropped, read_manifest
 
 WORDS = [
     f"{first}{second}" for first in ("ba", "co", "di", "fu", "ge", "ho") for second in ("lan", "mer", "nok", "pit")

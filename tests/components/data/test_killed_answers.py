@@ -15,10 +15,10 @@ from chat_templates import STYLES, styled_tokenizer
 from killed_step import Step, context, files_of, run_killed
 from tiny_targets import VOCAB_SIZE, make_tiny_target
 
-import components.data.answering_given as given
+import components.data.responses.given as given
 from components.contract import Prompts, Target
 from components.data import write_answers, write_given_answers
-from components.data.prompts import Prompt
+from components.data.formats.prompts import Prompt
 from components.targets import load_target
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 10, "batch_size": 3, "shard_size": 6, "sampled_share": 0.5}

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from components.contract import Chats, Context, Prompts, Target, UserError
 from components.data import mix_chats
-from components.data.chat_mixing import mix_chats_settings
-from components.data.chat_mixing_shares import sample_rows
-from components.data.chats import Chat, ChatWriter, read_dropped
-from components.data.choosing import question_of
-from components.data.prompts import SPLITS, Prompt, read_prompts
+from components.data.formats.chats import Chat, ChatWriter, read_dropped
+from components.data.formats.prompts import SPLITS, Prompt, read_prompts
+from components.data.formats.splits import question_of
+from components.data.mixing.mix_chats import mix_chats_settings
+from components.data.mixing.sampling import sample_rows
 from components.targets.source import BUILTIN, local_folder
-from flows.signature import resolve
+from flows.planning.step_signature import resolve
 
 WORDS = ("apple", "bird", "cloud", "door", "eagle", "flame", "garden", "house", "island", "jungle")
 
@@ -356,7 +356,7 @@ def test_wrong_names_and_empty_sides_are_one_line(tmp_path: Path) -> None:
 def test_buckets_on_disk_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chats = two(tmp_path)
     once = text_of(mixed(tmp_path, chats))
-    monkeypatch.setattr("components.data.chat_mixing_lines._BUCKET_CHARACTERS", 900)
+    monkeypatch.setattr("components.data.mixing.mix_chats._BUCKET_CHARACTERS", 900)
     assert text_of(mixed(tmp_path, chats)) == once
     assert not list(tmp_path.glob("*/scratch/*"))
     assert [json.loads(line)["split"] for line in once.splitlines()][:3] == ["test", "test", "warm_up"]

@@ -9,9 +9,9 @@ import pytest
 
 from components.contract import Context, Prompts, UserError
 from components.data import mix_prompts
-from components.data.choosing import question_of
-from components.data.prompts import SPLITS, read_prompts
-from components.data.seen import EVALUATION
+from components.data.collect.traffic import EVALUATION
+from components.data.formats.prompts import SPLITS, read_prompts
+from components.data.formats.splits import question_of
 
 
 def make(root: Path, name: str, sizes: dict[str, int], texts: dict[str, list[str]] | None = None) -> Prompts:

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contract import Context, Prompts, UserError
-from components.data import choosing, row_files
-from components.data.choosing import question_of
-from components.data.collecting import collect_prompts, collect_prompts_fingerprint
-from components.data.prompts import SPLITS, Prompt, read_prompts
-from components.data.row_files import read_rows
-from components.data.row_shapes import BadRow, read_shape
+from components.data.collect.prompts import collect_prompts, collect_prompts_fingerprint
+from components.data.formats import splits as choosing
+from components.data.formats.prompts import SPLITS, Prompt, read_prompts
+from components.data.formats.splits import question_of
+from components.data.sources import files as row_files
+from components.data.sources.files import read_rows
+from components.data.sources.shapes import BadRow, read_shape
 
 USER = ({"role": "user", "content": "Why?"},)
 

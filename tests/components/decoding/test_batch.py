@@ -11,10 +11,10 @@ from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape
-from components.drafts.draft import CommittedPositions, Proposal, Sampling
-from components.drafts.ngram import Ngram
-from components.targets.fast import FastTarget
-from components.targets.model import AbstractTarget
+from components.drafts.interface import CommittedPositions, Proposal, Sampling
+from components.drafts.methods.ngram import Ngram
+from components.targets.forward.llama import FastTarget
+from components.targets.interface import AbstractTarget
 
 LENGTH = 24
 PROMPTS = [[5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25], [11, 4, 4], [8, 8]]

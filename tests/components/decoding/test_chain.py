@@ -15,9 +15,9 @@ from torch import Tensor
 from components.contract import UserError
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.drafts.draft import CommittedPositions, Proposal, Sampling
-from components.speedup.replay import replay
-from components.targets.model import AbstractTarget
+from components.drafts.interface import CommittedPositions, Proposal, Sampling
+from components.speedup.prediction.replay import replay
+from components.targets.interface import AbstractTarget
 
 LENGTH = 40
 PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])

@@ -17,12 +17,12 @@ from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape
 from components.decoding.two_row import decode_two_row
-from components.drafts.draft import Sampling
-from components.drafts.lookahead import Lookahead
-from components.drafts.ngram import Ngram
+from components.drafts.interface import Sampling
+from components.drafts.methods.lookahead import Lookahead
+from components.drafts.methods.ngram import Ngram
 from components.drafts.settings import LookaheadSettings
-from components.targets.fast import FastTarget
-from components.targets.model import AbstractCache, TargetPass, TreeRows
+from components.targets.forward.llama import FastTarget
+from components.targets.interface import AbstractCache, TargetPass, TreeRows
 
 LENGTH = 20
 

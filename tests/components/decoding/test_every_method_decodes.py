@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from components.bench.acceptance.trees import tree_acceptance
 from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import LOOPS, decode
-from components.decoding.tree_acceptance import tree_acceptance
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts import METHODS
-from components.drafts.draft import CommittedPositions, Proposer, Sampling, TreeProposer
-from components.drafts.files import method_class
-from components.targets.model import AbstractTarget
+from components.drafts.interface import CommittedPositions, Proposer, Sampling, TreeProposer
+from components.drafts.storage.files import method_class
+from components.targets.interface import AbstractTarget
 
 LENGTH = 12
 PROMPTS = [[5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25]]

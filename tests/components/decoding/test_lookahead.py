@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from components.contract import UserError
 from components.decoding.batch import decode_batch
-from components.decoding.blockwise import BlockRule
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts.draft import CommittedPositions, Sampling
-from components.drafts.lookahead import UNKNOWN, Lookahead
+from components.decoding.verification import BlockRule
+from components.drafts.interface import CommittedPositions, Sampling
+from components.drafts.methods.lookahead import UNKNOWN, Lookahead
 from components.drafts.settings import LookaheadSettings
-from components.targets.model import AbstractTarget
+from components.targets.interface import AbstractTarget
 
 LENGTH = 40
 PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])

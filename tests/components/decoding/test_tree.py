@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.sampling import draw
+from components.decoding.session import draw
 from components.decoding.tree import DraftTree, DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape, draw_distinct
-from components.drafts.draft import Branches, DepthBranches, Sampling
+from components.drafts.interface import Branches, DepthBranches, Sampling
 
 VOCAB = 12
 DRAFT_IDS = torch.arange(1, VOCAB, 2)  # target ids of the draft vocabulary

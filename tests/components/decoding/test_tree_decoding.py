@@ -11,19 +11,19 @@ from test_verification import LEVEL, chi_square_p_value
 from torch import Tensor
 from twin import Twin
 
+from components.bench.acceptance.trees import tree_acceptance
 from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import decode
-from components.decoding.sampling import draw
+from components.decoding.session import draw
 from components.decoding.tree import DraftTreeRows
-from components.decoding.tree_acceptance import tree_acceptance
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.decoding.tree_verification import TreeVerifyResult
-from components.drafts.draft import Branches, CommittedPositions, Sampling
-from components.drafts.ngram import Ngram
-from components.drafts.sampling import probabilities
-from components.speedup.replay import replay
-from components.targets.model import AbstractTarget
+from components.drafts.interface import Branches, CommittedPositions, Sampling
+from components.drafts.methods.ngram import Ngram
+from components.drafts.network.sampling import probabilities
+from components.speedup.prediction.replay import replay
+from components.targets.interface import AbstractTarget
 
 LENGTH = 30
 PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_verification import LEVEL, VOCAB, chi_square_p_value
 from torch import Tensor
 
-from components.decoding.sampling import draw
+from components.decoding.session import draw
 from components.decoding.tree import DraftTree, DraftTreeRows
 from components.decoding.tree_shapes import draw_distinct
 from components.decoding.tree_verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled

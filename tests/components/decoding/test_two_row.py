@@ -13,11 +13,11 @@ from components.contract import UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.decoding.two_row import decode_two_row
-from components.drafts.draft import CommittedPositions, Sampling
-from components.drafts.files import method_class
-from components.drafts.mtp import Mtp
-from components.drafts.ngram import Ngram
-from components.targets.model import AbstractTarget
+from components.drafts.interface import CommittedPositions, Sampling
+from components.drafts.methods.mtp import Mtp
+from components.drafts.methods.ngram import Ngram
+from components.drafts.storage.files import method_class
+from components.targets.interface import AbstractTarget
 
 LENGTH = 40
 PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from components.decoding.sampling import draw
+from components.decoding.session import draw
 from components.decoding.verification import VerifyResult, verify_greedy, verify_sampled
 
 VOCAB = 6

@@ -12,10 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from components.drafts.ancestry import Ancestry
-from components.drafts.draft import Branches, CommittedPositions, Proposal, Sampling
-from components.drafts.sampling import DraftSampler
-from components.targets.model import AbstractCache, AbstractTarget, TreeRows
+from components.drafts.interface import Branches, CommittedPositions, Proposal, Sampling
+from components.drafts.network.sampling import Ancestry, DraftSampler
+from components.targets.interface import AbstractCache, AbstractTarget, TreeRows
 
 SPARE_ROWS = 64
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_targets import make_tiny_target
 
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from learnable_target import PROMPT
 from torch import Tensor
 from without_cache import states
 
-from components.drafts.draft import Branches, Proposal
+from components.drafts.interface import Branches, Proposal
 
 BINS = 12
 

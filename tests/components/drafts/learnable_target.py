@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from components.drafts.draft import Batch
-from components.targets.fast import FastTarget
-from components.targets.model import AbstractTarget
-from components.targets.shape import shape_of
+from components.drafts.interface import Batch
+from components.targets.forward.llama import FastTarget
+from components.targets.interface import AbstractTarget, shape_of
 
 VOCAB_SIZE = 32
 PROMPT = [3, 4, 5, 6]

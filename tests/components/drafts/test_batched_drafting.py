@@ -9,9 +9,9 @@ import torch
 from tiny_drafts import TRAINED, batch_of, new_draft
 
 from components.drafts import METHODS
-from components.drafts.draft import BatchProposer, CommittedPositions, Sampling
-from components.drafts.files import method_class
-from components.targets.model import AbstractTarget
+from components.drafts.interface import BatchProposer, CommittedPositions, Sampling
+from components.drafts.storage.files import method_class
+from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
 BATCHED = [name for name in METHODS if hasattr(method_class(name), "propose_batch")]

@@ -23,12 +23,11 @@ from components.data import (
     write_answers,
     write_given_answers,
 )
-from components.data.chats import Chat, ChatWriter
-from components.data.features import FeatureRow, open_features
-from components.data.prompts import read_prompts
-from components.drafts.batches import BatchOrder, Packing
-from components.drafts.from_features import DataChoice, batch_order
-from components.drafts.train import train_draft
+from components.data.features.format import FeatureRow, open_features
+from components.data.formats.chats import Chat, ChatWriter
+from components.data.formats.prompts import read_prompts
+from components.drafts.training.batches import BatchOrder, Packing
+from components.drafts.training.from_features import DataChoice, batch_order, train_draft
 
 WORDS = ("sort", "rows", "of", "a", "table", "by", "name", "then", "read", "every", "file")
 TEMPLATE = (

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_drafts import INDEPENDENT, TRAINED, batch_of, new_draft
 
-from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Sampling
-from components.targets.model import AbstractTarget
+from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.targets.interface import AbstractTarget
 
 FAMILIES = ("llama", "qwen3", "deepseek_v3")
 GREEDY = Sampling()

@@ -13,8 +13,8 @@ from tiny_drafts import TRAINED, new_draft
 
 from components.contract import Draft, UserError
 from components.drafts import METHODS
-from components.drafts.files import method_class, open_draft, save_draft
-from components.targets.model import AbstractTarget
+from components.drafts.storage.files import method_class, open_draft, save_draft
+from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
 

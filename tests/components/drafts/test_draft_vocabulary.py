@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.drafts.vocabulary import (
+from components.drafts.network.vocabulary import (
     choose_vocabulary,
     coverage,
     default_size,

@@ -16,9 +16,8 @@ from tiny_drafts import new_context
 
 from components.contract import Context, Conversations, Features, Target, UserError
 from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
-from components.data.feature_live import LiveFeatures
-from components.data.features import open_features
-from components.drafts.train import train_draft
+from components.data.features.format import LiveFeatures, open_features
+from components.drafts.training.from_features import train_draft
 from components.targets import load_target
 
 SETTINGS: dict[str, Any] = {
@@ -117,7 +116,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tiny_drafts import new_context
 from components.contract import Features, Target
-from components.drafts.train import train_draft
+from components.drafts.training.from_features import train_draft
 ctx = new_context(Path({str(tmp_path / "killed")!r}))
 def listen(event):
     if event["event"] == "progress" and event["done"] == 5:

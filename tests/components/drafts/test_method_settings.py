@@ -13,11 +13,11 @@ from tiny_drafts import new_context
 
 from components.contract import Draft, Target, UserError
 from components.drafts import METHODS
-from components.drafts.files import open_draft
-from components.drafts.settings import SETTINGS, settings_class
-from components.drafts.train import Method, train_draft
-from components.targets.model import AbstractTarget
-from flows.signature import resolve
+from components.drafts.settings import SETTINGS, Method, settings_class
+from components.drafts.storage.files import open_draft
+from components.drafts.training.from_features import train_draft
+from components.targets.interface import AbstractTarget
+from flows.planning.step_signature import resolve
 
 Folder = Callable[[str], Path]
 

@@ -19,11 +19,11 @@ from without_cache import accepted_in_each_round, guess_by_training_graph
 
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
-from components.drafts.mtp import Mtp
-from components.drafts.mtp_own import MtpNative
-from components.drafts.optimizer import Optimizer
+from components.drafts.methods.mtp import Mtp
+from components.drafts.methods.mtp_native import MtpNative
+from components.drafts.training.optimizer import Optimizer
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 PREFIX = "model.mtp_layers.0."  # MiMo's names: its block is a Llama-like one
 MOST_STEPS = 240

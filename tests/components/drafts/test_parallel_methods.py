@@ -11,9 +11,9 @@ from test_mtp import block
 from tiny_drafts import INDEPENDENT, batch_of, new_draft
 from torch import Tensor
 
-from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Sampling
-from components.drafts.losses import step_losses, teacher_distributions
-from components.targets.model import AbstractTarget
+from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.drafts.training.losses import step_losses, teacher_distributions
+from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
 

@@ -32,12 +32,12 @@ from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts import METHODS
-from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
-from components.drafts.files import method_class, open_draft, read_draft, save_draft, save_untrained
-from components.drafts.optimizer import Optimizer
-from components.publish.formats import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
-from components.publish.layout import Source
-from components.targets.model import AbstractTarget
+from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
+from components.drafts.storage.files import method_class, open_draft, read_draft, save_draft, save_untrained
+from components.drafts.training.optimizer import Optimizer
+from components.publish.formats.interface import Source
+from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
+from components.targets.interface import AbstractTarget
 
 DEPTH = 3
 DEPTHS = {"p-eagle": 7}

@@ -17,11 +17,19 @@ from torch import Tensor
 
 from components.contract import Draft, UserError
 from components.drafts import quantise_draft
-from components.drafts.continuing import read_warm_start
-from components.drafts.files import open_draft, read_draft, read_record, save_draft
-from components.drafts.quantised import dequantise, is_linear, layer_of, pack, packed_layers, quantise, unpack
-from components.targets.model import AbstractTarget
-from flows.signature import resolve
+from components.drafts.storage.files import open_draft, read_draft, read_record, save_draft
+from components.drafts.storage.quantisation import (
+    dequantise,
+    is_linear,
+    layer_of,
+    pack,
+    packed_layers,
+    quantise,
+    unpack,
+)
+from components.drafts.training.from_features import read_warm_start
+from components.targets.interface import AbstractTarget
+from flows.planning.step_signature import resolve
 
 MakeTarget = Callable[[str], AbstractTarget]
 

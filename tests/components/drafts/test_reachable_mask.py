@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.drafts.masks import packed_rows, reachable, shift_left
+from components.drafts.network.layers import packed_rows, reachable, shift_left
 
 
 def test_six_token_example() -> None:

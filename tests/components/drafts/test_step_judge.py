@@ -8,15 +8,17 @@ from functools import partial
 import pytest
 import torch
 
-from components.drafts.draft import Batch
-from components.drafts.losses import (
+from components.drafts.interface import Batch
+from components.drafts.training.losses import (
+    LOSS_NAMES,
     StepLossAccumulator,
+    Teacher,
     average_losses,
+    row_loss,
     teacher_at_target_columns,
     teacher_distributions,
 )
-from components.drafts.row_losses import LOSS_NAMES, Teacher, row_loss
-from components.targets.model import AbstractTarget
+from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from tiny_drafts import TRAINED, new_context, write_features
 
 from components.contract import Draft, Features, Target, UserError
-from components.data.features import open_features
-from components.drafts.batches import BatchOrder, padded_length
-from components.drafts.files import open_draft
-from components.drafts.held_out import count_accepted
-from components.drafts.train import train_draft
-from components.targets.model import AbstractTarget
+from components.data.features.format import open_features
+from components.drafts.storage.files import open_draft
+from components.drafts.training.batches import BatchOrder, padded_length
+from components.drafts.training.from_features import train_draft
+from components.drafts.training.loop import count_accepted
+from components.targets.interface import AbstractTarget
 
 SETTINGS: dict[str, Any] = {
     "num_steps": 9,
@@ -115,7 +115,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tiny_drafts import new_context
 from components.contract import Features, Target
-from components.drafts.train import train_draft
+from components.drafts.training.from_features import train_draft
 name, dies_at = sys.argv[1], int(sys.argv[2])
 ctx = new_context(Path({str(tmp_path)!r}) / name)
 def listen(event):

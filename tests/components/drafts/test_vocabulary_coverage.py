@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.data.answers import AnswerRow, Conversation, write_shard
-from components.data.features import StoredFeatures
-from components.drafts.vocabulary import choose_vocabulary, coverage, coverage_by, describe_vocabulary
+from components.data.features.format import StoredFeatures
+from components.data.formats.responses import AnswerRow, Conversation, write_shard
+from components.drafts.network.vocabulary import choose_vocabulary, coverage, coverage_by, describe_vocabulary
 
 VOCAB_SIZE = 12
 ANSWERS = {  # language, domain -> prompt, answer

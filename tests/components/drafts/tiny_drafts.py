@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 
 from components.contract import Context, Features
 from components.drafts import METHODS
-from components.drafts.draft import AbstractDraft, Batch
-from components.drafts.files import method_class
+from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.settings import settings_class
-from components.targets.model import AbstractTarget
+from components.drafts.storage.files import method_class
+from components.targets.interface import AbstractTarget
 
 TRAINED = tuple(name for name in METHODS if settings_class(name)().trained)
 INDEPENDENT = ("medusa", "mtp-parallel")  # no step feeds the next

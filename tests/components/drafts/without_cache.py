@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.drafts.draft import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
 
 Guess = Callable[[list[int], int], list[int]]
 """(x_0 .. x_n, depth) -> guesses for x_{n+1}, ..."""

@@ -14,15 +14,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Target
-from components.drafts.draft import AbstractDraft
-from components.drafts.files import method_class, save_draft
-from components.publish.export import source_of
-from components.publish.layout import Source
+from components.drafts.interface import AbstractDraft
+from components.drafts.storage.files import method_class, save_draft
+from components.publish.formats.interface import Source
+from components.publish.release.export import source_of
 from components.rows import write_rows
 from components.speedup import choose_depth, confirm_depth
 from components.targets import load_target
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 # The simulated measurements of the speedup tests serve here too; each test folder is a search path of its own.
 sys.path.append(str(Path(__file__).parents[1] / "speedup"))

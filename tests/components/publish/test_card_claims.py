@@ -15,14 +15,13 @@ from tiny_formats import KEYS
 
 from components.contract import Context, DepthPolicy, Draft
 from components.drafts import quantise_draft
-from components.drafts.files import method_class, save_draft
+from components.drafts.storage.files import method_class, save_draft
+from components.engines.depth_settings import settings_for
+from components.engines.launch import launch_lines, not_served
 from components.publish import export_release
-from components.publish.card import Evidence, write_card
-from components.publish.card_limits import measured_limits
-from components.publish.engine_settings import settings_for
-from components.publish.launch import launch_lines, not_served
-from components.publish.layout import facts_of
-from components.publish.lineage import ArtifactRecord
+from components.publish.card.card import Evidence, measured_limits, write_card
+from components.publish.card.lineage import ArtifactRecord
+from components.publish.formats.interface import facts_of
 from components.rows import Request, read_rows, write_rows
 from components.targets import load_target
 from components.targets.load import open_target

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import Draft, UserError
-from components.publish.exact_check import require_equal
+from components.publish.formats.exact_check import require_equal
 
 Tensors = dict[str, Tensor]
 FIRST = "model.layers.8."

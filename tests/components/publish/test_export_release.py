@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from components.contract import DepthPolicy, Draft, UserError
-from components.publish.card import Evidence, write_card
-from components.publish.engine_settings import settings_for
-from components.publish.launch import launch_lines
-from components.publish.public_names import public_settings
+from components.engines.depth_settings import settings_for
+from components.engines.launch import launch_lines
+from components.publish.card.card import Evidence, write_card
+from components.publish.names import public_settings
 
 
 def test_release_lists_every_file_with_its_checksum(export: Callable[..., Any], drafts: dict[str, Draft]) -> None:

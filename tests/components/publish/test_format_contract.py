@@ -16,11 +16,18 @@ from tiny_formats import FORMS, VOCAB, drafter_state
 from torch import Tensor
 
 from components.contract import UserError
-from components.drafts.draft import AbstractDraft, Batch
-from components.publish.exact_check import Checkpoint
-from components.publish.formats import FORMATS, check_checkpoint, layout_of, read_folder, reopen_drafter, write_format
-from components.publish.layout import DrafterState, Source, whole_vocabulary
-from components.targets.model import AbstractTarget
+from components.drafts.interface import AbstractDraft, Batch
+from components.publish.formats.exact_check import Checkpoint
+from components.publish.formats.interface import DrafterState, Source, whole_vocabulary
+from components.publish.formats.registry import (
+    FORMATS,
+    check_checkpoint,
+    layout_of,
+    read_folder,
+    reopen_drafter,
+    write_format,
+)
+from components.targets.interface import AbstractTarget
 
 Networks = Callable[[str, dict[str, Any]], AbstractDraft]
 IDS = [f"{name}-{method}-{'-'.join(map(str, settings)) or 'plain'}" for name, method, settings in FORMS]

@@ -14,11 +14,11 @@ from tiny_formats import drafter_state
 from torch import Tensor
 
 from components.contract import Context, Target, UserError
-from components.drafts.files import method_class
-from components.drafts.quantised import Packed, pack, quantise
-from components.publish import try_release
-from components.publish.export import source_of
-from components.publish.gguf_file import check_gguf, find_converter, rounded_scales, write_gguf
+from components.drafts.storage.files import method_class
+from components.drafts.storage.quantisation import Packed, pack, quantise
+from components.publish.formats.gguf import check_gguf, find_converter, rounded_scales, write_gguf
+from components.publish.release import dry_run as try_release
+from components.publish.release.export import source_of
 from components.targets import load_target
 from components.targets.load import open_target
 from tests.engines.engine_homes import is_ready, llama_cpp_home

@@ -22,9 +22,9 @@ from tiny_formats import FORMS, drafter_state
 from torch import Tensor
 
 from components.contract import UserError
-from components.publish.checkpoint_files import checked_header
-from components.publish.formats import layout_of, read_folder, write_format
-from components.publish.layout import Source
+from components.publish.formats.checkpoint_files import checked_header
+from components.publish.formats.interface import Source
+from components.publish.formats.registry import layout_of, read_folder, write_format
 
 NUM_MUTATIONS = 200
 Change = Callable[[Path, random.Random], str | None]

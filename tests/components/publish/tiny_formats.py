@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.drafts.draft import AbstractDraft
-from components.drafts.vocabulary import membership_of, offsets_of
-from components.publish.layout import DrafterState
+from components.drafts.interface import AbstractDraft
+from components.drafts.network.vocabulary import membership_of, offsets_of
+from components.publish.formats.interface import DrafterState
 
 VOCAB = 96
 SETTINGS: dict[str, dict[str, Any]] = {

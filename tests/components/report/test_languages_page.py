@@ -13,7 +13,7 @@ from report_study import make_ctx
 
 from components.contract import DepthPolicy, Measurements, UserError
 from components.report import compare_languages
-from components.report.cards import measurements_card, page_card
+from components.report.prefect_cards import measurements_card, page_card
 from components.rows import AcceptanceByLanguage, DepthChoice, QualityFlag, write_rows
 
 BOTH, ENGLISH = "b" * 64, "e" * 64

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.report.charts import HEIGHT, WIDTH, Point, Series, bar_chart, line_chart, nice_ticks
+from components.report.charts.svg import HEIGHT, WIDTH, Point, Series, bar_chart, line_chart, nice_ticks
 from components.report.summary import summarise
 from components.report.tables import Table, arm_table, choice_table, depth_table, flag_table, gate_table
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows

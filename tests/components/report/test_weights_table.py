@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.report.weights_tables import weights_table
+from components.report.tables import weights_table
 
 
 def test_a_rounded_drafter_has_a_line_with_its_paired_interval() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from components.rows import AcceptanceMap, CostCell, Request
-from components.speedup.replay import replay
+from components.speedup.prediction.replay import replay
 
 TARGET, DRAFT = "t" * 64, "d" * 64
 

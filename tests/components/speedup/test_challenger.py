@@ -12,9 +12,9 @@ from simulated_rows import make_cells, make_maps, make_request
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.rows import PairedComparison, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import PROMPTS
-from components.speedup.paired import verdict_of
+from components.speedup.comparison.paired import verdict_of
 from components.speedup.policy import Policy, Winner, read_policy, served_depths, write_policy
+from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -12,7 +12,7 @@ from simulated_rows import DRAFT, make_maps, make_request
 from components.contract import Context, Measurements, UserError
 from components.rows import AcceptanceMap, EngineAcceptance, EngineComparison, QualityFlag, Request, read_rows
 from components.speedup import compare_engines
-from components.speedup.replay import count
+from components.speedup.prediction.replay import count
 
 Rows = Callable[[list[Any]], Measurements]
 NewCtx = Callable[..., Context]

@@ -11,9 +11,9 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request, make_stud
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import CostCell, DepthEval, QualityFlag, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import PROMPTS
-from components.speedup.measured import measured_arms
+from components.speedup.measured.measured import measured_arms
 from components.speedup.policy import Policy, Winner, read_policy
+from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

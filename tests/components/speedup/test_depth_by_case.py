@@ -13,14 +13,14 @@ import pytest
 from simulated_rows import DRAFT, make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
-from components.publish.engine_settings import engine_settings
+from components.engines.depth_settings import engine_settings
 from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, read_rows
 from components.speedup import choose_depth
-from components.speedup.bootstrap import Estimate
-from components.speedup.evidence import answers_near
 from components.speedup.policy import Policy, Winner, read_policy
-from components.speedup.policy_table import policy_text
-from components.speedup.ranking import Contender, rank
+from components.speedup.policy_markdown import policy_text
+from components.speedup.prediction.evidence import answers_near
+from components.speedup.select import Contender, rank
+from components.speedup.statistics.bootstrap import Estimate
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
-from components.speedup.bootstrap import PROMPTS
-from components.speedup.paired import Measurement, Ratio, compare_sides
+from components.speedup.comparison.paired import Measurement, Ratio, compare_sides
+from components.speedup.statistics.bootstrap import PROMPTS
 
 Floats = NDArray[np.float64]
 TRIALS = 400  # the standard error of a share of 4 % is 1 %

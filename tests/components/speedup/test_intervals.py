@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from components.speedup.bootstrap import Estimate, Floats, draw_weights, pooled_ratio, ratio_draws
+from components.speedup.statistics.bootstrap import Estimate, Floats, draw_weights, pooled_ratio, ratio_draws
 
 DEPTH = 3
 KEPT = np.arange(DEPTH + 1)  # drafts that a round may keep

@@ -10,11 +10,11 @@ import pytest
 from simulated_rows import DRAFT, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Measurements
-from components.publish.engine_settings import engine_settings
+from components.engines.depth_settings import engine_settings
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import PROMPTS
 from components.speedup.policy import Policy, faults_of, read_policy
+from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.speedup.model import acceptance_lengths, evaluate, marginal_cost, marginal_gain, speedup
+from components.speedup.prediction.model import acceptance_lengths, evaluate, marginal_cost, marginal_gain, speedup
 
 unit = st.floats(0.0, 1.0)
 ms = st.floats(0.1, 1000.0)

@@ -13,12 +13,21 @@ from hypothesis import strategies as st
 from tiny_pretraining import TINY
 
 from components.contract import Context, Corpus, Target, UserError
-from components.targets.byte_bpe import BOS_ID, EOS, EOS_ID, PAD_ID
-from components.targets.chat_markup import ROLE_TOKENS, ROLES, chat_text, text_pieces, without_markup
 from components.targets.load import open_tokenizer
-from components.targets.pretrain import pretrain_target
-from components.targets.quality import cut_chats
-from components.targets.token_windows import pack_documents
+from components.targets.pretraining.plan import pack_documents
+from components.targets.pretraining.pretrain import pretrain_target
+from components.targets.pretraining.quality import cut_chats
+from components.targets.pretraining.tokenizer import (
+    BOS_ID,
+    EOS,
+    EOS_ID,
+    PAD_ID,
+    ROLE_TOKENS,
+    ROLES,
+    chat_text,
+    text_pieces,
+    without_markup,
+)
 
 SETTINGS: dict[str, Any] = {**TINY, "vocab_size": 400, "num_processes": 1}
 CHAT = [{"role": "user", "content": "天空是什么颜色？"}, {"role": "assistant", "content": "蓝色。 Blue."}]

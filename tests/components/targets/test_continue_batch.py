@@ -10,8 +10,8 @@ import torch
 
 from components.contract import UserError
 from components.targets.generate import ContinuationRequest, continue_batch, continue_rows, row_generator
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget
 
 PROMPTS = [[5, 9, 300], [17] * 11, [40, 41, 42, 43, 44, 45], [7]]
 

@@ -12,9 +12,8 @@ from tiny_targets import Family, make_tiny_target
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.targets.captured import RecordedWork, window_length
-from components.targets.fast import FastTarget
-from components.targets.graphed import GraphedTarget
+from components.targets.forward.cuda_graphs import GraphedTarget, RecordedWork, window_length
+from components.targets.forward.llama import FastTarget
 from components.targets.load import open_target
 
 DEVICES = [

@@ -83,7 +83,7 @@ def test_the_setting_of_the_pipeline_that_runs_is_obeyed(model: Path, ran: Path,
         load_target(model=str(model), ctx=ctx)
     assert not ran.exists()
     script = (
-        "import sys; from components.targets.inspect_files import read_config; from pathlib import Path;"
+        "import sys; from components.targets.config import read_config; from pathlib import Path;"
         "read_config(Path(sys.argv[1]), location='it', trust_remote_code=sys.argv[2] == 'yes')"
     )
     for said, runs in (("no", False), ("yes", True)):

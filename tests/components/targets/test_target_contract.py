@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from components.targets.interface import AbstractTarget, TargetPass
 from components.targets.load import open_target
-from components.targets.model import AbstractTarget, TargetPass
 
 ENGINES = [
     (family, kernel)

@@ -11,8 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.targets import linear
-from components.targets.linear import PLAIN, Kernel, Kernels, Linear, calibrate, describe_kernels, pack, parse_kernels
+from components.targets.forward import linear
+from components.targets.forward.linear import (
+    PLAIN,
+    Kernel,
+    Kernels,
+    Linear,
+    calibrate,
+    describe_kernels,
+    pack,
+    parse_kernels,
+)
 
 MIXES: list[Kernels] = [
     PLAIN,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from components.contract import Context, Page, ReportProgress, UserError
-from components.shards import written_whole
+from components.files import written_whole
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a plain step, a verification and a draft step cost in time."""

@@ -1,0 +1,158 @@
+"""The arms of a comparison: plain decoding, prompt lookup, and each drafter loaded but off and at several depths.
+
+The arm "loaded, off": a drafter that keeps its state at every token, so that it could draft, but proposes nothing.
+
+An engine does this for a request without speculation while a drafter is in memory: the target computes the features,
+the drafter gets every committed column and updates its state, and each round verifies no draft token. The cost of the
+update differs: a drafter with one cache (the EAGLE family, a draft model) runs a pass over the column; mtp and
+mtp-parallel only store it, and pay when drafting resumes; prompt lookup adds it to its index; medusa keeps nothing. The
+arm's speed against plain decoding, with nothing loaded, is the overhead of enabled speculation (vLLM #49548 saw 7 to
+22 %), and includes that update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+
+from components.contract import DepthPolicy, UserError
+from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling
+from components.outside_json import read_object
+from components.rows import ALL
+
+Depths = Literal["around", "all"] | list[int]
+
+
+EDGE_DEPTHS = (3, 7)
+"""Draft counts that engines on phones and laptops are usually shipped with; shown beside the chosen depth."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of decoding.
+
+    method: "none" for plain decoding. draft_key: "" without a trained drafter. A depth of 0 with a drafter: loaded, but
+    off (arms.py). on_rival: plain decoding on the plain kernels, the second baseline. tree_budget: draft tokens
+    verified in a pass of a tree (depth is then the tree's); None for a chain.
+    """
+
+    method: str
+    draft_key: str
+    depth: int
+    on_rival: bool = False
+    tree_budget: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding, on either kernel."""
+        return self.method == "none"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is plain decoding on the kernel that all drafters use: outputs are compared with this arm's."""
+        return self.is_plain and not self.on_rival
+
+    @property
+    def is_off(self) -> bool:
+        """Whether a drafter is loaded but drafts nothing."""
+        return not self.is_plain and self.depth == 0
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and notes."""
+        if self.is_plain:
+            return "plain on plain kernels" if self.on_rival else "plain"
+        if self.tree_budget is not None:
+            return f"{self.method} k={self.depth} tree of {self.tree_budget}"
+        return f"{self.method} k={self.depth}" if self.depth else f"{self.method} off"
+
+    @property
+    def depth_of_loop(self) -> int:
+        """The depth for the decoding loop: 1 for a drafter that is off, which then proposes nothing."""
+        return self.depth if self.is_plain else max(1, self.depth)
+
+    @property
+    def rows_of_pass(self) -> int:
+        """Rows of its verification pass: the newest token and every draft token."""
+        return 1 + (self.tree_budget or self.depth)
+
+
+PLAIN = Arm("none", "", 0)
+RIVAL = Arm("none", "", 0, on_rival=True)
+
+
+def read_policy_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
+    """draft_key -> the depths above 0 that the policy chose over all workloads at any batch size, and the served depth.
+
+    Raises UserError when the artifact is not a depth policy.
+    """
+    file = policy.path / "policy.json"
+    if not file.is_file():
+        raise UserError(
+            f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
+        )
+    policy_record = read_object(file)
+    served = policy_record.get("served", {})
+    depths_of: dict[str, set[int]] = {key: {depth} for key, depth in served.items() if depth > 0}
+    for choice in policy_record["choices"]:
+        if choice["workload"] == ALL and choice["depth_k"] > 0:
+            depths_of.setdefault(choice["draft_key"], set()).add(int(choice["depth_k"]))
+    return {key: frozenset(depths) for key, depths in depths_of.items()}
+
+
+def depths_to_run(which: Depths, policy_depths: Collection[int], deepest: int) -> list[int]:
+    """The depths of one drafter, ascending.
+
+    "around": the policy's depths and their neighbours, 1, EDGE_DEPTHS and the deepest; "all": 1 to the deepest, and the
+    policy's; a list: those of it that the drafter can reach. `deepest` is the trained depth for the first two; a policy
+    depth beyond it (acceptance and cost may be measured deeper) is run too, so that it can be confirmed.
+    """
+    if which == "around":
+        neighbours = (k + step for k in policy_depths for step in (-1, 0, 1))
+        candidates: Iterable[int] = (1, *neighbours, *EDGE_DEPTHS, deepest)
+    elif which == "all":
+        candidates = range(1, deepest + 1)
+    else:
+        candidates, policy_depths = which, ()
+    return sorted({depth for depth in candidates if 1 <= depth <= deepest} | set(policy_depths))
+
+
+def make_idle(proposer: Proposer) -> Proposer:
+    """The same drafter, loaded but off."""
+    return cast(Proposer, IdleDrafter(proposer))
+
+
+class IdleDrafter:
+    """A Proposer that updates the state of another one and proposes nothing."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.inner, self.needs_features = proposer, proposer.needs_features
+        self.method = f"{proposer.method} off"  # decoded by the ordinary loop, even if the method has its own
+        self.max_depth = self.num_steps = 1  # the loop asks for one token a round and gets none
+
+    def new_state(self, capacity: int) -> Any:
+        """The wrapped drafter's own state."""
+        return self.inner.new_state(capacity)
+
+    def propose(
+        self, state: Any, columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """Update the state with the columns; propose nothing."""
+        return self.inner.propose(state, columns, 0, sampling, rng)
+
+    def propose_batch(
+        self,
+        states: Sequence[Any],
+        columns: Sequence[CommittedPositions],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """As `propose`, for every sequence."""
+        if isinstance(self.inner, BatchProposer):
+            return self.inner.propose_batch(states, columns, 0, sampling, rngs)
+        each = zip(states, columns, rngs, strict=True)
+        return [self.inner.propose(state, new, 0, sampling, rng) for state, new, rng in each]

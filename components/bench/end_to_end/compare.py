@@ -1,0 +1,272 @@
+"""Step `bench.compare_end_to_end`: plain decoding against speculative decoding, end to end.
+
+All arms have the same prompts, engine, dtype, threads and kept tokens. They take turns of some tens of milliseconds, in
+several fresh processes, until it is settled which depth to serve or the time is spent. Every output is compared with
+plain decoding token by token. Prompt lookup, which needs no training, runs on the same engine, since a drafter has to
+beat it too. Each drafter also runs loaded but off: the cost of speculation for requests that do not use it. The phases
+of every round are kept as cost cells, so that predictions can be compared with costs of the same moments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
+from components.rows import CostCell, Request, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from components.bench.calibration import Tuning
+    from components.bench.end_to_end.arms import Arm
+    from components.bench.end_to_end.timed_runs import GroupRun, Study
+    from components.bench.prompts import EncodedPrompt
+
+ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
+
+
+def compare_end_to_end(
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    policy: DepthPolicy,
+    tuning: Measurements | None = None,
+    *,
+    num_prompts: Annotated[int, Field(ge=1)] = 24,
+    max_new_tokens: Annotated[int, Field(ge=2)] = 96,
+    precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
+    seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 240.0,
+    num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
+    depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]] = "around",
+    lookup_depths: list[Annotated[int, Field(ge=1, le=16)]] = [4],  # noqa: B006 - read, never changed
+    loaded_off: bool = True,
+    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
+    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
+    num_warm_up: Annotated[int, Field(ge=1)] = 2,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    num_threads: Annotated[int, Field(ge=0)] = 0,
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """Time plain decoding, prompt lookup and every drafter on the same prompts, and check that they say the same.
+
+    Args:
+        target: the large model.
+        drafts: the drafters to compare.
+        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        policy: the depth chosen for each drafter.
+        tuning: threads and kernels that bench.autotune chose for this target, dtype and machine; without it this step
+            chooses for itself.
+        num_prompts: test prompts to use, evenly over the split.
+        max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
+        precision: half-width of the 95 % interval of a speed ratio, as a share, at which two ways of decoding are told
+            apart well enough (0.03 = 3 %).
+        seconds: time for measuring; opening the processes comes on top. A decision that is open by then is measured for
+            as long again, once; what is not settled after that is noted.
+        num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
+            the decision is open.
+        depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
+            settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
+        lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
+        loaded_off: also run each drafter loaded but off: it keeps what it needs to go on later and drafts nothing.
+        trees: budgets (draft tokens verified in a pass) to run as trees too; an empty list runs chains only.
+        batch_sizes: sequences decoded side by side; prompts are grouped by workload, and what fills no group is left
+            out at that size.
+        num_warm_up: warm-up prompts that every arm decodes before time counts.
+        dtype: arithmetic of target and drafters.
+        num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
+    """
+    from components.bench.calibration import resolve_tuning
+    from components.bench.end_to_end.arms import read_policy_depths
+    from components.bench.end_to_end.timed_runs import Study, StudyPlan
+    from components.bench.measurement.process import Measuring
+    from components.bench.measurement.stopping import check_settled
+    from components.bench.prompts import fitting_prompts, spread
+    from components.targets.load import target_facts
+
+    for draft in drafts:
+        check_loop_supports(draft, batch_sizes, trees)
+    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
+    room = max_new_tokens + ROOM_FOR_GUESSES
+    timed_prompts = spread(fitting_prompts(target, positions, prompts, "test", room, ctx), num_prompts)
+    if max(batch_sizes) > len(timed_prompts):
+        raise UserError(
+            f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(timed_prompts)}"
+        )
+    warm_up = drop_timed(fitting_prompts(target, positions, prompts, "warm_up", room, ctx), timed_prompts)[:num_warm_up]
+    tuned = resolve_tuning(tuning, target, drafts, timed_prompts[0].ids, dtype, num_threads, ctx, machine)
+    arms, side_arms = plan_arms(
+        drafts, read_policy_depths(policy), depths, lookup_depths, loaded_off, trees, rival=tuned.rival
+    )
+    ctx.note(
+        f"{len(arms)} arms on {len(timed_prompts)} prompts in {num_processes} processes or more, for {seconds:.0f} s, "
+        f"or until settled to {precision:.0%}: {', '.join(arm.label for arm in arms)}"
+    )
+    study = Study(
+        StudyPlan(arms, side_arms, timed_prompts, warm_up, sorted(set(batch_sizes)), max_new_tokens),
+        open_process=lambda number: Measuring(number, target, drafts, arms, tuned, dtype, ctx),
+        find_open_arms=lambda group_runs: check_settled(group_runs, side_arms, precision),
+        progress=lambda done, total: ctx.progress(done, total, "seconds of measuring"),
+        note=ctx.note,
+    )
+    study.run(seconds, num_processes)
+    return Measurements.of_step(
+        ctx, {"num_prompts": len(timed_prompts), **_write_rows(study, tuned, target, drafts, dtype, machine, ctx)}
+    )
+
+
+def plan_arms(
+    drafts: Sequence[Draft],
+    policy_depths: Mapping[str, frozenset[int]],
+    depths: Literal["around", "all"] | list[int],
+    lookup_depths: Sequence[int],
+    loaded_off: bool,
+    trees: Sequence[int],
+    *,
+    rival: bool,
+) -> tuple[list[Arm], frozenset[Arm]]:
+    """All arms (plain decoding, prompt lookup, every drafter off, at its depths and as trees), and the side arms.
+
+    Side arms are shown in the results, but take no part in the decision which depth to serve.
+    """
+    from components.bench.acceptance.trees import tree_arms
+    from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm, depths_to_run
+    from components.decoding.chain import LOOPS
+    from components.drafts.storage.files import read_record
+
+    lookup = [Arm("ngram", "", depth) for depth in lookup_depths]
+    arms, side = [PLAIN, *([RIVAL] if rival else []), *lookup], set(lookup)
+    for draft in drafts:
+        record = read_record(draft.path)
+        method, trained, reach = str(record["method"]), int(record["num_steps"]), int(record["max_depth"])
+        deepest = max(depths) if isinstance(depths, list) and depths else trained
+        within_reach = [depth for depth in policy_depths.get(draft.key, ()) if depth <= reach]
+        if loaded_off and method not in LOOPS:  # such a method drafts with the target itself: no drafter
+            arms.append(Arm(method, draft.key, 0))
+            side.add(arms[-1])
+        arms += [Arm(method, draft.key, depth) for depth in depths_to_run(depths, within_reach, min(deepest, reach))]
+        arms += tree_arms(method, draft.key, trained, trees)
+    return arms, frozenset(side)
+
+
+def drop_timed(warm_up: Sequence[EncodedPrompt], timed_prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+    """The warm-up prompts that are not also timed; raises UserError when none is left."""
+    timed = {tuple(prompt.ids) for prompt in timed_prompts}
+    untimed = [prompt for prompt in warm_up if tuple(prompt.ids) not in timed]
+    if not untimed:
+        raise UserError("prompts: every warm_up prompt is also a test prompt: give warm-up prompts of their own")
+    return untimed
+
+
+def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
+    """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
+    from components.decoding.chain import LOOPS
+    from components.drafts.storage.files import read_record
+
+    method = read_record(draft.path)["method"]
+    if method not in LOOPS:
+        return
+    if max(batch_sizes, default=1) > 1:
+        raise UserError(
+            f"batch_sizes: {method} ({draft.key[:12]}) decodes one sequence at a time: set batch_sizes [1], or leave "
+            "the drafter out"
+        )
+    if trees:
+        raise UserError(f"trees: {method} ({draft.key[:12]}) decodes chains alone: set trees [], or leave it out")
+
+
+def _write_rows(
+    study: Study,
+    tuned: Tuning,
+    target: Target,
+    drafts: Sequence[Draft],
+    dtype: Literal["float32", "bfloat16"],
+    machine: Machine,
+    ctx: Context,
+) -> dict[str, Any]:
+    """Write the rows: requests compared with plain decoding, rounds, costs, quality flags. Returns facts for `info`."""
+    from components.bench import clock
+    from components.bench.end_to_end.request_rows import Conditions, request_rows, round_rows, run_flags
+    from components.bench.end_to_end.timed_runs import timed_runs
+    from components.drafts.storage.files import read_record
+    from components.targets.load import open_target
+
+    runs = timed_runs(study.group_runs)
+    shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
+    with clock.threads(tuned.num_threads):
+        model = open_target(target, device=ctx.device, dtype=dtype, kernel=tuned.kernel)
+        requests = request_rows(runs, model, shared)
+    trained = {draft.key: int(read_record(draft.path)["num_steps"]) for draft in drafts}
+    flags = run_flags(runs, shared.session_id, study.conditions["load_average"], machine.num_cores, trained)
+    cells = study_cost_cells(study.group_runs, target.key, dtype, tuned.num_threads, study.conditions["load_average"])
+    write_rows(ctx.out, [*requests, *round_rows(runs, shared), *cells, *flags])
+    decoded = len({run.prompt.prompt_id for run in runs})
+    if decoded < len(study.plan.prompts):
+        ctx.note(f"the time was enough for {decoded} of {len(study.plan.prompts)} prompts")
+    return {
+        "num_threads": tuned.num_threads,
+        "kernel": tuned.kernel,
+        "engines_tried": tuned.tried,
+        "machine_id": machine.machine_id,
+        "num_prompts_decoded": decoded,
+        "num_processes": study.num_processes,
+        "ended": study.stop_reason,
+        **study.conditions,
+        "arms": summary(requests),
+    }
+
+
+def study_cost_cells(
+    group_runs: Sequence[GroupRun], target_key: str, dtype: str, num_threads: int, load: float | None
+) -> list[CostCell]:
+    """The phases of every arm's rounds as cost cells: one block for each prompt, kv_len the mean context of all."""
+    from components.bench.cost.blocks import BlockConditions, Setting, cost_cells
+
+    contexts = [
+        len(prompt.ids) + len(decoded.tokens) / 2
+        for group_run in group_runs
+        for run in group_run.runs[:1]
+        for prompt, decoded in zip(group_run.group, run.decoded, strict=True)
+    ]
+    kv_len = round(sum(contexts) / len(contexts))
+    return [
+        cell
+        for run in group_runs
+        for cell in cost_cells(
+            run.runs,
+            Setting(len(run.group), kv_len),
+            BlockConditions(target_key, dtype, num_threads, run.kernels, run.process, run.number, load),
+        )
+    ]
+
+
+def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """One record an arm, pooled over prompts: decode tokens/s, speedup over plain, acceptance length, identity."""
+    from components.bench.end_to_end.request_rows import rounded
+
+    timed = [r for r in requests if counts(r)]
+    groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}
+    for row in timed:
+        key = (row.method, row.draft_key, row.depth_k, row.kernel, row.tree_budget or 0, row.batch_size)
+        groups.setdefault(key, []).append(row)
+    plain = {size: best_plain(r for r in timed if r.batch_size == size) for size in {key[5] for key in groups}}
+    return [
+        {
+            "method": key[0],
+            "draft_key": key[1],
+            "depth_k": key[2],
+            "kernel": key[3],
+            "tree_budget": key[4] or None,
+            "batch_size": key[5],
+            "tokens_per_s": rounded(tokens_per_s(rows), 2),
+            "speedup": rounded(speedup(rows, plain[key[5]]), 4),
+            "al": rounded(al_of(rows), 4),
+            "identical": None if key[0] == "none" else sum(r.identical is True for r in rows),
+            "ties": sum(r.tie is True for r in rows),
+            "requests": len(rows),
+        }
+        for key, rows in sorted(groups.items(), key=lambda item: (item[0][0] != "none", item[0]))
+    ]

@@ -1,0 +1,235 @@
+"""Step `bench.measure_server`: measures serving engines on the same workloads, as a client sees them.
+
+Every server gets the same prompts as the same token ids. Workload by workload and concurrency by concurrency, servers
+take turns in random order; within a turn at most `concurrency` requests are in flight, each followed by the next at
+once (a closed loop). Counters are read before and after each turn, so other clients of a server must be quiet.
+
+Prefix caches are avoided where the engine allows it: vLLM gets a salt for each request, llama.cpp reuses no prompts,
+SGLang's cache is emptied before each turn. Other engines may have a prefix cache: then TTFT at the second repetition or
+concurrency is that of a hit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from components.bench.engines.connect import EngineServer
+from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from components.bench.engines.acceptance import Acceptance
+    from components.bench.engines.connect import Answer, Connected, ServerPrompt
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One server's turn: some prompts of one workload at one concurrency."""
+
+    server: Connected
+    workload: str
+    concurrency: int
+    rep: int
+    is_warmup: bool
+    prompts: Sequence[ServerPrompt]
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """A finished turn. server_counts: the server's own counters, after minus before; None where it has none."""
+
+    turn: Turn
+    answers: Sequence[Answer]
+    server_counts: Acceptance | None
+
+
+def measure_server(
+    target: Target,
+    prompts: Prompts,
+    draft: Draft | None = None,
+    *,
+    servers: Annotated[list[EngineServer], Field(min_length=1)],
+    label: str = "",
+    num_prompts: Annotated[int, Field(ge=1)] = 32,
+    max_new_tokens: Annotated[int, Field(ge=2)] = 128,
+    concurrency: Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)] = [1],  # noqa: B006
+    reps: Annotated[int, Field(ge=1, le=100)] = 1,
+    num_warm_up: Annotated[int, Field(ge=0)] = 2,
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0,
+    num_compared: Annotated[int, Field(ge=0)] = 0,
+    wait_s: Annotated[float, Field(gt=0.0)] = 30.0,
+    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
+    dtype: str = "unknown",
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """Time every server on the same prompts, and count what it accepted.
+
+    Args:
+        target: the model they serve; its tokenizer encodes the prompts and counts tokens where a server does not.
+        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        draft: the drafter that servers of its method serve; its key is their draft_key where they state none.
+        servers: base_url of each, with engine, model, method, depth_k, draft_key and api_key_variable where they say
+            more than the server itself does.
+        label: what is behind the addresses, in words; it is part of the step's key, which a server is not: change it,
+            or use --force, when the server has changed.
+        num_prompts: test prompts of each workload, evenly over the split.
+        max_new_tokens: the longest answer, tokens.
+        concurrency: requests in flight at most, one sweep through the prompts for each.
+        reps: times that every server answers every prompt at every concurrency.
+        num_warm_up: warm-up prompts that every server answers before time counts.
+        temperature: 0 is greedy.
+        num_compared: test prompts of each workload whose answers are compared token for token with Draftsmith's own
+            plain greedy decoding of the target on this machine (needs temperature 0); 0 compares none.
+        wait_s: how long a server may take to answer for the first time, seconds.
+        timeout_s: how long a request may go without news from the server before it counts as failed, seconds.
+        dtype: the arithmetic of the server, for the record; our own answers are decoded in bfloat16 where it is that.
+    """
+    from components.bench.end_to_end.compare import drop_timed
+    from components.bench.engines.rows import EngineSession, decode_expected
+    from components.bench.prompts import fitting_prompts, spread_by_workload
+    from components.rows import write_rows
+    from components.targets.load import open_tokenizer, target_facts
+
+    if num_compared and temperature > 0:
+        raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
+    room = int(target_facts(target)["shape"]["max_position_embeddings"])
+    tokenizer = open_tokenizer(target)
+    fitting = fitting_prompts(target, room, prompts, "test", max_new_tokens, ctx)
+    picked = spread_by_workload(fitting, num_prompts)
+    timed = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in picked]
+    warm_up = []
+    if num_warm_up:
+        warming = drop_timed(fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx), picked)
+        warming = warming[:num_warm_up]
+        warm_up = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
+    expected = decode_expected(target, timed, num_compared, max_new_tokens, dtype, ctx)
+    sweep = Sweep(max_new_tokens, temperature, sorted(set(concurrency)), reps, ctx)
+    results = asyncio.run(
+        sweep.run([with_draft_key(server, draft) for server in servers], warm_up, timed, wait_s, timeout_s)
+    )
+    rows = EngineSession(ctx.key[:16], target.key, dtype, temperature).rows(results, tokenizer, expected)
+    if all(row.status == "error" for row in rows.requests):
+        raise UserError(f"servers: every request failed; the first: {rows.requests[0].error}")
+    write_rows(ctx.out, [*rows.requests, *rows.rounds, *rows.acceptance])
+    failed = sum(row.status == "error" for row in rows.requests)
+    if failed:
+        ctx.note(f"{failed} of {len(rows.requests)} requests failed; each is a row with its reason")
+    return Measurements.of_step(
+        ctx,
+        {
+            "label": label,
+            "servers": [server.label for server in dict.fromkeys(result.turn.server for result in results)],
+            "num_prompts": len(timed),
+            "num_requests": len(rows.requests),
+            "num_failed": failed,
+            "machine_id": machine.machine_id,
+            "arms": rows.summary(),
+        },
+    )
+
+
+def with_draft_key(server: EngineServer, draft: Draft | None) -> EngineServer:
+    """The server's settings, with the drafter's key if they state none and the method is the drafter's."""
+    if draft is None or server.draft_key or server.method != draft.info["method"]:
+        return server
+    return server.model_copy(update={"draft_key": draft.key})
+
+
+def server_prompt(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> ServerPrompt:
+    """A prompt as token ids, and as a text that encodes to the same ids, for servers that take text only."""
+    from components.bench.engines.connect import ServerPrompt
+    from components.engines.client import text_of
+
+    return ServerPrompt(prompt_id, workload, ids, text_of(tokenizer, ids))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings of the requests to all servers."""
+
+    max_new_tokens: int
+    temperature: float
+    concurrency: Sequence[int]
+    reps: int
+    ctx: Context
+
+    async def run(
+        self,
+        servers: Sequence[EngineServer],
+        warm_up: Sequence[ServerPrompt],
+        timed: Sequence[ServerPrompt],
+        wait_s: float,
+        timeout_s: float,
+    ) -> list[TurnResult]:
+        """Run all turns; results in their order, warm-up first."""
+        import httpx
+
+        from components.bench.engines.connect import connect
+        from components.bench.engines.rows import arm_of, check_arms_differ
+
+        # One connection per request: a server may close an idle one just as a request is sent.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(timeout=httpx.Timeout(timeout_s), limits=limits, trust_env=False) as client:
+            connected = [await connect(client, server, wait_s) for server in servers]
+            for server in connected:
+                self.ctx.note(f"{server.settings.base_url}: {server.label}, model {server.model}")
+            check_arms_differ([arm_of(server, server.settings.method, server.settings.depth_k) for server in connected])
+            turns = self._turns(connected, warm_up, timed)
+            total, results = sum(len(turn.prompts) for turn in turns), list[TurnResult]()
+            for turn in turns:
+                results.append(await self._run_turn(client, turn))
+                self.ctx.progress(sum(len(result.answers) for result in results), total, "requests")
+        return results
+
+    def _turns(
+        self, servers: Sequence[Connected], warm_up: Sequence[ServerPrompt], timed: Sequence[ServerPrompt]
+    ) -> list[Turn]:
+        order = random.Random(self.ctx.seed)
+        groups: Mapping[str, list[ServerPrompt]] = {
+            workload: [prompt for prompt in timed if prompt.workload == workload]
+            for workload in dict.fromkeys(prompt.workload for prompt in timed)
+        }
+        turns = [Turn(server, "warm_up", 1, 0, True, warm_up) for server in servers if warm_up]
+        for rep in range(self.reps):
+            for concurrency in self.concurrency:
+                for workload, group in groups.items():
+                    shuffled = order.sample(list(servers), len(servers))
+                    turns += [Turn(server, workload, concurrency, rep, False, group) for server in shuffled]
+        return turns
+
+    async def _run_turn(self, client: httpx.AsyncClient, turn: Turn) -> TurnResult:
+        """Run one closed loop: each of `concurrency` workers sends its next request when its last one has ended."""
+        from components.bench.engines.connect import empty_cache, read_server_counters, send_request
+
+        if not await empty_cache(client, turn.server):
+            address = turn.server.settings.base_url
+            self.ctx.note(
+                f"{address}: /flush_cache was refused: times to the first token may be hits of its prefix cache"
+            )
+        before = await read_server_counters(client, turn.server)
+        answers: dict[int, Answer] = {}
+        waiting = iter(enumerate(turn.prompts))
+
+        async def work() -> None:
+            for number, prompt in waiting:
+                answers[number] = await send_request(client, turn.server, prompt, self.max_new_tokens, self.temperature)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(turn.concurrency, len(turn.prompts))):
+                group.create_task(work())
+        after = await read_server_counters(client, turn.server)
+        server_counts = None
+        if before is not None and after is not None:
+            try:
+                server_counts = after.since(before)
+            except ValueError as error:
+                raise UserError(f"servers: {turn.server.settings.base_url}: {error}; measure again") from error
+        return TurnResult(turn, [answers[number] for number in range(len(turn.prompts))], server_counts)

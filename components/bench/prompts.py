@@ -1,0 +1,103 @@
+"""Inputs of measurements: encoded prompts, the target's greedy answers, and loaded drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from components.contract import Context, Draft, Prompts, Target, UserError
+from components.data.formats.control_marks import HoldsControlMark
+from components.data.formats.prompts import encode_prompt, read_prompts
+from components.drafts.interface import Drafter
+from components.drafts.storage.files import open_draft
+from components.targets.generate import continue_batch
+from components.targets.interface import AbstractTarget
+from components.targets.load import open_tokenizer
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as token ids. language: of the answer, "" where unknown."""
+
+    prompt_id: str
+    workload: str
+    ids: list[int]
+    language: str = ""
+
+
+def encoded_prompts(
+    target: Target, model: AbstractTarget, prompts: Prompts, split: str, new_tokens: int, ctx: Context
+) -> list[EncodedPrompt]:
+    """`fitting_prompts` for a loaded target."""
+    return fitting_prompts(target, model.shape.max_position_embeddings, prompts, split, new_tokens, ctx)
+
+
+def fitting_prompts(
+    target: Target, num_positions: int, prompts: Prompts, split: str, new_tokens: int, ctx: Context
+) -> list[EncodedPrompt]:
+    """The prompts of a split that leave room for `new_tokens` more and have no control mark; others are set aside.
+
+    Raises UserError when none is left.
+    """
+    tokenizer = open_tokenizer(target)
+    room = num_positions - new_tokens
+    fitting = []
+    for number, prompt in enumerate(read_prompts(prompts, split), start=1):
+        try:
+            ids = encode_prompt(tokenizer, prompt)
+        except HoldsControlMark as error:
+            ctx.set_aside(f"prompts ({split})", number, str(error), prompt.prompt_id)
+            continue
+        if len(ids) <= room:
+            fitting.append(EncodedPrompt(prompt.prompt_id, prompt.workload, ids, prompt.language))
+        else:
+            reason = f"{len(ids)} tokens, and only {room} fit before {new_tokens} new ones"
+            ctx.set_aside(f"prompts ({split})", number, reason, prompt.prompt_id)
+    if not fitting:
+        raise UserError(
+            f"prompts ({prompts.key[:12]}): no {split} prompt fits: collect some, or ask for fewer new tokens"
+        )
+    return fitting
+
+
+def greedy_answers(
+    model: AbstractTarget,
+    prompt_ids: Sequence[Sequence[int]],
+    num_tokens: int,
+    batch_size: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[int]]:
+    """Exactly `num_tokens` greedy tokens for each prompt, end-of-text ignored."""
+    answers: list[list[int]] = []
+    for first in range(0, len(prompt_ids), batch_size):
+        batch = prompt_ids[first : first + batch_size]
+        answers += [c.ids for c in continue_batch(model, batch, max_new_tokens=num_tokens, stop_at_eos=False)]
+        if progress is not None:
+            progress(len(answers), len(prompt_ids))
+    return answers
+
+
+def kept_length(tokens: Sequence[int], ends: Collection[int]) -> int:
+    """The number of kept tokens of an answer: up to and including the first end-of-text token."""
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return index + 1
+    return len(tokens)
+
+
+def open_drafter(draft: Draft, model: AbstractTarget, kernel: str = "auto") -> Drafter:
+    """The drafter, loaded for this target. kernel: of its linear layers, see open_draft."""
+    return open_draft(draft, model, dtype=model.dtype, kernel=kernel)
+
+
+def spread(prompts: Sequence[EncodedPrompt], count: int) -> list[EncodedPrompt]:
+    """At most `count` prompts, evenly over the list: a split sorted by file gives more than its first files."""
+    if len(prompts) <= count:
+        return list(prompts)
+    return [prompts[index * len(prompts) // count] for index in range(count)]
+
+
+def spread_by_workload(prompts: Sequence[EncodedPrompt], count: int) -> list[EncodedPrompt]:
+    """At most `count` prompts of each workload, evenly over its list; workloads in alphabetical order."""
+    workloads = sorted({prompt.workload for prompt in prompts})
+    return [p for name in workloads for p in spread([p for p in prompts if p.workload == name], count)]

@@ -1,0 +1,1 @@
+"""Rules that drop or mend rows: encoding, repetition, language, personal data."""

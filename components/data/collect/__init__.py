@@ -1,0 +1,1 @@
+"""The steps that collect prompts, chats, corpora, workloads and recorded traffic."""

@@ -1,0 +1,464 @@
+"""Step `data.collect_chats`: reads any mix of sources, cleans the rows, and unifies them into whole conversations.
+
+Work is cut into shards of files by name and size alone, so the result is the same for any number of workers, and a
+killed step resumes after its finished shards. Rows stay in the order of the sources, their files and lines.
+
+One shard of data.collect_chats: reads files of one source into unified rows, and records why others are dropped.
+
+A shard depends on its files and settings alone and is written atomically, so it may run in any process on any machine,
+and a killed step resumes after its finished shards. For every file, kept + dropped = read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Chats, Context, ReportProgress, UserError
+from components.data.cleaning.rules import Cleaning, drop_reason, pattern_faults
+from components.data.formats.chats import (
+    EXCERPT_CHARACTERS,
+    Chat,
+    ChatWriter,
+    DroppedWriter,
+    most_first,
+    read_dropped,
+    write_manifest,
+)
+from components.data.sources.chats import ChatSource, duplicate_name
+from components.data.sources.files import read_rows
+from components.data.sources.hub import hub_rows
+from components.data.sources.listing import SourceFile, UnusableFile, list_files
+from components.data.sources.shapes import read_content
+from components.data.sources.streams import is_url
+from components.data.sources.turns import BadRow, Message, field_names, valid_text
+
+_DEFAULT: Final = Cleaning()
+_SHARD_BYTES: Final = 32 << 20
+_SHARD_FILES: Final = 256
+Place = tuple[str | int, ...]
+
+
+def collect_chats(
+    *,
+    sources: Annotated[list[ChatSource], Field(min_length=1)],
+    clean: Cleaning = _DEFAULT,
+    redact: bool = False,
+    ctx: Context,
+) -> Chats:
+    """Write `part-*.parquet` with every row worth training on, and `dropped.parquet` with every other and its reason.
+
+    Args:
+        sources: presets by name (eaglechat, sharegpt, ultrachat, smoltalk-chinese, perfectblend, magpie), paths, or
+            sources with preset, path, name, revision, format, documents, fields, language, domain, domain_field,
+            max_rows and follow_links. Read are JSONL, JSON, CSV and text (also as .gz, .bz2, .xz, .zst), Parquet and
+            Arrow; folders with all below them, patterns, s3:// and other URLs of fsspec, and hf:OWNER/NAME:SPLIT (on a
+            hub: `draftsmith run --online`).
+        clean: which rows are dropped; see components/data/cleaning/rules.py.
+        redact: whether to replace personal data by [EMAIL], [KEY], [CARD], [IP] and [PHONE] (needs
+            `draftsmith[redaction]`).
+    """
+    shards = _plan_shards(sources, clean, redact, ctx)
+    for _ in ctx.map(collect_shard, shards, what="shards of files"):
+        pass
+    counts = [json.loads(shard.file.read_text(encoding="utf-8")) for shard in shards]
+    by_source: dict[str, SourceTotals] = {}
+    for shard, counted in zip(shards, counts, strict=True):
+        preset = shard.source.chat_preset
+        totals = by_source.setdefault(shard.source.label, SourceTotals(preset.licence if preset is not None else None))
+        totals.add(shard, counted)
+    for name, totals in by_source.items():
+        _report_source(name, totals, ctx)
+    dropped = _join_parts(ctx, shards, counts, by_source)
+    counters = ("languages", "domains", "shapes", "redacted")
+    info = {name: most_first(sum((Counter(counted[name]) for counted in counts), Counter())) for name in counters}
+    num_read, num_kept = (sum(getattr(totals, name) for totals in by_source.values()) for name in ("read", "kept"))
+    assert num_kept + sum(dropped.values()) == num_read, "a row was lost"
+    return Chats.of_step(
+        ctx,
+        {
+            "num_rows": num_kept,
+            "num_read": num_read,
+            "num_dropped": num_read - num_kept,
+            "num_characters": sum(totals.characters for totals in by_source.values()),
+            "num_repaired": sum(counted["repaired"] for counted in counts),
+            "dropped": dropped,
+            "by_source": {name: totals.facts() for name, totals in by_source.items()},
+            **info,
+        },
+    )
+
+
+def collect_chats_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
+
+    Planning never uses the network: sources on a hub or in an object store count by name and revision alone.
+    """
+    from components.targets.file_digests import sha256_of
+
+    digests: dict[str, str] = {}
+    for declared in settings["sources"]:
+        source = ChatSource.model_validate(declared)
+        if is_url(source.path):
+            continue
+        listing = list_files(source)
+        digests |= {file.location: sha256_of(Path(file.location)) for file in listing.files}
+        digests |= {f"{source.label}: {unusable.name}": unusable.reason for unusable in listing.unusable}
+    return digests
+
+
+def collect_chats_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """The settings, and faults that no type can express; called when pipelines.yaml is checked (flows/planning/step_signature.py)."""
+    clean = pattern_faults(settings["clean"])
+    faults: list[tuple[Place, str]] = [(("clean",), f"setting 'clean': {fault}") for fault in clean]
+    if twice := duplicate_name([ChatSource.model_validate(source) for source in settings["sources"]]):
+        faults.append((("sources",), f"setting 'sources': two are called {twice!r}; give each a name"))
+    return settings, faults
+
+
+def _plan_shards(sources: Sequence[ChatSource], clean: Cleaning, redact: bool, ctx: Context) -> list[ChatShard]:
+    """Shards of about 32 MiB of files or lines; a source that is streamed or has a row limit is one shard."""
+    if twice := duplicate_name(sources):
+        raise UserError(f"sources: two are called {twice!r}; give each a name")
+    shards: list[ChatShard] = []
+    for source in sources:
+        listing = list_files(source)
+        if listing.num_others:
+            ctx.note(f"{source.label}: {listing.num_others} files of other kinds left alone")
+        groups: list[list[SourceFile]] = [[]]
+        size = 0
+        undivided = source.max_rows is not None or source.hub is not None
+        pieces = listing.files
+        if not undivided:
+            pieces = [piece for file in pieces for piece in file.cut(source.kind, _SHARD_BYTES)]
+        for file in pieces:
+            full = groups[-1] and (size + file.size > _SHARD_BYTES or len(groups[-1]) >= _SHARD_FILES)
+            if full and not undivided:
+                groups.append([])
+                size = 0
+            groups[-1].append(file)
+            size += file.size
+        for number, group in enumerate(groups):
+            unusable = tuple(listing.unusable) if number == 0 else ()
+            folder = ctx.scratch / f"shard-{len(shards):05d}"
+            shards.append(ChatShard(folder, source, tuple(group), unusable, clean, redact))
+    return shards
+
+
+@dataclass
+class SourceTotals:
+    """Counts of one source, summed over its shards. stopped: shards that reached max_rows.
+
+    first_broken: messages of files that were not read to their end. folder: a shard with dropped rows.
+    """
+
+    licence: str | None
+    read: int = 0
+    kept: int = 0
+    characters: int = 0
+    broken: int = 0
+    stopped: int = 0
+    files: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_broken: list[str] = field(default_factory=list)
+    folder: Path | None = None
+
+    def add(self, shard: ChatShard, counted: Mapping[str, Any]) -> None:
+        """Add the counts of a shard."""
+        for name in ("read", "kept", "characters", "broken", "stopped"):
+            setattr(self, name, getattr(self, name) + counted[name])
+        self.files += sum(file.span is None or file.span.start == 0 for file in shard.files)
+        self.dropped.update(counted["dropped"])
+        self.first_broken += counted["first_broken"]
+        if self.folder is None and counted["dropped"]:
+            self.folder = shard.folder
+
+    def facts(self) -> dict[str, Any]:
+        """The counts under their names in the artifact's info."""
+        facts = {name: getattr(self, name) for name in ("read", "kept", "characters", "dropped", "files", "broken")}
+        facts["dropped"] = most_first(self.dropped)
+        return facts | ({} if self.licence is None else {"licence": self.licence})
+
+
+def _report_source(name: str, totals: SourceTotals, ctx: Context) -> None:
+    """Log the outcome of a source; raises UserError where no row of it is usable."""
+    dropped = ", ".join(f"{number} {reason}" for reason, number in list(most_first(totals.dropped).items())[:5])
+    if not totals.kept:
+        if totals.folder is None:
+            raise UserError(f"sources: {name}: there are no rows in it; remove it or fill it")
+        first = next(read_dropped(totals.folder))
+        excerpt = " ".join(first["excerpt"].split())[:160]
+        raise UserError(f"sources: {name}: no usable row in {totals.read} ({dropped}); {first['where']}: {excerpt}")
+    if totals.stopped:
+        ctx.note(f"{name}: stopped after {totals.read} rows (max_rows)")
+    if dropped:
+        ctx.note(f"{name}: {totals.kept} of {totals.read} rows kept; dropped {dropped}; see dropped.parquet")
+    if totals.broken:
+        first_broken = "; ".join(totals.first_broken[:5])
+        ctx.note(f"{name}: {totals.broken} files could not be read, or not to their end: {first_broken}")
+
+
+def _join_parts(
+    ctx: Context, shards: Sequence[ChatShard], counts: Sequence[Mapping[str, Any]], by_source: dict[str, SourceTotals]
+) -> dict[str, int]:
+    """Move the parts of all shards into the output, and join their dropped rows; returns dropped rows by reason.
+
+    This may be repeated after a kill: a part is either still in its shard or already in the output.
+    """
+    parts: list[str] = []
+    with DroppedWriter(ctx.out) as dropped:
+        for shard, counted in zip(shards, counts, strict=True):
+            for part in counted["parts"]:
+                parts.append(f"part-{len(parts):05d}.parquet")
+                if (shard.folder / part).is_file():
+                    os.replace(shard.folder / part, ctx.out / parts[-1])
+            dropped.copy(shard.folder)
+    rows_by_source = {name: totals.kept for name, totals in sorted(by_source.items())}
+    write_manifest(ctx.out, {"parts": parts, "num_rows": sum(rows_by_source.values()), "by_source": rows_by_source})
+    return most_first(dropped.counts)
+
+
+COUNTS: Final = "counts.json"
+_ROWS_PER_PROGRESS: Final = 2000
+_BROKEN_SHOWN: Final = 5
+_REASONS: Final = (
+    ("nested too deeply", "nested_too_deeply"),
+    ("longer than", "too_long_a_row"),
+    ("not UTF-8", "not_utf8"),
+    ("UTF-16", "not_utf8"),
+    ("not valid JSON", "not_json"),
+    ("NaN is not JSON", "not_json"),
+    ("Infinity is not JSON", "not_json"),
+    ("-Infinity is not JSON", "not_json"),
+    ("the list breaks off", "not_json"),
+    ("text after the end", "not_json"),
+    ("not CSV", "not_csv"),
+    ("cells under", "not_csv"),
+)
+"""Part of an error message of the readers in files.py -> the reason under which the row is counted."""
+
+
+@dataclass(frozen=True)
+class ChatShard:
+    """The inputs of one shard, and its output folder.
+
+    files: read in this order; empty for a source that `datasets` streams. unusable: files that cannot be read.
+    """
+
+    folder: Path
+    source: ChatSource
+    files: tuple[SourceFile, ...]
+    unusable: tuple[UnusableFile, ...]
+    clean: Cleaning
+    redact: bool
+
+    @property
+    def file(self) -> Path:
+        """The counts; the folder appears with all of its files at once."""
+        return self.folder / COUNTS
+
+
+def collect_shard(shard: ChatShard, report_progress: ReportProgress) -> None:
+    """Write the shard's parts, `dropped.parquet` and `counts.json` under its folder."""
+    beside = shard.folder.with_name(f".{shard.folder.name}.{uuid.uuid4().hex}.tmp")
+    beside.mkdir(parents=True)
+    try:
+        counts = _ShardCollector(shard, beside, report_progress).run()
+        (beside / COUNTS).write_text(json.dumps(counts, ensure_ascii=False), encoding="utf-8")
+        try:
+            os.replace(beside, shard.folder)
+        except OSError:
+            if not shard.file.is_file():  # else another worker was first, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+class _ShardCollector:
+    """The state of one shard while it is read."""
+
+    def __init__(self, shard: ChatShard, folder: Path, report_progress: ReportProgress) -> None:
+        self.shard, self.folder, self.report_progress = shard, folder, report_progress
+        self.source = shard.source
+        self.name = shard.source.label
+        self.counts: Counter[str] = Counter()
+        self.by: dict[str, Counter[str]] = {name: Counter() for name in ("languages", "domains", "shapes", "redacted")}
+        self.bytes_before, self.characters_here = 0, 0
+        self.total = max(1, sum(file.size for file in shard.files))
+        self.broken: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """Read all files; returns the counts."""
+        if self.shard.redact:
+            from components.data.cleaning.redaction import require_redaction
+
+            require_redaction()
+        with ChatWriter(self.folder) as self.chats, DroppedWriter(self.folder) as self.dropped:
+            for unusable in self.shard.unusable:
+                self._drop(unusable.reason, unusable.name, unusable.message)
+                self._record_broken(unusable.name, unusable.message)
+            if self.source.hub is not None:
+                self._collect_rows(self.name, hub_rows(self.source.hub))
+            for file in self.shard.files if self.source.hub is None else ():
+                if not self._collect_file(file):
+                    break
+                self.bytes_before, self.characters_here = self.bytes_before + file.size, 0
+        return {
+            **{name: self.counts[name] for name in ("read", "kept", "characters", "repaired", "stopped", "broken")},
+            "dropped": dict(self.dropped.counts),
+            "parts": self.chats.parts,
+            "first_broken": self.broken,
+            **{name: dict(counter) for name, counter in self.by.items()},
+        }
+
+    def _collect_file(self, file: SourceFile) -> bool:
+        """All rows of a file; False where max_rows is reached."""
+        location = file.location if is_url(file.location) else Path(file.location)
+
+        def set_aside(_: str, line: int, message: str, row: str) -> None:
+            self._drop(_reason_of(message), f"{file.name}:{line}", f"{message}: {row}" if row else message)
+
+        source = self.source
+        rows = read_rows(location, set_aside, kind=source.kind, documents=source.documents, span=file.span)
+        try:
+            return self._collect_rows(file.name, rows)
+        except UserError as error:  # the file breaks off: rows read before are kept, the rest is reported
+            message = str(error).removeprefix("source: ").removeprefix(file.location).lstrip(": ")
+            reason = _reason_of(message)
+            self._drop("unreadable_file" if reason == "unreadable" else reason, file.name, message)
+            self._record_broken(file.name, message)
+            return True
+
+    def _collect_rows(self, name: str, rows: Iterator[tuple[int, Any]]) -> bool:
+        for line, row in rows:
+            if self.source.max_rows is not None and self.counts["read"] >= self.source.max_rows:
+                self.counts["stopped"] = 1
+                return False
+            try:
+                self._collect_row(row, f"{name}:{line}")
+            except BadRow as error:
+                self._drop(error.reason, f"{name}:{line}", f"{error}: {_excerpt(row)}")
+            if self.counts["read"] % _ROWS_PER_PROGRESS == 0:
+                self.report_progress(min(0.99, (self.bytes_before + self.characters_here) / self.total))
+        return True
+
+    def _collect_row(self, row: Any, location: str) -> None:
+        """Write a row, or drop it with a reason; raises BadRow for a row without content."""
+        if self.source.chat_preset is not None:
+            _require_any_field(row, self.source.chat_preset.fields)
+        content = read_content(row, self.source.fields)
+        text, messages = content.text, content.messages
+        if self.shard.clean.repair:
+            text, messages = self._repaired(text, messages)
+        if self.shard.redact:
+            text, messages = self._redacted(text, messages)
+        if not (text or messages):  # repair removed all of the text
+            raise BadRow("text is empty", "empty_text")
+        chat = Chat.of(source=self.name, where=location, text=text, messages=messages, tools=content.tools)
+        self.characters_here += chat.num_chars
+        if (reason := drop_reason(chat, self.shard.clean)) is not None:
+            self._drop(reason, location, chat.as_text())
+            return
+        chat = dataclasses.replace(chat, language=self._language(chat), domain=self._domain(chat, row))
+        self.chats.write(chat)
+        self.counts.update(read=1, kept=1, characters=chat.num_chars)
+        self.by["languages"][chat.language] += 1
+        self.by["domains"][chat.domain] += 1
+        self.by["shapes"][content.shape] += 1
+
+    def _drop(self, reason: str, location: str, excerpt: str) -> None:
+        if self.shard.redact:
+            from components.data.cleaning.redaction import redact
+
+            excerpt, _ = redact(excerpt[: 2 * EXCERPT_CHARACTERS])  # also redact data that crosses the cut
+        self.dropped.write(reason, self.name, location, excerpt)
+        self.counts["read"] += 1
+
+    def _record_broken(self, name: str, message: str) -> None:
+        """Count a file that was not read to its end, and store the messages of the first few."""
+        self.counts["broken"] += 1
+        if len(self.broken) < _BROKEN_SHOWN:
+            self.broken.append(f"{name}: {message}")
+
+    def _language(self, chat: Chat) -> str:
+        from components.data.cleaning.language import language_of, language_of_messages
+
+        preset = self.source.chat_preset
+        language = self.source.language or (preset.language if preset is not None else "")
+        return language or (language_of_messages(chat.messages) if chat.messages else language_of(chat.text))
+
+    def _domain(self, chat: Chat, row: Any) -> str:
+        from components.data.cleaning.language import domain_of
+
+        preset = self.source.chat_preset
+        field = self.source.domain_field or (preset.domain_field if preset is not None else "")
+        if field and isinstance(row, Mapping) and row.get(field):
+            return valid_text(row[field], field)
+        return self.source.domain or domain_of(chat.as_text())
+
+    def _repaired(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
+        from components.data.cleaning.encoding import repair
+
+        fields = ("content", "reasoning_content")
+        repaired = repair(text), tuple(_with_changes(message, fields, repair) for message in messages)
+        self.counts["repaired"] += repaired != (text, messages)
+        return repaired
+
+    def _redacted(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
+        from components.data.cleaning.redaction import redact
+
+        def redact_text(text: str) -> str:
+            clear, counts = redact(text)
+            self.by["redacted"].update(counts)
+            return clear
+
+        fields = ("content", "reasoning_content", "tool_calls")
+        return redact_text(text), tuple(_with_changes(message, fields, redact_text) for message in messages)
+
+
+def _with_changes(value: Any, fields: tuple[str, ...], change: Any) -> Any:
+    """A message with the texts in these fields changed, including those inside tool calls."""
+    return {name: _changed(inner, change) if name in fields else inner for name, inner in value.items()}
+
+
+def _changed(value: Any, change: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_changed(inner, change) for inner in value]
+    if isinstance(value, Mapping):
+        return {name: _changed(inner, change) for name, inner in value.items()}
+    return value
+
+
+def _require_any_field(row: Any, fields: tuple[str, ...]) -> None:
+    if isinstance(row, Mapping) and not any(row.get(field) is not None for field in fields):
+        names = " or ".join(fields)
+        raise BadRow(f"no field {names}, which this preset's rows have (has: {field_names(row)})", "unknown_shape")
+
+
+def _reason_of(message: str) -> str:
+    return next((reason for part, reason in _REASONS if part in message[:300]), "unreadable")
+
+
+def _excerpt(row: Any) -> str:
+    """The beginning of a row as JSON, a little longer than is shown so that redaction sees past the cut."""
+    text = ""
+    try:
+        for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(row):
+            text += piece[: 2 * EXCERPT_CHARACTERS]
+            if len(text) >= 2 * EXCERPT_CHARACTERS:
+                break
+    except (RecursionError, ValueError, TypeError):  # too deep, or keys that are no text: what came before is enough
+        pass
+    return text

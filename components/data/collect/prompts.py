@@ -1,0 +1,238 @@
+"""Step `data.collect_prompts`: collects prompts and splits them, so that no evaluation prompt is ever trained on.
+
+Python's standard library is split by source file: training prompts come from the files that the built-in target was
+trained on, all others from files that it never saw. Other sources are rows, checked one by one and split by a hash of
+the question (splits.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Context, Prompts, UserError
+from components.data.formats.prompts import Prompt, write_prompts
+from components.data.formats.splits import hash_number, question_of, select_prompts, split_prompts
+from components.data.sources.files import SetAside, find_files, printable, read_rows, stem_of
+from components.data.sources.hub import PREFIX, hub_rows, parse_hub_source, source_files
+from components.data.sources.python_stdlib import functions_in, stdlib_files
+from components.data.sources.shapes import BadRow, Question, read_label, read_shape
+
+STDLIB: Final = "python-stdlib"
+
+_FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
+"""Of a hundred held-out stdlib files, 60 give test prompts, the next 30 validation, the last 10 warm-up."""
+
+
+def collect_prompts(
+    *,
+    source: Annotated[str, Field(min_length=1)] = STDLIB,
+    num_train: Annotated[int, Field(ge=0)] = 640,
+    num_validation: Annotated[int, Field(ge=0)] = 48,
+    num_test: Annotated[int, Field(ge=0)] = 24,
+    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    evaluation_percent: Annotated[int, Field(ge=0, le=100)] = 20,
+    keep_out: str = "",
+    workload: str = "",
+    workload_field: str = "",
+    min_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
+    max_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
+    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the splits train, validation, test and warm_up.
+
+    Args:
+        source: "python-stdlib" (signature and docstring in, body out); a path, folder or pattern of JSONL, JSON or
+            Parquet files with chats or texts; or a data set in Hugging Face format, hf:OWNER/NAME[/CONFIG]:SPLIT on the
+            hub (pin it as NAME@REVISION: it counts by this name alone) or hf:FOLDER:SPLIT. Malformed rows are set aside
+            and counted.
+        num_train: The most training prompts; the target answers them.
+        num_validation: The most prompts that choose a drafter's checkpoint; the target answers them too.
+        num_test: The most prompts for the benchmarks.
+        num_warm_up: The most prompts that warm a benchmark up and are never counted.
+        evaluation_percent: Of a hundred questions in rows, how many are for test, warm-up and validation; 100 with
+            num_train 0 and num_validation 0 makes a benchmark of all of them.
+        keep_out: Another source of rows, such as a benchmark; its questions are left out of every split, and counted.
+        workload: The label by which results are grouped; empty is the file's name without its suffix.
+        workload_field: A field of the rows that holds the label instead (for Spec-Bench: category).
+        min_prompt_characters: Shorter prompts are left out, characters; null is 40 for python-stdlib, 1 for rows.
+        max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
+        max_rows: The most rows to read, in the order of the files; a hub data set may hold billions.
+    """
+    quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
+    counts: Counter[str] = Counter()
+    from_rows = source != STDLIB
+    if from_rows:
+        prompts = _row_prompts(source, workload, workload_field, max_rows, counts, ctx)
+    else:
+        prompts = _stdlib_prompts(workload)
+    shortest = min_prompt_characters or (1 if from_rows else 40)
+    longest = max_prompt_characters or (4000 if from_rows else 400)
+    forbidden = questions_of_source(keep_out, max_rows, counts, ctx) if keep_out else frozenset[int]()
+    candidates = _allowed(prompts, shortest, longest, forbidden, counts)
+    if from_rows:
+        pools = split_prompts(candidates, quotas, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    else:
+        pools = {split: [] for split in quotas}
+        for prompt in candidates:
+            pools[prompt.split].append(prompt)
+    selected = select_prompts(pools, quotas, counts, ctx.seed)
+    _check_counts(selected, quotas, counts, source, ctx)
+    write_prompts(ctx.out, (prompt for split in quotas for prompt in selected[split]))
+    return Prompts.of_step(
+        ctx,
+        {
+            "source": source,
+            **{f"num_{split}": len(selected[split]) for split in quotas},
+            **{name: counts[name] for name in ("found", "set_aside", "too_short", "too_long", "kept_out")},
+            "duplicates_within_split": counts["duplicates_within_split"],
+            "duplicates_across_splits": counts["duplicates_across_splits"],
+            "workloads": dict(Counter(prompt.workload for split in quotas for prompt in selected[split])),
+        },
+    )
+
+
+def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
+
+    Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
+    """
+    named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
+    return {name: digest for source in named if source for name, digest in digests_of(source).items()}
+
+
+def digests_of(source: str) -> dict[str, str]:
+    """The files of a source of `collect_prompts`: name -> sha256."""
+    from components.targets.file_digests import sha256_of
+
+    if source == STDLIB:
+        total = hashlib.sha256()
+        for entry in stdlib_files():
+            total.update(f"{entry.source}\0{sha256_of(entry.path)}\n".encode())
+        return {STDLIB: total.hexdigest()}
+    files = source_files(parse_hub_source(source)) if source.startswith(PREFIX) else find_files(source)
+    return {str(file): sha256_of(file) for file in files}
+
+
+def _stdlib_prompts(workload: str) -> Iterator[Prompt]:
+    for entry in stdlib_files():
+        if not entry.source.startswith("stdlib/"):  # test suites: assertions, not code that people complete
+            continue
+        try:
+            text = entry.read()
+        except (UnicodeError, SyntaxError):  # odd encodings: not a prompt source, and not the user's data
+            continue
+        split = "train"
+        if entry.held_out:
+            bucket = hash_number(f"split:{entry.relative_path}") % 100
+            split = next(name for name, below in _FILE_SHARES if bucket < below)
+        for function in functions_in(text):
+            question = Question(function.head, None, function.body)
+            yield prompt_of(question, split, workload or STDLIB, entry.source)
+
+
+def _tables(source: str, set_aside: SetAside) -> Iterator[tuple[str, str, Iterator[tuple[int, Any]]]]:
+    """(name, label, rows) of each file of a source, or of the one split of a data set."""
+    if source.startswith(PREFIX):
+        hub_source = parse_hub_source(source)
+        yield source, hub_source.label, hub_rows(hub_source)
+        return
+    for file in find_files(source):
+        yield str(file), stem_of(file), read_rows(file, set_aside)
+
+
+def _row_prompts(
+    source: str, workload: str, workload_field: str, max_rows: int, counts: Counter[str], ctx: Context
+) -> Iterator[Prompt]:
+    """Every usable row as a prompt; increments rows, usable and set_aside in `counts`."""
+    first: dict[str, str] = {}
+
+    def set_aside(file: str, line: int, reason: str, row: str) -> None:
+        counts["set_aside"] += 1
+        first.setdefault(file, f"line {line}, {reason}")
+        ctx.set_aside(printable(file), line, reason, row)
+
+    for file, name, rows in _tables(source, set_aside):
+        usable_before, bad_before = counts["usable"], counts["set_aside"]
+        for line, row in rows:
+            if counts["rows"] == max_rows:
+                ctx.note(f"{source}: stopped after {max_rows} rows (max_rows); raise it to look at more")
+                return
+            counts["rows"] += 1
+            try:
+                question = read_shape(row)
+                label = read_label(row, workload_field) if workload_field else workload or name
+            except BadRow as error:
+                set_aside(file, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+                continue
+            counts["usable"] += 1
+            yield prompt_of(question, "train", label, printable(file.rsplit("/", 1)[-1]))
+        if counts["usable"] == usable_before:
+            if bad := counts["set_aside"] - bad_before:
+                raise UserError(
+                    f"source: {file}: no usable row, {bad} set aside; the first: {first[file]}; mend the rows"
+                )
+            raise UserError(f"source: {file}: there are no rows in it; remove it or fill it")
+
+
+def questions_of_source(keep_out: str, max_rows: int, counts: Counter[str], ctx: Context) -> frozenset[int]:
+    """Hashes of the questions of another source; its malformed rows are counted with the others."""
+    if keep_out == STDLIB:
+        raise UserError("keep_out: python-stdlib: give a source of rows; the library is kept apart by file anyway")
+    its_counts: Counter[str] = Counter()
+    try:
+        prompts = _row_prompts(keep_out, "", "", max_rows, its_counts, ctx)
+        questions = frozenset(hash_number(question_of(prompt)) for prompt in prompts)
+    except UserError as error:
+        raise UserError(f"keep_out: {str(error).removeprefix('source: ')}") from error
+    counts["set_aside"] += its_counts["set_aside"]
+    return questions
+
+
+def _allowed(
+    prompts: Iterable[Prompt], shortest: int, longest: int, forbidden: frozenset[int], counts: Counter[str]
+) -> Iterator[Prompt]:
+    """The prompts of a suitable length that are not forbidden; the others are counted."""
+    for prompt in prompts:
+        size = prompt.num_characters
+        counts["found"] += 1
+        if size < shortest:
+            counts["too_short"] += 1
+        elif size > longest:
+            counts["too_long"] += 1
+        elif forbidden and hash_number(question_of(prompt)) in forbidden:
+            counts["kept_out"] += 1
+        else:
+            yield prompt
+
+
+def prompt_of(question: Question, split: str, workload: str, source: str) -> Prompt:
+    """The prompt of a row; its id is a hash of its label and content."""
+    identity = question.text if question.text is not None else json.dumps(question.messages, ensure_ascii=False)
+    digest = hashlib.sha256(f"{workload}\0{identity}".encode()).hexdigest()
+    return Prompt(digest[:16], split, workload, source, question.text, question.messages, question.reference)
+
+
+def _check_counts(
+    selected: dict[str, list[Prompt]], quotas: dict[str, int], counts: Counter[str], source: str, ctx: Context
+) -> None:
+    left_out = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in ("too_short", "too_long", "kept_out"))
+    for split, need in quotas.items():
+        got = len(selected[split])
+        if got == 0 and need > 0:
+            raise UserError(
+                f"source: {source}: no prompt for split {split} ({counts['found']} found, {left_out}); "
+                f"give more rows or other limits, or num_{split}: 0"
+            )
+        if got < need:
+            ctx.note(f"{source}: {got} {split} prompts of the {need} asked for")
+    if source != STDLIB and any(counts[name] for name in ("too_short", "too_long", "kept_out")):
+        ctx.note(f"{source}: of {counts['found']} prompts {left_out}")
+    if counts["set_aside"]:
+        ctx.note(f"{source}: {counts['set_aside']} malformed rows set aside, see set_aside.jsonl")

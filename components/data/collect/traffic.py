@@ -1,0 +1,255 @@
+"""Step `data.collect_traffic`: the new conversations in files of served traffic, for nightly retraining.
+
+A conversation is new if no drafter in the champion's line has looked at its content (seen.py). The split follows the
+hash of the question, so that a question is in the same split every night and no evaluation question is trained on. A
+night with too few new conversations ends the run as NothingNew; they are collected on a later night.
+
+Digests of the conversations that nightly retraining has already processed: a watermark by content, not by date.
+
+A Prompts artifact made from served traffic holds `seen.txt`: one content digest a line (16 hex digits, ascending) of
+every conversation that it or an artifact before it has looked at, used or not. The next night reads the file of the
+champion's prompts. So a killed night reads the same rows again, conversations of a refused challenger stay new, files
+may be renamed, moved or read twice, and nothing depends on clocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Context, NothingNew, Prompts, UserError
+from components.data.collect.prompts import digests_of, prompt_of, questions_of_source
+from components.data.formats.prompts import SPLITS, Prompt, read_prompts, write_prompts
+from components.data.formats.splits import content_of, hash_number, question_of, select_prompts, split_prompts
+from components.data.sources.files import (
+    SUFFIXES,
+    files_of_pattern,
+    find_files,
+    folder_of_pattern,
+    leads_out,
+    printable,
+    read_rows,
+)
+from components.data.sources.shapes import BadRow, read_label, read_shape, unwrap_row
+
+
+def collect_traffic(
+    seen: Prompts | None = None,
+    *,
+    source: Annotated[str, Field(min_length=1)],
+    num_train: Annotated[int, Field(ge=1)] = 640,
+    num_validation: Annotated[int, Field(ge=0)] = 24,
+    num_test: Annotated[int, Field(ge=1)] = 32,
+    num_warm_up: Annotated[int, Field(ge=0)] = 2,
+    min_new: Annotated[int, Field(ge=1)] = 32,
+    evaluation_percent: Annotated[int, Field(ge=1, le=90)] = 20,
+    keep_out: str = "",
+    workload: Annotated[str, Field(min_length=1)] = "traffic",
+    workload_field: str = "",
+    min_prompt_characters: Annotated[int, Field(ge=1)] = 1,
+    max_prompt_characters: Annotated[int, Field(ge=1)] = 4000,
+    max_new: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
+
+    Args:
+        seen: the prompts of the champion's line; conversations that they hold or have looked at are not new.
+        source: a folder, file or pattern of JSONL, JSON or Parquet files with chats or texts, or with logged requests
+            that hold them in "body" or "request". Malformed rows are set aside and counted, empty files passed over.
+        num_train: new conversations at most that the target answers for training.
+        num_validation: new conversations at most that choose a checkpoint.
+        num_test: new conversations at most for drift and benchmarks.
+        num_warm_up: new conversations at most that warm a benchmark up.
+        min_new: fewer new conversations than this are left for another night.
+        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation; keep it from night to
+            night, since it decides what may be trained on.
+        keep_out: a source of rows, such as a benchmark, whose questions are left out and counted.
+        workload: the label that results are grouped by.
+        workload_field: a field of the rows that holds the label instead.
+        min_prompt_characters: shorter questions are left out, characters.
+        max_prompt_characters: longer questions are left out, characters.
+        max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
+    """
+    sizes = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
+    counts: Counter[str] = Counter()
+    forbidden = questions_in(seen, *EVALUATION)
+    if keep_out:
+        forbidden |= questions_of_source(keep_out, max_new, counts, ctx)
+    looked_at = read_seen(seen)
+    rows = _read_prompts(source, workload, workload_field, counts, ctx)
+    length_limits = (min_prompt_characters, max_prompt_characters)
+    new_prompts = _new_prompts(rows, looked_at, length_limits, forbidden, max_new, counts)
+    pools = split_prompts(new_prompts, sizes, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    trained_on = questions_in(seen, "train")
+    for split in EVALUATION:
+        untrained = [prompt for prompt in pools[split] if hash_number(question_of(prompt)) not in trained_on]
+        counts["trained_on"] += len(pools[split]) - len(untrained)
+        pools[split] = untrained
+    selected = select_prompts(pools, sizes, counts, ctx.seed)
+    _stop_if_too_few(selected, counts, source, min_new)
+    write_prompts(ctx.out, (prompt for split in sizes for prompt in selected[split]))
+    write_seen(ctx.out, looked_at)
+    ctx.note(f"{counts['new']} new conversations ({_counts_text(counts)}); {_sizes_text(selected)} taken")
+    count_names = ("rows", "new", "seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
+    return Prompts.of_step(
+        ctx,
+        {
+            "source": source,
+            **{f"num_{split}": len(selected[split]) for split in sizes},
+            **{name: counts[name] for name in count_names},
+            "num_seen_in_all": len(looked_at),
+            "workloads": dict(Counter(prompt.workload for split in sizes for prompt in selected[split])),
+        },
+    )
+
+
+def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """File -> sha256 of `source` and `keep_out`, for the step's key."""
+    from components.targets.file_digests import sha256_of
+
+    files, _ = traffic_files(str(settings["source"]))
+    digests = {str(file): sha256_of(file) for file in files}
+    if keep_out := str(settings.get("keep_out", "")):
+        digests |= digests_of(keep_out)
+    return digests
+
+
+def traffic_files(source: str) -> tuple[list[Path], int]:
+    """(non-empty files of a source, sorted; how many files are skipped: of another kind, or links out of the folder).
+
+    A folder or pattern may have no files; raises UserError where the folder does not exist.
+    """
+    try:
+        path = Path(source).expanduser()
+        is_pattern = any(sign in source for sign in "*?[")
+        folder = folder_of_pattern(source) if is_pattern else path
+        if folder.is_dir():
+            candidates = files_of_pattern(str(path)) if is_pattern else list(path.iterdir())
+        elif not is_pattern and path.name.endswith(SUFFIXES):
+            candidates = find_files(source) if not path.is_file() or path.stat().st_size else []
+        else:
+            raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
+        files = sorted(file for file in candidates if file.is_file() and not file.name.startswith("."))
+        inside = [file for file in files if not folder.is_dir() or not leads_out(file, folder)]
+        usable = [file for file in inside if file.name.endswith(SUFFIXES)]
+        return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
+        raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
+
+
+def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
+    """The prompts of all usable rows of a source; other rows are set aside and counted."""
+
+    def set_aside(location: str, line: int, reason: str, row: str) -> None:
+        counts["set_aside"] += 1
+        ctx.set_aside(printable(location), line, reason, row)
+
+    files, num_skipped = traffic_files(source)
+    if num_skipped:
+        reason = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
+        ctx.note(f"{source}: {num_skipped} files left alone: {reason}")
+    for number, file in enumerate(files):
+        for line, row in read_rows(file, set_aside):
+            counts["rows"] += 1
+            try:
+                inner = unwrap_row(row) if isinstance(row, Mapping) else row
+                question = read_shape(inner)
+                label = read_label({**inner, **row}, field) if field else workload
+            except BadRow as error:
+                set_aside(str(file), line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+                continue
+            yield prompt_of(question, "train", label, printable(file.name))
+        ctx.progress(number + 1, len(files), "files")
+
+
+def _new_prompts(
+    prompts: Iterator[Prompt],
+    looked_at: set[int],
+    length_limits: tuple[int, int],
+    forbidden: frozenset[int],
+    max_new: int,
+    counts: Counter[str],
+) -> Iterator[Prompt]:
+    """Prompts not in `looked_at`, of a suitable length and not forbidden; `looked_at` is extended by them."""
+    tonight: set[int] = set()
+    for prompt in prompts:
+        digest = digest_of(prompt)
+        if digest in looked_at:
+            counts["duplicates" if digest in tonight else "seen"] += 1
+            continue
+        size = prompt.num_characters
+        if not length_limits[0] <= size <= length_limits[1]:
+            counts["too_short" if size < length_limits[0] else "too_long"] += 1
+        elif hash_number(question_of(prompt)) in forbidden:
+            counts["kept_out"] += 1
+        else:
+            counts["new"] += 1
+            looked_at.add(digest)
+            tonight.add(digest)
+            yield prompt
+            if counts["new"] == max_new:
+                return
+
+
+def _stop_if_too_few(selected: Mapping[str, list[Prompt]], counts: Counter[str], source: str, min_new: int) -> None:
+    """Raise NothingNew where there is too little to train or evaluate on."""
+    new = counts["new"]
+    if not new:
+        raise NothingNew(f"{source} holds no conversation that the champion has not had ({_counts_text(counts)})")
+    if new < min_new:
+        raise NothingNew(f"{source} holds {new} new conversations, fewer than min_new {min_new}; they wait")
+    for split in ("train", "test"):
+        if not selected[split]:
+            raise NothingNew(f"{source}: of {new} new conversations none falls to the {split} split; they wait")
+
+
+def _counts_text(counts: Counter[str]) -> str:
+    words = ("seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
+    parts = [f"{counts[word]} {word.replace('_', ' ')}" for word in words if counts[word]]
+    return ", ".join([f"{counts['rows']} rows", *parts])
+
+
+def _sizes_text(selected: Mapping[str, list[Prompt]]) -> str:
+    return ", ".join(f"{len(prompts)} {split.replace('_', ' ')}" for split, prompts in selected.items())
+
+
+FILE: Final = "seen.txt"
+EVALUATION: Final = ("test", "validation", "warm_up")
+
+
+def digest_of(prompt: Prompt) -> int:
+    """A digest of a conversation's content below 2**64; white space does not count."""
+    return hash_number(content_of(prompt))
+
+
+def read_seen(prompts: Prompts | None) -> set[int]:
+    """Digests of all conversations that these prompts and those before them have looked at; empty for None."""
+    if prompts is None:
+        return set()
+    digests = {digest_of(prompt) for split in SPLITS for prompt in read_prompts(prompts, split)}
+    file = prompts.path / FILE
+    if file.is_file():
+        try:
+            digests.update(int(line, 16) for line in file.read_text(encoding="ascii").splitlines())
+        except ValueError as error:
+            raise UserError(f"{file}: not a list of digests ({error}); run the pipeline that made it again") from error
+    return digests
+
+
+def write_seen(directory: Path, digests: Iterable[int]) -> None:
+    """Write `seen.txt` into the directory of a Prompts artifact."""
+    lines = "".join(f"{digest:016x}\n" for digest in sorted(digests))
+    (directory / FILE).write_text(lines, encoding="ascii")
+
+
+def questions_in(prompts: Prompts | None, *splits: str) -> frozenset[int]:
+    """Hashes of the questions in some splits; empty for None."""
+    if prompts is None:
+        return frozenset()
+    return frozenset(hash_number(question_of(prompt)) for split in splits for prompt in read_prompts(prompts, split))

@@ -1,0 +1,282 @@
+"""Step `data.collect_workloads`: benchmark prompts of named workloads and languages; none of them is for training.
+
+Each source gives up to `num_prompts` prompts of each of its workloads, selected by the hash of the question, so that
+adding a source or a row changes no other choice. Warm-up prompts come from the rest, so no question is in both splits.
+With a target, second turns are prompts too, each after the target's greedy answer to the first turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Context, Prompts, Target, UserError
+from components.data.collect.prompts import prompt_of
+from components.data.formats.prompts import Prompt, write_prompts
+from components.data.formats.splits import select_prompts, split_prompts
+from components.data.sources.files import printable
+from components.data.sources.shapes import BadRow, Question, read_label, read_shape
+from components.data.sources.workload_presets import Preset
+from components.data.sources.workloads import WorkloadSource, local_files, source_of, tables
+
+_BATCH: Final = 8
+"""Number of first turns that are answered in one batch."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A prompt and the later turns of its user."""
+
+    prompt: Prompt
+    later: tuple[str, ...] = ()
+
+
+def collect_workloads(
+    target: Target | None = None,
+    *,
+    sources: Annotated[list[str | WorkloadSource], Field(min_length=1)],
+    num_prompts: Annotated[int, Field(ge=1)] = 40,
+    num_warm_up: Annotated[int, Field(ge=0)] = 1,
+    max_prompt_characters: Annotated[int, Field(ge=1)] = 8000,
+    max_answer_tokens: Annotated[int, Field(ge=1)] = 256,
+    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the splits test and warm_up, each prompt with its workload, language and source.
+
+    Args:
+        target: answers the earlier turns of sources with several; without it only first turns become prompts.
+        sources: presets by name (mt-bench, spec-bench, gsm8k, math-500, humaneval, ceval, cmmlu), or sources with
+            preset, path, revision, workload, workload_field, language, template, reference and num_prompts. A preset
+            without a path is read from the hub, which needs `draftsmith run --online`.
+        num_prompts: test prompts of each workload of each source, at most; second turns come on top.
+        num_warm_up: warm-up prompts of each workload of each source, at most.
+        max_prompt_characters: longer prompts are left out and counted, characters.
+        max_answer_tokens: tokens of the target's answer that a second turn may follow on, at most.
+        max_rows: rows looked at in each source, at most.
+    """
+    (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # left by a killed attempt
+    counts: Counter[str] = Counter()
+    candidates: list[Candidate] = []
+    licences: dict[str, str] = {}
+    for number, setting in enumerate(sources):
+        source = source_of(setting)
+        candidates += _select(source, num_prompts, num_warm_up, max_prompt_characters, max_rows, counts, ctx)
+        if source.resolved_preset is not None:
+            licences[source.resolved_preset.name] = source.resolved_preset.licence
+        ctx.progress(number + 1, len(sources), "sources")
+    prompts = _drop_repeats([candidate.prompt for candidate in candidates], counts)
+    prompt_ids = {prompt.prompt_id for prompt in prompts}
+    multi_turn = [candidate for candidate in candidates if candidate.later and candidate.prompt.prompt_id in prompt_ids]
+    if multi_turn and target is None:
+        number = len(multi_turn)
+        ctx.note(f"{number} prompts go on in a second turn, left out: give `target`, whose answers they follow")
+    elif multi_turn and target is not None:
+        prompts = _drop_repeats([*prompts, *_ask_later_turns(target, multi_turn, max_answer_tokens, ctx)], counts)
+    write_prompts(ctx.out, prompts)
+    if counts["set_aside"]:
+        ctx.note(f"{counts['set_aside']} malformed rows set aside, see set_aside.jsonl")
+    test = [prompt for prompt in prompts if prompt.split == "test"]
+    return Prompts.of_step(
+        ctx,
+        {
+            "num_test": len(test),
+            "num_warm_up": len(prompts) - len(test),
+            **{name: counts[name] for name in ("rows", "set_aside", "too_long", "duplicates")},
+            "workloads": dict(Counter(prompt.workload for prompt in test)),
+            "languages": dict(Counter(prompt.language for prompt in test)),
+            "sources": dict(Counter(prompt.source for prompt in test)),
+            "licences": licences,
+        },
+    )
+
+
+def collect_workloads_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """File -> sha256 of every local source, for the step's key.
+
+    Planning never uses the network, so a preset on the hub counts by its name and revision alone.
+    """
+    from components.targets.file_digests import sha256_of
+
+    sources = [source_of(item) for item in settings["sources"]]
+    return {str(file): sha256_of(file) for source in sources for file in local_files(source)}
+
+
+def _select(
+    source: WorkloadSource,
+    num_prompts: int,
+    num_warm_up: int,
+    max_characters: int,
+    max_rows: int,
+    counts: Counter[str],
+    ctx: Context,
+) -> list[Candidate]:
+    """The selected prompts of one source, workload by workload; raises UserError when it has none."""
+    by_workload: dict[str, list[Candidate]] = {}
+    num_rows = 0
+    for candidate in _read_candidates(source, max_rows, counts, ctx):
+        num_rows += 1
+        if candidate.prompt.num_characters > max_characters:
+            counts["too_long"] += 1
+        else:
+            by_workload.setdefault(candidate.prompt.workload, []).append(candidate)
+    if not by_workload:
+        reason = f"all {num_rows} are longer than {max_characters} characters" if num_rows else "no usable row"
+        raise UserError(f"sources: {source.label}: no prompt in it ({reason}); give other rows or limits")
+    sizes = {"test": source.num_prompts or num_prompts, "warm_up": num_warm_up, "validation": 0, "train": 0}
+    selected: list[Candidate] = []
+    for workload in sorted(by_workload):
+        later = {candidate.prompt.prompt_id: candidate.later for candidate in by_workload[workload]}
+        workload_counts: Counter[str] = Counter()
+        rows = (candidate.prompt for candidate in by_workload[workload])
+        pools = split_prompts(rows, sizes, workload_counts, seed=ctx.seed, evaluation_percent=100)
+        by_split = select_prompts(pools, sizes, workload_counts, ctx.seed)
+        counts["duplicates"] += workload_counts["duplicates_within_split"] + workload_counts["duplicates_across_splits"]
+        if not by_split["test"]:
+            raise UserError(f"sources: {source.label}: too few {workload} rows for a test prompt; lower num_warm_up")
+        prompts = by_split["test"] + by_split["warm_up"]
+        selected += [Candidate(prompt, later[prompt.prompt_id]) for prompt in prompts]
+    return selected
+
+
+def _read_candidates(source: WorkloadSource, max_rows: int, counts: Counter[str], ctx: Context) -> Iterator[Candidate]:
+    """The candidates of all usable rows of a source; other rows are set aside and counted."""
+
+    def set_aside(location: str, line: int, reason: str, row: str) -> None:
+        counts["set_aside"] += 1
+        ctx.set_aside(printable(location), line, reason, row)
+
+    looked_at = 0
+    for location, name, rows in tables(source, set_aside):
+        for line, row in rows:
+            if looked_at == max_rows:
+                ctx.note(f"{source.label}: stopped after {max_rows} rows (max_rows); raise it to look at more")
+                return
+            looked_at += 1
+            counts["rows"] += 1
+            try:
+                yield _candidate_of_row(source, row, name)
+            except BadRow as error:
+                set_aside(location, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+
+
+def _candidate_of_row(source: WorkloadSource, row: Any, table: str) -> Candidate:
+    """The prompt of one row; raises BadRow where it has no question."""
+    if not isinstance(row, Mapping):
+        raise BadRow("a row must be an object with fields")
+    preset = source.resolved_preset
+    turns = _turns_of_row(row, preset.turns if preset is not None else ("turns",))
+    template = source.template or (preset.template if preset is not None else "")
+    reference = source.reference or (preset.reference if preset is not None else "")
+    if turns:
+        answers = row.get("reference")
+        first = answers[0] if isinstance(answers, list) and answers and isinstance(answers[0], str) else ""
+        question = Question(None, ({"role": "user", "content": turns[0]},), first)
+    elif template:
+        question = _fill_template(template, row, reference, chat=preset is None or preset.chat)
+    else:
+        question = read_shape(row)
+    prompt = prompt_of(question, "test", _workload_of_row(source, preset, row, table), source.label)
+    language = source.language or (preset.language if preset is not None else "")
+    return Candidate(replace(prompt, language=language), tuple(turns[1:]))
+
+
+def _workload_of_row(source: WorkloadSource, preset: Preset | None, row: Mapping[str, Any], table: str) -> str:
+    if source.workload_field:
+        return read_label(row, source.workload_field)
+    if source.workload or preset is None:
+        return source.workload
+    return preset.workload_of(read_label(row, preset.category) if preset.category else table)
+
+
+def _turns_of_row(row: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
+    """The user's turns in the first of these fields that holds a list of texts; empty where none does."""
+    for field in fields:
+        turns = row.get(field)
+        if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+            if not all(turn.strip() for turn in turns):
+                raise BadRow(f"{field} holds an empty turn")
+            return list(turns)
+    return []
+
+
+def _fill_template(template: str, row: Mapping[str, Any], reference: str, *, chat: bool) -> Question:
+    """The template with the row's fields in it; raises BadRow for a field that is absent, empty or not a text."""
+    fields = {str(name).strip().lower().replace(" ", "_"): value for name, value in row.items()}
+    texts = _Fields({name: str(value) if isinstance(value, int | float) else value for name, value in fields.items()})
+    question = template.format_map(texts)
+    answer = fields.get(reference) if reference else None
+    reference_text = answer if isinstance(answer, str) else ""
+    if chat:
+        return Question(None, ({"role": "user", "content": question},), reference_text)
+    head = question.rstrip()  # cut before the line break: "newline and indentation" is one token
+    return Question(head, None, question[len(head) :] + reference_text)
+
+
+class _Fields(dict[str, Any]):
+    """The fields that a template may name; raises BadRow for a missing or unusable one."""
+
+    def __missing__(self, field: str) -> str:
+        raise BadRow(f"no field {field} (has: {', '.join(sorted(self)[:8]) or 'none'})")
+
+    def __getitem__(self, field: str) -> str:
+        value = super().__getitem__(field) if field in self else self.__missing__(field)
+        return read_label({field: value}, field)
+
+
+def _drop_repeats(prompts: Sequence[Prompt], counts: Counter[str]) -> list[Prompt]:
+    """Each prompt once, by its id: the first of several sources wins."""
+    first_by_id = {prompt.prompt_id: prompt for prompt in reversed(prompts)}
+    counts["duplicates"] += len(prompts) - len(first_by_id)
+    return [prompt for prompt in prompts if first_by_id.pop(prompt.prompt_id, None) is prompt]
+
+
+def _ask_later_turns(
+    target: Target, candidates: Sequence[Candidate], max_answer_tokens: int, ctx: Context
+) -> list[Prompt]:
+    """One prompt for every later turn: a chat that holds the target's greedy answers to the earlier turns."""
+    from components.data.formats.control_marks import HoldsControlMark
+    from components.data.formats.prompts import encode_prompt
+    from components.targets.generate import continue_batch
+    from components.targets.load import open_target, open_tokenizer
+
+    model, tokenizer = open_target(target, device=ctx.device, kernel="plain"), open_tokenizer(target)
+    room = model.shape.max_position_embeddings - max_answer_tokens
+    prompts: list[Prompt] = []
+    open_turns = list(candidates)
+    while open_turns:
+        next_turns: list[Candidate] = []
+        for first in range(0, len(open_turns), _BATCH):
+            fitting = []
+            for number, candidate in enumerate(open_turns[first : first + _BATCH], start=first + 1):
+                try:
+                    ids = encode_prompt(tokenizer, candidate.prompt)
+                    reason = f"{len(ids)} tokens, and only {room} fit before an answer of {max_answer_tokens}"
+                except HoldsControlMark as error:
+                    ids, reason = [], str(error)
+                if ids and len(ids) <= room:
+                    fitting.append((candidate, ids))
+                else:
+                    ctx.set_aside(f"{candidate.prompt.source}: later turn", number, reason, candidate.prompt.prompt_id)
+            batch = [ids for _, ids in fitting]
+            answers = continue_batch(model, batch, max_new_tokens=max_answer_tokens) if batch else []
+            for (candidate, _), answer in zip(fitting, answers, strict=True):
+                text = tokenizer.decode(answer.ids, skip_special_tokens=True).strip()
+                next_turns.append(_append_turn(candidate, text))
+            ctx.progress(min(first + _BATCH, len(open_turns)), len(open_turns), "answers to earlier turns")
+        prompts += [candidate.prompt for candidate in next_turns]
+        open_turns = [candidate for candidate in next_turns if candidate.later]
+    return prompts
+
+
+def _append_turn(candidate: Candidate, answer: str) -> Candidate:
+    before, (turn, *later) = candidate.prompt, candidate.later
+    added = ({"role": "assistant", "content": answer}, {"role": "user", "content": turn})
+    question = Question(None, (*(before.messages or ()), *added), "")
+    prompt = prompt_of(question, before.split, before.workload, before.source)
+    return Candidate(replace(prompt, language=before.language), tuple(later))

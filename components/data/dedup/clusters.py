@@ -1,0 +1,314 @@
+"""The second half of `data.deduplicate`: finds groups of duplicate rows from the sketches; one row of each stays.
+
+About a hundred bytes per row are in memory. Band hashes and shingles stay in the sketches on disk and are read one
+range of hashes at a time, so any number of rows can be sorted.
+
+Rows are ranked by their content alone (the preferred source, then the longer text, then the smaller row_id), and the
+first row of each group stays. A group holds exact duplicates, by digest, and near duplicates: rows whose shingles have
+a Jaccard index of at least `similarity`, joined by single linkage (A ~ B ~ C keeps A alone, also where A and C are less
+similar). The result does not depend on the order of the rows or the number of workers.
+
+Among rows with the same band hash, pairs within WINDOW ranks are compared, and each row with the first: boilerplate in
+ten thousand rows costs a multiple of them, not their square. Where a group was larger, another pass compares the rows
+that stay, until no more are dropped; so deduplicating twice removes nothing more.
+
+The sketches of all parts as one table: columns of numbers in memory, shingles and band hashes on disk.
+
+Files are mapped into memory, so hashes of a band and shingles of candidates occupy only the page cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from components.data.dedup.minhash import CLEAN
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Small = NDArray[np.uint32]
+    Places = NDArray[np.int64]
+    Marks = NDArray[np.bool_]
+
+WINDOW: Final = 16
+_KEYS_AT_ONCE: Final = 1 << 22
+_SHINGLES_AT_ONCE: Final = 1 << 22
+
+
+@dataclass(frozen=True)
+class RowDecisions:
+    """For each row of the input whether it stays (arrays over rows).
+
+    kept_by: the row that stays instead; the row itself where it stays. reason: an index of REASONS, 0 for rows that
+    stay. item: the benchmark item that a contaminated row holds, else CLEAN.
+    """
+
+    kept_by: Places
+    reason: NDArray[np.uint8]
+    item: NDArray[np.int32]
+    num_passes: int
+
+
+REASONS: Final = ("", "exact_duplicate", "near_duplicate", "contaminated")
+EXACT, NEAR, CONTAMINATED = 1, 2, 3
+
+
+def decide_rows(
+    sketches: Sketches,
+    num_bands: int,
+    similarity: float,
+    report_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RowDecisions:
+    """Decide which rows stay; contaminated rows are dropped first, so that clean near duplicates of them can stay.
+
+    similarity: Jaccard index from which rows are near duplicates. report_progress: called with (bands done, num_bands).
+    """
+    num_rows = sketches.num_rows
+    item = sketches.column("item").astype(np.int32)
+    reason = np.where(item != CLEAN, CONTAMINATED, 0).astype(np.uint8)
+    # groups are numbered by rank: the row with the smallest rank stays
+    order = _rank_rows(sketches)
+    rank = np.empty(num_rows, np.int64)
+    rank[order] = np.arange(num_rows)
+    kept_by = np.arange(num_rows)
+    _drop_exact(sketches.digests(), order, reason, kept_by)
+    groups = _Groups(num_rows)
+    alive = (reason == 0) & (sketches.num_shingles > 0)
+    num_passes, again = 0, True
+    while again:
+        num_passes, num_merged, any_left_out = num_passes + 1, 0, False
+        for band in range(num_bands):
+            num_unions, left_out = _merge_band(sketches, f"band_{band}", alive, order, rank, groups, similarity)
+            num_merged, any_left_out = num_merged + num_unions, any_left_out or left_out
+            report_progress(band + 1, num_bands)
+        near = np.flatnonzero(alive & (groups.roots()[rank] != rank))
+        alive[near] = False
+        reason[near] = NEAR
+        again = num_merged > 0 and any_left_out
+    near = np.flatnonzero(reason == NEAR)
+    kept_by[near] = order[groups.roots()[rank[near]]]
+    exact = np.flatnonzero(reason == EXACT)
+    kept_by[exact] = kept_by[kept_by[exact]]  # the row kept for an exact duplicate may be a near duplicate itself
+    return RowDecisions(kept_by, reason, item, num_passes)
+
+
+def jaccard(sketches: Sketches, rows: Places, others: Places) -> NDArray[np.float64]:
+    """The Jaccard index of the shingles of each pair (rows[i], others[i])."""
+    indices = np.empty(len(rows))
+    sizes = np.cumsum(sketches.num_shingles[rows] + sketches.num_shingles[others])
+    at = 0
+    while at < len(rows):
+        done = int(sizes[at - 1]) if at else 0
+        end = max(at + 1, int(np.searchsorted(sizes, done + _SHINGLES_AT_ONCE, side="right")))
+        first, second = (sketches.shingles(side[at:end]) for side in (rows, others))
+        indices[at:end] = _jaccard(*first, *second)
+        at = end
+    return indices
+
+
+def _jaccard(one: Small, one_offsets: Places, other: Small, other_offsets: Places) -> NDArray[np.float64]:
+    """The Jaccard index of each pair of sets: a shared n-gram occurs twice among the sorted n-grams of the pair."""
+    keys = []
+    for values, offsets in ((one, one_offsets), (other, other_offsets)):
+        pair = np.repeat(np.arange(len(offsets) - 1, dtype=np.uint64), np.diff(offsets))
+        keys.append(pair << np.uint64(32) | values)
+    merged = np.sort(np.concatenate(keys))
+    twice = merged[1:][merged[1:] == merged[:-1]]
+    shared = np.bincount((twice >> np.uint64(32)).astype(np.int64), minlength=len(one_offsets) - 1)
+    return shared / (np.diff(one_offsets) + np.diff(other_offsets) - shared)
+
+
+def _rank_rows(sketches: Sketches) -> Places:
+    """The rows by rank, the row to keep first."""
+    columns = [sketches.column(name) for name in ("tie", "row_id", "num_chars", "preference")]
+    columns[2] = -columns[2]
+    return np.lexsort(columns)  # the last column decides first
+
+
+def _drop_exact(digests: NDArray[Any], order: Places, reason: NDArray[np.uint8], kept_by: Places) -> None:
+    """Mark all but the first of the clean rows with the same digest as exact duplicates."""
+    clean = order[reason[order] == 0]
+    ranked = digests[clean]
+    by_digest = np.lexsort((np.arange(len(clean)), ranked[:, 1], ranked[:, 0]))
+    sorted_digests = ranked[by_digest]
+    is_first = np.ones(len(clean), bool)
+    is_first[1:] = (sorted_digests[1:] != sorted_digests[:-1]).any(axis=1)
+    first = clean[by_digest[is_first]][np.cumsum(is_first) - 1] if len(clean) else clean
+    kept_by[clean[by_digest]] = first
+    reason[clean[by_digest[~is_first]]] = EXACT
+
+
+def _merge_band(
+    sketches: Sketches, name: str, alive: Marks, order: Places, rank: Places, groups: _Groups, similarity: float
+) -> tuple[int, bool]:
+    """Unite the similar rows of one band: (number of unions, whether pairs beyond the window were left out)."""
+    num_unions, left_out = 0, False
+    shares = max(1, -(-int(alive.sum()) // _KEYS_AT_ONCE))
+    for share in range(shares):
+        rows, keys = sketches.in_range(name, alive, share, shares)
+        ranks = rank[rows]
+        by_key = np.lexsort((ranks, keys))
+        for one, other, incomplete in _candidates(keys[by_key], ranks[by_key]):
+            left_out |= incomplete
+            roots = groups.roots()
+            separate = roots[one] != roots[other]
+            first, second = one[separate], other[separate]
+            similar = jaccard(sketches, order[first], order[second]) >= similarity
+            num_unions += groups.unite(first[similar], second[similar])
+    return num_unions, left_out
+
+
+def _candidates(keys: NDArray[np.uint64], ranks: Places) -> Iterator[tuple[Places, Places, bool]]:
+    """(ranks, partners, whether pairs are left out): pairs with equal keys within WINDOW or with the first."""
+    num = len(keys)
+    for distance in range(1, WINDOW + 1):
+        same = np.flatnonzero(keys[distance:] == keys[:-distance]) if distance < num else np.empty(0, np.int64)
+        if not len(same):
+            return
+        yield ranks[same], ranks[same + distance], False
+    begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    first = np.repeat(begins, np.diff(np.append(begins, num)))
+    far = np.flatnonzero(np.arange(num) - first > WINDOW)
+    if len(far):
+        yield ranks[first[far]], ranks[far], True
+
+
+class _Groups:
+    """Disjoint sets of ranks, each represented by its smallest (Tarjan's union-find with path halving)."""
+
+    def __init__(self, count: int) -> None:
+        self._parents = np.arange(count)
+
+    def roots(self) -> Places:
+        """The smallest rank of every rank's set."""
+        while True:
+            above = self._parents[self._parents]
+            if (above == self._parents).all():
+                return self._parents
+            self._parents = above
+
+    def unite(self, ranks: Places, others: Places) -> int:
+        """Join the sets of each pair; returns the number of joins."""
+        parents, joins = self._parents, 0
+        for pair in zip(ranks.tolist(), others.tolist(), strict=True):
+            first, last = sorted(_root(parents, rank) for rank in pair)
+            if first != last:
+                parents[last] = first
+                joins += 1
+        return joins
+
+
+def _root(parents: Places, rank: int) -> int:
+    while (above := int(parents[rank])) != rank:
+        parents[rank] = parents[above]
+        rank = above
+    return rank
+
+
+class Sketches:
+    """The sketches of all parts as one table; rows are numbered through all files."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._stack = contextlib.ExitStack()
+        self._readers = [self._open(file) for file in self.files]
+        self._lists = [
+            (number, index) for number, reader in enumerate(self._readers) for index in range(reader.num_record_batches)
+        ]
+        ends = [self._batch(*at).column("shingles").offsets.to_numpy() for at in self._lists]
+        self.starts: Places = np.cumsum([0, *(len(end) - 1 for end in ends)])
+        self._begins: Places = np.concatenate([np.empty(0, np.int64), *(end[:-1] for end in ends)])
+        self.num_shingles: Places = np.concatenate([np.empty(0, np.int64), *(np.diff(end) for end in ends)])
+
+    def __enter__(self) -> Sketches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.clear()
+        self._stack.close()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows in all parts."""
+        return int(self.starts[-1])
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of numbers for all rows."""
+        parts = [self._numbers(at, name) for at in self._lists]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def digests(self) -> NDArray[Any]:
+        """The digests of whole texts as two 64-bit halves, [num_rows, 2]."""
+        buffers = [self._batch(*at).column("digest").buffers()[1] for at in self._lists]
+        sizes = np.diff(self.starts)
+        halves = [
+            np.frombuffer(buffer, np.uint64, 2 * size).reshape(-1, 2)
+            for buffer, size in zip(buffers, sizes, strict=True)
+        ]
+        return np.concatenate([np.empty((0, 2), np.uint64), *halves])
+
+    def in_range(self, name: str, selected: Marks, share: int, shares: int) -> tuple[Places, NDArray[np.uint64]]:
+        """(rows, keys) of the selected rows whose key lies in the share-th of `shares` equal ranges."""
+        rows, keys = [], []
+        width = np.uint64((1 << 64) // shares) if shares > 1 else None
+        for number, at in enumerate(self._lists):
+            hashes = self._numbers(at, name)
+            in_file = selected[self.starts[number] : self.starts[number + 1]]
+            if width is not None:
+                in_file = in_file & (np.minimum(hashes // width, np.uint64(shares - 1)) == np.uint64(share))
+            positions = np.flatnonzero(in_file)
+            rows.append(positions + self.starts[number])
+            keys.append(hashes[positions])
+        return np.concatenate([np.empty(0, np.int64), *rows]), np.concatenate([np.empty(0, np.uint64), *keys])
+
+    def shingles(self, rows: Places) -> tuple[Small, Places]:
+        """(the sorted shingles of these rows, at least one, one after the other; their offsets)."""
+        lengths, begins = self.num_shingles[rows], self._begins[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        shingles = np.empty(offsets[-1], np.uint32)
+        batch_of_row = np.searchsorted(self.starts, rows, side="right") - 1
+        order = np.argsort(batch_of_row, kind="stable")
+        edges = np.flatnonzero(np.append(True, np.diff(batch_of_row[order]) > 0))
+        for first, last in zip(edges, np.append(edges[1:], len(rows)), strict=True):
+            of_batch = order[first:last]
+            values = self._batch(*self._lists[batch_of_row[of_batch[0]]]).column("shingles").values.to_numpy()
+            sizes = lengths[of_batch]
+            shingles[_ranges(offsets[of_batch], sizes)] = values[_ranges(begins[of_batch], sizes)]
+        return shingles, offsets
+
+    def matched(self, rows: Places) -> dict[int, tuple[float, str]]:
+        """Row -> (share, matched) of contaminated rows."""
+        row_set, matches = set(rows.tolist()), {}
+        for number in np.unique(np.searchsorted(self.starts, rows, side="right") - 1):
+            batch, start = self._batch(*self._lists[number]), int(self.starts[number])
+            for index in np.flatnonzero(batch.column("item").to_numpy() != CLEAN).tolist():
+                if start + index in row_set:
+                    matches[start + index] = (
+                        batch.column("share")[index].as_py(),
+                        batch.column("matched")[index].as_py(),
+                    )
+        return matches
+
+    def _open(self, file: Path) -> Any:
+        import pyarrow
+
+        return pyarrow.ipc.open_file(self._stack.enter_context(pyarrow.memory_map(str(file))))
+
+    def _batch(self, number: int, index: int) -> Any:
+        return self._readers[number].get_batch(index)
+
+    def _numbers(self, at: tuple[int, int], name: str) -> NDArray[Any]:
+        values: NDArray[Any] = self._batch(*at).column(name).to_numpy()
+        return values
+
+
+def _ranges(begins: Places, lengths: Places) -> Places:
+    """The numbers of all ranges begins[i] to begins[i] + lengths[i], one range after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)

@@ -1,0 +1,258 @@
+"""Step `data.deduplicate`: removes benchmark contamination and exact and near duplicates before a mix is made.
+
+Three passes over the rows of all sources together remove contaminated rows (decontamination.py), then exact duplicates,
+then near duplicates (clusters.py). First a sharded pass computes a sketch of each part
+(minhash.py); finished sketches survive a kill. `dropped.parquet` lists every removed row with the row
+that stays instead of it, or with the benchmark prompt and the text that matched it.
+
+The output of deduplication: the rows that stay, and a record of each dropped row with the reason.
+
+`dropped.parquet` has the columns of every step (reason, source, where, excerpt) and these: row_id; kept_id and
+kept_where, the row that stays instead, or the prompt_id and workload that a contaminated row holds; similarity, the
+Jaccard index with the row that stays (it may be below the threshold for rows joined through others) or the share of the
+prompt; matched, the normalised text of the prompt that the row holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+from pydantic import Field
+
+from components.contract import Chats, Context, Prompts, UserError
+from components.data.dedup.clusters import CONTAMINATED, NEAR, REASONS, RowDecisions, Sketches, jaccard
+from components.data.dedup.decontamination import Item
+from components.data.dedup.minhash import turns_of
+from components.data.formats.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches
+
+if TYPE_CHECKING:
+    import pyarrow
+    from numpy.typing import NDArray
+
+_ITEMS: Final = "benchmarks.parquet"
+
+
+def deduplicate(
+    chats: list[Chats],
+    keep_out: list[Prompts] | None = None,
+    *,
+    similarity: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8,
+    ngram: Annotated[int, Field(ge=1, le=32)] = 5,
+    num_permutations: Annotated[int, Field(ge=16, le=1024)] = 128,
+    prefer: list[str] | None = None,
+    benchmark_ngram: Annotated[int, Field(ge=4, le=64)] = 13,
+    benchmark_overlap: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3,
+    ctx: Context,
+) -> Chats:
+    """Write the rows that are not duplicates, in their order, and `dropped.parquet` with all others.
+
+    Words are compared, or characters where a script writes no spaces; case, width, punctuation and white space do not
+    count. Of duplicates the row of the preferred source stays, then the longer, then the one with the smaller row_id.
+
+    Args:
+        chats: rows of any sources; duplicates are found across all of them.
+        keep_out: prompts of benchmarks: rows that contain a prompt or a reference answer of their splits test and
+            warm_up, in any turn, are removed.
+        similarity: rows whose sets of n-grams have at least this Jaccard index are near duplicates; above 0.99 only
+            rearranged repetition is. Rows of fewer than `ngram` units are compared as a whole.
+        ngram: units (words; Chinese characters) of an n-gram in near duplicates. A changed word changes this many
+            n-grams, so a smaller number forgives more.
+        num_permutations: length of a MinHash signature. Longer ones miss fewer pairs near the threshold and take time;
+            the bands they are cut into follow from similarity (minhash.py shows the S-curve).
+        prefer: names of sources, the best first; sources that are not named come last, all alike; null: all are alike.
+        benchmark_ngram: units of an n-gram in the search for benchmark texts. Shorter prompts are searched as a whole.
+        benchmark_overlap: share of a prompt's n-grams that a row must contain to be removed; 0.01: one is enough.
+    """
+    from components.data.dedup.clusters import Sketches, decide_rows
+    from components.data.dedup.decontamination import MIN_TURN, items_of, num_too_short, write_items
+    from components.data.dedup.minhash import SketchShard, banding, sketch_part
+    from components.data.formats.chats import read_manifest
+
+    parts = [one.path / part for one in chats for part in read_manifest(one)["parts"]]
+    items = items_of(keep_out or [])
+    file = ctx.scratch / _ITEMS if items else None
+    if file is not None:
+        write_items(file, items)
+        if short := num_too_short(items):
+            ctx.note(f"{short} benchmark prompts are too short to be looked for (fewer than {MIN_TURN} words)")
+    cut = banding(similarity, num_permutations)
+    shards = [
+        SketchShard(
+            file=ctx.scratch / f"sketch-{number:05d}.arrow",
+            part=part,
+            ngram=ngram,
+            num_permutations=num_permutations,
+            cut=cut,
+            preferred=tuple(prefer or ()),
+            items=file,
+            benchmark_ngram=benchmark_ngram,
+            benchmark_overlap=benchmark_overlap,
+        )
+        for number, part in enumerate(parts)
+    ]
+    _check_preferred(prefer or [], chats)
+    for _ in ctx.map(sketch_part, shards, what="parts read"):
+        pass
+    with Sketches([shard.file for shard in shards]) as sketches:
+        decisions = decide_rows(
+            sketches, cut.num_bands, similarity, lambda done, total: ctx.progress(done, total, "bands compared")
+        )
+        info = write_deduplicated(parts, sketches, decisions, items, ctx)
+    _log_summary(info, ctx)
+    facts = {"similarity": similarity, "num_bands": cut.num_bands, "band_length": cut.band_length}
+    return Chats.of_step(ctx, {**info, **facts, "num_benchmark_texts": len(items)})
+
+
+def _log_summary(info: Mapping[str, Any], ctx: Context) -> None:
+    dropped = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in info["dropped"].items())
+    ctx.note(f"{info['num_rows']} of {info['num_read']} rows stay; dropped: {dropped or 'none'}; see dropped.parquet")
+
+
+def _check_preferred(prefer: Sequence[str], chats: Sequence[Chats]) -> None:
+    from components.data.formats.chats import read_manifest
+
+    sources = sorted({name for one in chats for name in read_manifest(one)["by_source"]})
+    for name in prefer:
+        if name not in sources:
+            raise UserError(f"prefer: {name}: no row has this source; there are {', '.join(sources)}")
+
+
+_NAMES: Final = ("row_id", "source", "where")
+
+
+@dataclass(frozen=True)
+class _DroppedRows:
+    """The dropped rows in the order of `places`, their ascending positions in the input; columns of dropped.parquet."""
+
+    places: NDArray[np.int64]
+    kept_id: list[str]
+    kept_source: list[str]
+    kept_where: list[str]
+    similarity: list[float]
+    matched: list[str]
+
+
+def write_deduplicated(
+    parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item], ctx: Context
+) -> dict[str, Any]:
+    """Write the parts, the manifest and `dropped.parquet`; returns the counts: read = kept + dropped."""
+    import pyarrow
+    from pyarrow import parquet
+
+    dropped_rows = _describe_dropped(parts, sketches, decisions, items)
+    counts: Counter[str] = Counter()
+    across: Counter[str] = Counter()
+    schema = _dropped_schema()
+    start = 0
+    with ChatWriter(ctx.out) as writer, parquet.ParquetWriter(ctx.out / DROPPED, schema, compression="zstd") as file:
+        for batch in (batch for part in parts for batch in file_batches(part, COLUMNS)):
+            reasons = decisions.reason[start : start + len(batch)]
+            writer.write_batch(batch.filter(pyarrow.array(reasons == 0)))
+            dropped = np.flatnonzero(reasons)
+            if len(dropped):
+                rows = _dropped_rows(
+                    batch.take(pyarrow.array(dropped)), reasons[dropped], dropped_rows, start + dropped
+                )
+                file.write_batch(pyarrow.RecordBatch.from_pylist(rows, schema=schema))
+                counts.update(row["reason"] for row in rows)
+                places = zip(rows, (start + dropped).tolist(), strict=True)
+                across.update(_source_pair(row, dropped_rows, place) for row, place in places)
+            start += len(batch)
+            ctx.progress(start, sketches.num_rows, "rows written")
+    num_dropped = sum(counts.values())
+    assert start == sketches.num_rows == writer.num_rows + num_dropped, "a row was lost"
+    by_workload = Counter(items[item].workload for item in decisions.item[decisions.reason == CONTAMINATED])
+    return {
+        "num_rows": writer.num_rows,
+        "num_read": start,
+        "num_dropped": num_dropped,
+        "dropped": dict(counts.most_common()),
+        "by_source": dict(sorted(writer.by_source.items())),
+        "duplicates_between": {pair: count for pair, count in sorted(across.items()) if pair},
+        "contaminated_by_workload": dict(sorted(by_workload.items())),
+        "passes": decisions.num_passes,
+    }
+
+
+def _dropped_schema() -> pyarrow.Schema:
+    import pyarrow
+
+    texts = ("reason", "source", "where", "excerpt", "row_id", "kept_id", "kept_where")
+    fields = [pyarrow.field(name, pyarrow.string(), False) for name in texts]
+    fields.append(pyarrow.field("similarity", pyarrow.float64(), False))
+    return pyarrow.schema([*fields, pyarrow.field("matched", pyarrow.string(), False)])
+
+
+def _describe_dropped(
+    parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item]
+) -> _DroppedRows:
+    import pyarrow
+
+    places = np.flatnonzero(decisions.reason)
+    reasons, kept_by = decisions.reason[places], decisions.kept_by[places]
+    stays = np.unique(kept_by[reasons != CONTAMINATED])
+    batches, start = [], 0
+    for batch in (batch for part in parts for batch in file_batches(part, _NAMES)):
+        in_batch = stays[np.searchsorted(stays, start) : np.searchsorted(stays, start + len(batch))]
+        batches.append(batch.take(pyarrow.array(in_batch - start)))
+        start += len(batch)
+    names = pyarrow.Table.from_batches(batches) if batches else None
+    near_at = np.flatnonzero(reasons == NEAR)
+    similarity = np.ones(len(places))
+    similarity[near_at] = jaccard(sketches, places[near_at], kept_by[near_at])
+    contaminated = sketches.matched(places[reasons == CONTAMINATED])
+    dropped_rows = _DroppedRows(places, [], [], [], similarity.tolist(), [])
+    columns = {name: names.column(name).to_pylist() for name in _NAMES} if names is not None else {}
+    numbers = np.searchsorted(stays, kept_by)
+    for index, (place, reason) in enumerate(zip(places.tolist(), reasons.tolist(), strict=True)):
+        if reason == CONTAMINATED:
+            item = items[int(decisions.item[place])]
+            dropped_rows.similarity[index], matched = contaminated[place]
+            entry = (item.prompt_id, "", item.workload, matched)
+        else:
+            number = int(numbers[index])
+            entry = (columns["row_id"][number], columns["source"][number], columns["where"][number], "")
+        for column, value in zip(
+            (dropped_rows.kept_id, dropped_rows.kept_source, dropped_rows.kept_where, dropped_rows.matched),
+            entry,
+            strict=True,
+        ):
+            column.append(value)
+    return dropped_rows
+
+
+def _dropped_rows(
+    rows: pyarrow.RecordBatch, reasons: NDArray[np.uint8], dropped_rows: _DroppedRows, places: NDArray[np.int64]
+) -> list[dict[str, Any]]:
+    first = int(np.searchsorted(dropped_rows.places, places[0]))
+    records = []
+    for at, (row, reason) in enumerate(zip(rows.to_pylist(), reasons.tolist(), strict=True), start=first):
+        excerpt = _replace_surrogates("\n\n".join(turns_of(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
+        records.append(
+            {
+                "reason": REASONS[reason],
+                **{name: row[name] for name in _NAMES},
+                "excerpt": excerpt,
+                "kept_id": dropped_rows.kept_id[at],
+                "kept_where": dropped_rows.kept_where[at],
+                "similarity": dropped_rows.similarity[at],
+                "matched": _replace_surrogates(dropped_rows.matched[at]),
+            }
+        )
+    return records
+
+
+def _replace_surrogates(text: str) -> str:
+    """The text without lone surrogates: JSON can hold them, a table cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _source_pair(row: dict[str, Any], dropped_rows: _DroppedRows, place: int) -> str:
+    """The sources of a duplicate and of the row that stays, as "a -> b"; "" for a contaminated row."""
+    kept_source = dropped_rows.kept_source[int(np.searchsorted(dropped_rows.places, place))]
+    return f"{row['source']} -> {kept_source}" if kept_source else ""

@@ -1,0 +1,1 @@
+"""What data artifacts look like on disk: prompts, chats, responses, splits."""

@@ -1,0 +1,1 @@
+"""Several sources in given shares, dealt into train, validation and test."""

@@ -1,0 +1,362 @@
+"""Step `data.mix_chats`: mixes conversations of any sources with declared shares, split so that nothing leaks.
+
+The rows are read twice: the first time a few numbers of each are kept, the second time the selected rows are written.
+The selection depends on the rows' content, the settings and the seed alone, not on the order of the rows or the number
+of files or workers; a larger limit contains all rows of a smaller one.
+
+Writes `prompts.jsonl` in any order of rows in bounded memory: lines go into buckets by place, sorted one at a time.
+
+Rows are read in their stored order. A bucket holds about 64 MB of lines, and only one bucket is in memory.
+
+Reports a mix: the requested and the actual share of every source, language and domain, as a table and as sentences.
+
+Where the strata are sources, no share was requested for a language: its requested share is then computed from those of
+the sources, so that a mix that leans to one language becomes visible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Chats, Context, Prompts, Target, UserError
+from components.data.formats.chats import Chat, DroppedWriter, batch_chats, iter_batches, most_first
+from components.data.mixing.plan import Order, Plan, Strata, TrainingSplit, Unit, line_order, reasons_text
+from components.data.mixing.row_index import DIMENSIONS, Rows, prompt_of_chat
+from components.data.mixing.sampling import LEFT_OUT, TooSmall, order_keys
+from components.data.mixing.splits import EVALUATION, REASONS, Splits, StrataShares, assign_splits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from components.data.mixing.row_index import Rows
+
+Weight = Annotated[float, Field(ge=0.0)]
+Amount = Annotated[int, Field(ge=1)]
+Place = tuple[str | int, ...]
+
+
+def mix_chats(
+    chats: list[Chats],
+    target: Target | None = None,
+    *,
+    strata: Strata = "source",
+    weights: dict[str, Weight] = {},  # noqa: B006 - settings, never written to
+    by: Unit = "tokens",
+    temperature: Annotated[float, Field(ge=0.1, le=100.0)] = 1.0,
+    caps: dict[str, Amount] = {},  # noqa: B006
+    limit: Amount | None = None,
+    too_small: TooSmall = "shrink",
+    max_turns: Annotated[int, Field(ge=1, le=100)] = 4,
+    order: Order = "random",
+    ask_once: bool = True,
+    num_validation: Annotated[int, Field(ge=0)] = 48,
+    num_test: Annotated[int, Field(ge=0)] = 24,
+    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    evaluation_percent: Annotated[int, Field(ge=0, le=90)] = 5,
+    evaluation_weights: dict[str, Weight] = {},  # noqa: B006
+    workload: Strata = "source",
+    chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]] = {},  # noqa: B006
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` (train, validation, test, warm_up), `mix.json` (asked and got) and `dropped.parquet`.
+
+    Args:
+        chats: what to mix; each may hold several sources.
+        target: whose tokenizer counts the tokens; without one they are estimated from the characters.
+        strata: the groups that weights, caps and temperature apply to: the rows' sources, languages or domains.
+        weights: the share of each stratum in training, in any scale; all must be named, 0 leaves one out. Without
+            weights the shares are sizes**(1/temperature).
+        by: whether shares, caps and limit count tokens or rows.
+        temperature: without weights: 1 keeps the sizes' proportions, 2 favours small strata, 100 makes all alike.
+        caps: the most to take of a stratum; the others make up for the rest of its share.
+        limit: the most training data in all; null is all there is. A larger limit contains all of a smaller one.
+        too_small: what happens when a stratum has too few rows for its share. shrink: the mix ends there, the shares
+            hold. fill: the others go on, the shares do not hold. repeat: its rows are repeated. refuse: an error.
+        max_turns: with too_small: repeat, the most passes over a stratum; more are an error.
+        order: the order in which a drafter is trained on the rows. random: shuffled anew every epoch. Any other is a
+            curriculum that each epoch follows, unless drafts.train_draft has `order: shuffled`: short_first;
+            easy_first, the short rows of every source first; by_source; by_domain.
+        ask_once: keep one of the conversations that begin with the same prompt, since a target answers them alike;
+            false for data.write_given_answers.
+        num_validation: the most prompts that choose a drafter's checkpoint.
+        num_test: the most prompts for the benchmarks.
+        num_warm_up: the most prompts that warm a benchmark up.
+        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation and never trained on.
+        evaluation_weights: shares of the strata in test, warm-up and validation, by rows; empty: those of training.
+        workload: the column by which results are grouped.
+        chars_per_token: characters of a token by language, for estimates; "" is every language not named (4.0; Chinese
+            and Japanese 1.6, Korean 1.8).
+    """
+
+    plan = Plan(strata, weights, by, temperature, caps, limit, too_small, max_turns)
+    quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation}
+    rows = _read(chats, target, chars_per_token, ctx)
+    keys = order_keys(rows.row, f"choose:{ctx.seed}")
+    evaluation_shares = StrataShares(rows.labels[strata], plan.shares(rows, slice(None), evaluation_weights or weights))
+    splits = assign_splits(rows, keys, quotas, evaluation_percent, evaluation_shares, ask_once)
+    _check_evaluation(splits, quotas, ctx)
+    training = plan.select_rows(rows, keys, splits)
+    lines = _order_lines(rows, splits, training, order, ctx.seed)
+    total, size = len(rows.row), int(rows.characters[lines.rows].sum())
+    dropped = write_lines(
+        chats, lines, training.reasons, size, workload, ctx, lambda done: ctx.progress(total + done, 2 * total, "rows")
+    )
+    return _report(rows, plan, splits, training, dropped, target is not None, ctx)
+
+
+def mix_chats_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """The settings, and faults that no type can express; called when pipelines.yaml is checked (flows/planning/step_signature.py)."""
+    faults: list[tuple[Place, str]] = []
+    if settings["weights"] and settings["temperature"] != 1.0:
+        message = "it makes shares out of sizes, and 'weights' give the shares; keep one of the two"
+        faults.append((("temperature",), f"setting 'temperature': {message}"))
+    for name in ("weights", "evaluation_weights"):
+        if settings[name] and not any(settings[name].values()):
+            faults.append(((name,), f"setting '{name}': one at least must be above 0"))
+    if settings["too_small"] in ("repeat", "refuse") and settings["limit"] is None:
+        faults.append(
+            (("too_small",), f"setting 'too_small': {settings['too_small']} needs a limit to reach; give 'limit'")
+        )
+    needed = settings["num_validation"] + settings["num_test"] + settings["num_warm_up"]
+    if needed and not settings["evaluation_percent"]:
+        message = f"with 0 there is nothing for {needed} prompts to judge by; give 1 or more"
+        faults.append((("evaluation_percent",), f"setting 'evaluation_percent': {message}"))
+    return settings, faults
+
+
+def _read(chats: Sequence[Chats], target: Target | None, chars_per_token: Mapping[str, float], ctx: Context) -> Rows:
+    from components.data.formats.chats import read_manifest
+    from components.data.mixing.row_index import count_by_tokenizer, estimate_by_characters, read_rows
+
+    total = sum(int(read_manifest(artifact)["num_rows"]) for artifact in chats)
+    if not total:
+        raise UserError("chats: there are no rows in them; collect some, or clean less strictly")
+    counted = count_by_tokenizer(target) if target is not None else estimate_by_characters(chars_per_token)
+    return read_rows(chats, counted, lambda done: ctx.progress(done, 2 * total, "rows"))
+
+
+def _check_evaluation(splits: Splits, quotas: Mapping[str, int], ctx: Context) -> None:
+    for split, need in quotas.items():
+        got = len(splits.evaluation[split])
+        if need and not got:
+            raise UserError(
+                f"num_{split}: no row is left for split {split} ({reasons_text(splits.reasons)}); "
+                f"raise evaluation_percent, give more rows, or num_{split}: 0"
+            )
+        if got < need:
+            ctx.note(f"{got} {split.replace('_', ' ')} prompts of the {need} asked for; evaluation_percent gives more")
+
+
+def _order_lines(rows: Rows, splits: Splits, training: TrainingSplit, order: Order, seed: int) -> Lines:
+    """The lines of `prompts.jsonl`: test, warm-up and validation first, as in data.collect_prompts."""
+    import numpy
+
+    evaluation = numpy.concatenate([splits.evaluation[split] for split in EVALUATION])
+    order_of_lines = line_order(rows, training.rows, training.repeats, order, seed)
+    return Lines(
+        numpy.concatenate([evaluation, training.rows[order_of_lines]]),
+        numpy.concatenate([numpy.zeros(len(evaluation), dtype=numpy.int64), training.repeats[order_of_lines]]),
+        [split for split in EVALUATION for _ in splits.evaluation[split]] + ["train"] * len(order_of_lines),
+        None if order == "random" else len(evaluation),
+    )
+
+
+def _report(
+    rows: Rows, plan: Plan, splits: Splits, training: TrainingSplit, dropped: dict[str, int], exact: bool, ctx: Context
+) -> Prompts:
+    """Write mix.json, log the mix, and return the artifact."""
+
+    table = strata_table(rows, training, splits.evaluation, plan.strata, plan.unit(rows))
+    tokens = int(rows.tokens[training.rows].sum())
+    num_kept = len(rows.row) - sum(dropped.values())
+    mix = {
+        "num_read": len(rows.row),
+        "num_kept": num_kept,
+        "num_train": len(training.rows),
+        **{f"num_{split}": len(splits.evaluation[split]) for split in EVALUATION},
+        "num_train_tokens": tokens,
+        "tokens_are": "counted by the target" if exact else "estimated from characters",
+        "by": plan.by,
+        "strata": plan.strata,
+        "seed": ctx.seed,
+        "dropped": dropped,
+        "said": list(training.notes),
+        "mix": table,
+    }
+    assert num_kept == int((training.reasons == 0).sum()), "a row was lost"
+    (ctx.out / "mix.json").write_text(json.dumps(mix, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    about = "" if exact else " (estimated)"
+    repeats = len(training.rows) - len(set(training.rows.tolist()))
+    again = f", {repeats:,} of them repeats" if repeats else ""
+    ctx.note(f"{len(training.rows):,} rows to train on{again}, {tokens:,} tokens{about}, of {len(rows.row):,} read")
+    for sentence in (*training.notes, *sentences(table, plan.strata, plan.by)):
+        ctx.note(sentence)
+    if dropped:
+        ctx.note(f"left out: {reasons_text(training.reasons)}")
+    return Prompts.of_step(ctx, mix)
+
+
+_BUCKET_CHARACTERS: Final = 48 << 20
+_MAX_BUCKETS: Final = 200
+_PLACE_DIGITS: Final = 12
+_PLACE: Final = ("source", "where")
+_UNTOUCHED: Final = [REASONS.index(name) for name in LEFT_OUT[1:]]
+"""Reasons that say nothing about the row itself: `dropped.parquet` gets its location and no excerpt."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of the file in their order.
+
+    rows: [lines] row index, in the order read. repeats: [lines] how many copies of that row precede this one.
+    splits: [lines] train, validation, test or warm_up. ordered_from: the first line of a declared training order; None
+    where none was declared.
+    """
+
+    rows: NDArray[Any]
+    repeats: NDArray[Any]
+    splits: Sequence[str]
+    ordered_from: int | None
+
+
+def write_lines(
+    chats: Sequence[Chats],
+    lines: Lines,
+    reasons: NDArray[Any],
+    size: int,
+    workload: str,
+    ctx: Context,
+    report_progress: Callable[[int], None],
+) -> dict[str, int]:
+    """Write `prompts.jsonl` and `dropped.parquet`; returns the rows left out by reason.
+
+    reasons: [rows] an index into REASONS. size: of all lines, in characters, estimated. workload: the column by which
+    results are grouped. report_progress: called with the number of rows read so far.
+    """
+    import numpy
+
+    num_buckets = min(_MAX_BUCKETS, max(1, -(-2 * size // _BUCKET_CHARACTERS)))
+    per_bucket = max(1, -(-len(lines.rows) // num_buckets))
+    by_row = numpy.argsort(lines.rows, kind="stable")
+    starts = numpy.searchsorted(lines.rows[by_row], numpy.arange(len(reasons) + 1))
+    bucket_files = [ctx.scratch / f"bucket-{number:05d}.jsonl" for number in range(-(-len(lines.rows) // per_bucket))]
+    num_read = 0
+    with ExitStack() as stack:
+        buckets = [stack.enter_context(file.open("w", encoding="utf-8", newline="\n")) for file in bucket_files]
+        dropped = stack.enter_context(DroppedWriter(ctx.out))
+        for batch in (batch for artifact in chats for batch in iter_batches(artifact)):
+            batch_reasons = reasons[num_read : num_read + batch.num_rows]
+            needs_content = numpy.isin(batch_reasons, _UNTOUCHED, invert=True)  # the others are not even parsed
+            for reason, source, location in zip(
+                batch_reasons[~needs_content],
+                *(batch.column(name).filter(~needs_content).to_pylist() for name in _PLACE),
+                strict=True,
+            ):
+                dropped.write(REASONS[reason], source, location, "")
+            rows = num_read + numpy.flatnonzero(needs_content)
+            for row, chat in zip(rows, batch_chats(batch.filter(needs_content)), strict=True):
+                if reasons[row]:
+                    dropped.write(REASONS[reasons[row]], chat.source, chat.where, chat.as_text())
+                for place in by_row[starts[row] : starts[row + 1]]:
+                    line = _line(chat, lines, int(place), workload)
+                    buckets[place // per_bucket].write(f"{place:0{_PLACE_DIGITS}d}{line}\n")
+            num_read += batch.num_rows
+            report_progress(num_read)
+    assert num_read == len(reasons), "the input changed between two readings"
+    with (ctx.out / "prompts.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+        for bucket_file in bucket_files:
+            with bucket_file.open(encoding="utf-8", newline="\n") as bucket:
+                file.writelines(line[_PLACE_DIGITS:] for line in sorted(bucket))
+            bucket_file.unlink()
+    return most_first(dropped.counts)
+
+
+def _line(chat: Chat, lines: Lines, place: int, workload: str) -> str:
+    split, repeat = lines.splits[place], int(lines.repeats[place])
+    prompt = prompt_of_chat(chat, split)
+    assert prompt is not None, chat.where
+    label = str(getattr(chat, workload)) or "unknown"
+    prompt_id = f"{chat.row_id}-{repeat + 1}" if repeat else chat.row_id
+    training_place = place - lines.ordered_from if lines.ordered_from is not None and split == "train" else None
+    named = replace(prompt, workload=label, prompt_id=prompt_id, place=training_place)
+    return json.dumps(named.as_json(), ensure_ascii=False)
+
+
+def strata_table(
+    rows: Rows, training: TrainingSplit, evaluation: Mapping[str, NDArray[Any]], strata: str, unit: NDArray[Any]
+) -> list[dict[str, Any]]:
+    """One entry for every source, language and domain.
+
+    An entry is {"of", "name", "rows_read", "tokens_read", "asked", "got" (shares of the unit), "rows", "tokens" (in
+    training), and rows in test, warm_up and validation}.
+
+    unit: [rows] the size by which shares are computed: tokens, or 1.
+    """
+    import numpy
+
+    table = []
+    candidates, train, shares = training.candidates, training.rows, training.shares
+    of_strata = rows.labels[strata]
+    available = numpy.bincount(of_strata[candidates], weights=unit[candidates], minlength=len(shares))
+    worth = numpy.divide(
+        shares, available, out=numpy.zeros_like(shares), where=available > 0
+    )  # requested share of one unit
+    requested_of_row = worth[of_strata] * unit
+    total = max(1.0, float(unit[train].sum()))
+    for dimension in DIMENSIONS:
+        labels, count = rows.labels[dimension], len(rows.names[dimension])
+        if dimension == strata:
+            requested = shares
+        else:
+            requested = numpy.bincount(labels[candidates], weights=requested_of_row[candidates], minlength=count)
+        got = numpy.bincount(labels[train], weights=unit[train], minlength=count) / total
+        in_rows, in_tokens = (_totals(labels[train], each, count) for each in (None, rows.tokens[train]))
+        read, read_tokens = (_totals(labels, each, count) for each in (None, rows.tokens))
+        splits = {split: _totals(labels[split_rows], None, count) for split, split_rows in evaluation.items()}
+        for number, name in enumerate(rows.names[dimension]):
+            entry = {
+                "of": dimension,
+                "name": name,
+                "rows_read": read[number],
+                "tokens_read": read_tokens[number],
+                "asked": round(float(requested[number]), 6),
+                "got": round(float(got[number]), 6),
+                "rows": in_rows[number],
+                "tokens": in_tokens[number],
+            }
+            table.append({**entry, **{split: counts[number] for split, counts in splits.items()}})
+    return table
+
+
+def sentences(table: Sequence[Mapping[str, Any]], strata: str, by: str) -> list[str]:
+    """A line each for sources, languages and domains: actual shares, largest first, and requested ones that differ."""
+    lines = []
+    for dimension in DIMENSIONS:
+        entries = [entry for entry in table if entry["of"] == dimension and (entry["rows"] or entry["asked"])]
+        if len(entries) < 2 and not (entries and entries[0]["name"]):
+            continue
+        entries.sort(key=lambda entry: (-entry["got"], entry["name"]))
+        word = "asked" if dimension == strata else "expected"  # what the asked shares bring of it
+        parts = [_share_text(entry, word) for entry in entries[:8]]
+        if len(entries) > 8:
+            parts.append(f"{len(entries) - 8} more {sum(entry['got'] for entry in entries[8:]):.1%}")
+        lines.append(f"{dimension}s by {by}: {', '.join(parts)}")
+    return lines
+
+
+def _share_text(entry: Mapping[str, Any], word: str) -> str:
+    name = entry["name"] or "unknown"
+    got, requested = f"{entry['got']:.1%}", f"{entry['asked']:.1%}"
+    return f"{name} {got}" if got == requested else f"{name} {got} ({word} {requested})"
+
+
+def _totals(labels: NDArray[Any], weights: NDArray[Any] | None, count: int) -> list[int]:
+    import numpy
+
+    return [int(number) for number in numpy.bincount(labels, weights=weights, minlength=count)]

@@ -1,0 +1,263 @@
+"""Step `data.write_answers_by_server`: a server (vLLM, SGLang, llama.cpp, any OpenAI completions) answers the prompts.
+
+Prompts, shares, seeds and shards are those of answers made in process (generate.py). Prompts are sent as exact token
+ids where the server takes them, and its ids are used where it returns them; otherwise its text is tokenised again, and
+these answers are counted. Every prompt ends as answered, failed (set aside with the reason) or skipped (too long, or
+with a control mark). An answer is written to the journal as soon as it has come, so that no prompt is answered twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import Field
+
+from components.contract import Context, Conversations, Prompts, Target, UserError
+from components.data.formats.responses import summarise, write_manifest
+from components.engines.client import BaseUrl, Engine, ServerAddress
+from components.files import sweep
+
+if TYPE_CHECKING:
+    import httpx
+
+    from components.data.responses.generate import Job, NotAnswered
+    from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
+
+MIN_CONSECUTIVE_FAILURES: Final = 8
+"""After so many failures in a row, and two for each request in flight, the server counts as gone."""
+
+
+def write_answers_by_server(
+    target: Target,
+    prompts: Prompts,
+    *,
+    base_url: BaseUrl,
+    engine: Engine = "auto",
+    model: str = "",
+    api_key_variable: str = "",
+    label: str = "",
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16,
+    retries: Annotated[int, Field(ge=0, le=20)] = 5,
+    backoff_s: Annotated[float, Field(gt=0.0)] = 0.5,
+    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
+    wait_s: Annotated[float, Field(gt=0.0)] = 30.0,
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
+    greedy_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.75,
+    max_new_tokens: Annotated[int, Field(ge=8)] = 96,
+    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
+    max_failed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01,
+    ctx: Context,
+) -> Conversations:
+    """Let a server continue the train and validation prompts.
+
+    Args:
+        target: The model that the server serves; its tokenizer encodes the prompts.
+        base_url: The server's address with or without /v1; no credentials, query or fragment.
+        engine: The engine behind it; auto asks the server. openai is any other with /v1/completions.
+        model: The name of the served model; empty takes the first of /v1/models.
+        api_key_variable: The environment variable that holds its key; the key is written nowhere.
+        label: A description of the server; it is part of the step's key, and the server itself is not.
+        concurrency: Requests in flight.
+        retries: Further attempts for a prompt, after failures that may pass.
+        backoff_s: The first wait between attempts, seconds; it doubles, with jitter, and Retry-After is respected.
+        timeout_s: The longest that one answer may take, seconds.
+        wait_s: How long the server may take to answer for the first time, seconds.
+        temperature: Sampling temperature of the sampled answers.
+        greedy_share: The share of train prompts answered greedily; validation always is.
+        max_new_tokens: The longest answer, tokens.
+        max_prompt_tokens: Prompts of more tokens are skipped and counted.
+        shard_size: Rows of a shard.
+        max_failed: Share of the prompts that may fail; above it the step stops and keeps its answers for the next
+            attempt.
+    """
+    from components.data.responses.generate import jobs_of
+    from components.data.responses.server_client import RequestOptions
+    from components.targets.load import open_tokenizer, target_facts
+
+    facts = target_facts(target)
+    tokenizer = open_tokenizer(target)
+    limit = min(max_prompt_tokens, int(facts["shape"]["max_position_embeddings"]) - max_new_tokens)
+    jobs, skipped = jobs_of(prompts, tokenizer, limit, 1.0 - greedy_share, ctx)
+    if not jobs:
+        raise UserError(f"prompts: none for train or validation has at most {limit} tokens; raise max_prompt_tokens")
+    server = ServerAddress(base_url=base_url, engine=engine, model=model, api_key_variable=api_key_variable)
+    options = RequestOptions(
+        tokenizer=tokenizer,
+        vocab_size=int(facts["shape"]["vocab_size"]),
+        ends=_end_tokens(tokenizer, facts["shape"]["eos_token_ids"]),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=ctx.seed,
+        retries=retries,
+        backoff_s=backoff_s,
+        timeout_s=timeout_s,
+    )
+    journal_header: dict[str, str | int] = {
+        "target": target.key,
+        "prompts": _digest_of_jobs(jobs),
+        "max_new_tokens": max_new_tokens,
+    }
+    work = _ServerRun(server, jobs, options, journal_header, concurrency, max_failed, ctx)
+    asyncio.run(work.run(wait_s))
+    return _write_artifact(work, target, shard_size, skipped, label)
+
+
+@dataclass
+class _ServerRun:
+    """The requests of this step to one server, and their results."""
+
+    server: ServerAddress
+    jobs: Sequence[Job]
+    options: RequestOptions
+    journal_header: dict[str, str | int]
+    concurrency: int
+    max_failed: float
+    ctx: Context
+    answers: dict[str, ServerAnswer] = field(default_factory=dict)  # prompt id -> answer
+    failed: dict[str, str] = field(default_factory=dict)  # prompt id -> reason
+    server_name: str = ""  # engine and version
+    _consecutive_failures: int = 0
+    _new_tokens: int = 0
+    _started_at: float = 0.0
+
+    async def run(self, wait_s: float) -> None:
+        """Request every answer that the journal does not hold yet; raises UserError where too many prompts fail."""
+        import httpx
+
+        from components.data.responses.server_client import CompletionClient, Journal
+        from components.engines.client import wait_until_ready
+
+        limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+        timeout = httpx.Timeout(self.options.timeout_s)
+        async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+            info = await wait_until_ready(client, self.server, wait_s)
+            self.server_name = f"{info.engine} {info.version}".strip()
+            completions = CompletionClient(self.server, info, self.options)
+            with Journal(self.ctx.scratch / "answered.jsonl", {**self.journal_header, "model": info.model}) as journal:
+                self.answers = journal.answers
+                todo = [job for job in self.jobs if job.prompt_id not in journal.answers]
+                self.ctx.note(
+                    f"{self.server.base_url}: {self.server_name}, model {info.model}: {len(todo)} prompts to ask"
+                )
+                self._started_at = time.monotonic()
+                await self._request_all(client, completions, journal, todo)
+        if len(self.failed) > self.max_failed * len(self.jobs) or not self.answers:
+            raise UserError(
+                f"{self.server.location}: {len(self.failed)} of {len(self.jobs)} prompts failed (the first: "
+                f"{next(iter(self.failed.values()))}); {self._resume_hint()}, or raise max_failed"
+            )
+
+    async def _request_all(
+        self, client: httpx.AsyncClient, completions: CompletionClient, journal: Journal, todo: Sequence[Job]
+    ) -> None:
+        """A closed loop: each of `concurrency` workers takes the next prompt as soon as it has an answer."""
+        waiting = iter(todo)
+
+        async def worker() -> None:
+            for job in waiting:
+                await self._request_one(client, completions, journal, job)
+
+        tasks = [asyncio.create_task(worker()) for _ in range(min(self.concurrency, len(todo)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _request_one(
+        self, client: httpx.AsyncClient, completions: CompletionClient, journal: Journal, job: Job
+    ) -> None:
+        from components.data.responses.server_client import RefusedPrompt, RetryableError
+
+        try:
+            answer = await completions.complete(client, job)
+        except (RetryableError, RefusedPrompt) as error:
+            self.failed[job.prompt_id] = str(error)
+            self._consecutive_failures += 1
+            if self._consecutive_failures >= max(MIN_CONSECUTIVE_FAILURES, 2 * self.concurrency):
+                raise UserError(
+                    f"{self.server.location}: {self._consecutive_failures} prompts failed one after the other "
+                    f"(the last: {error}); {self._resume_hint()}"
+                ) from error
+        else:
+            self._consecutive_failures = 0
+            self._new_tokens += len(answer.ids)
+            journal.add(job.prompt_id, answer)
+        rate = self._new_tokens / max(1e-9, time.monotonic() - self._started_at)
+        done = len(self.answers) + len(self.failed)
+        self.ctx.progress(done, len(self.jobs), f"prompts, {rate:,.0f} tokens/s")
+
+    def _resume_hint(self) -> str:
+        return f"{len(self.answers)} answers are kept: mend it and run again, and only the others are asked"
+
+
+def _write_artifact(
+    work: _ServerRun, target: Target, shard_size: int, skipped: NotAnswered, label: str
+) -> Conversations:
+    """Write the answers; returns the artifact, with the counts of answered, failed and skipped prompts."""
+    from components.data.responses.preview import sample_of_shards
+
+    ctx, names = work.ctx, _write_shards(work, shard_size)
+    origin = f"The server at {work.server.base_url} answered these prompts."
+    sample_of_shards(ctx.out, names, work.options.tokenizer, origin)
+    write_manifest(ctx, target.key, names, shard_size)
+    answered = len(work.answers)
+    assert answered + len(work.failed) == len(work.jobs)
+    for prompt_id, reason in sorted(work.failed.items()):
+        ctx.set_aside(work.server.base_url, 0, reason, prompt_id)
+    retokenised = sum(not answer.own_ids for answer in work.answers.values())
+    if retokenised:
+        ctx.note(f"{work.server_name}: shows no token ids, so the text of {retokenised} answers was tokenised again")
+    accounts = {
+        "num_asked": len(work.jobs) + skipped.too_long + skipped.marked,
+        "num_answered": answered,
+        "num_failed": len(work.failed),
+        "num_skipped": skipped.too_long + skipped.marked,
+        "num_tokenised_again": retokenised,
+    }
+    ctx.note(", ".join(f"{name.removeprefix('num_')} {number}" for name, number in list(accounts.items())[:4]))
+    facts = {"target_key": target.key, **skipped.facts(), "server": work.server_name, "label": label}
+    return Conversations.of_step(ctx, {**facts, **accounts, **summarise(ctx, names)})
+
+
+def _write_shards(work: _ServerRun, shard_size: int) -> list[str]:
+    """Write the answered prompts as shards, in the order of the jobs; returns the names of the shards."""
+    from components.data.formats.responses import shard_name, write_shard
+    from components.data.responses.generate import conversation_of
+
+    rows = [job for job in work.jobs if job.prompt_id in work.answers]
+    names = []
+    for number, start in enumerate(range(0, len(rows), shard_size)):
+        names.append(shard_name(number))
+        answered = [(job, work.answers[job.prompt_id]) for job in rows[start : start + shard_size]]
+        temperature = work.options.temperature
+        conversations = [
+            conversation_of(job, answer.ids, ended=answer.ended, temperature=temperature, answered_by="server")
+            for job, answer in answered
+        ]
+        write_shard(work.ctx.out / names[-1], conversations)
+    for stale in set(work.ctx.out.glob("shard-*")) - {work.ctx.out / name for name in names}:
+        stale.unlink()  # from an attempt with another number of failures
+    sweep(work.ctx.out)
+    return names
+
+
+def _end_tokens(tokenizer: Any, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids that end a text, first the one with which the tokenizer ends a turn."""
+    turn_end = tokenizer.eos_token_id
+    return tuple(sorted(map(int, eos_token_ids), key=lambda token: (token != turn_end, token)))
+
+
+def _digest_of_jobs(jobs: Sequence[Job]) -> str:
+    """A digest of the prompts and how they are sampled."""
+    digest = hashlib.sha256()
+    for job in jobs:
+        digest.update(f"{job.prompt_id} {job.sampled} {job.ids}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,224 @@
+"""Step `data.write_answers`: the target answers its training prompts, so that a drafter learns this target's outputs.
+
+The prompts are cut into shards of similar length; within a shard, a free place in the batch goes to the next prompt.
+Every row draws from its own random generator, so a shard is the same bit for bit wherever and whenever it is written,
+also after a kill; finished shards are not written again. Test prompts are not answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
+from components.data.formats.control_marks import HoldsControlMark
+from components.data.formats.prompts import encode_prompt, read_prompts
+from components.data.formats.responses import ANSWERED_SPLITS, summarise, write_manifest
+from components.files import sweep, unfinished
+
+if TYPE_CHECKING:
+    from components.data.formats.responses import Conversation
+    from components.targets.interface import AbstractTarget
+
+
+def write_answers(
+    target: Target,
+    prompts: Prompts,
+    *,
+    max_new_tokens: Annotated[int, Field(ge=8)] = 96,
+    sampled_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25,
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
+    batch_size: Annotated[int, Field(ge=1)] = 64,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
+    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
+    ctx: Context,
+) -> Conversations:
+    """Continue the train and validation prompts with the target, in batches over its KV cache.
+
+    Args:
+        max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
+        sampled_share: The share of prompts whose answer is sampled; the others are greedy. Validation is always greedy.
+        temperature: Sampling temperature of the sampled answers.
+        batch_size: The most prompts answered together; bounds memory.
+        shard_size: Prompts of a shard, the unit of work of a worker, and the most that a kill loses.
+        max_prompt_tokens: Prompts of more tokens are left out and counted.
+    """
+    from components.data.formats.responses import shard_name
+    from components.data.responses.preview import sample_of_shards
+    from components.targets.load import open_tokenizer, target_facts, threads_for
+
+    facts = target_facts(target)
+    tokenizer = open_tokenizer(target)
+    limit = min(max_prompt_tokens, int(facts["shape"]["max_position_embeddings"]) - max_new_tokens)
+    if limit < 1:
+        raise UserError(
+            f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in this target's positions; lower it"
+        )
+    jobs, left_out = jobs_of(prompts, tokenizer, limit, sampled_share, ctx)
+    if not jobs and not left_out.too_long:
+        raise UserError("prompts: none is for train or validation; collect some with num_train and num_validation")
+    if not jobs:
+        raise UserError(f"max_prompt_tokens: no prompt has at most {limit} tokens; raise it or collect shorter prompts")
+    if left_out.too_long:
+        ctx.note(f"{left_out.too_long} prompts of more than {limit} tokens left out; {len(jobs)} are answered")
+    if left_out.marked:
+        ctx.note(f"{left_out.marked} prompts that hold a control mark set aside, see set_aside.jsonl")
+    shards = [
+        AnswerShard(
+            file=ctx.out / shard_name(number),
+            jobs=tuple(jobs[start : start + shard_size]),
+            batch_size=batch_size,
+            target=target.path,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=ctx.seed,
+            device=ctx.device,
+            num_threads=threads_for(facts["num_params"], ctx.num_threads),
+        )
+        for number, start in enumerate(range(0, len(jobs), shard_size))
+    ]
+    started, num_tokens, done = time.monotonic(), 0, len(shards) - len(unfinished(shards))
+    for num_new_tokens in ctx.map(answer_shard, shards, what="shards of answers"):
+        num_tokens, done = num_tokens + num_new_tokens, done + 1
+        rate = num_tokens / (time.monotonic() - started)
+        ctx.progress(done, len(shards), f"shards of answers, {rate:,.0f} tokens/s")
+    sweep(ctx.out)
+    names = [shard.file.name for shard in shards]
+    sample_of_shards(ctx.out, names, tokenizer, "The target answered these prompts itself.")
+    write_manifest(ctx, target.key, names, shard_size)
+    info = summarise(ctx, names)
+    ctx.note(f"{info['num_answer_tokens']} answer tokens in {time.monotonic() - started:.0f} s")
+    return Conversations.of_step(ctx, {"target_key": target.key, **left_out.facts(), **info})
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt to answer: its tokens, labels, and whether the answer is sampled."""
+
+    prompt_id: str
+    split: str
+    workload: str
+    ids: tuple[int, ...]
+    sampled: bool
+    language: str = ""
+    domain: str = ""
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class AnswerShard:
+    """The inputs of one shard of answers, and its output file. target: the artifact's directory."""
+
+    file: Path
+    jobs: tuple[Job, ...]
+    batch_size: int
+    target: Path
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    device: str
+    num_threads: int
+
+
+@dataclass
+class NotAnswered:
+    """Counts of prompts without an answer. too_long: over the token limit. marked: they hold a control mark."""
+
+    too_long: int = 0
+    marked: int = 0
+
+    def facts(self) -> dict[str, int]:
+        """The counts under their names in the artifact's info."""
+        return {"num_prompts_too_long": self.too_long, "num_prompts_set_aside": self.marked}
+
+
+def jobs_of(
+    prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, ctx: Context
+) -> tuple[list[Job], NotAnswered]:
+    """Every prompt to answer, by split and then by length, so that a batch pads little; and counts of the others."""
+    import hashlib
+
+    jobs, left_out, seed = [], NotAnswered(), ctx.seed
+    for split in ANSWERED_SPLITS:
+        of_split = []
+        for number, prompt in enumerate(read_prompts(prompts, split), start=1):
+            try:
+                ids = encode_prompt(tokenizer, prompt)
+            except HoldsControlMark as error:
+                left_out.marked += 1
+                ctx.set_aside(f"prompts ({split})", number, str(error), prompt.prompt_id)
+                continue
+            if len(ids) > limit:
+                left_out.too_long += 1
+                continue
+            digest = hashlib.sha256(f"sampled:{seed}:{prompt.prompt_id}".encode()).digest()
+            sampled = split == "train" and int.from_bytes(digest[:8], "big") / 2**64 < sampled_share
+            labels = (prompt.language, prompt.domain, prompt.place)
+            of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *labels))
+        jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
+    return jobs, left_out
+
+
+def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:
+    """Answer the prompts of one shard and write its file, on any machine with these paths; returns answer tokens."""
+    import torch
+
+    from components.data.formats.responses import write_shard
+    from components.targets.load import cached_target
+
+    torch.set_num_threads(shard.num_threads)
+    model = cached_target(shard.target, shard.device)
+    answered = answer(model, shard, report_progress)
+    write_shard(shard.file, answered)
+    return sum(conversation.row.num_answer_tokens for conversation in answered)
+
+
+def answer(model: AbstractTarget, shard: AnswerShard, report_progress: ReportProgress) -> list[Conversation]:
+    """Answer the prompts of one shard; returns the conversations in its order."""
+    from components.targets.generate import ContinuationRequest, continue_rows, row_generator
+
+    asks = [
+        ContinuationRequest(
+            job.ids,
+            shard.max_new_tokens,
+            shard.temperature if job.sampled else 0.0,
+            row_generator(shard.seed, job.prompt_id),
+        )
+        for job in shard.jobs
+    ]
+    continuations = continue_rows(model, asks, batch_size=shard.batch_size, on_pass=report_progress)
+    return [
+        conversation_of(job, continuation.ids, ended=continuation.hit_eos, temperature=shard.temperature)
+        for job, continuation in zip(shard.jobs, continuations, strict=True)
+    ]
+
+
+def conversation_of(
+    job: Job, answer_ids: Sequence[int], *, ended: bool, temperature: float, answered_by: str = "target"
+) -> Conversation:
+    """A conversation whose mask covers the answer's ids. temperature: used where the job is sampled."""
+    import torch
+
+    from components.data.formats.responses import AnswerRow, Conversation, distinct_bigram_ratio
+
+    ids = torch.tensor([*job.ids, *answer_ids])
+    row = AnswerRow(
+        row_id=job.prompt_id,
+        split=job.split,
+        workload=job.workload,
+        temperature=temperature if job.sampled else 0.0,
+        num_prompt_tokens=len(job.ids),
+        num_answer_tokens=len(answer_ids),
+        ended=ended,
+        distinct_bigrams=distinct_bigram_ratio(answer_ids),
+        language=job.language,
+        domain=job.domain,
+        answered_by=answered_by,
+        place=job.place,
+    )
+    return Conversation(row, ids, torch.arange(len(ids)) >= len(job.ids))

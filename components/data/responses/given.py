@@ -1,0 +1,310 @@
+"""Step `data.write_given_answers`: token ids and masks of a source's own answers, rendered with the target's template.
+
+The target is not run. Three methods must agree on which tokens belong to an answer (assistant_mask.py); a chat on which
+they disagree is set aside with the reason, and too many of those stop the step. Work is cut into parts of a fixed
+number of lines, which any worker can make and a kill does not lose; the parts are regrouped into shards of equal size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
+from components.data.formats.responses import ANSWERED_SPLITS, summarise, write_manifest
+from components.data.responses.assistant_mask import Thinking, ThinkingStyle, Turns
+
+if TYPE_CHECKING:
+    from components.data.formats.prompts import Prompt
+    from components.data.formats.responses import Conversation
+    from components.data.responses.assistant_mask import ChatRow, MaskedChat
+    from components.data.sources.turns import Message
+
+LINES_PER_PART = 1024
+SAMPLES_PER_PART = 3
+"""The most chats of a part that enter the sample."""
+
+
+def write_given_answers(
+    target: Target,
+    prompts: Prompts,
+    *,
+    thinking: Thinking = "drop",
+    turns: Turns = "all",
+    max_tokens: Annotated[int, Field(ge=16)] = 2048,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
+    max_set_aside: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2,
+    ctx: Context,
+) -> Conversations:
+    """Convert the train and validation chats, with their source's answers, to token ids and answer masks.
+
+    Args:
+        target: Its tokenizer and chat template are used; its weights are not.
+        prompts: Those with a `conversation`, or with a chat and a `reference`; others have no answer and are counted.
+        thinking: What happens to the thinking in answers: keep all of it, drop it, or keep that of a row's last answer
+            only. Where a template writes earlier answers without thinking, each answer becomes a row of its own.
+        turns: Learn from all answers of a chat, or from the last one only.
+        max_tokens: The most tokens of a row; a longer chat loses its last turns, and is left out if no answer remains.
+        shard_size: Rows of a shard.
+        max_set_aside: Share of the chats with answers that may be set aside; above it the step stops and says why.
+    """
+    from components.data.formats.responses import read_notes
+    from components.data.responses.assistant_mask import thinking_style
+    from components.data.responses.preview import write_sample
+    from components.targets.load import open_tokenizer, target_facts
+
+    facts = target_facts(target)
+    tokenizer = open_tokenizer(target)
+    if not getattr(tokenizer, "chat_template", None) or not tokenizer.is_fast:
+        raise UserError(
+            "target: its tokenizer has no chat template or no offsets, so answers cannot be told from prompts; "
+            "take data.write_answers"
+        )
+    style = thinking_style(tokenizer)
+    limit = min(max_tokens, int(facts["shape"]["max_position_embeddings"]))
+    parts = [
+        ChatPart(
+            file=ctx.scratch / f"part-{number:05d}.safetensors",
+            prompts=prompts.path / "prompts.jsonl",
+            start=start,
+            num_lines=num_lines,
+            target=target.path,
+            thinking=thinking,
+            turns=turns,
+            style=style,
+            max_tokens=limit,
+        )
+        for number, (start, num_lines) in enumerate(_line_blocks(prompts))
+    ]
+    for _ in ctx.map(mask_part, parts, what="parts of chats"):
+        pass
+    notes = [PartNotes(**read_notes(part.file)) for part in parts]
+    counts = _count_outcomes(notes, max_set_aside, ctx)
+    names = _regroup([part.file for part in parts], shard_size, ctx)
+    about = f"The source's own answers, thinking: {thinking}, turns: {turns}. Masks agreed by {_method_names(counts)}."
+    write_sample(ctx.out, [row for note in notes for row in note.sample], about)
+    write_manifest(ctx, target.key, names, shard_size)
+    info = {"target_key": target.key, "thinking": thinking, "turns": turns, **counts, **summarise(ctx, names)}
+    ctx.note(f"{counts['num_kept']} of {counts['num_read']} chats kept; masks agreed by {_method_names(counts)}")
+    return Conversations.of_step(ctx, info)
+
+
+@dataclass(frozen=True)
+class ChatPart:
+    """The inputs of one part, and its output file. start: byte offset of its first line."""
+
+    file: Path
+    prompts: Path
+    start: int
+    num_lines: int
+    target: Path
+    thinking: Thinking
+    turns: Turns
+    style: ThinkingStyle
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class PartNotes:
+    """What happened to the chats of one part.
+
+    counts: read, kept, "no answer" and "too long". agreed: method -> rows. impossible: method -> reason.
+    aside: {"source", "reason", "why", "row"} of each chat set aside. sample: rows for `write_sample`.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    agreed: Counter[str] = field(default_factory=Counter)
+    impossible: dict[str, str] = field(default_factory=dict)
+    aside: list[dict[str, str]] = field(default_factory=list)
+    sample: list[dict[str, Any]] = field(default_factory=list)
+
+
+def mask_part(part: ChatPart, report_progress: ReportProgress) -> int:
+    """Mask the chats of one part and write its file, on any machine with these paths; returns the number of rows."""
+    from components.data.formats.responses import write_shard
+    from components.data.responses.assistant_mask import LeftOut
+    from components.data.responses.preview import pieces_of_chat, sample_row
+    from components.targets.load import open_tokenizer
+
+    tokenizer = open_tokenizer(Target("", part.target))
+    conversations: list[Conversation] = []
+    notes = PartNotes()
+    for number, prompt in enumerate(_prompts_of(part)):
+        notes.counts["read"] += 1
+        report_progress(number / part.num_lines)
+        try:
+            rows = _masked_rows(tokenizer, prompt, part)
+        except LeftOut as reason:
+            notes.aside.append(
+                {"source": prompt.source, "reason": reason.reason, "why": str(reason), "row": prompt.prompt_id}
+            )
+            continue
+        notes.counts[rows if isinstance(rows, str) else "kept"] += 1
+        for masked_chat in () if isinstance(rows, str) else rows:
+            conversations.append(_conversation(tokenizer, prompt, masked_chat))
+            notes.agreed.update(masked_chat.agreed)
+            notes.impossible.update(masked_chat.impossible)
+            if len(notes.sample) < SAMPLES_PER_PART:
+                notes.sample.append(sample_row(conversations[-1].row, pieces_of_chat(masked_chat)))
+    write_shard(part.file, conversations, vars(notes))
+    return len(conversations)
+
+
+def _masked_rows(tokenizer: Any, prompt: Prompt, part: ChatPart) -> list[MaskedChat] | str:
+    """The rows of one chat that fit max_tokens, or a reason why it has none."""
+    from components.data.responses.assistant_mask import LeftOut, can_write_thinking, rows_of_chat
+
+    chat = answered_chat(prompt)
+    if chat is None:
+        return "no answer"
+    try:
+        rows = rows_of_chat(tokenizer, chat, prompt.tools, thinking=part.thinking, turns=part.turns, style=part.style)
+        written = [row.text for row in rows]  # cached; a template that refuses the chat says so here
+    except UserError as error:
+        raise LeftOut("the chat template refuses it", str(error)) from error
+    if not written:
+        return "no answer"
+    if not all(can_write_thinking(row, part.style) for row in rows):
+        raise LeftOut("the chat template writes no thinking", "thinking: drop leaves it out")
+    fitting = [masked for masked in (_fitted(row, part.max_tokens) for row in rows) if masked is not None]
+    return fitting or "too long"
+
+
+def _fitted(row: ChatRow, max_tokens: int) -> MaskedChat | None:
+    """The masked row with as many of its answers as fit; None where not even the first answer fits."""
+    from components.data.responses.assistant_mask import mask_chat
+
+    masked = mask_chat(row)
+    if len(masked.ids) <= max_tokens:
+        return masked
+    shorter = row.without_last_answer()
+    return None if shorter is None else _fitted(shorter, max_tokens)
+
+
+def answered_chat(prompt: Prompt) -> tuple[Message, ...] | None:
+    """The chat with its source's answers; None where the source has none."""
+    if prompt.conversation is not None:
+        return prompt.conversation
+    if prompt.messages is not None and prompt.reference.strip():
+        return (*prompt.messages, {"role": "assistant", "content": prompt.reference})
+    return None
+
+
+def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversation:
+    import torch
+
+    from components.data.formats.responses import AnswerRow, Conversation, distinct_bigram_ratio
+
+    answer = [token for token, masked in zip(chat.ids, chat.mask, strict=True) if masked]
+    row = AnswerRow(
+        row_id=prompt.prompt_id + chat.row.suffix,
+        split=prompt.split,
+        workload=prompt.workload,
+        temperature=None,
+        num_prompt_tokens=len(chat.ids) - len(answer),
+        num_answer_tokens=len(answer),
+        ended=answer[-1] in tokenizer.all_special_ids,
+        distinct_bigrams=distinct_bigram_ratio(answer),
+        language=prompt.language,
+        domain=prompt.domain,
+        answered_by="source",
+        place=prompt.place,
+    )
+    return Conversation(row, torch.tensor(chat.ids), torch.tensor(chat.mask))
+
+
+def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Context) -> dict[str, Any]:
+    """Counts of kept and rejected chats. Raises UserError where none is kept, or too many are set aside."""
+    counts: Counter[str] = Counter()
+    agreed: Counter[str] = Counter()
+    impossible: dict[str, str] = {}
+    for note in notes:
+        counts.update(note.counts)
+        agreed.update(note.agreed)
+        impossible.update(note.impossible)
+        for line in note.aside:
+            ctx.set_aside(line["source"], 0, line["why"], line["row"])
+    reasons = Counter(line["reason"] for note in notes for line in note.aside)
+    num_set_aside, num_kept = reasons.total(), counts["kept"]
+    assert counts["read"] == num_kept + num_set_aside + counts["no answer"] + counts["too long"]
+    most_frequent = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
+    if num_set_aside > max_set_aside * (num_kept + num_set_aside):
+        first = next(line["why"] for note in notes for line in note.aside)
+        raise UserError(
+            f"prompts: {num_set_aside} of {num_kept + num_set_aside} chats are set aside ({most_frequent}; "
+            f"the first: {first}); max_set_aside says how many may be"
+        )
+    if not num_kept:
+        raise UserError(
+            f"prompts: none of {counts['read']} for train and validation has an answer of its own that fits max_tokens;"
+            " mix chats with answers, or let the target answer (data.write_answers)"
+        )
+    return {
+        "num_read": counts["read"],
+        "num_kept": num_kept,
+        "num_without_answer": counts["no answer"],
+        "num_too_long": counts["too long"],
+        "num_set_aside": num_set_aside,
+        "set_aside": dict(reasons.most_common()),
+        "mask_methods": dict(sorted(agreed.items())),
+        "mask_methods_impossible": impossible,
+    }
+
+
+def _method_names(counts: dict[str, Any]) -> str:
+    return ", ".join(counts["mask_methods"])
+
+
+def _line_blocks(prompts: Prompts) -> list[tuple[int, int]]:
+    """(byte offset, lines) of each part of the prompts' file."""
+    file = prompts.path / "prompts.jsonl"
+    if not file.is_file():
+        raise UserError(f"{prompts.path}: no prompts.jsonl: not a Prompts artifact; make one with data.mix_chats")
+    blocks, at = [], 0
+    with file.open("rb") as lines:
+        start, count = 0, 0
+        for line in lines:
+            at, count = at + len(line), count + 1
+            if count == LINES_PER_PART:
+                blocks.append((start, count))
+                start, count = at, 0
+    return [*blocks, (start, count)] if count else blocks
+
+
+def _prompts_of(part: ChatPart) -> Iterator[Prompt]:
+    """The prompts of one part that are for train and validation."""
+    from components.data.formats.prompts import parse_prompt
+
+    with part.prompts.open("rb") as lines:
+        lines.seek(part.start)
+        for _ in range(part.num_lines):
+            prompt = parse_prompt(json.loads(lines.readline()))
+            if prompt.split in ANSWERED_SPLITS:
+                yield prompt
+
+
+def _regroup(parts: Sequence[Path], shard_size: int, ctx: Context) -> list[str]:
+    """Write shards of equal size from the parts, in order; returns their names."""
+    from components.data.formats.responses import read_shard, shard_name, write_shard
+
+    names: list[str] = []
+    pending: list[Conversation] = []
+
+    def write() -> None:
+        names.append(shard_name(len(names)))
+        write_shard(ctx.out / names[-1], pending[:shard_size])
+        del pending[:shard_size]
+
+    for part in parts:
+        pending += read_shard(part)
+        while len(pending) >= shard_size:
+            write()
+    if pending:
+        write()
+    return names

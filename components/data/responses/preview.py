@@ -1,0 +1,120 @@
+"""Writes a sample of conversations in which the masked text is coloured, so that a person can check the mask.
+
+`sample.json` holds {"rows": [{"row_id", "split", "workload", "language", "domain", "answered_by", "pieces": [...]}]},
+where a piece is {"role", "masked", "text"}; `sample.html` shows the same on one page that fetches nothing. The text is
+not trusted: everything is escaped, and marks that change the reading direction are made visible.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from components.text import visible
+
+if TYPE_CHECKING:
+    from components.data.formats.responses import AnswerRow, Conversation
+    from components.data.responses.assistant_mask import MaskedChat
+
+MAX_ROWS: Final = 12
+MAX_CHARACTERS: Final = 3000
+"""The most of one row that is shown; longer rows are cut in the middle."""
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>What is trained on</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #bbb; border-radius: 6px; padding: .8rem; }}
+mark {{ background: #ffd54d; color: #111; }}
+.system {{ color: #7b3fa0; }} .user {{ color: #1f5fbf; }} .tool {{ color: #8a5a00; }} .template {{ color: #888; }}
+@media (prefers-color-scheme: dark) {{
+  body {{ background: #16181c; color: #ddd; }}
+  .system {{ color: #c79be6; }} .user {{ color: #7fb2ff; }} .tool {{ color: #e0b060; }}
+}}
+</style></head><body>
+<h1>What is trained on</h1>
+<p>{about} Text on <mark>yellow</mark> is an answer: the drafter learns to guess it. The rest is only read:
+<span class="system">system</span>, <span class="user">user</span>, <span class="tool">tool</span>,
+<span class="template">the chat template</span>.</p>
+{rows}
+</body></html>
+"""
+
+
+def sample_row(row: AnswerRow, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One row of `sample.json`."""
+    names = ("row_id", "split", "workload", "language", "domain", "answered_by")
+    return {**{name: getattr(row, name) for name in names}, "pieces": list(pieces)}
+
+
+def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[dict[str, Any]]:
+    """Prompt and answer of a row, decoded from its tokens."""
+    pieces = []
+    pairs = zip(conversation.ids.tolist(), conversation.mask.tolist(), strict=True)
+    for masked, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
+        pieces.append({"role": "assistant" if masked else "prompt", "masked": masked, "text": _shortened(text)})
+    return pieces
+
+
+def pieces_of_chat(chat: MaskedChat) -> list[dict[str, Any]]:
+    """A masked chat cut where the role or the mask changes."""
+    from components.data.responses.assistant_mask import roles_in
+
+    text = chat.row.text
+    role_at = ["template"] * len(text)
+    for slot in roles_in(chat.row):
+        role_at[slot.start : slot.stop] = [chat.row.messages[slot.turn]["role"]] * (slot.stop - slot.start)
+    masked_at = [False] * len(text)
+    for (start, stop), masked in zip(chat.row.rendering.encode(text)[1], chat.mask, strict=True):
+        masked_at[start:stop] = [masked] * (stop - start)
+    pieces = []
+    for (role, masked), run in itertools.groupby(range(len(text)), key=lambda at: (role_at[at], masked_at[at])):
+        indices = list(run)
+        pieces.append({"role": role, "masked": masked, "text": _shortened(text[indices[0] : indices[-1] + 1])})
+    return pieces
+
+
+def sample_of_shards(folder: Path, shards: Sequence[str], tokenizer: Any, about: str) -> None:
+    """Write a sample of tokenised answers, with rows spread evenly over the shards."""
+    from components.data.formats.responses import read_shard
+
+    rows = []
+    for name in shards[:: max(1, -(-len(shards) // MAX_ROWS))]:
+        conversations = read_shard(folder / name)
+        step = max(1, len(conversations) * len(shards) // MAX_ROWS)
+        rows += [sample_row(one.row, pieces_of_ids(tokenizer, one)) for one in conversations[::step]]
+    write_sample(folder, rows, about)
+
+
+def write_sample(folder: Path, rows: Sequence[Mapping[str, Any]], about: str) -> None:
+    """Write `sample.json` and `sample.html` with at most MAX_ROWS of these rows, spread evenly."""
+    step = max(1, -(-len(rows) // MAX_ROWS))
+    sample = list(rows[::step])
+    (folder / "sample.json").write_text(json.dumps({"rows": sample}) + "\n", encoding="utf-8")
+    page = _PAGE.format(about=html.escape(about), rows="\n".join(_row_html(row) for row in sample))
+    (folder / "sample.html").write_text(page, encoding="utf-8")
+
+
+def _row_html(row: Mapping[str, Any]) -> str:
+    facts = (row[name] for name in ("workload", "split", "language", "domain") if row[name])
+    title = html.escape(visible(" · ".join((row["row_id"], *map(str, facts)))))
+    return f"<h2>{title}</h2>\n<pre>{''.join(_piece_html(piece) for piece in row['pieces'])}</pre>"
+
+
+def _piece_html(piece: Mapping[str, Any]) -> str:
+    text = html.escape(visible(piece["text"]))
+    role = html.escape(piece["role"])
+    return f'<mark title="{role}">{text}</mark>' if piece["masked"] else f'<span class="{role}">{text}</span>'
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"

@@ -1,0 +1,1 @@
+"""Rows from files, archives, streams and the hub, in all the shapes that people have."""

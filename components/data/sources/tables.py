@@ -1,0 +1,239 @@
+"""Rows of tables (Parquet, Arrow, CSV) and of plain text, one by one; unreadable rows are set aside with their place.
+
+Tables are read in small batches, which bound the memory. The place of a row is its number in Parquet and Arrow, from 1,
+and its line in CSV and text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final, Literal
+
+from components.contract import UserError
+from components.data.sources.json_array import MAX_ROW_BYTES, UTF16, SetAside
+from components.data.sources.streams import Place, is_url, open_stream, raw_stream
+
+_BATCH_ROWS: Final = 256
+_ARROW_FILE: Final = b"ARROW1"
+_ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end mark of an Arrow stream; since 2019 each of its messages begins with the same four bytes."""
+Documents = Literal["file", "line", "paragraph"]
+"""What one document of a text file is: the whole file, a line, or the text between empty lines."""
+
+
+def parquet_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
+    """(number, row) of a Parquet file; raises UserError where it cannot be read further."""
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with raw_stream(file) as stream, pyarrow.parquet.ParquetFile(stream if is_url(file) else file) as table:
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS):
+                yield from _batch_rows(batch, number, str(file), set_aside)
+                number += batch.num_rows
+            if number != table.metadata.num_rows:
+                raise OSError(f"its footer says {table.metadata.num_rows} rows")
+    except ConnectionError:
+        raise
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        raise UserError(
+            f"source: {file}: not readable as Parquet after row {number} ({_error_line(error)}); fetch it again"
+        ) from error
+
+
+def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
+    """(number, row) of an Arrow file: the random-access format (Feather 2) or the stream that `datasets` writes."""
+    import pyarrow
+
+    number = 0
+    try:
+        with raw_stream(file) as stream:
+            magic = stream.read(6)
+            stream.seek(0)
+            source = pyarrow.PythonFile(stream, mode="r")
+            batches: Iterator[Any]
+            if magic == _ARROW_FILE:
+                reader = pyarrow.ipc.open_file(source)
+                batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+            else:
+                batches = iter(pyarrow.ipc.open_stream(source))
+            for batch in batches:
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield from _batch_rows(batch.slice(start, _BATCH_ROWS), number + start, str(file), set_aside)
+                number += batch.num_rows
+            if magic != _ARROW_FILE and (fault := _truncation(stream, magic)):
+                set_aside(str(file), number + 1, f"the stream breaks off here: {fault}", "")
+    except ConnectionError:
+        raise
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        raise UserError(
+            f"source: {file}: not readable as Arrow after row {number} ({_error_line(error)}); fetch it again"
+        ) from error
+
+
+def _truncation(stream: IO[bytes], magic: bytes) -> str:
+    """How an Arrow stream that was read to its end is incomplete, "" where it is complete.
+
+    A zeroed part of a file reads as an end mark; a file that was cut between two batches has no end mark.
+    """
+    if stream.read(1):
+        return "more follows its end mark"
+    stream.seek(-len(_ARROW_END), 2)
+    return "" if not magic.startswith(_ARROW_END[:4]) or stream.read() == _ARROW_END else "it has no end mark"
+
+
+def _batch_rows(batch: Any, num_before: int, file: str, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
+    try:
+        batch.validate(full=True)  # offsets that lead out of a buffer would end this process
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):  # a row holds text that is not UTF-8, or a date beyond Python's
+        rows = None
+    if rows is not None:
+        yield from enumerate(rows, start=num_before + 1)
+        return
+    for place in range(batch.num_rows):
+        try:
+            single = batch.slice(place, 1)
+            single.validate(full=True)
+            row = single.to_pylist()[0]
+        except (ValueError, OverflowError) as error:
+            set_aside(file, num_before + place + 1, _error_line(error), "")
+            continue
+        yield num_before + place + 1, row
+
+
+def csv_rows(location: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, row by column name) of CSV whose first record names the columns; separated by tabs for names in .tsv.
+
+    location: the file's name in messages. Bytes that are not UTF-8 become lone surrogates; raises UserError for UTF-16.
+    """
+    csv.field_size_limit(MAX_ROW_BYTES)
+    separator = "\t" if ".tsv" in location[-9:].lower() else ","
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield from _read_records(location, _Records(text, separator), set_aside)
+    finally:
+        text.detach()  # whoever opened the stream closes it
+
+
+class _Records:
+    """CSV records one by one. An unclosed quote takes every later line into its record, so only the first line of a
+    broken record is dropped: `resume_at_second_line` reads on behind it."""
+
+    def __init__(self, text: IO[str], separator: str) -> None:
+        self._text, self._separator = text, separator
+        self._pushed_back: deque[str] = deque()
+        self.lines: list[str] = []  # of the record
+        self.line = 0  # number of the record's last line, from 1
+        self._reader = self._new_reader()
+
+    def next(self) -> list[str] | None:
+        """The cells of the next record, None at the end; raises csv.Error for a broken one."""
+        self.lines = []
+        return next(self._reader, None)
+
+    def resume_at_second_line(self) -> None:
+        """Continue at the second line of the record that was read last."""
+        rest = self.lines[1:]
+        self._pushed_back.extendleft(reversed(rest))
+        self.line -= len(rest)
+        self._reader = self._new_reader()
+
+    def _new_reader(self) -> Iterator[list[str]]:
+        return csv.reader(self._read_lines(), strict=True, delimiter=self._separator)
+
+    def _read_lines(self) -> Iterator[str]:
+        while True:
+            line = self._pushed_back.popleft() if self._pushed_back else self._next_line()
+            if not line:
+                return
+            self.lines.append(line)
+            self.line += 1
+            if len(line) > MAX_ROW_BYTES:
+                raise csv.Error(f"longer than {MAX_ROW_BYTES >> 20} MiB")
+            yield line
+
+    def _next_line(self) -> str:
+        """The next line, cut where it is too long; "" at the end."""
+        line = piece = self._text.readline(MAX_ROW_BYTES + 1)
+        while len(piece) > MAX_ROW_BYTES and piece[-1] not in "\r\n":
+            piece = self._text.readline(MAX_ROW_BYTES + 1)
+        return line
+
+
+def _read_records(location: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    columns: list[str] | None = None
+    while True:
+        try:
+            cells = records.next()
+        except csv.Error as error:
+            _set_first_line_aside(location, records, f"not CSV: {error}", set_aside)
+            continue
+        if cells is None:
+            return
+        if not cells:
+            continue
+        if columns is None:
+            if cells[0].encode("utf-8", "surrogateescape").startswith(UTF16):
+                raise UserError(f"source: {location}: UTF-16 text; save it as UTF-8")
+            columns = cells
+        elif len(cells) != len(columns):
+            _set_first_line_aside(location, records, f"{len(cells)} cells under {len(columns)} columns", set_aside)
+        else:
+            yield records.line, dict(zip(columns, cells, strict=True))
+
+
+def _set_first_line_aside(location: str, records: _Records, reason: str, set_aside: SetAside) -> None:
+    """Set the first line of the last record aside and continue behind it."""
+    first = records.lines[0] if records.lines else ""
+    records.resume_at_second_line()
+    set_aside(location, records.line, reason, first.rstrip("\r\n")[:400])
+
+
+def text_rows(file: Place, documents: Documents, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
+    """(line, {"text": ...}) for each document of a text file; documents of more than MAX_ROW_BYTES are set aside."""
+    with open_stream(file) as stream:
+        first_line, lines, size = 1, list[bytes](), 0
+        number, whole = 0, True  # whole: the piece before this one ended its line
+        while line := stream.readline(MAX_ROW_BYTES + 1):
+            number += whole
+            if number == 1 and not size and line.startswith(UTF16):
+                raise UserError(f"source: {file}: UTF-16 text; save it as UTF-8")
+            blank = whole and not line.strip()
+            whole = line.endswith(b"\n")
+            is_end = (documents == "line" and whole) or (documents == "paragraph" and blank)
+            if not size:
+                first_line = number
+            size += len(line)
+            if size <= MAX_ROW_BYTES:
+                lines.append(line)
+            if is_end:
+                yield from _read_document(str(file), first_line, lines, size, set_aside)
+                lines, size = [], 0
+        yield from _read_document(str(file), first_line, lines, size, set_aside)
+
+
+def _read_document(
+    file: str, line: int, lines: list[bytes], size: int, set_aside: SetAside
+) -> Iterator[tuple[int, dict[str, str]]]:
+    raw = b"".join(lines)
+    if size > MAX_ROW_BYTES:
+        set_aside(file, line, f"longer than {MAX_ROW_BYTES >> 20} MiB", raw[:400].decode("utf-8", "replace"))
+    elif raw.strip():
+        try:
+            text = raw.decode("utf-8-sig" if line == 1 else "utf-8").strip("\r\n")
+        except UnicodeDecodeError as error:
+            excerpt = raw[:400].decode("utf-8", "replace")
+            set_aside(file, line, f"not UTF-8 text (byte {error.start} of the document)", excerpt)
+        else:
+            yield line, {"text": text}
+
+
+def _error_line(error: Exception) -> str:
+    if isinstance(error, MemoryError):  # a damaged length asks for any size
+        return "it asks for more memory than there is"
+    return (str(error).splitlines() or [type(error).__name__])[0]

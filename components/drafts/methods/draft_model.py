@@ -1,0 +1,293 @@
+"""A small language model as the drafter: vanilla speculative decoding (Leviathan et al. 2023, arXiv:2211.17192; Chen et
+al. 2023, arXiv:2302.01318).
+
+The draft model reads tokens alone, no features of the target, with its own embedding, layers, head and KV cache. It is
+either *trained* here on the target's answers, a Llama of a few layers with the target's
+tokenizer, by the distances of losses.py (soft cross-entropy by default, which is DistillSpec's forward KL, Zhou et
+al. 2024, arXiv:2310.08461, on the target's own text), or *given*: a pretrained causal LM of the same tokenizer, used as
+it is.
+
+Either way it decodes as an AbstractTarget does: our forward pass where it applies, over a cache of its own. Column t
+reads x_{t+1}; after n columns the cache holds x_1..x_n, draft tokens are appended and dropped. A Proposer never sees
+x_0; a given model whose tokenizer starts texts with a BOS token is fed that one instead, which is the same token
+wherever the prompt starts with BOS, too.
+
+Deviation: when trained here, embedding and LM head start as the target's where the width is the same, and the LM head
+covers the draft vocabulary only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.contract import Target, UserError
+from components.drafts.interface import (
+    AbstractDraft,
+    Batch,
+    Branches,
+    CommittedPositions,
+    Proposal,
+    Sampling,
+    StepLosses,
+)
+from components.drafts.methods.small_llama import Chains, LlamaStack, narrower
+from components.drafts.network.layers import BlockShape, initialise, shift_left
+from components.drafts.network.sampling import Ancestry, DraftSampler
+from components.drafts.network.target_weights import head_rows
+from components.drafts.settings import DraftModelSettings
+from components.drafts.training.losses import StepLossAccumulator, Teacher, row_loss, teacher_at_target_columns
+from components.targets.forward.llama import FastTarget
+from components.targets.interface import AbstractCache, AbstractTarget, TreeRows
+
+MAX_DEPTH = 16  # any chain length would work; this bounds cost and cache
+MAX_NODES = 256  # draft tokens of one tree
+
+
+@dataclass
+class DraftModelState:
+    """The draft model's cache: `start` rows before the first column (BOS or none), then the committed positions."""
+
+    cache: AbstractCache
+    start: int
+    num_columns: int = 0
+
+
+@final
+class DraftModel(AbstractDraft):
+    """See the module docstring. Trained parameters: model.*, lm_head; none where the model is given."""
+
+    method: ClassVar[str] = "draft-model"
+    packs: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = False
+
+    def __init__(self, target: AbstractTarget, settings: DraftModelSettings, draft_ids: Tensor) -> None:
+        super().__init__(target, draft_ids)
+        self.settings, self.num_steps, self.max_depth = settings, settings.chain_depth, MAX_DEPTH
+        self._decoder: AbstractTarget | None = None
+        if settings.model:
+            return
+        shape = BlockShape.of(target, settings.intermediate_size)
+        width = settings.hidden_size or shape.hidden_size
+        if width != shape.hidden_size:
+            if width % shape.head_dim:
+                raise UserError(f"draft-model: hidden_size {width} is no multiple of the head size {shape.head_dim}")
+            shape = narrower(shape, width, settings.intermediate_size)
+        self.shape = shape
+        self.model = LlamaStack(shape, settings.num_layers, target.shape.vocab_size)
+        self.lm_head = nn.Linear(shape.hidden_size, draft_ids.numel(), bias=False)
+
+    @classmethod
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> DraftModel:
+        """As AbstractDraft; settings: DraftModelSettings. With `model`, all ids of both models can be drafted."""
+        parsed = DraftModelSettings.model_validate(settings)
+        draft = cls(target, parsed, draft_ids.to(target.device))
+        if parsed.model:
+            return draft
+        generator = torch.Generator().manual_seed(parsed.init_seed or 0)
+        initialise(draft, generator)
+        with torch.no_grad():
+            if draft.shape.hidden_size == target.shape.hidden_size:
+                draft.model.embed_tokens.weight.copy_(target.embedding)
+                draft.lm_head.weight.copy_(head_rows(target, draft_ids))
+            else:
+                draft.model.embed_tokens.weight.normal_(0.0, 1.0, generator=generator)
+        return draft.to(target.device)
+
+    @classmethod
+    def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a given model in draft.json: settings, num_steps, max_depth, num_parameters."""
+        from components.drafts.methods.small_llama import num_parameters_of, resolve_model
+
+        resolved = resolve_model(target, DraftModelSettings.model_validate(dict(settings)))
+        depths = {"num_steps": resolved.chain_depth, "max_depth": MAX_DEPTH}
+        return {"settings": resolved.model_dump(mode="json"), **depths, "num_parameters": num_parameters_of(resolved)}
+
+    @property
+    def token_tables(self) -> frozenset[str]:
+        return frozenset({"lm_head.weight", "model.embed_tokens.weight"})
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: every column drafts once; step k of a chain is the draft token k columns later."""
+        self._decoder = None
+        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
+        rows = accumulator.roots.rows
+        sequence = torch.arange(len(rows), device=rows.device)[:, None]
+        logits = self._logits(self.model(shift_left(batch.ids, 1), batch.causal)[sequence, rows])
+        losses = row_loss(self.settings.loss, logits, teacher.at(accumulator.target_columns()))
+        # The row of each column: where M_k allows root t, column t + k is a root itself.
+        row_of_column = (accumulator.reachable_at_step[0].long().cumsum(1) - 1).clamp(min=0)
+        for k in range(self.num_steps):
+            row = row_of_column.gather(1, (rows + k).clamp(max=batch.ids.shape[1] - 1))
+            accumulator.add(logits.detach()[sequence, row], partial(_precomputed, losses.gather(1, row)))
+        return accumulator.result(self.settings.step_decay)
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """Logits [B, R, N] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
+        sequence = torch.arange(len(rows), device=rows.device)[:, None]
+        hidden = self.model(shift_left(batch.ids, 1), batch.causal)
+        for k in range(self.num_steps):
+            yield self._logits(hidden[sequence, (rows + k).clamp(max=batch.ids.shape[1] - 1)])
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        """Normed hidden states [..., H] -> draft-vocabulary logits [..., N]."""
+        return F.linear(normed, self.lm_head.weight)
+
+    @torch.no_grad()
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """As AbstractDraft: [T] ids -> int64 [T-1, depth]."""
+        if self.settings.model:
+            return self._propose_one_by_one(ids, depth)
+        chains, tokens, draft_tokens = Chains(self.model), ids[None, 1:], []
+        for _ in range(depth):
+            tokens = self.draft_ids[self._logits(chains.step(tokens)).argmax(-1)]
+            draft_tokens.append(tokens[0])
+        return torch.stack(draft_tokens, 1)
+
+    def _propose_one_by_one(self, ids: Tensor, depth: int) -> Tensor:
+        """Propose column by column, for a given model, whose layers are not ours."""
+        state, empty, rows = self.new_state(ids.numel()), torch.empty(0), []
+        for token in ids[1:].split(1):
+            columns = CommittedPositions(token, empty, empty)
+            rows.append(self.propose(state, columns, depth, Sampling(), torch.Generator()).tokens)
+        return torch.stack(rows)
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        if self.settings.model:
+            from components.drafts.methods.small_llama import open_model
+
+            name = "bfloat16" if dtype == torch.bfloat16 else "float32"
+            self._decoder = open_model(self.settings, str(self.draft_ids.device), name, kernel)  # type: ignore[arg-type]
+            self.kernel = self._decoder.kernel
+            self.draft_ids = self.draft_ids[: self._decoder.shape.vocab_size]
+            return
+        weights = {name: weight.detach() for name, weight in self.state_dict().items()}
+        shape = replace(
+            self.target.shape,
+            architecture="LlamaForCausalLM",
+            model_type="llama",
+            num_layers=self.settings.num_layers,
+            hidden_size=self.shape.hidden_size,
+            intermediate_size=self.shape.intermediate_size,
+            num_attention_heads=self.shape.num_attention_heads,
+            num_key_value_heads=self.shape.num_key_value_heads,
+            head_dim=self.shape.head_dim,
+        )
+        config = _llama_config(self.shape, shape.num_layers, shape.vocab_size)
+        device = self.draft_ids.device
+        self._decoder = FastTarget(
+            config, shape, weights.__getitem__, device=device, dtype=dtype, kernel=kernel, has_lm_head=True
+        )
+        self.kernel = self._decoder.kernel
+
+    def new_state(self, capacity: int) -> DraftModelState:
+        """State for one sequence of at most `capacity` tokens."""
+        if self._decoder is None:
+            self.prepare_decoding()
+        decoder = self._decoder
+        assert decoder is not None
+        cache = decoder.new_cache(1, capacity + 1 + MAX_NODES)
+        if self.settings.first_token is None:
+            return DraftModelState(cache, 0)
+        decoder.forward(torch.tensor([[self.settings.first_token]]), cache, logits="none")
+        return DraftModelState(cache, 1)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        state: DraftModelState,
+        committed: CommittedPositions,
+        depth: int,
+        sampling: Sampling,
+        rng: torch.Generator,
+    ) -> Proposal:
+        """As Proposer: the pass over the new positions drafts the first token, then one pass per draft token."""
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        logits = self._commit(state, committed)
+        for k in range(min(depth, self.max_depth)):
+            if k > 0:
+                logits = self._pass(sampler.tokens[-1], state.cache)
+            sampler.sample(logits)
+        _drop_draft_tokens(state)
+        return sampler.proposal()
+
+    @torch.inference_mode()
+    def begin(self, state: DraftModelState, committed: CommittedPositions, depth: int) -> LmBranches:
+        return LmBranches(self, state, self._commit(state, committed)[0])
+
+    def _commit(self, state: DraftModelState, committed: CommittedPositions) -> Tensor:
+        """Commit new positions; logits [1, N] of the next draft token."""
+        state.num_columns += committed.next_tokens.shape[0]
+        return self._pass(committed.next_tokens, state.cache)
+
+    def _pass(self, tokens: Tensor, cache: AbstractCache) -> Tensor:
+        """Run tokens [T]; logits [1, N] after the last."""
+        assert self._decoder is not None, "call new_state first"
+        logits = self._decoder.forward(tokens[None], cache, logits="last").logits
+        assert logits is not None
+        return logits[0, :, : self.draft_ids.numel()]
+
+    def forward_tree(self, tree: TreeRows, tokens: Tensor, cache: AbstractCache) -> Tensor:
+        """Run M tree nodes; logits [M, N] after each. The cache then holds them after its columns."""
+        assert self._decoder is not None, "call new_state first"
+        logits = self._decoder.forward(tokens[None], cache, tree=tree).logits
+        assert logits is not None
+        return logits[0, :, : self.draft_ids.numel()]
+
+
+@final
+class LmBranches(Branches):
+    """Draft trees of a draft model. Each level reruns all nodes so far: they are few, and it takes one pass."""
+
+    def __init__(self, draft: DraftModel, state: DraftModelState, root: Tensor) -> None:
+        """root: [N]."""
+        self.draft, self.state, self.root = draft, state, root
+        self.ancestry = Ancestry()
+        self.tokens = torch.empty(0, dtype=torch.int64)
+
+    @torch.inference_mode()
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        self.ancestry.add(parents)
+        self.tokens = torch.cat((self.tokens, tokens.to(self.tokens)))
+        assert len(self.tokens) <= MAX_NODES, f"a tree has at most {MAX_NODES} nodes"
+        # Node d follows x_n, the last column, so its position is d - 1 past the cached columns.
+        depths = torch.tensor([self.ancestry.depths]) - 1
+        logits = self.draft.forward_tree(TreeRows(depths, self.ancestry.visible()[None]), self.tokens, self.state.cache)
+        _drop_draft_tokens(self.state)
+        return logits[-len(parents) :]
+
+
+def _precomputed(losses: Tensor, _logits: Tensor, _teacher: Teacher) -> Tensor:
+    """The loss callback of StepLossAccumulator.add for losses that are already computed."""
+    return losses
+
+
+def _drop_draft_tokens(state: DraftModelState) -> None:
+    """Drop the draft tokens after the committed positions."""
+    state.cache.truncate(torch.tensor([state.start + state.num_columns]))
+
+
+def _llama_config(shape: BlockShape, num_layers: int, vocab_size: int) -> Any:
+    """The transformers configuration of a trained draft model."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_theta,
+        tie_word_embeddings=False,
+    )

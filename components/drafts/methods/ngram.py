@@ -1,0 +1,100 @@
+"""Prompt lookup: draft by copying the tokens that followed the same words before (Saxena 2023; no weights).
+
+The longest suffix of `max_ngram` down to `min_ngram` tokens that occurred earlier in prompt and output gives the draft:
+the tokens that followed its most recent occurrence (the first public code takes the earliest one; text nearby resembles
+the present more). An index from every n-gram to the place after it makes a look-up O(1) instead of a scan of the
+history. When the copy reaches the end of the text it continues with its own draft tokens, which follows a loop of any
+length; that is the strongest form of this baseline.
+
+A Proposer never sees x_0, so the history begins with x_1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from components.contract import Target
+from components.drafts.interface import CommittedPositions, Proposal, Sampling
+from components.drafts.settings import NgramSettings
+
+MEASURED_DEPTH = 7  # as deep as EAGLE-3 is trained by default
+NO_TOKEN = -1
+
+
+@dataclass
+class NgramState:
+    """ids: x_1, x_2, ... as plain integers. after: n-gram -> index in `ids` of the token that followed it last."""
+
+    ids: list[int] = field(default_factory=list)
+    after: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+@final
+class Ngram:
+    """A Drafter without a network; `max_ngram` down to `min_ngram` tokens must match."""
+
+    method: ClassVar[str] = "ngram"
+    needs_features: ClassVar[bool] = False
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, max_depth: int = 16) -> None:
+        assert 1 <= min_ngram <= max_ngram
+        self.max_ngram, self.min_ngram, self.max_depth = max_ngram, min_ngram, max_depth
+        self.num_steps, self.kernel = min(MEASURED_DEPTH, max_depth), "plain"
+
+    @classmethod
+    def build(cls, target: Any, settings: Mapping[str, Any], draft_ids: Tensor) -> Ngram:
+        """As AbstractDraft.build, without the target or a draft vocabulary. settings: NgramSettings."""
+        parsed = NgramSettings.model_validate(dict(settings))
+        return cls(parsed.max_ngram, parsed.min_ngram)
+
+    @classmethod
+    def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of draft.json beside names and sizes: settings, num_steps, max_depth, num_parameters."""
+        built = cls.build(None, settings, torch.empty(0))
+        depths = {"num_steps": built.num_steps, "max_depth": built.max_depth}
+        return {"settings": dict(settings), **depths, "num_parameters": 0}
+
+    def new_state(self, capacity: int) -> NgramState:
+        """State for one sequence; it grows as it must."""
+        return NgramState()
+
+    def propose(
+        self, state: NgramState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """As Proposer: deterministic at every temperature, hence no probabilities; no tokens without a match."""
+        for token in committed.next_tokens.tolist():
+            self._commit(state, token)
+        tokens = self._copy(state, min(depth, self.max_depth))
+        return Proposal(torch.tensor(tokens, dtype=torch.int64, device=committed.next_tokens.device), None)
+
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """As Drafter: `propose` after each column, int64 [T-1, depth]; taps and last are not read."""
+        state, rows = NgramState(), []
+        for token in ids[1:].tolist():
+            self._commit(state, token)
+            copied = self._copy(state, depth)
+            rows.append(copied + [NO_TOKEN] * (depth - len(copied)))
+        return torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth)
+
+    def _commit(self, state: NgramState, token: int) -> None:
+        ids = state.ids
+        ids.append(token)
+        index = len(ids) - 1  # every n-gram that ends just before this token is now followed by it
+        for size in range(self.min_ngram, min(self.max_ngram, index) + 1):
+            state.after[tuple(ids[index - size : index])] = index
+
+    def _copy(self, state: NgramState, depth: int) -> list[int]:
+        ids = state.ids
+        for size in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
+            start = state.after.get(tuple(ids[-size:]))
+            if start is not None:
+                copied: list[int] = []
+                for i in range(start, start + depth):
+                    copied.append(ids[i] if i < len(ids) else copied[i - len(ids)])
+                return copied
+        return []

@@ -1,0 +1,255 @@
+"""A drafter of one block that is fed its own output: the shared base of EAGLE-1, HASS and EAGLE-3.
+
+The methods differ in the inputs of the block, in the input of the next step and in their loss; attention of steps
+(training_time_test.py), decoding a chain over a cache and draft trees (one_block.py) are shared here.
+
+Shapes: T rows of one sequence, H hidden size, N draft vocabulary.
+
+Draft trees of a drafter with one block that is fed its own output (EAGLE-1, EAGLE-3, HASS).
+
+A chain keeps its draft tokens in the cache rows after the committed positions. A tree does the same with one row per
+node, and a mask marks which of these rows are a node's ancestors. Siblings share a rotary position.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+
+from components.drafts.interface import AbstractDraft, Batch, Branches, CommittedPositions, Proposal, Sampling
+from components.drafts.methods.training_time_test import BlockParts, Unrolled
+from components.drafts.network.cached_block import CachedBlock, KvCache
+from components.drafts.network.layers import BlockShape, shift_left
+from components.drafts.network.sampling import Ancestry, DraftSampler
+from components.drafts.settings import LossName
+from components.drafts.training.losses import Normaliser
+from components.targets.interface import AbstractTarget
+
+EXTRA_DEPTH = 4  # a chain may exceed the trained depth by this
+
+
+class ChainDecoder(NamedTuple):
+    """Frozen copies of the weights, laid out for decoding, as the functions that chains and trees call."""
+
+    block: CachedBlock
+    features: Callable[[CommittedPositions], Tensor]  # new positions -> the hidden input of the block, [T, H]
+    inputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # tokens [T], hidden [T, H] -> qkv rows, residual [T, H]
+    next_step_input: Callable[[Tensor], Tensor]  # the block's output [T, H] -> the hidden input of the next step
+    logits: Callable[[Tensor], Tensor]  # the block's output -> [T, N], scaled as in training
+    ranking: Callable[[Tensor], Tensor]  # logits up to a positive factor per row: enough for an argmax, and cheaper
+
+
+@dataclass
+class OneBlockState:
+    """Cache rows below num_columns are committed positions; later rows are leftovers of the last draft tokens."""
+
+    cache: KvCache
+    num_columns: int = 0
+
+
+class OneBlockDraft(AbstractDraft):
+    """See the module docstring; subclasses implement the abstract methods."""
+
+    packs: ClassVar[bool] = True
+
+    def __init__(self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, num_steps: int) -> None:
+        super().__init__(target, draft_ids)
+        self.shape, self.num_steps, self.max_depth = shape, num_steps, num_steps + EXTRA_DEPTH
+        self.step_decay = 0.8
+        self.normaliser: Normaliser = "token"
+        self.loss_name: LossName = "soft_ce"
+        self._decoder: ChainDecoder | None = None
+
+    def apply_training_settings(self, settings: Mapping[str, Any]) -> None:
+        """Set step_decay, normaliser and loss where `settings` has them."""
+        self.step_decay = float(settings.get("step_decay", self.step_decay))
+        self.normaliser = settings.get("normaliser", self.normaliser)
+        self.loss_name = settings.get("loss", self.loss_name)
+
+    @property
+    def prepared(self) -> ChainDecoder:
+        """The weights laid out for decoding by `prepare_decoding` or `new_state`."""
+        assert self._decoder is not None, "call prepare_decoding or new_state first"
+        return self._decoder
+
+    @property
+    @abstractmethod
+    def block(self) -> BlockParts:
+        """The one block's tensors."""
+
+    @abstractmethod
+    def features(self, taps: Tensor, last: Tensor) -> Tensor:
+        """The input of step 0: taps [..., 3H] and last-layer outputs [..., H] of the target -> float32 [..., H]."""
+
+    @abstractmethod
+    def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Target ids [..., T] and hidden inputs [..., T, H] -> the input of q, k, v [..., in] and the residual."""
+
+    @abstractmethod
+    def next_step_input(self, output: Tensor) -> Tensor:
+        """The hidden input of the next step: the block's output [..., H] -> [..., H]."""
+
+    @abstractmethod
+    def draft_logits(self, output: Tensor) -> Tensor:
+        """The block's output [..., H] -> logits over the draft vocabulary [..., N]."""
+
+    @abstractmethod
+    def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
+        """Lay the current weights out for decoding in `dtype`."""
+
+    def unroll(self, batch: Batch, features: Tensor, rows: Tensor) -> Iterator[Tensor]:
+        """The block's outputs [B, R, H] of steps 0, 1, ... without end, from columns rows int64 [B, R].
+
+        Step k is fed the true x_{t+1+k}. features: [B, T, H], the hidden input of step 0.
+        """
+        unrolled = Unrolled(self, features, shift_left(batch.ids, 1), rows, batch.causal)
+        k = 0
+        while True:
+            yield unrolled.step(shift_left(batch.ids, k + 1).gather(1, rows))
+            k += 1
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """Logits [B, R, N] of steps 0..num_steps - 1 from columns rows [B, R], each fed the true x_{t+1+k}."""
+        outputs = self.unroll(batch, self.features(batch.taps, batch.last), rows)
+        for _ in range(self.num_steps):
+            yield self.draft_logits(next(outputs))
+
+    @torch.no_grad()
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """As AbstractDraft: [T] ids -> int64 [T-1, depth]."""
+        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        unrolled = Unrolled(self, self.features(taps[None, :-1], last[None, :-1]), ids[None, 1:], rows)
+        tokens, draft_tokens = ids[None, 1:], []
+        for _ in range(depth):
+            tokens = self.draft_ids[self.draft_logits(unrolled.step(tokens)).argmax(-1)]
+            draft_tokens.append(tokens[0])
+        return torch.stack(draft_tokens, 1)
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        self._decoder = self.decoder(dtype, kernel)
+
+    def new_state(self, capacity: int) -> OneBlockState:
+        """State for one sequence of at most `capacity` tokens."""
+        if self._decoder is None:
+            self.prepare_decoding()
+        assert self._decoder is not None
+        return OneBlockState(self._decoder.block.new_cache(capacity + self.max_depth))
+
+    @torch.inference_mode()
+    def propose(
+        self, state: OneBlockState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """As Proposer: the last new position drafts the first token, then one row per draft token."""
+        decoder, output = self._commit(state, committed)
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        logits = decoder.ranking if sampler.greedy else decoder.logits
+        depth = min(depth, self.max_depth)
+        for k in range(depth):
+            tokens = sampler.sample(logits(output))
+            if k + 1 < depth:
+                qkv, residual = decoder.inputs(tokens, decoder.next_step_input(output))
+                output = decoder.block.run(qkv, residual, state.cache, state.num_columns + k, last_only=True)
+        return sampler.proposal()
+
+    @torch.inference_mode()
+    def propose_batch(
+        self,
+        states: Sequence[OneBlockState],
+        committed: Sequence[CommittedPositions],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """As BatchProposer: as `propose`, with the linear layers run once for all sequences."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        block, caches = decoder.block, [state.cache for state in states]
+        starts, counts = [state.num_columns for state in states], [new.next_tokens.shape[0] for new in committed]
+        merged = CommittedPositions(*(torch.cat(parts) for parts in zip(*committed, strict=True)))
+        qkv, residual = decoder.inputs(merged.next_tokens.to(self.draft_ids.device), decoder.features(merged))
+        output = block.run_each(qkv, residual, caches, starts, counts)
+        for state, count in zip(states, counts, strict=True):
+            state.num_columns += count
+        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        logits = decoder.ranking if samplers[0].greedy else decoder.logits
+        depth = min(depth, self.max_depth)
+        for k in range(depth):
+            rows = logits(output).split(1)
+            tokens = torch.cat([sampler.sample(row) for sampler, row in zip(samplers, rows, strict=True)])
+            if k + 1 < depth:
+                qkv, residual = decoder.inputs(tokens, decoder.next_step_input(output))
+                starts = [state.num_columns + k for state in states]
+                output = block.run_each(qkv, residual, caches, starts, [1] * len(states))
+        return [sampler.proposal() for sampler in samplers]
+
+    @torch.inference_mode()
+    def begin(self, state: OneBlockState, committed: CommittedPositions, depth: int) -> BlockBranches:
+        decoder, output = self._commit(state, committed)
+
+        def inputs(tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+            return decoder.inputs(tokens, decoder.next_step_input(parents))
+
+        return BlockBranches(decoder.block, state, output, inputs, decoder.logits)
+
+    def _commit(self, state: OneBlockState, committed: CommittedPositions) -> tuple[ChainDecoder, Tensor]:
+        """Commit new positions; returns the decoder and the block's output [1, H] at the last of them."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        tokens, start = committed.next_tokens.to(self.draft_ids.device), state.num_columns
+        qkv, residual = decoder.inputs(tokens, decoder.features(committed))
+        state.num_columns += tokens.shape[0]
+        return decoder, decoder.block.run(qkv, residual, state.cache, start, last_only=True)
+
+
+class BlockState(Protocol):
+    """State of such a drafter: cache rows from num_columns on are scratch."""
+
+    cache: KvCache
+    num_columns: int
+
+
+@final
+class BlockBranches(Branches):
+    """One cache row per node. H = hidden size, C = committed positions, M = nodes so far, F = new nodes."""
+
+    def __init__(
+        self,
+        block: CachedBlock,
+        state: BlockState,
+        output: Tensor,
+        inputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        logits: Callable[[Tensor], Tensor],
+    ) -> None:
+        """output: [1, H], the block's output at the last committed position.
+
+        inputs: (tokens [F], the parents' block outputs [F, H]) -> (qkv, residual [F, H]) as `CachedBlock.run` takes
+        them. logits: block output [F, H] -> [F, N].
+        """
+        self.block, self.state, self.inputs, self.logits = block, state, inputs, logits
+        self.outputs = output  # [1 + M, H]; row 0 is the root's
+        self.ancestry = Ancestry()
+        self.root = logits(output)[0]
+
+    @torch.inference_mode()
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """See Branches. A node of depth d sits at position C + d - 1, as the d-th draft token of a chain does."""
+        block, state, device = self.block, self.state, self.outputs.device
+        num_before, count = len(self.ancestry.depths), len(parents)
+        depth, start = self.ancestry.add(parents), state.num_columns + num_before
+        state.cache = block.with_room(state.cache, start + count)
+        parent_outputs = self.outputs.index_select(0, torch.tensor([parent + 1 for parent in parents], device=device))
+        qkv, residual = self.inputs(tokens.to(device), parent_outputs)
+        if count == 1 and depth == num_before + 1:  # the tree is a chain so far and needs no mask
+            output = block.run(qkv, residual, state.cache, start, last_only=True)
+        else:
+            positions = [state.num_columns + depth - 1] * count
+            visible = self.ancestry.visible(num_before)
+            output = block.run_branches(qkv, residual, state.cache, start, positions, visible)
+        self.outputs = torch.cat((self.outputs, output))
+        return self.logits(output)

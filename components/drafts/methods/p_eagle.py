@@ -1,0 +1,381 @@
+"""P-EAGLE: EAGLE-3's input, all K draft tokens from one forward (Hui et al. 2026, arXiv:2602.01469).
+
+Column t pairs g_t = fc(taps_t) with x_{t+1}, as in EAGLE-3, and drafts x_{t+2}. For later draft tokens neither the
+token nor the hidden states are known, so row d of column t (depth d = 1 .. K-1, rotary position t + d) reads a learnt
+mask token and fc of a learnt mask state in their place, the same at every depth and column; position and attention tell
+the depths apart. A row sees the true columns <= t and the shallower rows of its own column: plain causal attention when
+a proposal is decoded, K rows in one pass. The first layer is EAGLE-3's, the others are plain Llama layers.
+
+Training draws each column's rows to a random depth ("COD" sampling): depth d is trained at a share max(r^d, floor) of
+the columns, nested, so that a row's shallower rows are there. Deep rows are near-copies of one another, and leaving
+them out costs little: with r = 0.7 and a floor of 0.2, seven depths cost 3.2 rows a column. A depth's loss is a mean
+over its rows, weighted step_decay^d; theirs is a mean over all rows, which is step_decay = r but for the floor.
+
+How deep it pays: a mask row does not see the draft tokens before it, so acceptance falls quickly with depth (built-in
+target, K = 7, 300 steps, one seed: 50 % of chains keep one draft token, 20 % two, 6 % three, 0.6 % four, none five).
+Any K up to 16 is trained, decoded and exported; since mask rows differ in position alone, a chain may exceed the
+trained K by EXTRA_DEPTH tokens.
+
+Tensor names are EAGLE-3's with `layers.0.*`, `layers.1.*` as in speculators and vLLM, and `mask_hidden` [3H].
+Deviations: 2 layers by default, where the paper has 4 (built-in target, 300 steps, one seed: held-out AL
+1.79 with 4 and 1.76 with 2, which cost half as much); the mask token is a vector of its own, `mask_token` [H], instead
+of a row of a trained copy of the embedding (the target's own stays frozen); roots are sampled by shuffling the exactly
+reachable columns (layers.py) instead of sampling tokens, the same shares in expectation; the sample of a batch follows
+from its optimiser step and the seed.
+
+The attention of one P-EAGLE layer in training: true columns, and mask rows of every depth (p_eagle.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.interface import (
+    AbstractDraft,
+    Batch,
+    CommittedPositions,
+    DepthBranches,
+    Proposal,
+    Sampling,
+    StepLosses,
+)
+from components.drafts.methods.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
+from components.drafts.methods.one_block import EXTRA_DEPTH
+from components.drafts.methods.training_time_test import BlockParts, attend, finish_block, select_rows
+from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
+from components.drafts.network.layers import (
+    BlockShape,
+    CausalMask,
+    LlamaLayer,
+    RmsNorm,
+    Rope,
+    attend_visible,
+    initialise,
+    shift_left,
+)
+from components.drafts.network.sampling import DraftSampler
+from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
+from components.drafts.network.training_linear import TrainingLinear
+from components.drafts.settings import LossName
+from components.drafts.training.batches import step_generator
+from components.drafts.training.losses import (
+    Normaliser,
+    Roots,
+    StepLossAccumulator,
+    row_loss,
+    teacher_at_target_columns,
+)
+from components.targets.forward.linear import Linear, lay_out
+from components.targets.interface import AbstractTarget
+
+
+class Decoder(NamedTuple):
+    """Frozen copies of the weights, laid out for decoding."""
+
+    fuse: Linear  # [T, 3H] -> [T, H]
+    token_part: TokenTable  # the token half of the first layer's q, k, v
+    hidden_part: Linear  # the feature half, hidden_norm's weight folded in
+    masked_qkv: Tensor  # [1, (A + 2G) D], the first layer's q, k, v of a mask row
+    masked: Tensor  # [1, H], its residual
+    later_qkv: list[Linear]  # of the layers after the first, input_layernorm's weight folded in
+    blocks: list[CachedBlock]
+    head: Linear  # norm's weight folded in
+    dtype: torch.dtype
+
+
+class PEagleState:
+    """Cache rows below num_columns are committed positions; later rows are leftovers of the last mask rows."""
+
+    def __init__(self, caches: list[KvCache]) -> None:
+        self.caches, self.num_columns = caches, 0
+
+
+@final
+class PEagle(AbstractDraft):
+    """See the module docstring. Trained parameters: fc, layers, norm, lm_head, mask_token, mask_hidden."""
+
+    method: ClassVar[str] = "p-eagle"
+    packs: ClassVar[bool] = True
+
+    def __init__(
+        self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int
+    ) -> None:
+        super().__init__(target, draft_ids)
+        hidden = shape.hidden_size
+        self.shape, self.num_steps, self.max_depth = shape, depth, depth + EXTRA_DEPTH
+        self.step_decay, self.kept_share, self.least_share, self.seed = 0.7, 0.7, 0.2, 0
+        self.normaliser: Normaliser = "token"
+        self.loss_name: LossName = "soft_ce"
+        self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
+        self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(num_layers - 1))])
+        self.norm = RmsNorm(hidden, shape.rms_norm_eps)
+        self.lm_head = TrainingLinear(hidden, draft_ids.numel())
+        self.mask_token = nn.Parameter(torch.zeros(hidden))
+        self.mask_hidden = nn.Parameter(torch.zeros(NUM_TAPS * hidden))
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> PEagle:
+        """As AbstractDraft; settings: PEagleSettings, all optional."""
+        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
+        depth, num_layers = int(settings.get("parallel_depth", 7)), int(settings.get("num_layers", 2))
+        draft = cls(target, shape, draft_ids, depth, num_layers)
+        for name in ("step_decay", "kept_share", "least_share"):
+            setattr(draft, name, float(settings.get(name, getattr(draft, name))))
+        draft.normaliser = settings.get("normaliser", "token")
+        draft.loss_name = settings.get("loss", "soft_ce")
+        draft.seed = int(settings.get("init_seed", 0))
+        generator = torch.Generator().manual_seed(draft.seed)
+        initialise(draft, generator)
+        with torch.no_grad():
+            draft.mask_token.normal_(generator=generator)
+            draft.mask_hidden.normal_(generator=generator)
+            draft.lm_head.weight.copy_(head_rows(target, draft_ids))
+            draft.norm.weight.copy_(norm_weight_of(target))
+        return draft.to(target.device)
+
+    @property
+    def first_layer(self) -> FirstLayer:
+        """The layer that reads tokens and hidden states."""
+        return self.layers[0]  # type: ignore[return-value]
+
+    @property
+    def all_layers(self) -> list[FirstLayer | LlamaLayer]:
+        """In the order they run."""
+        return [self.first_layer, *self.later_layers]
+
+    @property
+    def later_layers(self) -> list[LlamaLayer]:
+        """The layers after the first."""
+        return list(self.layers[1:])  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def scale_to_target_features(self, taps: Tensor) -> None:
+        """As EAGLE-3; the mask state starts at the size of the hidden states it replaces, and learns at that rate."""
+        sizes = tap_sizes(taps)
+        scale_fuse(self.fc, sizes)
+        self.mask_hidden.mul_(sizes.repeat_interleave(self.shape.hidden_size).to(self.mask_hidden))
+        self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean()), "mask_hidden": float(sizes.mean())}
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
+        self._decoder = None
+        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.normaliser)
+        widths = [accumulator.roots.rows.shape[1]] * self.num_steps
+        if self.training:
+            accumulator.use_roots(_shuffled(accumulator.roots, step_generator(batch, self.seed)))
+            widths = [
+                max(1, round(widths[0] * max(self.kept_share**d, self.least_share))) for d in range(self.num_steps)
+            ]
+        for logits in self.draft_logits(
+            batch.taps, shift_left(batch.ids, 1), accumulator.roots.rows, widths, batch.causal
+        ):
+            accumulator.add(logits, partial(row_loss, self.loss_name))
+        return accumulator.result(self.step_decay)
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
+        """Logits [B, R, N] of depths 0, 1, ... from columns rows [B, R]; no true token after x_{t+1} is read."""
+        widths = [rows.shape[1]] * self.num_steps
+        return self.draft_logits(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
+
+    @torch.no_grad()
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
+        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        logits = self.draft_logits(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
+        return torch.stack([self.draft_ids[step[0].argmax(-1)] for step in logits], 1)
+
+    def draft_logits(
+        self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None
+    ) -> list[Tensor]:
+        """Logits of depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], N] each.
+
+        taps: [B, T, 3H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not rising;
+        causal: positions and visibility of the columns; None: a document each row.
+        """
+        causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
+        columns = self.fc(taps.to(self.fc.weight.dtype)).float()  # [B, T, H]
+        masked = self.fc(self.mask_hidden).float().expand(len(rows), sum(widths[1:]), -1)
+        column_inputs = self.first_layer.attention_input(embedded(self.target, next_ids), columns)
+        masked_inputs = self.first_layer.attention_input(self.mask_token.expand_as(masked), masked)
+        for layer in self.all_layers:
+            if isinstance(layer, LlamaLayer):
+                column_inputs, masked_inputs = layer.input_layernorm(columns), layer.input_layernorm(masked)
+            state = LayerRows(self.shape, layer, column_inputs, rows, widths, causal)
+            if layer is self.all_layers[-1]:
+                roots = finish_block(layer, select_rows(columns, rows), state.mixed_at_roots())
+            else:
+                columns = finish_block(layer, columns, state.mixed_at_columns())
+            if masked.shape[1]:
+                masked = finish_block(layer, masked, state.mixed_at_masks(masked_inputs))
+        return list(self.lm_head(self.norm(torch.cat((roots, masked), 1))).split(widths, 1))
+
+    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
+        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+        first, hidden_size = self.first_layer, self.shape.hidden_size
+        blocks = [
+            CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
+            for layer in self.all_layers
+        ]
+        unit_norm, weight = blocks[0].norm, blocks[0].qkv_weight
+        with torch.no_grad():
+            masked = self.fc(self.mask_hidden)[None]
+            masked_qkv = F.linear(first.attention_input(self.mask_token[None], masked), weight)
+        later_parts = zip(self.later_layers, blocks[1:], strict=True)
+        self._decoder = decoder = Decoder(
+            fuse=linear_kernel(self.fc.weight.detach().to(dtype)),
+            token_part=TokenTable(self.target.embedding, first.input_layernorm, weight[:, :hidden_size], dtype),
+            hidden_part=linear_kernel(unit_norm.folded(weight[:, hidden_size:], first.hidden_norm).to(dtype)),
+            masked_qkv=masked_qkv.to(dtype),
+            masked=masked.to(dtype),
+            later_qkv=[
+                linear_kernel(unit_norm.folded(block.qkv_weight, layer.input_layernorm).to(dtype))
+                for layer, block in later_parts
+            ],
+            blocks=blocks,
+            head=linear_kernel(unit_norm.folded(self.lm_head.weight, self.norm).to(dtype)),
+            dtype=dtype,
+        )
+        block_linears = [linear for block in blocks for linear in block.linears]
+        self.kernel = lay_out(
+            [decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *block_linears, decoder.head], kernel
+        )
+
+    def new_state(self, capacity: int) -> PEagleState:
+        """State for one sequence of at most `capacity` tokens."""
+        if self._decoder is None:
+            self.prepare_decoding()
+        assert self._decoder is not None
+        return PEagleState([block.new_cache(capacity + self.max_depth) for block in self._decoder.blocks])
+
+    @torch.inference_mode()
+    def propose(
+        self, state: PEagleState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
+    ) -> Proposal:
+        """As Proposer, in one pass: the new positions, and a mask row for every draft token after the first."""
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        depth = min(depth, self.max_depth)
+        logits = self._commit_and_draft(state, committed, max(1, depth), scaled=not sampler.greedy)
+        for row in logits[:depth]:
+            sampler.sample(row[None])
+        return sampler.proposal()
+
+    @torch.inference_mode()
+    def propose_batch(
+        self,
+        states: Sequence[PEagleState],
+        committed: Sequence[CommittedPositions],
+        depth: int,
+        sampling: Sampling,
+        rngs: Sequence[torch.Generator],
+    ) -> list[Proposal]:
+        """As BatchProposer, in one pass for all sequences."""
+        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+        depth = min(depth, self.max_depth)
+        logits = self._commit_and_draft_each(states, committed, max(1, depth), scaled=not samplers[0].greedy)
+        for sampler, rows in zip(samplers, logits, strict=True):
+            for row in rows[:depth]:
+                sampler.sample(row[None])
+        return [sampler.proposal() for sampler in samplers]
+
+    @torch.inference_mode()
+    def begin(self, state: PEagleState, committed: CommittedPositions, depth: int) -> DepthBranches:
+        return DepthBranches(self._commit_and_draft(state, committed, depth, scaled=True))
+
+    def _commit_and_draft(self, state: PEagleState, committed: CommittedPositions, depth: int, scaled: bool) -> Tensor:
+        """Commit new positions; logits of `depth` draft tokens, [depth, N]; unless scaled, only the order is valid."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        unit_norm, start = decoder.blocks[0].norm, state.num_columns
+        fused = decoder.fuse(committed.taps.to(decoder.dtype))
+        tokens = decoder.token_part(committed.next_tokens.to(self.draft_ids.device))
+        qkv = torch.cat((tokens + decoder.hidden_part(unit_norm(fused)), decoder.masked_qkv.expand(depth - 1, -1)))
+        hidden = torch.cat((fused, decoder.masked.expand(depth - 1, -1)))
+        state.num_columns += committed.next_tokens.shape[0]
+        for i, (block, cache) in enumerate(zip(decoder.blocks, state.caches, strict=True)):
+            if i > 0:
+                qkv = decoder.later_qkv[i - 1](unit_norm(hidden))
+            hidden = block.run(qkv, hidden, cache, start, last_only=depth == 1 and block is decoder.blocks[-1])
+        hidden = hidden[-depth:]
+        return decoder.head(unit_norm(hidden) if scaled else hidden)
+
+    def _commit_and_draft_each(
+        self, states: Sequence[PEagleState], committed: Sequence[CommittedPositions], depth: int, scaled: bool
+    ) -> Tensor:
+        """As `_commit_and_draft` for B sequences: [B, depth, N]. Each has its new positions, then its mask rows."""
+        decoder = self._decoder
+        assert decoder is not None, "call new_state first"
+        unit_norm, starts = decoder.blocks[0].norm, [state.num_columns for state in states]
+        sizes = [new.next_tokens.shape[0] for new in committed]
+        fused = decoder.fuse(torch.cat([new.taps for new in committed]).to(decoder.dtype))
+        tokens = decoder.token_part(torch.cat([new.next_tokens for new in committed]).to(self.draft_ids.device))
+
+        def with_masks(rows: Tensor, mask: Tensor) -> Tensor:
+            return torch.cat(
+                [part for sequence_rows in rows.split(sizes) for part in (sequence_rows, mask.expand(depth - 1, -1))]
+            )
+
+        qkv = with_masks(tokens + decoder.hidden_part(unit_norm(fused)), decoder.masked_qkv)
+        hidden, counts = with_masks(fused, decoder.masked), [size + depth - 1 for size in sizes]
+        for state, size in zip(states, sizes, strict=True):
+            state.num_columns += size
+        for i, block in enumerate(decoder.blocks):
+            if i > 0:
+                qkv = decoder.later_qkv[i - 1](unit_norm(hidden))
+            hidden = block.run_each(qkv, hidden, [state.caches[i] for state in states], starts, counts, last_only=False)
+        hidden = torch.cat([rows[-depth:] for rows in hidden.split(counts)])
+        return decoder.head(unit_norm(hidden) if scaled else hidden).unflatten(0, (len(states), depth))
+
+
+def _shuffled(roots: Roots, generator: torch.Generator) -> Roots:
+    """The roots of every sequence in random order, filler rows among them: the first rows are then a fair sample."""
+    order = torch.rand(roots.rows.shape, generator=generator).argsort(1).to(roots.rows.device)
+    return Roots(roots.rows.gather(1, order), roots.valid.gather(1, order))
+
+
+@final
+class LayerRows:
+    """One layer's attention: true columns, and mask rows of every depth, the depths side by side in one tensor.
+
+    Shapes: B sequences, T columns, R roots, M = all mask rows of a sequence, A heads, D head size.
+    """
+
+    def __init__(
+        self, shape: BlockShape, layer: BlockParts, inputs: Tensor, rows: Tensor, widths: list[int], causal: CausalMask
+    ) -> None:
+        """inputs: what q, k, v read at the columns, [B, T, in]; rows: int64 [B, R]; widths: see PEagle.draft_logits."""
+        self.shape, self.attention, self.inputs, self.rows, self.widths = shape, layer.self_attn, inputs, rows, widths
+        self.positions, self.visible = causal.at(rows), causal.visible
+        self.rope = Rope(shape, causal.positions)
+        self.keys, self.values = self.attention.keys_values(inputs, self.rope)
+        self.masked_columns = causal.masked_columns(rows)  # [B, 1, 1, R, T]
+
+    def mixed_at_columns(self) -> Tensor:
+        """Every column over those up to itself: [B, A, T, D]."""
+        return attend_visible(self.attention.queries(self.inputs, self.rope), self.keys, self.values, self.visible)
+
+    def mixed_at_roots(self) -> Tensor:
+        """The roots only: [B, A, R, D]."""
+        queries = self.attention.queries(select_rows(self.inputs, self.rows), Rope(self.shape, self.positions))
+        return attend(self.shape, queries, self.keys, self.values, self.masked_columns, [])
+
+    def mixed_at_masks(self, inputs: Tensor) -> Tensor:
+        """The mask rows over the columns up to their root and the shallower rows of their own root: [B, A, M, D]."""
+        widths = self.widths[1:]
+        positions = [self.positions[:, :width] + d for d, width in enumerate(widths, start=1)]
+        rope = Rope(self.shape, torch.cat(positions, 1))
+        keys, values = (part.split(widths, 2) for part in self.attention.keys_values(inputs, rope))
+        queries = self.attention.queries(inputs, rope).split(widths, 2)
+        mixed = []
+        for i, width in enumerate(widths):
+            shallower = [(keys[j][:, :, :width], values[j][:, :, :width]) for j in range(i + 1)]
+            masked = self.masked_columns[..., :width, :]
+            mixed.append(attend(self.shape, queries[i], self.keys, self.values, masked, shallower))
+        return torch.cat(mixed, 2)

@@ -1,0 +1,1 @@
+"""Layers, attention masks, sampling and vocabularies that several methods share."""

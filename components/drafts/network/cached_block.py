@@ -1,0 +1,263 @@
+"""One decoder block at decoding speed: fused projections, a static key/value cache, rotary tables made once.
+
+At one row a small drafter is bound by the number of operations, not by arithmetic, so this path keeps them few: one
+linear for q, k and v, one for gate and up, one attention call, no mask for a single row, and no cache row is ever
+moved. As in targets/forward/llama.py, norm weights and sqrt(H) are folded into the following linear layer, which
+leaves x /
+sqrt(|x|^2 + H eps), and rows of q and k are permuted so that a rotary pair lies side by side: one complex product.
+Where only the last row's output is needed, earlier rows get no more than their keys and values.
+
+Shapes: T rows of one sequence, A attention heads, G key/value heads, D head size, H hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from components.drafts.network.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, rope_frequencies
+from components.targets.forward.linear import Linear
+
+TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
+FEW_ROWS = 16  # up to this many new rows, the mask comes from a table
+
+KvCache = Tensor
+"""Keys and values of one sequence, [2G, capacity, D], allocated once; row = column; keys are the first G."""
+
+
+@final
+class UnitNorm:
+    """RMSNorm without its weight and sqrt(H): x / sqrt(|x|^2 + H eps); `folded` puts both into the next linear."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.scale = math.sqrt(size)
+        self.floor = torch.tensor(math.sqrt(size * eps), dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H] of length just below 1."""
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+
+    def folded(self, weight: Tensor, norm: RmsNorm) -> Tensor:
+        """Fold `norm` into the weight [out, H] of the linear layer after it, which then takes this norm's output."""
+        return weight.detach() * (norm.weight.detach() * self.scale)
+
+
+def linear_kernel(weight: Tensor) -> Linear:
+    """x -> x @ weight.T for a frozen weight [out, in]; `calibrate` then gives all layers of a drafter their kernels."""
+    return Linear(weight.contiguous())
+
+
+@final
+class TokenTable:
+    """The contribution of a token to a linear layer: norm(embedding) @ weight.T + bias, tabulated where that is small.
+
+    The token half of a concatenated input does not depend on the context, so for small vocabularies it is computed once
+    for every token and a draft step saves the lookup, the norm, the concatenation and half of the linear layer.
+    """
+
+    def __init__(
+        self, embedding: Tensor, norm: RmsNorm | None, weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
+        """embedding: [V, H]; norm: None takes the embedding as it is; weight: [out, H]; bias: [out]."""
+        self.embedding, self.weight = embedding, weight.to(dtype)
+        self.bias = None if bias is None else bias.to(dtype)
+        self.norm = None if norm is None else (norm.weight.detach().to(dtype), norm.eps)
+        self.table: Tensor | None = None
+        if embedding.shape[0] * weight.shape[0] * self.weight.element_size() <= TABLE_LIMIT_BYTES:
+            self.table = self._rows(embedding)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """int64 [T] -> [T, out]."""
+        if self.table is not None:
+            return self.table.index_select(0, ids)
+        return self._rows(self.embedding.index_select(0, ids))
+
+    def _rows(self, embedded: Tensor) -> Tensor:
+        embedded = embedded.to(self.weight.dtype)
+        if self.norm is not None:
+            embedded = F.rms_norm(embedded, (embedded.shape[-1],), *self.norm)
+        return F.linear(embedded, self.weight, self.bias)
+
+
+@final
+class CachedBlock:
+    """Attention and SwiGLU of one block over a KvCache; the method feeds it projected rows."""
+
+    def __init__(
+        self, shape: BlockShape, attention: AttentionProjections, post_norm: RmsNorm, mlp: SwiGlu, dtype: torch.dtype
+    ) -> None:
+        """Lays out all but `qkv_weight`, [(A + 2G) * D, in] float32: the method folds its own input norm into that."""
+        self.shape, self.dtype = shape, dtype
+        self.device = attention.o_proj.weight.device
+        self.norm = UnitNorm(shape.hidden_size, shape.rms_norm_eps, dtype, self.device)
+        queries, keys = (self._interleave_pairs(part.weight.detach()) for part in (attention.q_proj, attention.k_proj))
+        self.qkv_weight = torch.cat((queries, keys, attention.v_proj.weight.detach()))
+        gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+        self.output = linear_kernel(attention.o_proj.weight.detach().to(dtype))
+        self.gate_up = linear_kernel(self.norm.folded(gate_up, post_norm).to(dtype))
+        self.down = linear_kernel(mlp.down_proj.weight.detach().to(dtype))
+        self.rotations = self.masks = torch.empty(0)
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The block's linear layers in the order they run."""
+        return [self.output, self.gate_up, self.down]
+
+    def new_cache(self, capacity: int) -> KvCache:
+        """An empty cache of `capacity` rows; also makes the tables long enough."""
+        if self.rotations.shape[0] < capacity:
+            angles = torch.arange(capacity, device=self.device)[:, None] * rope_frequencies(self.shape, self.device)
+            self.rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)  # [capacity, 1, D / 2]
+            # Row i of FEW_ROWS new rows sees the columns up to its own: a window of this band, wherever they begin.
+            ahead = torch.arange(2 * capacity, device=self.device) - capacity
+            hidden = ahead > torch.arange(FEW_ROWS, device=self.device)[:, None]
+            self.masks = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
+        size = (2 * self.shape.num_key_value_heads, capacity, self.shape.head_dim)
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
+
+    def with_room(self, cache: KvCache, num_rows: int) -> KvCache:
+        """Return the cache, or a larger copy where it has fewer than `num_rows` rows (a tree has one row per node)."""
+        if cache.shape[1] >= num_rows:
+            return cache
+        larger = self.new_cache(num_rows + FEW_ROWS)
+        larger[:, : cache.shape[1]] = cache
+        return larger
+
+    def run(self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
+        """Write cache rows start.. and return the block's output for them: [T, H], or [1, H] with last_only.
+
+        qkv: [T, (A + 2G) * D], not yet rotated, and not needed afterwards; residual: [T, H].
+        """
+        shape, num_rows = self.shape, qkv.shape[0]
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        end = start + num_rows
+        rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
+        self._rotate(rows.narrow(1, 0, heads + kv_heads), start)
+        cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
+        if last_only or num_rows == 1:
+            # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
+            queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
+            mixed = F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
+            residual = residual[-1:]
+        else:
+            queries, mask = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, num_rows)
+            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+            mixed = mixed[0].transpose(0, 1).reshape(num_rows, heads * size)
+        return self._finish(residual, mixed)
+
+    def run_at(self, qkv: Tensor, residual: Tensor, cache: KvCache, columns: Tensor, window: int) -> Tensor:
+        """As `run` for every row, with all indices on the device, so that a CUDA graph can capture it.
+
+        columns: int64 [T] on the device, the cache row that each row is written to; a row sees those of the first
+        `window` cache rows that are not after its own.
+        """
+        shape, num_rows = self.shape, qkv.shape[0]
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
+        cache.index_copy_(1, columns, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        keys, values = cache.narrow(1, 0, window).unsqueeze(0).split(kv_heads, 1)
+        queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
+        visible = torch.arange(window, device=columns.device) <= columns[:, None]
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        return self._finish(residual, mixed[0].transpose(0, 1).reshape(num_rows, heads * size))
+
+    def run_branches(
+        self,
+        qkv: Tensor,
+        residual: Tensor,
+        cache: KvCache,
+        start: int,
+        positions: Sequence[int],
+        visible: Tensor,
+    ) -> Tensor:
+        """Write the rows of a tree at cache rows start.. and return the block's output for the last R, [R, H].
+
+        qkv, residual: as in `run`. positions: T rotary positions.
+        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all earlier ones.
+        """
+        shape, num_rows, (num_last, num_visible) = self.shape, qkv.shape[0], visible.shape
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        end = start + num_rows
+        rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
+        rotations = self.rotations.index_select(0, torch.tensor(positions, device=self.device))
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
+        cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
+        queries = rows[num_rows - num_last :, :heads].transpose(0, 1).unsqueeze(0)
+        mask = torch.zeros(num_last, end, dtype=self.dtype, device=self.device)
+        mask.narrow(1, end - num_visible, num_visible).masked_fill_(~visible.to(self.device), -math.inf)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        return self._finish(residual[num_rows - num_last :], mixed[0].transpose(0, 1).reshape(num_last, heads * size))
+
+    def run_each(
+        self,
+        qkv: Tensor,
+        residual: Tensor,
+        caches: Sequence[KvCache],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        last_only: bool = True,
+    ) -> Tensor:
+        """Run new rows of B sequences; return the output of each sequence's last row, [B, H], or of every row, [T, H].
+
+        qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
+        go to rows starts[b].. of caches[b]. Weights are read once; attention runs per sequence.
+        """
+        shape, device = self.shape, qkv.device
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        rows = qkv.view(-1, heads + 2 * kv_heads, size)
+        rotations = self.rotations.index_select(0, torch.cat(positions).to(device))
+        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
+        mixed, last, end = [], [], 0
+        for cache, start, count in zip(caches, starts, counts, strict=True):
+            sequence_rows, end = rows.narrow(0, end, count), end + count
+            cache.narrow(1, start, count).copy_(sequence_rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+            keys, values = cache.narrow(1, 0, start + count).unsqueeze(0).split(kv_heads, 1)
+            if last_only or count == 1:
+                queries = sequence_rows[-1, :heads].view(1, kv_heads, shape.group, size)
+                mixed.append(F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size))
+                last.append(end - 1)
+                continue
+            queries, mask = sequence_rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, count)
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+            mixed.append(attended[0].transpose(0, 1).reshape(count, heads * size))
+        return self._finish(residual[last] if last_only else residual, torch.cat(mixed))
+
+    def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The block after attention: residual [T, H], mixed [T, A * D] -> [T, H]."""
+        hidden = self.output.add_to(residual, mixed)
+        gate, up = self.gate_up(self.norm(hidden)).chunk(2, -1)
+        return self.down.add_to(hidden, F.silu(gate).mul_(up))
+
+    def _rotate(self, rows: Tensor, start: int) -> None:
+        """Rotate queries and keys [T, A + G, D] of columns start.. in place."""
+        self._rotate_by(rows, self.rotations.narrow(0, start, rows.shape[0]))
+
+    def _rotate_by(self, rows: Tensor, rotations: Tensor) -> None:
+        """Rotate [T, A + G, D] in place by complex64 [T, 1, D / 2]."""
+        exact = rows if rows.dtype == torch.float32 else rows.float()
+        torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(rotations)
+        if exact is not rows:
+            rows.copy_(exact)
+
+    def _mask(self, start: int, num_rows: int) -> Tensor:
+        """Additive causal mask, [T, start + T]: 0 where row i, at column start + i, may attend, else -inf."""
+        end = start + num_rows
+        if num_rows <= FEW_ROWS:
+            middle = self.masks.shape[1] // 2
+            return self.masks[:num_rows, middle - start : middle - start + end]
+        hidden = torch.ones(num_rows, end, dtype=torch.bool, device=self.device).triu_(start + 1)
+        return torch.zeros(num_rows, end, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
+
+    def _interleave_pairs(self, weight: Tensor) -> Tensor:
+        """Reorder the rows of a projection [heads * D, in] to (0, D/2, 1, D/2 + 1, ...) within every head."""
+        half = self.shape.head_dim // 2
+        return weight.view(-1, 2, half, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)

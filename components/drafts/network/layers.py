@@ -1,0 +1,286 @@
+"""The building blocks of a drafter's training graph: norm, Llama attention projections, SwiGLU, rotary tables.
+
+Parameter names are those of Hugging Face Llama (`self_attn.q_proj.weight`, `mlp.gate_proj.weight`, ...), so a state
+dict needs no renaming on its way to a serving engine. Decoding runs the same weights through the leaner
+`cached_block.py`.
+
+Shapes: B sequences, T columns, A attention heads, G key/value heads, D head size, H hidden size.
+
+The columns that are trained at each drafting step: exactly those that decoding can reach.
+
+A proposal rooted at column t drafts x_{t+2}, x_{t+3}, ... after the target's x_{t+1}. Step k (from 0) is fed
+x_{t+1+k} and drafts x_{t+2+k}. Decoding reaches it only when the root and all tokens of the chain are answer tokens:
+  M_k(t) = prod_{j=1..k+2} m_{t+j}.
+Public trainers use m_{t+k} or m_{t+1+k}, which lose the first draft after the prompt or train positions after the end;
+the product also stops chains that would straddle two turns.
+
+Positions and visibility of the columns of a training batch, with one document per row or several packed into it.
+
+Packed documents attend block by block (a column sees the columns of its own document up to itself) and count positions
+from their own start, so each is computed as if it were alone. No drafting step may cross a document border: a packed
+batch clears the answer mask at every document's first token. Without packing no root reads the mask of that token (M_k
+of layers.py looks ahead of its column), so clearing it loses nothing.
+
+Shapes: B rows, T columns, R selected columns of each.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.drafts.network.training_linear import TrainingLinear
+from components.targets.interface import AbstractTarget
+
+INIT_STD = 0.02  # Llama's initializer_range
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """The sizes of one decoder block; heads and rotary base are the target's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def of(cls, target: AbstractTarget, intermediate_size: int) -> BlockShape:
+        """The block that fits a target; intermediate_size 0 takes the target's own.
+
+        A target with latent attention (DeepSeek's MLA) gets a plain grouped-query block of the same head count:
+        drafters are free in their attention, and engines serve EAGLE-3 drafts for such targets in the Llama layout.
+        """
+        shape = target.shape
+        head_dim = shape.head_dim
+        if head_dim <= 0 or head_dim % 2:  # rotary pairs need an even head
+            head_dim = 2 * max(1, shape.hidden_size // (2 * shape.num_attention_heads))
+        return cls(
+            hidden_size=shape.hidden_size,
+            intermediate_size=intermediate_size or shape.intermediate_size,
+            num_attention_heads=shape.num_attention_heads,
+            num_key_value_heads=shape.num_key_value_heads,
+            head_dim=head_dim,
+            rms_norm_eps=shape.rms_norm_eps,
+            rope_theta=shape.rope_theta,
+        )
+
+    @property
+    def group(self) -> int:
+        """Attention heads that share one key/value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+
+@final
+class RmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, in float32 whatever comes in (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # One kernel each way: written out, the norms took a tenth of a training step and kept four copies of x.
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+
+
+@final
+class AttentionProjections(nn.Module):
+    """q, k, v and o projections of grouped-query attention; the method computes the attention itself."""
+
+    def __init__(self, shape: BlockShape, in_features: int) -> None:
+        super().__init__()
+        self.shape = shape
+        queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        self.q_proj = TrainingLinear(in_features, queries)
+        self.k_proj = TrainingLinear(in_features, keys)
+        self.v_proj = TrainingLinear(in_features, keys)
+        self.o_proj = TrainingLinear(queries, shape.hidden_size)
+
+    def queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """[B, T, in] -> [B, A, T, D], rotated."""
+        return rope.rotate(self.q_proj(x).unflatten(-1, (self.shape.num_attention_heads, -1)).transpose(1, 2))
+
+    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """[B, T, in] -> rotated keys and values, [B, G, T, D] each."""
+        heads = (self.shape.num_key_value_heads, -1)
+        keys = rope.rotate(self.k_proj(x).unflatten(-1, heads).transpose(1, 2))
+        return keys, self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """[B, A, T, D] -> [B, T, H]."""
+        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
+
+
+def attend_visible(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+    """Attention over visible columns: queries [B, A, T, D], keys and values [B, G, T, D] -> [B, A, T, D].
+
+    visible: bool [B, 1, T, T]; None: every column up to itself. In the dtype of the values.
+    """
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=visible, is_causal=visible is None, enable_gqa=True
+    )
+
+
+@final
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.gate_proj = TrainingLinear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = TrainingLinear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = TrainingLinear(shape.intermediate_size, shape.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+@final
+class LlamaLayer(nn.Module):
+    """A Llama decoder layer with Llama's tensor names."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = AttentionProjections(shape, shape.hidden_size)
+        self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = SwiGlu(shape)
+
+    def forward(self, x: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
+        """All columns at once, causal or masked by `visible`: [B, T, H] -> [B, T, H]."""
+        normed = self.input_layernorm(x)
+        keys, values = self.self_attn.keys_values(normed, rope)
+        mixed = attend_visible(self.self_attn.queries(normed, rope), keys, values, visible)
+        hidden = x + self.self_attn.output(mixed)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+@final
+class Rope:
+    """Rotary positions for a fixed set of rows (Su et al. 2021, arXiv:2104.09864; halves layout of HF Llama).
+
+    cos, sin: [..., 1, T, D] broadcast over heads; sin carries the sign of the rotated half, so that
+    rotate(x) = x * cos + roll(x, D/2) * sin.
+    """
+
+    def __init__(self, shape: BlockShape, positions: Tensor) -> None:
+        """positions: int64 [T] or [B, T]."""
+        cos, sin = rope_tables(shape, positions)
+        self.cos, self.sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.sin
+
+
+def rope_tables(shape: BlockShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sign-carrying sin of positions [...]: float32 [..., D] each."""
+    angles = positions.float().unsqueeze(-1) * rope_frequencies(shape, positions.device)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rope_frequencies(shape: BlockShape, device: torch.device) -> Tensor:
+    """Angle per position of every rotary pair, radians: float32 [D / 2]."""
+    exponents = torch.arange(shape.head_dim // 2, dtype=torch.float32, device=device) * 2 / shape.head_dim
+    return shape.rope_theta**-exponents
+
+
+def initialise(module: nn.Module, generator: torch.Generator) -> None:
+    """Every linear weight from N(0, 0.02^2), every norm weight 1; the same seed gives the same drafter."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=INIT_STD, generator=generator)
+        elif isinstance(part, RmsNorm):
+            nn.init.ones_(part.weight)
+
+
+WIDTH_STEP = 16
+"""Widths are multiples of this (see LENGTH_STEP in batches.py): filler rows are cheap, new shapes are not."""
+
+
+def reachable(mask: Tensor, num_steps: int) -> Tensor:
+    """M_0 .. M_{num_steps-1} of an answer mask: bool [B, T] -> bool [num_steps, B, T]; False past the end."""
+    length = mask.shape[1]
+    padded = torch.nn.functional.pad(mask, (0, num_steps + 1))
+
+    def ahead(j: int) -> Tensor:  # m_{t+j} at every t
+        return padded[:, j : j + length]
+
+    masks = [ahead(1) & ahead(2)]
+    for k in range(1, num_steps):
+        masks.append(masks[-1] & ahead(k + 2))
+    return torch.stack(masks)
+
+
+def shift_left(values: Tensor, by: int) -> Tensor:
+    """values[:, t + by] at every t of [B, T]; zeros past the end."""
+    return torch.nn.functional.pad(values[:, by:], (0, min(by, values.shape[1])))
+
+
+def packed_rows(selected: Tensor) -> tuple[Tensor, Tensor]:
+    """The selected columns of each sequence, moved to the left: only these are computed.
+
+    selected: bool [B, T]. Returns rows int64 [B, R] (column indices, ascending; R is at least the most that any
+    sequence has) and valid bool [B, R] (False on filler rows, which point at column 0).
+    """
+    counts = selected.sum(1)
+    width = min(selected.shape[1], -(-max(1, int(counts.max())) // WIDTH_STEP) * WIDTH_STEP)
+    order = selected.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :width]
+    valid = torch.arange(width, device=selected.device) < counts[:, None]
+    return order.masked_fill(~valid, 0), valid
+
+
+class Documents(NamedTuple):
+    """Which document every column of a packed batch belongs to."""
+
+    numbers: Tensor  # int64 [B, T]: 0, 1, ... over the whole batch; -1 on padding
+    positions: Tensor  # int64 [B, T]: columns since the document's first
+
+
+@final
+class CausalMask:
+    """Positions and visibility of T columns."""
+
+    def __init__(self, num_columns: int, device: torch.device, documents: Documents | None = None) -> None:
+        self.columns = torch.arange(num_columns, device=device)
+        self.documents = documents
+
+    @property
+    def positions(self) -> Tensor:
+        """Rotary positions: int64 [T], or [B, T] where documents are packed."""
+        return self.columns if self.documents is None else self.documents.positions
+
+    @functools.cached_property
+    def visible(self) -> Tensor | None:
+        """Which columns each column sees, bool [B, 1, T, T]; None: every column up to itself (torch's is_causal)."""
+        if self.documents is None:
+            return None
+        numbers = self.documents.numbers
+        return ((self.columns <= self.columns[:, None]) & (numbers[:, None] == numbers[..., None]))[:, None]
+
+    def at(self, rows: Tensor) -> Tensor:
+        """Positions of the columns rows, int64 [B, R]."""
+        return rows if self.documents is None else self.documents.positions.gather(1, rows)
+
+    def masked_columns(self, rows: Tensor) -> Tensor:
+        """Which columns the columns rows, int64 [B, R], do not see: bool [B, 1, 1, R, T]."""
+        later = self.columns > rows[:, None, None, :, None]
+        if self.documents is None:
+            return later
+        numbers = self.documents.numbers
+        return later | (numbers[:, None] != numbers.gather(1, rows)[..., None])[:, None, None]
+
+    def is_first(self, batch_size: int) -> Tensor:
+        """Mark the columns at position 0: bool [B, T]."""
+        return (self.positions == 0).expand(batch_size, -1)

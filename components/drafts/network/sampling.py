@@ -1,0 +1,112 @@
+"""The sampling distribution of logits: temperature, then top-k, then top-p.
+
+The same cuts must apply to the target and to the draft before their ratio is taken, or rejection sampling would not
+keep the target's distribution; so both call this one function.
+
+The tree mask: the ancestors of each row, as bit sets on the host and as one bool tensor for a forward pass.
+
+A round makes several trees of a few dozen nodes, so the bookkeeping for one row must cost next to nothing: one integer
+per row, one "or" to add a row, and a handful of numpy calls to unpack all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.drafts.interface import Proposal, Sampling
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [..., V] -> float32 probabilities [..., V], zero where top-k or top-p cut. Needs temperature > 0.
+
+    top_k keeps exactly k tokens, of equal ones those with the lower id, whatever the batch's shape (torch.topk keeps
+    any of them, and bf16 logits are often equal); top_p keeps the smallest set of most likely tokens whose mass reaches
+    top_p: the token that crosses the line stays, so the set is never empty.
+    """
+    assert sampling.temperature > 0, "temperature 0 is greedy: take the argmax"
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        above, equal = logits > least, logits == least
+        num_equal = sampling.top_k - above.sum(-1, keepdim=True)
+        logits = logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= num_equal))), float("-inf"))
+    probs = logits.softmax(-1)
+    if sampling.top_p < 1.0:
+        ordered, indices = probs.sort(dim=-1, descending=True, stable=True)
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        probs = probs.scatter(-1, indices, ordered.masked_fill(beyond, 0.0))
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+class DraftSampler:
+    """Samples the tokens of one proposal from draft logits and stores the distributions they were drawn from."""
+
+    def __init__(self, draft_ids: Tensor, vocab_size: int, sampling: Sampling, rng: torch.Generator) -> None:
+        """draft_ids: int64 [N], the target ids that draft logits stand for."""
+        self.draft_ids, self.vocab_size, self.sampling, self.rng = draft_ids, vocab_size, sampling, rng
+        self.greedy = sampling.temperature <= 0
+        self.tokens: list[Tensor] = []
+        self.probs: list[Tensor] = []
+
+    def sample(self, logits: Tensor) -> Tensor:
+        """Sample the next draft token, int64 [1], from logits [1, N]; greedy sampling ignores their scale."""
+        if self.greedy:
+            choice = logits.argmax(-1)
+        else:
+            probs = probabilities(logits[0], self.sampling)
+            # The generator lives on the CPU, so that a seed means the same tokens on every device.
+            choice = torch.multinomial(probs.cpu(), 1, generator=self.rng).to(logits.device)
+            self.probs.append(torch.zeros(self.vocab_size, device=probs.device).index_copy_(0, self.draft_ids, probs))
+        token = self.draft_ids.index_select(0, choice)
+        self.tokens.append(token)
+        return token
+
+    def proposal(self) -> Proposal:
+        """The tokens sampled so far, as a proposal."""
+        if not self.tokens:
+            return Proposal(torch.empty(0, dtype=torch.int64, device=self.draft_ids.device), None)
+        return Proposal(torch.cat(self.tokens), torch.stack(self.probs) if self.probs else None)
+
+
+def ancestor_sets(parents: Sequence[int]) -> list[int]:
+    """The set of each row and its ancestors, as the bits of an integer. Parents come first; a parent of -1 is none."""
+    sets: list[int] = []
+    for row, parent in enumerate(parents):
+        sets.append(1 << row | (sets[parent] if parent >= 0 else 0))
+    return sets
+
+
+def as_mask(sets: Sequence[int], size: int) -> Tensor:
+    """Bit sets over numbers below `size` -> bool [sets, size] on the CPU: true where set i contains number j."""
+    width = (size + 7) // 8
+    packed = np.frombuffer(b"".join(bits_of_row.to_bytes(width, "little") for bits_of_row in sets), np.uint8)
+    bits = np.unpackbits(packed.reshape(len(sets), width), axis=1, count=size, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
+
+
+@final
+class Ancestry:
+    """The ancestors of every tree node. Nodes are numbered from 0 in the order they are added; -1 is the root."""
+
+    def __init__(self) -> None:
+        self.depths: list[int] = []  # of every node, 1: child of the root
+        self.sets: list[int] = []  # of every node: itself and its ancestors
+
+    def add(self, parents: Sequence[int]) -> int:
+        """Add one node for each parent; all must have the same depth, which is returned."""
+        before = len(self.depths)
+        depths = {1 if parent < 0 else self.depths[parent] + 1 for parent in parents}
+        assert len(depths) == 1 and max(parents) < before, "nodes are added a level at a time, after their parents"
+        self.sets += [1 << before + i | (self.sets[parent] if parent >= 0 else 0) for i, parent in enumerate(parents)]
+        self.depths += [*depths] * len(parents)
+        return self.depths[-1]
+
+    def visible(self, first: int = 0) -> Tensor:
+        """Which of all M nodes the nodes `first`.. see (ancestors and themselves): bool [M - first, M], CPU."""
+        return as_mask(self.sets[first:], len(self.sets))

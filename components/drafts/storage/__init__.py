@@ -1,0 +1,1 @@
+"""A drafter on disk: its files, and weights of few bits."""

@@ -1,0 +1,1 @@
+"""Training of drafters: batches, losses, the optimiser and the loop."""

@@ -1,0 +1,220 @@
+"""Training batches, in an order that follows from the seed alone or that the data declares.
+
+Rows are shuffled by (seed, epoch) and cut into batches of at most `batch_tokens` tokens, padding included:
+  none    rows in shuffled order, each padded to the longest of its batch;
+  bucket  rows sorted by length inside pools of a few batches to save padding, then the pool's batches shuffled;
+  pack    several conversations per row (packing.py), pool by pool.
+In a declared order (a curriculum, data.mix_chats) every epoch is the same and a batch holds neighbours of that order:
+nothing is pooled, so `bucket` equals `none`, and lanes are packed in order.
+Step s always gets the same batch, so a resumed run needs no saved generator state, only the step number.
+
+Several short conversations in one row of a batch, so that next to nothing of it is padding.
+
+Rows of a batch are lanes of one width. An epoch fills lanes with conversations, the longest first, each into the first
+lane that has room (first-fit decreasing: at most 11/9 of the fewest lanes; Dosa 2007), then takes the lanes in random
+order. All batches of a run have the same shape [lanes, width] but the last of a pool, which is shorter: kernels that
+are compiled or captured for a shape are so once.
+Packed conversations do not see each other (layers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from components.data.features.format import Example, FeatureRow, FeatureSource
+from components.drafts.interface import Batch
+from components.drafts.network.layers import Documents
+
+Packing = Literal["none", "bucket", "pack"]
+BATCHES_IN_POOL = 8
+LENGTH_STEP = 32  # padded lengths are multiples of this: oneDNN compiles and keeps a bf16 kernel for every new shape
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Assigns rows to batches. Sizes are in tokens. shuffled: False keeps the order of `rows`."""
+
+    rows: tuple[FeatureRow, ...]
+    batch_tokens: int
+    max_tokens: int
+    seed: int
+    packing: Packing = "bucket"
+    shuffled: bool = True
+
+    @cached_property
+    def lane_width(self) -> int:
+        """Width of a packed batch in tokens: the same for all batches of all epochs."""
+        return lane_width(max(map(self.length, self.rows)), self.batch_tokens, LENGTH_STEP)
+
+    def length(self, row: FeatureRow) -> int:
+        """Number of tokens of a row that are used."""
+        return min(row.num_tokens, self.max_tokens)
+
+    def epoch(self, number: int) -> list[list[FeatureRow]]:
+        """The batches of one pass over the rows."""
+        if not self.shuffled:
+            return self._pack_in_order() if self.packing == "pack" else self._split(self.rows)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        order = [self.rows[i] for i in torch.randperm(len(self.rows), generator=generator).tolist()]
+        if self.packing == "none":
+            return self._split(order)
+        mean = sum(map(self.length, order)) / len(order)
+        pool_size = max(1, int(BATCHES_IN_POOL * self.batch_tokens / mean))
+        batches: list[list[FeatureRow]] = []
+        for start in range(0, len(order), pool_size):
+            pool_rows = order[start : start + pool_size]
+            if self.packing == "pack":
+                batches += self._pack_shuffled(pool_rows, generator)
+                continue
+            pool_batches = self._split(sorted(pool_rows, key=self.length))
+            batches += [pool_batches[i] for i in torch.randperm(len(pool_batches), generator=generator).tolist()]
+        return batches
+
+    def batch(self, features: FeatureSource, rows: list[FeatureRow], device: torch.device) -> Batch:
+        """Load the rows of a batch with their features, converted to float32."""
+        examples = features.load_all(rows, self.max_tokens)
+        if self.packing == "pack":
+            return packed(examples, self.max_tokens, self.lane_width, device)
+        return padded(examples, self.max_tokens, device)
+
+    def from_step(self, step: int) -> Iterator[list[FeatureRow]]:
+        """Yield the batches of steps `step`, `step` + 1, ... without end; step 0 is the first."""
+        number = 0
+        while True:
+            batches = self.epoch(number)
+            yield from batches[step:]
+            step, number = max(0, step - len(batches)), number + 1
+
+    def _split(self, rows: Sequence[FeatureRow]) -> list[list[FeatureRow]]:
+        batches: list[list[FeatureRow]] = [[]]
+        width = 0
+        for row in rows:
+            width = max(width, padded_length(self.length(row)))
+            if batches[-1] and (len(batches[-1]) + 1) * width > self.batch_tokens:
+                batches.append([])
+                width = padded_length(self.length(row))
+            batches[-1].append(row)
+        return batches
+
+    def _pack_shuffled(self, rows: list[FeatureRow], generator: torch.Generator) -> list[list[FeatureRow]]:
+        """Pack rows into lanes (first fit decreasing), shuffle the lanes and cut them into batches."""
+        lanes = first_fit_decreasing([self.length(row) for row in rows], self.lane_width)
+        lanes = [lanes[i] for i in torch.randperm(len(lanes), generator=generator).tolist()]
+        lanes_in_batch = self._lanes_in_batch
+        return [
+            [rows[index] for lane in lanes[start : start + lanes_in_batch] for index in lane]
+            for start in range(0, len(lanes), lanes_in_batch)
+        ]
+
+    def _pack_in_order(self) -> list[list[FeatureRow]]:
+        """Fill lanes with the rows in order and cut them into batches."""
+        batches: dict[int, list[FeatureRow]] = {}
+        lanes = in_order([self.length(row) for row in self.rows], self.lane_width)
+        for row, (lane, _) in zip(self.rows, lanes, strict=True):
+            batches.setdefault(lane // self._lanes_in_batch, []).append(row)
+        return list(batches.values())
+
+    @property
+    def _lanes_in_batch(self) -> int:
+        return max(1, self.batch_tokens // self.lane_width)
+
+
+def padded_length(num_tokens: int) -> int:
+    """The next multiple of LENGTH_STEP."""
+    return -(-num_tokens // LENGTH_STEP) * LENGTH_STEP
+
+
+def step_generator(batch: Batch, seed: int) -> torch.Generator:
+    """The generator of a method's training noise: the same optimiser step and seed give the same numbers.
+
+    It is seeded by the step, not the batch: a batch that recurs every epoch must not meet the same noise each time. It
+    lives on the CPU, where a seed means the same on every machine, and a resumed run need not restore it.
+    """
+    return torch.Generator().manual_seed(seed * 1_000_003 + batch.step)
+
+
+def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:
+    """One example per row, padded to a multiple of LENGTH_STEP; padding has id 0 and mask False."""
+    lengths = [min(len(example.ids), max_tokens) for example in examples]
+    width = padded_length(max(lengths))
+
+    def stacked(name: str) -> Tensor:
+        first = getattr(examples[0], name)
+        rows = first.new_zeros((len(examples), width, *first.shape[1:]))
+        for row, example, length in zip(rows, examples, lengths, strict=True):
+            row[:length] = getattr(example, name)[:length]
+        return rows.to(device)
+
+    return Batch(
+        ids=stacked("ids").long(),
+        mask=stacked("mask").bool(),
+        taps=stacked("taps").float(),
+        last=stacked("last").float(),
+        lengths=torch.tensor(lengths, device=device),
+    )
+
+
+def lane_width(longest: int, batch_tokens: int, multiple: int) -> int:
+    """Width of a lane: at least `longest`, a multiple of `multiple`, such that whole lanes fill batch_tokens."""
+    least = -(-longest // multiple) * multiple
+    num_lanes = max(1, batch_tokens // least)
+    return max(least, batch_tokens // num_lanes // multiple * multiple)
+
+
+def first_fit_decreasing(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Indices of lengths, lane by lane; no lane holds more than width."""
+    lanes: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        lane = next((lane for lane, free in enumerate(room) if free >= lengths[index]), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+            room.append(width)
+        lanes[lane].append(index)
+        room[lane] -= lengths[index]
+    return lanes
+
+
+def in_order(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """(lane, first column) of each length: into the current lane while it has room, else into the next.
+
+    Of all ways to keep the order this takes the fewest lanes, so rows packed lane after lane fit again.
+    """
+    places, lane, used = [], 0, 0
+    for length in lengths:
+        if used and used + length > width:
+            lane, used = lane + 1, 0
+        places.append((lane, used))
+        used += length
+    return places
+
+
+def packed(examples: Sequence[Example], max_tokens: int, width: int, device: torch.device) -> Batch:
+    """Examples in lanes of `width` columns, in their order; each is cut to its first max_tokens tokens.
+
+    mask is False at every first token: no draft may cross from one conversation into the next (layers.py).
+    """
+    lengths = [min(len(example.ids), max_tokens) for example in examples]
+    assert max(lengths) <= width
+    places = in_order(lengths, width)
+    shape = (places[-1][0] + 1, width)
+    ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
+    numbers, positions = torch.full(shape, -1), torch.zeros(shape, dtype=torch.int64)
+    first = examples[0]
+    taps, last = (part.new_zeros((*shape, part.shape[-1]), device=device) for part in (first.taps, first.last))
+    used = torch.zeros(shape[0], dtype=torch.int64)
+    for number, (example, length, (lane, start)) in enumerate(zip(examples, lengths, places, strict=True)):
+        columns = slice(start, start + length)
+        ids[lane, columns], mask[lane, columns] = example.ids[:length], example.mask[:length]
+        mask[lane, start] = False
+        numbers[lane, columns], positions[lane, columns] = number, torch.arange(length)
+        taps[lane, columns], last[lane, columns] = example.taps[:length], example.last[:length]
+        used[lane] = start + length
+    documents = Documents(numbers.to(device), positions.to(device))
+    return Batch(ids.to(device), mask.to(device), taps.float(), last.float(), used.to(device), documents=documents)

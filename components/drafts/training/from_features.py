@@ -1,0 +1,384 @@
+"""From a Features artifact to a saved drafter: vocabulary, network, batches, training, files.
+
+Warm start: continue training a drafter with its weights and vocabulary and a new optimiser.
+
+Weights belong to the vocabulary they were trained for, so the vocabulary stays as it is, whatever the new answers are.
+A drafter has no optimiser moments; the warm-up of the schedule rebuilds them. Only weights that fit exactly are loaded:
+a drafter that is half loaded and half random looks like one that drifted.
+
+The step that makes a drafter: trained on the target's features, or only recorded where nothing is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from components.contract import Context, Draft, Features, Target, UserError
+from components.data.features.format import Example, FeatureRow, FeatureSource, open_features
+from components.drafts.interface import AbstractDraft
+from components.drafts.network.vocabulary import (
+    DraftVocabulary,
+    choose_vocabulary,
+    coverage,
+    coverage_by,
+    default_size,
+    describe_vocabulary,
+)
+from components.drafts.settings import Method, Place, Settings, check_settings, resolve_settings, settings_of_method
+from components.drafts.storage.files import check_target, method_class, pop_vocabulary, read_draft, save_draft
+from components.drafts.training.batches import BatchOrder, Packing
+from components.drafts.training.loop import Schedule, greedy_examples, train
+from components.targets.interface import AbstractTarget
+from components.targets.load import open_target
+
+FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's inputs
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Which features are used and how they are batched: settings of `train_draft`."""
+
+    draft_vocab_size: int  # 0: by default_size
+    batch_tokens: int
+    max_tokens: int
+    eval_rows: int
+    packing: Packing
+    order: Literal["given", "shuffled"]
+
+
+def train_from_features(
+    target: Target,
+    features: Features,
+    start_from: Draft | None,
+    method: str,
+    settings: Mapping[str, Any],
+    schedule: Schedule,
+    choice: DataChoice,
+    ctx: Context,
+) -> Draft:
+    """Train and save a drafter, from scratch or warm-started; `settings` are what the method's `build` takes."""
+    torch.set_num_threads(ctx.num_threads)
+    data = open_features(features)
+    _check_fit(target, data)
+    rows = [row for row in data.rows("train") if row.num_answer_tokens >= 2]
+    if not rows:
+        raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
+    model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
+    data = data.computed_by(model)
+
+    start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
+    vocabulary = _choose_vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
+    covered = coverage(data.token_counts("validation"), vocabulary.ids)
+    covered_by = coverage_by(data, "validation", vocabulary.ids)
+    draft: AbstractDraft = method_class(method).build(model, dict(settings), vocabulary.ids.to(model.device))
+    if choice.packing == "pack":
+        _check_packing(draft, settings)
+    draft.scale_to_target_features(
+        torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
+    )
+    if start is not None:
+        load_warm_start(start, draft, settings)
+    size = sum(p.numel() for p in draft.parameters())
+    ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
+    order = batch_order(rows, choice, ctx.seed)
+    if not order.shuffled:
+        _note_order(order, schedule, ctx)
+    held_out = _held_out(model, data, choice, features)
+    warm_start = start is not None or settings.get("start") == "own"
+    weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start)
+    facts = {
+        "method": method,
+        "num_steps": draft.num_steps,
+        "max_depth": draft.max_depth,
+        "target_key": target.key,
+        "draft_vocab_size": vocabulary.ids.numel(),
+        "num_padded_tokens": vocabulary.num_padded,
+        "held_out_coverage": covered,
+        "held_out_coverage_by": covered_by,
+        "held_out_al": progress.best_al,
+        "held_out_al_by_workload": progress.best_by_workload,
+        "held_out_answers": len(held_out),
+        "best_step": progress.best_step,
+        "optimiser_steps": schedule.num_steps,
+        **(start.facts if start is not None else {}),
+    }
+    if warm_start and progress.best_step == 0:
+        ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
+    save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
+    num_parameters = sum(weight.numel() for weight in weights.values())
+    return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
+
+
+def batch_order(rows: list[FeatureRow], choice: DataChoice, seed: int) -> BatchOrder:
+    """Rows in the order declared by their mix (rows of one chat as stored), else shuffled."""
+    declared = [(row.place, number, row) for number, row in enumerate(rows) if row.place is not None]
+    shuffled = choice.order == "shuffled" or len(declared) < len(rows)
+    if not shuffled:
+        rows = [row for _, _, row in sorted(declared, key=lambda entry: entry[:2])]
+    return BatchOrder(tuple(rows), choice.batch_tokens, choice.max_tokens, seed, choice.packing, shuffled)
+
+
+def _note_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
+    """Log that training keeps the declared order, and how many conversations it never reaches."""
+    batches = order.epoch(0)
+    ctx.note("batches keep to the order that data.mix_chats declared, in every epoch; order: shuffled would not")
+    unseen = sum(map(len, batches[schedule.num_steps :]))
+    if unseen:
+        ctx.note(
+            f"num_steps: {schedule.num_steps} ends before the last {unseen} of {len(order.rows)} conversations of the "
+            f"declared order; one epoch takes {len(batches)} steps"
+        )
+
+
+def _choose_vocabulary(counts: Tensor, start: WarmStart | None, size: int) -> DraftVocabulary:
+    """The vocabulary of the warm start, else the most frequent tokens of counts [V]."""
+    if start is None:
+        return choose_vocabulary(counts, size or default_size(counts.numel()))
+    return DraftVocabulary(start.draft_ids, int((counts[start.draft_ids] == 0).sum()))
+
+
+def _check_fit(target: Target, data: FeatureSource) -> None:
+    """Raise UserError where the features are of another target."""
+    recorded = data.manifest.get("target_key")
+    if recorded and target.key and recorded != target.key:
+        raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
+
+
+def _check_packing(draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
+    """Packing needs a drafter that respects document borders and a loss that does not depend on padding."""
+    if not draft.packs:
+        raise UserError(f"train_draft: packing: pack is not for method {draft.method}; take packing: bucket")
+    if settings.get("normaliser") == "position":
+        raise UserError(
+            "train_draft: packing: pack has no padding for normaliser: position to divide by; take token or sequence"
+        )
+
+
+def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, features: Features) -> list[Example]:
+    """Load the answers that checkpoints are evaluated on."""
+    rows = [row for row in data.rows("validation") if row.num_answer_tokens >= 2]
+    if not rows:
+        raise UserError(
+            f"{features.path}: no validation row has two answer tokens; collect prompts with num_validation"
+        )
+    return greedy_examples(model, data.load_all(_spread(rows, choice.eval_rows)))
+
+
+def _spread(rows: list[FeatureRow], limit: int) -> list[FeatureRow]:
+    """At most `limit` rows, round-robin over the workloads in stored order."""
+    by_workload: dict[str, list[FeatureRow]] = {}
+    for row in rows:
+        by_workload.setdefault(row.workload, []).append(row)
+    ranked_rows = [(rank, name, row) for name, group in by_workload.items() for rank, row in enumerate(group)]
+    return [row for _, _, row in sorted(ranked_rows, key=lambda ranked_row: ranked_row[:2])[:limit]]
+
+
+MEANING: Final = {"norm_output": False, "first_hidden": "post_norm"}
+"""Settings that change the meaning of weights but not their shapes, with their values in drafters without them."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The drafter to start from. draft_ids: int64 [N], ascending target ids. weights: under the names of its method."""
+
+    key: str
+    record: Mapping[str, Any]  # draft.json
+    draft_ids: Tensor
+    weights: Mapping[str, Tensor]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The entries about it in the new drafter's draft.json."""
+        return {
+            "continued_from": self.key,
+            "optimiser_steps_before": self.record.get("optimiser_steps", 0)
+            + self.record.get("optimiser_steps_before", 0),
+        }
+
+
+def read_warm_start(start_from: Draft, method: str, draft_vocab_size: int, target: AbstractTarget) -> WarmStart:
+    """Read the drafter to start from; draft_vocab_size 0 accepts any vocabulary size.
+
+    Raises:
+        UserError: it is of another method, for a target of another shape, or has another vocabulary size.
+    """
+    record, tensors = read_draft(start_from.path)
+    label = f"start_from ({start_from.key[:12]})"
+    if record["method"] != method:
+        raise UserError(f"{label} is of method {record['method']}, not {method}; set method: {record['method']}")
+    check_target(start_from.path, record, target)
+    ids = pop_vocabulary(start_from.path, tensors, target.shape.vocab_size)
+    if draft_vocab_size not in (0, ids.numel()):
+        raise UserError(
+            f"{label} has a draft vocabulary of {ids.numel()}, not {draft_vocab_size}; draft_vocab_size: 0 keeps it"
+        )
+    return WarmStart(start_from.key, record, ids, tensors)
+
+
+def load_warm_start(start: WarmStart, draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
+    """Load the weights into a drafter that was built with `settings`.
+
+    Raises:
+        UserError: a tensor is missing, unexpected or of another shape; the line names the settings that differ.
+    """
+    expected = draft.state_dict()
+    wrong = [
+        f"{name} is {_shape(start.weights.get(name))} there and {_shape(expected.get(name))} here"
+        for name in sorted(expected.keys() | start.weights.keys())
+        if _shape(start.weights.get(name)) != _shape(expected.get(name))
+    ]
+    if wrong:
+        old = start.record["settings"]
+        differences = [
+            f"{name}: {old.get(name)!r} there, {settings.get(name)!r} here"
+            for name in sorted({*old, *settings} - {"init_seed"})
+            if old.get(name) != settings.get(name)
+        ]
+        raise UserError(
+            f"start_from ({start.key[:12]}) has another shape: {wrong[0]}{_others(wrong)}; "
+            + (
+                f"give it the settings it was made with ({', '.join(differences)})"
+                if differences
+                else "train without start_from"
+            )
+        )
+    for name, default in MEANING.items():
+        value, trained_with = settings.get(name, default), start.record["settings"].get(name, default)
+        if value != trained_with:
+            mismatch = f"was trained with {name}: {trained_with!r}, not {value!r}; give it the same"
+            raise UserError(f"start_from ({start.key[:12]}) {mismatch}")
+    draft.load_state_dict(dict(start.weights))
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else str(list(tensor.shape))
+
+
+def _others(wrong: list[str]) -> str:
+    return f" and {len(wrong) - 1} tensors more" if len(wrong) > 1 else ""
+
+
+def train_draft(
+    target: Target,
+    features: Features | None = None,
+    start_from: Draft | None = None,
+    *,
+    method: Method = "eagle3",
+    settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
+    num_steps: Annotated[int, Field(ge=1)] = 400,
+    optimizer: Literal["muon", "adamw"] = "muon",
+    peak_lr: Annotated[float, Field(gt=0)] = 2e-3,
+    muon_lr_scale: Annotated[float, Field(gt=0)] = 10.0,
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01,
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0,
+    batch_tokens: Annotated[int, Field(ge=16)] = 1024,
+    max_tokens: Annotated[int, Field(ge=8)] = 2048,
+    packing: Literal["none", "bucket", "pack"] = "bucket",
+    order: Literal["given", "shuffled"] = "given",
+    draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    eval_every: Annotated[int, Field(ge=1)] = 50,
+    eval_rows: Annotated[int, Field(ge=1)] = 32,
+    checkpoint_every: Annotated[int, Field(ge=1)] = 50,
+    ctx: Context,
+) -> Draft:
+    """Train a drafter for a target and keep the weights with the best held-out acceptance length.
+
+    A method that learns nothing (prompt lookup) makes a Draft of its settings alone, in no time and without features.
+
+    Args:
+        target: the model to draft for.
+        features: its hidden states over its own answers, splits train and validation, stored (data.record_features) or
+            computed along the way (data.features_on_the_fly); trained methods need them.
+        start_from: a drafter to go on from instead of starting over, of the same method and shape: its weights and
+            vocabulary, a new optimiser. The schedule begins again with its warm-up, so give a peak_lr well below the
+            one it was trained with (a quarter). If no step improves on it, its own weights are kept.
+        method: how to draft; components/drafts/METHOD.py says what each one is.
+        settings: what methods are told, by method: {eagle3: {ttt_steps: 5}}; only the entry of `method` counts, the
+            others are checked too, so that a matrix over methods can hold those of all. What each method can be told,
+            with defaults: components/drafts/settings.py.
+        num_steps: optimiser steps.
+        optimizer: muon steps the matrices inside the drafter by Muon and the rest (LM head, norms) by AdamW; adamw
+            steps all by AdamW.
+        peak_lr: AdamW's learning rate after warm-up.
+        muon_lr_scale: Muon's learning rate, as a multiple of AdamW's.
+        warmup_share: share of num_steps that warms up linearly; a cosine follows.
+        weight_decay: decoupled decay of the matrices; norm weights do not decay.
+        clip_norm: largest gradient norm.
+        batch_tokens: tokens in a batch, padding included.
+        max_tokens: tokens of a conversation that are used, from its start.
+        packing: what shares a batch. bucket: conversations of similar length, one a row. pack: several in a row, each
+            with its own positions and attention, so that little is padding. none: as they come, a row each.
+        order: of the conversations. given: the curriculum that data.mix_chats declared with its `order`, followed in
+            every epoch (a batch then holds neighbours of that order, so that packing: bucket is none); where none was
+            declared, shuffled. shuffled: by the seed, another way every epoch.
+        draft_vocab_size: tokens the drafter can guess, the most frequent ones of the answers; 0 takes a quarter of the
+            target's vocabulary, at least 256 and at most 32000. For mtp it prunes the head while drafting, not
+            training.
+        precision: arithmetic of the training graph; auto is bfloat16 where the machine multiplies it natively.
+        eval_every: optimiser steps between looks at the held-out acceptance length.
+        eval_rows: held-out answers in such a look, at most.
+        checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
+    """
+    method_settings = settings_of_method(method, settings)
+    if not method_settings.trained:
+        return _untrained_draft(target, start_from, method, method_settings, ctx)
+    if features is None:
+        raise UserError(f"train_draft: method {method} is trained: wire data.record_features into `features`")
+    from components.drafts.training.loop import Schedule
+
+    schedule = Schedule(
+        num_steps=num_steps,
+        peak_lr=peak_lr,
+        warmup_share=warmup_share,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        precision=precision,
+        optimizer=optimizer,
+        muon_lr_scale=muon_lr_scale,
+    )
+    data_choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
+    return train_from_features(
+        target, features, start_from, method, resolve_settings(method_settings, ctx.seed), schedule, data_choice, ctx
+    )
+
+
+def _untrained_draft(
+    target: Target, start_from: Draft | None, method: str, method_settings: Settings, ctx: Context
+) -> Draft:
+    """Make the Draft of a method without training."""
+    from components.drafts.storage.files import save_untrained
+
+    if start_from is not None:
+        raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
+    return Draft.of_step(ctx, save_untrained(ctx.out, method, resolve_settings(method_settings, ctx.seed), target))
+
+
+def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
+    """The content of a given draft model, for the step's key: file name -> sha256; {} where none is given."""
+    from components.targets.source import load_target_fingerprint
+
+    model = settings["settings"].get("draft-model", {}).get("model", "")
+    return load_target_fingerprint({"model": model}) if model and settings["method"] == "draft-model" else {}
+
+
+def train_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """The settings as they enter the step's key: of `settings` only the method's own, defaults filled in; and faults.
+
+    flows/planning/step_signature.py asks for this when it reads pipelines.yaml.
+    """
+    method = settings["method"]
+    method_settings, faults = check_settings(method, settings["settings"])
+    return {
+        **settings,
+        "settings": {} if method_settings is None else {method: method_settings.model_dump(mode="json")},
+    }, faults

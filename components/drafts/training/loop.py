@@ -1,0 +1,363 @@
+"""One training loop for every drafting method: warm-up and cosine, clipping, exact resume, held-out evaluation.
+
+A run is determined by its settings and seed alone: batches follow from the seed, threads are pinned, and a
+checkpoint holds all that the next step depends on, so a killed and resumed run ends with the same bits as an
+uninterrupted one. The result is the weights with the best held-out acceptance length, not of the lowest loss.
+
+Acceptance length on held-out answers: real drafting from every position, each chain fed its own draft tokens.
+
+The loss falls long after drafting stops improving, and teacher-forced acceptance is too optimistic, so checkpoints are
+evaluated by what decoding would accept. AL = 1 + sum_k P(the first k + 1 draft tokens are all correct), bonus token
+included; the probability at depth k is over the positions that a chain of that depth can reach (M_k of layers.py).
+
+Exact resume: everything the next optimiser step depends on, in one safetensors file that is written atomically.
+
+Weights and the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own
+metadata, so a single rename publishes all of it. The best weights so far lie beside it in a file named by their step.
+Batches follow from the seed and the step (batches.py), so no generator needs saving.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from components.contract import Context, UserError
+from components.data.features.format import Example, FeatureSource
+from components.drafts.interface import AbstractDraft, StepLosses
+from components.drafts.network.layers import reachable
+from components.drafts.training.batches import BatchOrder
+from components.drafts.training.optimizer import Optimizer, OptimizerName
+from components.targets.interface import AbstractTarget
+from components.tensor_files import read_tensors
+
+Precision = Literal["auto", "float32", "bfloat16"]
+FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How to train. Lengths in optimiser steps."""
+
+    num_steps: int
+    peak_lr: float
+    warmup_share: float
+    weight_decay: float
+    clip_norm: float
+    eval_every: int
+    checkpoint_every: int
+    precision: Precision
+    optimizer: OptimizerName = "muon"
+    muon_lr_scale: float = 10.0
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
+        warmup = max(1, round(self.warmup_share * self.num_steps))
+        if step < warmup:
+            return self.peak_lr * (step + 1) / warmup
+        done = (step - warmup) / max(1, self.num_steps - warmup)
+        return self.peak_lr * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """bfloat16 where the machine multiplies it natively (CUDA, avx512_bf16, AMX), else float32."""
+    if precision != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    if device.type == "cuda":
+        return torch.bfloat16
+    capabilities = torch.cpu.get_capabilities()
+    native = bool(capabilities.get("avx512_bf16")) or bool(capabilities.get("amx_bf16"))
+    return torch.bfloat16 if native else torch.float32
+
+
+def train(
+    draft: AbstractDraft,
+    features: FeatureSource,
+    order: BatchOrder,
+    held_out: Sequence[Example],
+    schedule: Schedule,
+    ctx: Context,
+    *,
+    warm_start: bool = False,
+) -> tuple[dict[str, Tensor], Progress]:
+    """Train, or resume from ctx.scratch; returns the best weights and their progress.
+
+    warm_start: evaluate the initial weights as step 0, since they are trained already.
+    """
+    torch.set_num_threads(ctx.num_threads)
+    device = torch.device(ctx.device)
+    optimizer = Optimizer(draft, schedule.optimizer, schedule.weight_decay, schedule.muon_lr_scale)
+    progress = load_checkpoint(ctx.scratch, draft, optimizer)
+    truncate_metrics(ctx.out / "metrics.jsonl", progress.step or -1)
+    if progress.step:
+        ctx.note(f"goes on from optimiser step {progress.step}")
+    dtype = resolve_precision(schedule.precision, device)
+    batches = order.from_step(progress.step)
+    if warm_start and not progress.step:
+        _evaluate(draft, held_out, progress, ctx)
+    draft.train()
+    while progress.step < schedule.num_steps:
+        batch = order.batch(features, next(batches), device)._replace(step=progress.step)
+        with _deterministic_kernels(device):
+            with _autocast(device, dtype):
+                result = draft.losses(batch)
+            norm = optimizer.update(result.loss, schedule.learning_rate(progress.step), schedule.clip_norm)
+        progress.step += 1
+        _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
+        last = progress.step == schedule.num_steps
+        if last or progress.step % schedule.eval_every == 0:
+            _evaluate(draft, held_out, progress, ctx)
+        if last or progress.step % schedule.checkpoint_every == 0:
+            save_checkpoint(ctx.scratch, draft, optimizer, progress)
+        ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
+    return load_best(ctx.scratch, draft, progress), progress
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+@contextmanager
+def _deterministic_kernels(device: torch.device) -> Iterator[None]:
+    """On a GPU select deterministic kernels: others sum some gradients in the order in which blocks finish.
+
+    An operator without one only warns, in the step's log.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    enabled = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # cuBLAS is deterministic only with fixed-size workspaces
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=only_warns)
+
+
+def _record_step(ctx: Context, step: int, result: StepLosses, norm: float, learning_rate: float) -> None:
+    proxy = (result.accepted / result.num_reachable.clamp(min=1)).sum()
+    ctx.record(
+        step,
+        loss=float(result.loss.detach()),
+        teacher_forced_al=1.0 + float(proxy),
+        grad_norm=norm,
+        learning_rate=learning_rate,
+    )
+
+
+def _evaluate(draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context) -> None:
+    """Measure held-out acceptance length, log it by workload, and save the weights when they are the best so far."""
+    draft.eval()
+    result = measure(draft, held_out, draft.num_steps, torch.device(ctx.device))
+    draft.train()
+    al = result.total.acceptance_length
+    by_workload = {name: tally.acceptance_length for name, tally in sorted(result.by_workload.items())}
+    ctx.record(progress.step, held_out_al=al, **{f"held_out_al/{name}": value for name, value in by_workload.items()})
+    if al > progress.best_al:
+        progress.best_step, progress.best_al, progress.best_by_workload = progress.step, al, by_workload
+        save_best(ctx.scratch, draft, progress)
+
+
+GREEDY_SHARE = 0.9  # argmax share from which an answer counts as greedy; bf16 features flip a few
+
+
+@dataclass
+class Tally:
+    """Counts of evaluated and of accepted positions at each depth."""
+
+    accepted: list[int]
+    evaluated: list[int]
+
+    @property
+    def acceptance_length(self) -> float:
+        return 1.0 + sum(
+            accepted / evaluated for accepted, evaluated in zip(self.accepted, self.evaluated, strict=True) if evaluated
+        )
+
+
+@dataclass
+class HeldOut:
+    """Tallies over all answers and per workload."""
+
+    total: Tally
+    by_workload: dict[str, Tally] = field(default_factory=dict)
+
+
+def greedy_examples(target: AbstractTarget, examples: Sequence[Example]) -> list[Example]:
+    """The answers sampled at temperature 0 (all, if none was): only there is the next token the target's argmax."""
+    greedy = [example for example in examples if _argmax_share(target, example) >= GREEDY_SHARE]
+    return greedy or list(examples)
+
+
+def measure(draft: AbstractDraft, examples: Sequence[Example], depth: int, device: torch.device) -> HeldOut:
+    """Draft from every position of every example to `depth` and count what would be accepted."""
+    held_out = HeldOut(Tally([0] * depth, [0] * depth))
+    for example in examples:
+        ids = example.ids.to(device)
+        draft_tokens = draft.propose_at_every_position(
+            ids, example.taps.to(device).float(), example.last.to(device).float(), depth
+        )
+        accepted, evaluated = count_accepted(draft_tokens, ids, example.mask.to(device))
+        for tally in (
+            held_out.total,
+            held_out.by_workload.setdefault(example.workload, Tally([0] * depth, [0] * depth)),
+        ):
+            tally.accepted = [a + b for a, b in zip(tally.accepted, accepted, strict=True)]
+            tally.evaluated = [a + b for a, b in zip(tally.evaluated, evaluated, strict=True)]
+    return held_out
+
+
+def count_accepted(draft_tokens: Tensor, ids: Tensor, mask: Tensor) -> tuple[list[int], list[int]]:
+    """Accepted and evaluated counts per depth: draft_tokens int64 [T-1, K] (row t: x_{t+2}, ...), ids and mask [T]."""
+    num_roots, depth = draft_tokens.shape
+    evaluated = reachable(mask[None], depth)[:, 0, :num_roots]  # [K, T-1]
+    next_columns = torch.arange(num_roots, device=ids.device)[:, None] + 2 + torch.arange(depth, device=ids.device)
+    correct = (draft_tokens == ids[next_columns.clamp(max=ids.numel() - 1)]).T
+    accepted = correct.cummin(0).values & evaluated
+    return accepted.sum(1).tolist(), evaluated.sum(1).tolist()
+
+
+@torch.no_grad()
+def _argmax_share(target: AbstractTarget, example: Example) -> float:
+    """Share of the answer tokens that are the target's most likely token."""
+    last = example.last.to(target.device, target.dtype)[None]
+    best = target.unembed(target.final_norm(last))[0].argmax(-1)
+    answers = example.mask[1:].to(best.device)
+    matches = (best[:-1] == example.ids[1:].to(best.device)) & answers
+    return float(matches.sum() / answers.sum().clamp(min=1))
+
+
+CHECKPOINT = "checkpoint.safetensors"
+REMEDY: Final = "delete the folder it is in, and training begins again"
+MOST_STEPS: Final = 1 << 40
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW and of Muon
+
+
+@dataclass
+class Progress:
+    """Where training stands. step: optimiser steps done. best_al: -1 before the first evaluation, never NaN."""
+
+    step: int = 0
+    best_step: int = 0
+    best_al: float = -1.0
+    best_by_workload: dict[str, float] = field(default_factory=dict)
+
+
+def save_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
+    """Publish the state after `progress.step` steps, then drop best weights that are no longer the best."""
+    tensors = {f"weight.{name}": weight.detach() for name, weight in draft.state_dict().items()}
+    for name, parameter in draft.named_parameters():
+        moments = optimizer.moments(parameter)
+        assert moments.keys() <= set(MOMENTS), f"the optimiser keeps {sorted(moments)}"
+        tensors |= {f"{moment}.{name}": tensor for moment, tensor in moments.items()}
+    write_tensors(directory / CHECKPOINT, tensors, {"progress": json.dumps(asdict(progress))})
+    for file in directory.glob("best-*.safetensors"):
+        if file != best_file(directory, progress):
+            file.unlink()
+
+
+def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> Progress:
+    """Restore what `save_checkpoint` wrote; a fresh Progress where there is no checkpoint.
+
+    Raises:
+        UserError: the file is damaged, or is of another drafter.
+    """
+    file = directory / CHECKPOINT
+    if not os.path.lexists(file):
+        return Progress()
+    tensors, metadata = read_tensors(file, REMEDY)
+    progress = _parse_progress(metadata, file)
+    weights = {name.removeprefix("weight."): tensor for name, tensor in tensors.items() if name.startswith("weight.")}
+    _check_fit(file, weights, draft.state_dict(), "weight")
+    parameters = dict(draft.named_parameters())
+    for name, tensor in tensors.items():
+        moment, _, owner = name.partition(".")
+        if moment == "weight":
+            continue
+        if moment not in MOMENTS or owner not in parameters:
+            raise UserError(f"{file}: {name[:120]} belongs to nothing; {REMEDY}")
+        _check_fit(file, {owner: tensor}, {owner: parameters[owner]}, moment)
+        if moment != "momentum_buffer" and not {f"exp_avg.{owner}", f"exp_avg_sq.{owner}"} <= tensors.keys():
+            raise UserError(f"{file}: of {owner} one of AdamW's two moments is missing; {REMEDY}")
+    draft.load_state_dict(weights)
+    for name, parameter in parameters.items():
+        moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS if f"{moment}.{name}" in tensors}
+        optimizer.restore(parameter, moments, progress.step)
+    return progress
+
+
+def _parse_progress(metadata: Mapping[str, str], file: Path) -> Progress:
+    """Parse a checkpoint's progress; a UserError where training cannot have made it."""
+    try:
+        record = json.loads(metadata["progress"])
+        progress = Progress(**record)
+        steps = (progress.step, progress.best_step)
+        valid = all(type(step) is int for step in steps) and 0 <= progress.best_step <= progress.step <= MOST_STEPS
+        lengths = [progress.best_al, *progress.best_by_workload.values()]
+        valid &= all(isinstance(al, (int, float)) and math.isfinite(al) for al in lengths)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{file}: does not say how far training was; {REMEDY}") from error
+    if not valid:
+        raise UserError(f"{file}: says what cannot be, {str(record)[:120]}; {REMEDY}")
+    return progress
+
+
+def _check_fit(file: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], kind: str) -> None:
+    """Raise UserError unless names, shapes and types are those expected."""
+    mismatched = sorted(tensors.keys() ^ expected.keys())
+    mismatched += [
+        name
+        for name, tensor in tensors.items()
+        if name in expected and (tensor.shape, tensor.dtype) != (expected[name].shape, expected[name].dtype)
+    ]
+    if mismatched:
+        raise UserError(f"{file}: its {kind} {mismatched[0][:120]} is not the drafter's that is trained here; {REMEDY}")
+
+
+def save_best(directory: Path, draft: nn.Module, progress: Progress) -> None:
+    """Write the weights of `progress.best_step`."""
+    write_tensors(best_file(directory, progress), draft.state_dict(), {})
+
+
+def load_best(directory: Path, draft: nn.Module, progress: Progress) -> dict[str, Tensor]:
+    """Read the weights that `save_best` wrote for this drafter; raises UserError where the file is damaged."""
+    file = best_file(directory, progress)
+    tensors, _ = read_tensors(file, REMEDY)
+    _check_fit(file, tensors, draft.state_dict(), "weight")
+    return tensors
+
+
+def best_file(directory: Path, progress: Progress) -> Path:
+    return directory / f"best-{progress.best_step}.safetensors"
+
+
+def truncate_metrics(file: Path, step: int) -> None:
+    """Drop rows of metrics.jsonl after `step` and a torn last line: training will write them again."""
+    if not file.is_file():
+        return
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    beside = file.with_suffix(".new")
+    beside.write_text("".join(lines), encoding="utf-8")
+    beside.replace(file)
+
+
+def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a new file, then rename it: a kill leaves the old file or the new one."""
+    beside = file.with_suffix(".new")
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, beside, metadata=metadata)
+    beside.replace(file)

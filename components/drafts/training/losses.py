@@ -1,0 +1,307 @@
+"""The training loss: distances to the target's own distribution, averaged over columns and drafting steps.
+
+The distance at one row is defined in `losses.py`. Steps are weighted
+decay^k / sum decay^k: dividing by the sum keeps the effective learning rate when the number of steps changes.
+
+The loss of one draft token: seven distances between the student's and the target's distribution.
+
+p = the target's distribution, q = softmax of the student's logits, both at one row; alpha = sum_v min(p(v), q(v)),
+which is the probability that rejection sampling keeps a token drawn from q (Leviathan et al. 2023, arXiv:2211.17192).
+  soft_ce   -sum_v p(v) log q(v)                     Hinton et al. 2015, arXiv:1503.02531; EAGLE's classification loss
+  kl        sum_v p(v) log(p(v) / q(v))              soft_ce less the teacher's entropy: another number, one gradient
+  tv        1 - alpha                                total variation: the probability of a rejection itself
+  lk        l KL + (1 - l) TV, l = exp(-3 alpha)     Samarin et al. 2026, arXiv:2602.23881, hybrid; l has no gradient
+  top_k     -sum_{v in the K largest p} p(v) log q(v)     HASS, Zhang et al. 2025, arXiv:2408.15766, section 3.1
+  hard_ce   -log q(v*), v* the target's greedy token      for greedy decoding, and for answers written greedily
+and smooth_l1 between hidden states: mean over H of d^2 / 2 where |d| < 1, else |d| - 1/2 (EAGLE, Li et al. 2024,
+arXiv:2401.15077, section 3.2; Huber 1964).
+
+A student with a pruned vocabulary of N tokens cannot draft the others. Cross-entropies and KL compare with p
+renormalised over the N; alpha is taken with p as it is (its mass inside the N may be below 1), so 1 - tv stays the
+acceptance probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from components.drafts.interface import Batch, StepLosses
+from components.drafts.network.layers import WIDTH_STEP, packed_rows, reachable
+from components.drafts.settings import LossName
+from components.targets.interface import AbstractTarget
+
+Normaliser = Literal["token", "sequence", "position"]
+TEACHER_COLUMNS = 64
+
+
+class ColumnTeacher(Protocol):
+    """Gives the teacher at columns of a batch: a Teacher over all [B, T], or a SparseTeacher over some."""
+
+    def at(self, rows: Tensor) -> Teacher:
+        """The teacher at the columns rows, int64 [B, R]."""
+
+
+class SparseTeacher(NamedTuple):
+    """A teacher over C columns of a batch; at any other column its result is arbitrary."""
+
+    teacher: Teacher  # over [1, C]
+    index_of_column: Tensor  # int64 [B, T]: the index of a column among the C
+
+    def at(self, rows: Tensor) -> Teacher:
+        index_of_column = self.index_of_column.gather(1, rows)
+        return Teacher(
+            *(part[0].index_select(0, index_of_column.flatten()).unflatten(0, rows.shape) for part in self.teacher)
+        )
+
+
+def teacher_at_target_columns(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher:
+    """Teacher distributions at the columns where the loss is evaluated only.
+
+    Step k of root t is evaluated at t + k + 1, and M_k(t) implies M_0(t + k): so these are the columns after those in
+    M_0. A prompt has none.
+    """
+    is_target = torch.nn.functional.pad(reachable(batch.mask, 1)[0][:, :-1], (1, 0)).flatten()
+    columns = is_target.nonzero().squeeze(1)
+    width = -(-max(1, len(columns)) // WIDTH_STEP) * WIDTH_STEP
+    columns = torch.nn.functional.pad(columns, (0, width - len(columns)))  # the filler is column 0
+    index_of_column = (is_target.cumsum(0) - 1).clamp(min=0).view_as(batch.ids)
+    return SparseTeacher(
+        teacher_distributions(target, batch.last.flatten(0, 1)[columns][None], student_ids), index_of_column
+    )
+
+
+@torch.no_grad()
+def teacher_distributions(target: AbstractTarget, last: Tensor, student_ids: Tensor | None) -> Teacher:
+    """Compute the teacher from last-layer outputs [B, T, H], before the final norm.
+
+    student_ids: int64 [N], the target ids of the student's vocabulary; None: all V.
+    """
+    columns = last.to(target.dtype).flatten(0, 1)
+    with torch.autocast(last.device.type, enabled=False):
+        # A few columns at a time: the logits of all over the full vocabulary would be the largest tensor of the step.
+        parts = [_teacher_at(target, chunk, student_ids) for chunk in columns.split(TEACHER_COLUMNS)]
+    return Teacher(*(torch.cat(part).unflatten(0, last.shape[:2]) for part in zip(*parts, strict=True)))
+
+
+def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | None) -> Teacher:
+    """Compute the teacher at columns [C, H]."""
+    logits = target.unembed(target.final_norm(columns[None]))[0].float()
+    best = logits.argmax(-1)
+    if student_ids is None:
+        return Teacher(logits.softmax(-1), best, torch.ones_like(best, dtype=torch.float32))
+    student_index = torch.full((logits.shape[-1],), -1, device=best.device)
+    student_index[student_ids] = torch.arange(student_ids.numel(), device=best.device)
+    student_logits = logits.index_select(-1, student_ids)
+    mass = (student_logits.logsumexp(-1) - logits.logsumexp(-1)).exp()
+    return Teacher(student_logits.softmax(-1), student_index[best], mass)
+
+
+def average_losses(
+    losses: Tensor, included: Tensor, normaliser: Normaliser, num_positions: int, sequences: Tensor | None = None
+) -> Tensor:
+    """Average losses [B, R] over the rows where included, bool [B, R].
+
+    token: mean over included rows. sequence: mean over the means of sequences, so that short answers weigh as much as
+    long ones. position: sum divided by the B * T positions of the padded batch, as the first public trainers do.
+    sequences: int64 [B, R], the sequence of every row, from 0; None: each b is one sequence.
+    """
+    masked = losses.masked_fill(~included, 0.0)
+    if normaliser == "position":
+        return masked.sum() / num_positions
+    if normaliser == "token":
+        return masked.sum() / included.sum().clamp(min=1)
+    if sequences is None:
+        sums, counts = masked.sum(1), included.sum(1)
+    else:
+        sequence_of_row, num_sequences = sequences[included], int(sequences.max()) + 1
+        sums = masked.new_zeros(num_sequences).index_add(0, sequence_of_row, losses[included])
+        counts = sequence_of_row.bincount(minlength=num_sequences)
+    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+
+
+class Roots(NamedTuple):
+    """The columns to draft from, R of each sequence."""
+
+    rows: Tensor  # int64 [B, R]
+    valid: Tensor  # bool [B, R]: False on filler rows
+
+
+class StepLossAccumulator:
+    """Accumulates losses and counts of drafting steps, added one after the other.
+
+    Step k at column t is compared with the target's distribution at column t + k + 1. It is trained where M_k allows it
+    and the draft vocabulary has the teacher's argmax, and counts as accepted when steps 0..k all drafted that argmax.
+    A step may cover the first R' of the R roots only (P-EAGLE trains deep steps on a sample).
+    """
+
+    def __init__(self, batch: Batch, teacher: ColumnTeacher, num_steps: int, normaliser: Normaliser) -> None:
+        """teacher: of all columns, or of the target columns; num_steps: the most steps that will be added."""
+        self.batch, self.teacher, self.normaliser = batch, teacher, normaliser
+        self.reachable_at_step = reachable(batch.mask, num_steps)  # [num_steps, B, T]
+        self.roots = Roots(*packed_rows(self.reachable_at_step[0]))
+        self.all_correct = self.roots.valid
+        self.losses: list[Tensor] = []
+        self.accepted: list[Tensor] = []
+        self.num_reachable: list[Tensor] = []
+
+    def use_roots(self, roots: Roots) -> None:
+        """Replace the roots (all reachable columns by default); call before the first step."""
+        assert not self.losses
+        self.roots, self.all_correct = roots, roots.valid
+
+    def target_columns(self, num_roots: int | None = None) -> Tensor:
+        """The target columns of the next step, for the first `num_roots` roots: int64 [B, R']."""
+        rows = self.roots.rows[:, :num_roots]
+        return (rows + len(self.losses) + 1).clamp(max=self.batch.ids.shape[1] - 1)
+
+    def add(self, logits: Tensor, loss: Callable[[Tensor, Teacher], Tensor]) -> None:
+        """Add the next step: its logits [B, R', N]; loss: (logits, the teacher of their rows) -> [B, R']."""
+        width = logits.shape[1]
+        rows, valid = self.roots.rows[:, :width], self.roots.valid[:, :width]
+        allowed = self.reachable_at_step[len(self.losses)].gather(1, rows) & valid
+        teacher = self.teacher.at(self.target_columns(width))
+        best = teacher.best
+        row_losses = loss(logits, teacher)
+        documents = self.batch.documents
+        sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
+        trained = allowed & (best >= 0)
+        self.losses.append(average_losses(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences))
+        # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
+        correct = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
+        self.all_correct = self.all_correct[:, :width] & correct & (best >= 0)
+        self.accepted.append((self.all_correct & allowed).sum())
+        self.num_reachable.append(allowed.sum())
+
+    def result(self, decay: float) -> StepLosses:
+        """Combine all steps into one loss, step k weighted decay^k / sum decay^k."""
+        stacked = torch.stack(self.losses)
+        weights = decay ** torch.arange(len(self.losses), device=stacked.device, dtype=torch.float32)
+        total = (stacked * weights).sum() / weights.sum()
+        return StepLosses(total, stacked.detach(), torch.stack(self.accepted), torch.stack(self.num_reachable))
+
+
+def step_losses(
+    batch: Batch,
+    steps: Callable[[Tensor], Iterable[Tensor]],
+    num_steps: int,
+    teacher: ColumnTeacher,
+    decay: float,
+    normaliser: Normaliser,
+    loss: LossName = "soft_ce",
+) -> StepLosses:
+    """Losses and counts of every drafting step of one training forward; see StepLossAccumulator.
+
+    steps: rows int64 [B, R] (the columns to draft from) -> the teacher-forced logits [B, R, N] of steps 0, 1, ...
+    """
+    accumulator = StepLossAccumulator(batch, teacher, num_steps, normaliser)
+    for logits in steps(accumulator.roots.rows):
+        accumulator.add(logits, partial(row_loss, loss))
+    return accumulator.result(decay)
+
+
+LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
+TOP_K = 10  # HASS's K
+LK_ETA = 3.0  # the exponent the LK paper found best
+
+
+class Teacher(NamedTuple):
+    """The target's next-token distributions at rows [...], over the N tokens that the student's softmax runs over."""
+
+    probs: Tensor  # [..., N] float32, renormalised over those tokens
+    best: Tensor  # [...] int64: index of the FULL vocabulary's argmax among them; -1: it is not one of them
+    mass: Tensor  # [...] float32: the total probability of all N; 1 for a student with the full vocabulary
+
+    def at(self, rows: Tensor) -> Teacher:
+        """The columns rows, int64 [B, R], of a teacher over [B, T]."""
+        sequence = torch.arange(len(rows), device=rows.device)[:, None]
+        return Teacher(self.probs[sequence, rows], self.best.gather(1, rows), self.mass.gather(1, rows))
+
+
+def row_loss(name: LossName, logits: Tensor, teacher: Teacher) -> Tensor:
+    """The named loss at every row: logits [..., N] and a teacher of the same rows -> float32 [...]."""
+    if name == "soft_ce":
+        return soft_cross_entropy(logits, teacher.probs)
+    if name == "kl":
+        return kl_divergence(logits, teacher.probs)
+    if name == "tv":
+        return 1.0 - acceptance(logits, teacher)
+    if name == "lk":
+        return lk_hybrid(logits, teacher)
+    if name == "top_k":
+        return top_k_cross_entropy(logits, teacher.probs, TOP_K)
+    assert name == "hard_ce", f"no loss is called {name!r}; there are {', '.join(LOSS_NAMES)}"
+    return hard_cross_entropy(logits, teacher.best)
+
+
+def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
+    """-sum_v p(v) log q(v) at every row: logits and probs [..., N] -> float32 [...]; probs sum to 1."""
+    losses: Tensor = _SoftCrossEntropy.apply(logits, probs)
+    return losses
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Computes its gradient, q - p, in the forward pass: one [..., N] is saved for backward instead of four."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
+        exact = logits.float()
+        q = exact.softmax(-1)  # one kernel that keeps a row in the cache, so the log of the sum is taken from its peak
+        log_sum = exact.amax(-1) - q.amax(-1).log()
+        with torch.autocast(logits.device.type, enabled=False):  # it would round the product to bfloat16
+            losses = log_sum - torch.linalg.vecdot(probs, exact)
+        ctx.save_for_backward(q.sub_(probs).to(logits.dtype))
+        return losses
+
+    @staticmethod
+    @once_differentiable  # the saved gradient is a constant to autograd: its second derivative would be zero
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (difference,) = ctx.saved_tensors
+        return difference * gradients[0][..., None].to(difference.dtype), None
+
+
+def kl_divergence(logits: Tensor, probs: Tensor) -> Tensor:
+    """sum_v p(v) log(p(v) / q(v)) at every row: [..., N] -> float32 [...], in nats; 0 iff p = q."""
+    return soft_cross_entropy(logits, probs) + torch.special.xlogy(probs, probs).sum(-1)
+
+
+def acceptance(logits: Tensor, teacher: Teacher) -> Tensor:
+    """alpha = sum_v min(p(v), q(v)) at every row: [..., N] -> float32 [...], from 0 to the teacher's mass."""
+    return torch.minimum(teacher.probs * teacher.mass[..., None], logits.float().softmax(-1)).sum(-1)
+
+
+def lk_hybrid(logits: Tensor, teacher: Teacher) -> Tensor:
+    """l KL(p, q) + (1 - l)(1 - alpha), l = exp(-LK_ETA alpha) held constant: [..., N] -> float32 [...].
+
+    Far from the teacher KL has the gradient that total variation lacks; close to it, acceptance itself is optimised.
+    """
+    alpha = acceptance(logits, teacher)
+    share = torch.exp(-LK_ETA * alpha.detach())
+    return share * kl_divergence(logits, teacher.probs) + (1.0 - share) * (1.0 - alpha)
+
+
+def top_k_cross_entropy(logits: Tensor, probs: Tensor, k: int) -> Tensor:
+    """-sum over the k most likely tokens of p of p(v) log q(v): [..., N] -> float32 [...]. k >= N: all of them.
+
+    Like HASS's, it is not renormalised: where p is spread out it weighs less.
+    """
+    likely, indices = probs.topk(min(k, probs.shape[-1]), dim=-1)
+    logits = logits.float()
+    return (likely * (logits.logsumexp(-1, keepdim=True) - logits.gather(-1, indices))).sum(-1)
+
+
+def hard_cross_entropy(logits: Tensor, best: Tensor) -> Tensor:
+    """-log q(best) at every row: logits [..., N], best int64 [...] -> float32 [...]; where best is -1, of token 0."""
+    logits = logits.float()
+    return logits.logsumexp(-1) - logits.gather(-1, best.clamp(min=0)[..., None])[..., 0]
+
+
+def smooth_l1(hidden: Tensor, target: Tensor) -> Tensor:
+    """Mean over H of the Huber function with its corner at 1: hidden and target [..., H] -> float32 [...]."""
+    return F.smooth_l1_loss(hidden.float(), target.float(), reduction="none").mean(-1)

@@ -1,0 +1,187 @@
+"""A model server: its address, its API key and its engine.
+
+The steps that let a server answer prompts and those that measure servers share this file. Replies are never trusted to
+be well-formed; anything unexpected becomes one line that names the address.
+
+Conversion between token ids and text, for servers that take or return text only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from components.contract import UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+Engine = Literal["auto", "vllm", "sglang", "llama.cpp", "transformers", "openai"]
+
+_ENGINE_PROBES: Final[tuple[tuple[Engine, str, str], ...]] = (
+    ("vllm", "/version", "version"),
+    ("sglang", "/get_server_info", "version"),
+    ("llama.cpp", "/props", "build_info"),
+)
+"""(engine, a path that only this engine serves, the field of its reply with the version)."""
+
+_LOADING_STATUSES: Final = (429, 502, 503, 504)
+"""HTTP status codes of servers that still load their model."""
+
+
+BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$")]
+
+
+class ServerAddress(BaseModel):
+    """The settings that describe one server.
+
+    base_url: the address with or without /v1, such as http://127.0.0.1:8000; no credentials, query or fragment.
+    engine: the engine behind it; auto asks the server. openai is any other engine with /v1/completions.
+    model: the name of the served model; empty takes the first of /v1/models.
+    api_key_variable: the environment variable that holds the key; the key is written nowhere.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    setting: ClassVar[str] = "base_url"  # name of the step's setting; errors begin with it
+
+    base_url: BaseUrl
+    engine: Engine = "auto"
+    model: str = ""
+    api_key_variable: str = ""
+
+    @property
+    def root(self) -> str:
+        """The address without /v1."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def location(self) -> str:
+        """The beginning of every error about this server."""
+        return f"{self.setting}: {self.base_url}"
+
+    def headers(self) -> dict[str, str]:
+        """HTTP headers with the key, empty without one; raises UserError when the variable holds no usable key."""
+        key = self._key()
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def without_key(self, message: str) -> str:
+        """A message of the server or a library, as one line of at most 300 characters, without the key."""
+        key = self._key()
+        for form in (key, json.dumps(key)[1:-1]) if key else ():  # as it is, and as a JSON text holds it
+            message = message.replace(form, "***")
+        return " ".join(message.split())[:300]
+
+    def _key(self) -> str:
+        """The key, stripped, checked here because HTTP libraries quote a bad header in their errors; "" without one."""
+        if not self.api_key_variable:
+            return ""
+        location = f"{self.location}: ${self.api_key_variable}"
+        key = os.environ.get(self.api_key_variable, "").strip()
+        if not key:
+            raise UserError(f"{location} is not set; put the server's key there")
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"{location} is no key: only printable ASCII characters can be sent; set it again")
+        return key
+
+
+class ServerInfo(NamedTuple):
+    """The engine, its version and the model of a server that answers."""
+
+    engine: str
+    version: str
+    model: str
+
+
+async def wait_until_ready(client: httpx.AsyncClient, server: ServerAddress, wait_s: float) -> ServerInfo:
+    """Wait until a server answers and identify it; raises UserError after `wait_s` seconds without an answer."""
+    import httpx
+    from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type((httpx.TransportError, httpx.HTTPStatusError)),
+        wait=wait_exponential(multiplier=0.2, max=3),
+        stop=stop_after_delay(wait_s),
+    )
+    headers = server.headers()
+    try:
+        async for attempt in retrying:
+            with attempt:
+                models = await client.get(f"{server.root}/v1/models", headers=headers)
+                if models.status_code in _LOADING_STATUSES:
+                    models.raise_for_status()
+    except RetryError as error:
+        failure = error.last_attempt.exception()
+        message = " ".join(str(failure).split())[:200] or type(failure).__name__
+        raise UserError(f"{server.location}: no answer within {wait_s:g} s ({message}); start it first") from error
+    if models.status_code >= 400 and not server.model:
+        raise UserError(f"{server.location}: /v1/models says {models.status_code}; name the `model` it serves")
+    engine, version = await _identify(client, server, headers)
+    return ServerInfo(engine, version, server.model or _first_model(models, server))
+
+
+def _first_model(reply: httpx.Response, server: ServerAddress) -> str:
+    try:
+        served = [str(entry["id"]) for entry in reply.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{server.location}: /v1/models is not OpenAI's; name the `model`") from error
+    if not served:
+        raise UserError(f"{server.location}: serves no model by itself; name the `model`")
+    return served[0]
+
+
+async def _identify(client: httpx.AsyncClient, server: ServerAddress, headers: dict[str, str]) -> tuple[str, str]:
+    for engine, path, field in _ENGINE_PROBES:
+        if server.engine not in ("auto", engine):
+            continue
+        facts = await _get_json(client, server.root + path, headers)
+        if facts is not None and isinstance(facts.get(field), str):
+            return engine, str(facts[field])
+    if server.engine != "auto":
+        return server.engine, ""
+    paths = (await _get_json(client, f"{server.root}/openapi.json", headers) or {}).get("paths")
+    return ("transformers" if isinstance(paths, dict) and "/load_model" in paths else "openai"), ""
+
+
+async def _get_json(client: httpx.AsyncClient, address: str, headers: dict[str, str]) -> dict[str, Any] | None:
+    """The JSON object at an address, None where there is none."""
+    import httpx
+
+    try:
+        reply = await client.get(address, headers=headers)
+        payload = reply.json() if reply.status_code == 200 else None
+    except (httpx.TransportError, ValueError):  # this engine does not have it
+        return None
+    return payload if isinstance(payload, dict) else None
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str | None:
+    """A text that the server's tokenizer encodes to exactly these ids; None where there is none.
+
+    The text omits a beginning-of-text token that the tokenizer adds, because the server adds it too.
+    """
+    expected = list(ids)
+    beginning = getattr(tokenizer, "bos_token_id", None)
+    for part in (expected, expected[1:] if expected and expected[0] == beginning else expected):
+        text: str = tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if list(tokenizer(text, verbose=False)["input_ids"]) == expected:
+            return text
+    return None
+
+
+def ids_of_answer(tokenizer: Any, prompt_text: str, prompt_ids: Sequence[int], answer: str) -> list[int] | None:
+    """Token ids for an answer's text; None where no ids decode to exactly this text.
+
+    The answer is tokenised behind its prompt, so that a token which begins with a space keeps it, and by itself where a
+    token would span both.
+    """
+    start = list(prompt_ids)
+    together = list(tokenizer(prompt_text + answer, verbose=False)["input_ids"])
+    if together[: len(start)] == start:
+        return together[len(start) :]
+    alone = list(tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"])
+    back = tokenizer.decode(alone, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return alone if back == answer else None

@@ -1,0 +1,175 @@
+"""The settings that give each serving engine the chosen depth, by batch size where the engine supports that.
+
+Engines meet batch sizes that were not measured. The choice for a measured size holds from just above the measured size
+before it: the depth chosen for a larger batch is the shallower one, and loses less where it is wrong.
+
+A release states these settings (release.json: engines) for the engines that can load it, and `draftsmith choose-depth`
+prints them; a depth policy holds depths only.
+
+Forms, read in the engines' own documents and sources (November 2026):
+  vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
+                `num_speculative_tokens_per_batch_size` is [[first, last, K], ...] from 1 on, K = 0 drafts nothing, past
+                the end the last K holds. Newer versions also take [first, last, first_context, last_context, K] rows,
+                a full grid. Its Medusa asserts that the depth never changes: it gets neither, and the depth of the
+                smallest batch, as engines that know one depth alone.
+  SGLang        --speculative-num-steps, --speculative-eagle-topk 1 (a chain), --speculative-num-draft-tokens: one more
+                than the steps.
+  TensorRT-LLM  `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts nothing above the last
+                key. (Older versions read the keys as first batch sizes.)
+  llama.cpp     --spec-type, without which it loads a draft and decodes plainly; --spec-draft-n-max, with
+                --spec-draft-p-min 0 so that every draft is of that length.
+  MNN           `draft_predict_length` in config.json; EAGLE also takes `eagle_depth`, and `eagle_topk` 1 for a chain.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from components.engines.profiles import EAGLES, GIVEN_MODEL, OWN_MTP, Engine, profile_of
+from components.rows import ALL, DepthChoice
+
+ENGINE_OF_SETTING: Final[dict[str, Engine]] = {
+    "vllm": "vllm",
+    "vllm_by_context": "vllm",
+    "sglang": "sglang",
+    "tensorrt_llm": "tensorrt-llm",
+    "llama_cpp": "llama.cpp",
+    "mnn": "mnn",
+}
+"""Key of engine settings -> the engine that they are for."""
+_VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
+    name: name for name in ("eagle3", "mtp", "medusa", "ngram")
+}
+_SGLANG = {"eagle1": "EAGLE", "hass": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft-model": "STANDALONE"} | {
+    "ngram": "NGRAM"
+}
+_LLAMA_CPP = {"eagle3": "draft-eagle3", "mtp": "draft-mtp", "draft-model": "draft-simple"}
+_VLLM_ONE_DEPTH = ("medusa",)
+_MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "lookahead"}
+_ALL_CONTEXTS = 2**31 - 1
+
+
+def engine_settings(policy: Mapping[str, Any], without: Collection[Engine]) -> dict[str, Any]:
+    """The settings for the winner's depth; {} where the verdict is not to draft, or not to believe it.
+
+    policy: policy.json. without: engines that cannot load this drafter and therefore get no settings.
+    Depths are those chosen over all measured prompts; a stated mixture's depth was never measured end to end and is
+    only in the policy table. A batch size that measured slower than plain decoding gets depth 0.
+    """
+    winner = policy["winner"]
+    if winner is None or policy["verdict"] not in ("use", "undecided"):
+        return {}
+    key = winner["draft_key"]
+    shapes = {c["tree_budget"] for c in policy.get("ranking") or [] if c["draft_key"] == key}
+    if shapes and None not in shapes:
+        return {}  # the settings below draft chains only
+    served = [DepthChoice(**c) for c in policy["choices"] if (c["draft_key"], c["workload"]) == (key, ALL)]
+    slower = {c.batch_size for c in served if c.verdict == "do_not_speculate"}
+    by_batch = {c.batch_size: 0 if c.batch_size in slower else c.depth_k for c in served}
+    measured_slower = {c.batch_size for c in served if c.batch_size in slower and c.depth_k > 0}
+    contexts = [
+        replace(c, depth_k=0) if c.batch_size in measured_slower else c
+        for c in (DepthChoice(**row) for row in policy.get("contexts") or [])
+        if c.draft_key == key
+    ]
+    settings = settings_for(str(winner["method"]), by_batch, contexts)
+    return {name: value for name, value in settings.items() if ENGINE_OF_SETTING.get(name) not in without}
+
+
+def engines_without_method(method: str) -> set[Engine]:
+    """Engines that load no drafter of this method, whatever its settings; none for a method without profiles."""
+    kinds = {method} | ({OWN_MTP} if method == "mtp" else {GIVEN_MODEL} if method == "draft-model" else set())
+    engines = set(ENGINE_OF_SETTING.values())
+    is_known = any(kinds & {*profile_of(one).methods, *profile_of(one).unsupported} for one in engines)
+    return {one for one in engines if is_known and not kinds & {*profile_of(one).methods}}
+
+
+def engine_lines(engines: Mapping[str, Any]) -> list[str]:
+    """One line for each engine, ready to copy."""
+    lines = []
+    for name, settings in engines.items():
+        if isinstance(settings, dict):
+            (kind, value), *_ = settings.items()
+            words = shlex.join(value) if kind == "flags" else json.dumps(value)
+            lines.append(f"{name}{'' if kind == 'flags' else ' ' + kind}: {words}")
+    return lines
+
+
+def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> dict[str, Any]:
+    """Settings by engine; {} where all depths are 0.
+
+    by_batch: measured batch size -> depth. contexts: choices by context length.
+    """
+    ranges = batch_ranges(by_batch)
+    first, deepest = by_batch[min(by_batch)], max(by_batch.values())
+    if deepest == 0:
+        return {}
+    depth = first or deepest
+    vllm: dict[str, Any] = {"num_speculative_tokens": deepest}
+    if method in _VLLM_ONE_DEPTH:
+        vllm["num_speculative_tokens"] = depth
+    if method in _VLLM:
+        vllm = {"method": _VLLM[method], **vllm}
+    tensorrt: dict[str, Any] = {"max_draft_len": deepest}
+    if len(ranges) > 1:
+        if method not in _VLLM_ONE_DEPTH:
+            vllm["num_speculative_tokens_per_batch_size"] = ranges
+        tensorrt["draft_len_schedule"] = {str(last): drafts for _, last, drafts in ranges}
+    sglang = ["--speculative-num-steps", depth, "--speculative-eagle-topk", 1]
+    sglang += ["--speculative-num-draft-tokens", depth + 1]
+    if method in _SGLANG:
+        sglang = ["--speculative-algorithm", _SGLANG[method], *sglang]
+    llama_cpp: list[Any] = ["--spec-draft-n-max", depth, "--spec-draft-p-min", 0]
+    if method in _LLAMA_CPP:
+        llama_cpp = ["--spec-type", _LLAMA_CPP[method], *llama_cpp]
+    mnn: dict[str, Any] = {"draft_predict_length": depth}
+    if method in _MNN:
+        mnn = {"speculative_type": _MNN[method], **mnn}
+    if method in EAGLES:
+        mnn |= {"eagle_depth": depth, "eagle_topk": 1}
+    settings: dict[str, Any] = {
+        "measured_batch_sizes": sorted(by_batch),
+        "vllm": {"speculative_config": vllm},
+        "sglang": {"flags": [str(word) for word in sglang]},
+        "tensorrt_llm": {"speculative_config": tensorrt},
+        "llama_cpp": {"flags": [str(word) for word in llama_cpp]},
+        "mnn": {"config": mnn},
+    }
+    grid = context_grid(contexts)
+    if grid and method not in _VLLM_ONE_DEPTH:
+        deepest = max(deepest, *(row[-1] for row in grid))
+        by_context = {**vllm, "num_speculative_tokens": deepest, "num_speculative_tokens_per_batch_size": grid}
+        settings["vllm_by_context"] = {"speculative_config": by_context}
+    return settings
+
+
+def batch_ranges(by_batch: Mapping[int, int]) -> list[list[int]]:
+    """[[first, last, depth], ...] from batch size 1 to the largest measured; neighbours of equal depth are joined."""
+    ranges: list[list[int]] = []
+    start = 1
+    for batch_size in sorted(by_batch):
+        depth = by_batch[batch_size]
+        if ranges and ranges[-1][2] == depth:
+            ranges[-1][1] = batch_size
+        else:
+            ranges.append([start, batch_size, depth])
+        start = batch_size + 1
+    return ranges
+
+
+def context_grid(contexts: Sequence[DepthChoice]) -> list[list[int]]:
+    """vLLM's five-column form over batch size x context length; [] unless every cell of the grid was chosen."""
+    cells = {(c.batch_size, c.kv_len): c.depth_k for c in contexts if c.kv_len is not None}
+    batches, lengths = sorted({b for b, _ in cells}), sorted({length for _, length in cells})
+    if not lengths or len(cells) != len(batches) * len(lengths):
+        return []
+    grid = []
+    for before, batch_size in zip([0, *batches], batches, strict=False):
+        for shorter, length in zip([0, *lengths], lengths, strict=False):
+            last = _ALL_CONTEXTS if length == lengths[-1] else length
+            grid.append([before + 1, batch_size, shorter + 1, last, cells[batch_size, length]])
+    return grid

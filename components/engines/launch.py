@@ -1,0 +1,217 @@
+"""The commands that serve a release in each engine, at the chosen depth, with the folder that the engine reads.
+
+Methods without files (prompt lookup) have commands as well. The depth is passed by each engine's own settings
+(depth_settings.py). The commands are for POSIX shells.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from components.engines.depth_settings import ENGINE_OF_SETTING
+from components.engines.profiles import GGUF_BASES, Engine, TargetFacts, kind_of, profile_of, refusals
+from components.weight_format import Storage
+
+Engines = Mapping[str, Any]
+LAUNCHED: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang", "llama.cpp": "llama.cpp"}
+"""Title of each engine that has a command here -> the engine."""
+FOLDER_OF_TARGET = "TARGET"
+"""Placeholder in commands for a folder that only the reader knows."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+VLLM_METHODS = {
+    "eagle1": "eagle",
+    "hass": "eagle",
+    "eagle3": "eagle3",
+    "p-eagle": "eagle3",
+    "draft-model": "draft_model",
+}
+
+
+def launch_lines(
+    method: str,
+    depth: int,
+    engines: Engines,
+    target: str,
+    folders: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[tuple[str, str]]:
+    """(engine title, command) for serving at a depth; [] where nothing is to be drafted or no engine serves the method.
+
+    engines: settings by engine; one without settings gets no command. folders: format -> its folder in the release;
+    None: the method's own format. settings: the method's own, from draft.json.
+    """
+    if depth == 0 or not engines:
+        return []
+    target = " ".join(target.split())  # users copy it into a shell
+    name, revision = at_revision(target)
+    on_hub = HUB_ID.fullmatch(name) is not None
+    model = shlex.quote(name) + (f" --revision {shlex.quote(revision)}" if revision else "")
+    format_folders = {"eagle3": "eagle3"} if folders is None else dict(folders)
+    draft_settings = dict(settings or {})
+    draft_model = str(draft_settings.get("model") or "") if method == "draft-model" else ""
+    lines = [
+        ("vLLM", _vllm_command(method, depth, engines, model, format_folders, draft_settings, draft_model)),
+        ("SGLang", _sglang_command(method, engines, model, format_folders, draft_settings, draft_model)),
+        # llama.cpp's converter takes a folder; the other two engines accept a hub id.
+        ("llama.cpp", _llama_cpp_command(method, engines, FOLDER_OF_TARGET if on_hub else model, format_folders)),
+    ]
+    if method == "ngram":
+        lines.append(("transformers", f"model.generate(**inputs, prompt_lookup_num_tokens={depth})"))
+    if method == "lookahead":
+        lines.append(("Draftsmith, whose loop it needs", "draftsmith generate PROMPT"))
+    return [(engine, command) for engine, command in lines if command]
+
+
+def at_revision(model: str) -> tuple[str, str]:
+    """(owner/name, revision) of a hub id, which engines take as two options; for anything else (model, "")."""
+    name, _, revision = model.partition("@")
+    return (name, revision) if HUB_ID.fullmatch(name) else (model, "")
+
+
+def shallower_than(depth: int, method: str, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Engine -> draft tokens a round in its command, where these are fewer than the chosen depth."""
+    kind = kind_of(method, settings)
+    served = {title: profile_of(engine).methods.get(kind) for title, engine in LAUNCHED.items()}
+    limits = {title: one.max_depth for title, one in served.items() if one is not None}
+    return {title: limit for title, limit in limits.items() if limit is not None and limit < depth}
+
+
+def not_served(
+    method: str,
+    settings: Mapping[str, Any],
+    target: TargetFacts,
+    storage: Storage | None,
+    formats: Collection[str],
+    *,
+    unknown_tokenizer: bool = False,
+) -> dict[str, str]:
+    """Engine -> why it would not serve this drafter as it was measured, in one clause. Such engines get no command.
+
+    This covers engines that the release does not name, since one that silently drops a norm or a bias would serve it
+    badly. formats: those in the release. unknown_tokenizer: whether llama.cpp's converter does not know the target's
+    tokenizer, which no command line can change.
+    """
+    reasons: dict[str, str] = {}
+    for title, engine in LAUNCHED.items():
+        for refusal in refusals(engine, method, settings, target, storage):
+            clause = refusal.partition(": ")[0]  # without the remedy, which is for training
+            reasons.setdefault(title, clause + ")" * (clause.count("(") - clause.count(")")))
+    if storage is not None and storage.bits is not None and "gguf" not in formats:
+        reasons.setdefault(
+            "llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes"
+        )
+    if unknown_tokenizer and "gguf" not in formats and set(GGUF_BASES.values()) & set(formats):
+        advice = (
+            "llama.cpp's converter does not know this target's tokenizer; export with llama.cpp among the engines and"
+        )
+        reasons.setdefault("llama.cpp", f"{advice} DRAFTSMITH_LLAMA_CPP set, which answers for it")
+    return reasons
+
+
+def cannot_load(
+    method: str,
+    settings: Mapping[str, Any],
+    target: TargetFacts,
+    storage: Storage | None,
+    formats: Collection[str],
+    not_served: Mapping[str, str],
+) -> set[Engine]:
+    """Engines that get no settings: they refuse such a drafter, or read none of its formats.
+
+    formats: those in the release. not_served: the result of `not_served`.
+    """
+    without: set[Engine] = {LAUNCHED[title] for title in not_served}
+    for engine in set(ENGINE_OF_SETTING.values()) - without:
+        served = profile_of(engine).methods.get(kind_of(method, settings))
+        read = {*served.formats, *({GGUF_BASES.get(method)} if "gguf" in served.formats else ())} if served else set()
+        unread = served is not None and served.formats and not read & {*formats}
+        if unread or any(refusals(engine, method, settings, target, storage)):
+            without.add(engine)
+    return without
+
+
+def _vllm_command(
+    method: str,
+    depth: int,
+    engines: Engines,
+    model: str,
+    folders: Mapping[str, str],
+    settings: Mapping[str, Any],
+    draft_model: str,
+) -> str:
+    if "vllm" not in engines:
+        return ""
+    config, overrides = dict(engines["vllm"]["speculative_config"]), ""
+    if method == "ngram":
+        config |= {"prompt_lookup_min": settings.get("min_ngram", 1), "prompt_lookup_max": settings.get("max_ngram", 3)}
+    elif "stitched" in folders:
+        model = f"./{folders['stitched']}"
+    elif draft_model:
+        name, revision = at_revision(draft_model)
+        config = {**config, "method": "draft_model", "model": name} | ({"revision": revision} if revision else {})
+    else:
+        draft = _folder_for("vllm", method, settings, folders)
+        if not draft:
+            return ""
+        config = {"model": draft, **config, "method": VLLM_METHODS.get(method, method)}
+        if method == "medusa":  # vLLM's Medusa asserts that the depth never changes
+            config = {**_without_batch_sizes(config), "num_speculative_tokens": depth}
+        if method == "p-eagle":
+            config["parallel_drafting"] = True
+        if method == "mtp":
+            # One new module is exact for the first draft token only; vLLM counts modules in the target's config.
+            overrides = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
+            config = {**_without_batch_sizes(config), "num_speculative_tokens": 1}
+    return f"vllm serve {model} {overrides}--speculative-config {shlex.quote(json.dumps(config))}"
+
+
+def _without_batch_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if "per_batch" not in name}
+
+
+def _folder_for(engine: Engine, method: str, settings: Mapping[str, Any], folders: Mapping[str, str]) -> str:
+    """The folder of the best format that an engine reads of a drafter; "" where the release has none."""
+    served = profile_of(engine).methods.get(kind_of(method, settings))
+    return next((f"./{folders[name]}" for name in (served.formats if served else ()) if name in folders), "")
+
+
+def _sglang_command(
+    method: str,
+    engines: Engines,
+    model: str,
+    folders: Mapping[str, str],
+    settings: Mapping[str, Any],
+    draft_model: str,
+) -> str:
+    if "sglang" not in engines:
+        return ""
+    flags = shlex.join(engines["sglang"]["flags"])
+    start = "python -m sglang.launch_server --model-path"
+    if "stitched" in folders:
+        return f"{start} ./{folders['stitched']} {flags}"
+    if method == "ngram":
+        return f"{start} {model} {flags}"
+    name, revision = at_revision(draft_model)
+    draft = shlex.quote(name) if draft_model else _folder_for("sglang", method, settings, folders)
+    if revision:
+        draft += f" --speculative-draft-model-revision {shlex.quote(revision)}"
+    return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
+
+
+def _llama_cpp_command(method: str, engines: Engines, model: str, folders: Mapping[str, str]) -> str:
+    if "llama_cpp" not in engines:
+        return ""
+    flags = shlex.join(engines["llama_cpp"]["flags"])
+    serve = "llama-server --model target.gguf --model-draft"
+    if "gguf" in folders:
+        return f"{serve} ./{folders['gguf']}/draft.gguf {flags}"
+    if method == "eagle3" and "eagle3" in folders:
+        convert = f"python convert_hf_to_gguf.py ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
+        return f"{convert}\n{serve} eagle3.gguf {flags}"
+    if method == "draft-model" and "causal-lm" in folders:
+        return f"python convert_hf_to_gguf.py ./{folders['causal-lm']} --outfile draft.gguf\n{serve} draft.gguf {flags}"
+    return ""

@@ -1,0 +1,598 @@
+"""Engine profiles: which drafters an engine serves, and why not the others; known before anything is trained.
+
+The profiles are data (profiles.py). This module reads them without importing torch: `draftsmith check` calls it for
+every pipeline that names engines, and the dry run for the refusals that depend on the target's config.
+
+The engine profiles: facts about each engine with the version they hold for; profiles.py explains the fields.
+
+Read in November 2026: vLLM 0.32.0, llama.cpp of llama-cpp-python 0.3.36 and speculators 0.9.0 in their own sources,
+SGLang's models of the same month, TensorRT-LLM 1.3, OpenVINO GenAI 2026.4 and MNN 3.6.1 in their manuals and exporters,
+transformers 5.23. "tried" means that the engine ran one of our checkpoints and gave our own loop's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from components.weight_format import Storage
+
+Engine = Literal["vllm", "sglang", "llama.cpp", "mnn", "tensorrt-llm", "transformers", "openvino", "speculators"]
+Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
+TapsAt = Literal["top", "inner", "inner as inputs"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+OWN_MTP, GIVEN_MODEL = "mtp-own", "draft-model-given"
+"""Names for method mtp with `start: own` and draft-model with a given `model`, which need other files, or none."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A setting of the method that must have one of these values for the engine. reason: one clause."""
+
+    setting: str
+    allowed: tuple[Any, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """How an engine serves one method.
+
+    formats:        those it reads, the preferred one first; () where it needs no file.
+    tried:          the version that ran one of our checkpoints; "" where only its source or manual was read.
+    needs:          values that it requires of the method's settings.
+    max_depth:      draft tokens a round that it serves exactly as trained; None: as many as the drafter proposes.
+    architectures:  the targets it supports for this method; () for any.
+    rope_of_target: it applies the target's RoPE scaling to the drafter, which is trained without scaling.
+    """
+
+    formats: tuple[Format, ...] = ()
+    tried: str = ""
+    needs: tuple[Need, ...] = ()
+    max_depth: int | None = None
+    architectures: tuple[str, ...] = ()
+    rope_of_target: bool = False
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """How an engine loads weights that drafts.quantise_draft packed.
+
+    methods: those whose drafters it loads. groups: weights -> group sizes that it has kernels for, 0 for one scale an
+    output channel. unquantised: method -> layers that must stay in bfloat16. may_keep: further layers that may stay so;
+    all other linear layers must be quantised. remarks: weights -> result of the trial, or that there was none.
+    """
+
+    methods: tuple[str, ...]
+    groups: Mapping[str, tuple[int, ...]]
+    unquantised: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    may_keep: tuple[str, ...] = ()
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """The fields of the target's config that engines' limits depend on. architecture: UNKNOWN where it has none."""
+
+    architecture: str
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rope_scaling: str = ""  # targets/rope_scaling.py
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One engine.
+
+    title:         its name as people write it.
+    version:       the version that the facts were read from.
+    methods:       method (or OWN_MTP, GIVEN_MODEL) -> how it is served. Other methods are not served.
+    unsupported:   method -> why it is not served, where that needs an explanation.
+    norm_flags:    those of EAGLE-3's norms (NORM_FLAGS) that it applies; it ignores or refuses the others.
+    taps_at:       where it reads EAGLE-3's tapped layers in a config; the first place that has them counts: top level,
+                   eagle_config, or eagle_config with the top level's meaning; else the defaults. None: not known.
+    whole_d2t:     whether it accepts d2t and t2d of a drafter whose vocabulary is whole.
+    fixed_rope_theta: the rope_theta that it uses whatever a config says; None: the config's.
+    heads_from:    whose config gives the number of attention heads.
+    max_layers:    decoder layers that a drafter of the EAGLE family may have.
+    dtypes:        those of a drafter's weights that it loads.
+    few_bits:      how it loads weights that were quantised here; None: not at all.
+    architectures: targets whose layers it can tap for EAGLE-3 (TAPPED); () for any, or where it is not known.
+    """
+
+    title: str
+    version: str
+    methods: Mapping[str, Served]
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    norm_flags: frozenset[str] = frozenset()
+    taps_at: tuple[TapsAt, ...] | None = None
+    whole_d2t: bool = True
+    fixed_rope_theta: float | None = None
+    heads_from: Literal["draft", "target"] = "draft"
+    max_layers: int | None = None
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    few_bits: FewBits | None = None
+    architectures: tuple[str, ...] = ()
+
+
+UNKNOWN = "unknown"
+SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
+NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+"""Config flags of EAGLE-3's norms, off by default. The first two are EAGLE-3.1's, and the only ones trained here."""
+EAGLES = ("eagle1", "hass", "eagle3", "p-eagle")
+TAPPED = ("eagle3", "p-eagle")
+"""Methods that read several layers of the target; others read its last hidden state, which every engine has."""
+DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
+    "eagle1": ("eagle1",),
+    "hass": ("eagle1",),
+    "eagle3": ("eagle3",),
+    "p-eagle": ("speculators",),
+    "medusa": ("medusa",),
+    "mtp": ("mtp",),
+    OWN_MTP: ("stitched",),
+    "draft-model": ("causal-lm",),
+}
+"""Formats that are written when no engine is named."""
+GGUF_BASES: dict[str, Format] = {"eagle3": "eagle3", "draft-model": "causal-lm"}
+"""Method -> the format that llama.cpp's converter reads."""
+NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
+    "eagle1": ("fc",),  # the embedding's norm is multiplied into it
+    "causal-lm": ("lm_head",),  # it gets a row for every token
+    "medusa": None,
+    "stitched": None,
+}
+"""Format -> layers that it stores changed, so not quantised as measured; None: it stores no quantised layer."""
+
+
+def kind_of(method: str, settings: Mapping[str, Any]) -> str:
+    """The key of `Profile.methods` for a drafter. settings: the method's own."""
+    if method == "mtp" and settings.get("start") == "own":
+        return OWN_MTP
+    return GIVEN_MODEL if method == "draft-model" and settings.get("model") else method
+
+
+def profile_of(engine: str) -> Profile:
+    """The profile of one of ENGINES."""
+
+    return PROFILES[engine]
+
+
+def formats_for(method: str, settings: Mapping[str, Any], engines: Sequence[str]) -> tuple[Format, ...]:
+    """The formats to write for a drafter: the preferred one of each engine; without engines the method's own."""
+    kind = kind_of(method, settings)
+    if not engines:
+        return DEFAULT_FORMATS.get(kind, ())
+    by_engine = [profile_of(engine).methods[kind].formats for engine in engines if kind in profile_of(engine).methods]
+    return tuple(dict.fromkeys(formats[0] for formats in by_engine if formats))
+
+
+def refusals(
+    engine: str,
+    method: str,
+    settings: Mapping[str, Any],
+    target: TargetFacts | None = None,
+    storage: Storage | None = None,
+) -> Iterator[str]:
+    """The reasons why an engine could not serve a drafter, each one clause with its remedy.
+
+    settings: the method's own, with defaults. target: None skips the checks that need one. storage: how the drafter's
+    weights were rounded, None as trained.
+    """
+    profile, kind = profile_of(engine), kind_of(method, settings)
+    served = profile.methods.get(kind)
+    if served is None:
+        named = SAID.get(kind, kind)
+        reason = f" ({profile.unsupported[kind]})" if kind in profile.unsupported else ""
+        able = ", ".join(sorted(SAID.get(one, one) for one in profile.methods))
+        yield f"{profile.title} does not serve {named}{reason}: leave {engine} out of engines, or take one of {able}"
+        return
+    for need in served.needs:
+        if (value := settings.get(need.setting)) not in need.allowed:
+            allowed = " or ".join(_yaml_value(one) for one in need.allowed)
+            yield (
+                f"{profile.title} {need.reason}, and {need.setting} is {_yaml_value(value)}: say settings: {{{method}:"
+                f" {{{need.setting}: {allowed}}}}}, or leave {engine} out of engines"
+            )
+    named_architecture = target is not None and target.architecture != UNKNOWN
+    if (
+        target is not None
+        and named_architecture
+        and served.architectures
+        and target.architecture not in served.architectures
+    ):
+        yield (
+            f"{profile.title} {profile.version} serves {SAID.get(kind, kind)} for"
+            f" {_first_names(served.architectures)} only,"
+            f" and the target is {target.architecture}: leave {engine} out of engines"
+        )
+    if target is not None and served.rope_of_target and target.rope_scaling:
+        yield (
+            f"{profile.title} {profile.version} rotates {SAID.get(kind, kind)} by the target's own RoPE, which is"
+            f" scaled ({target.rope_scaling}), and ours are trained with plain positions: leave {engine} out of"
+            " engines, or take a target whose RoPE is not scaled"
+        )
+    if storage is not None and storage.bits is not None:
+        yield from _few_bits_refusals(engine, profile, kind, storage)
+    if method in EAGLES:
+        yield from _eagle_refusals(engine, profile, method, settings)
+        if target is not None:
+            yield from _target_refusals(engine, profile, method, target)
+
+
+def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    trained_norms = NORM_FLAGS[:2]
+    dropped = sorted(name for name in NORM_FLAGS if settings.get(name) and name not in profile.norm_flags)
+    if dropped and set(dropped) <= set(trained_norms):
+        yield (
+            f"{profile.title} drops {' and '.join(dropped)} (EAGLE-3.1) without a word: say settings: {{{method}:"
+            f" {{{', '.join(f'{name}: false' for name in dropped)}}}}}, or leave {engine} out of engines"
+        )
+    elif dropped:
+        yield f"{profile.title} drops {' and '.join(dropped)} without a word: leave {engine} out of engines"
+    layers = settings.get("num_layers", 1)
+    if profile.max_layers is not None and layers > profile.max_layers:
+        yield (
+            f"{profile.title} serves drafters of {profile.max_layers} layer, and num_layers is {layers}: say settings:"
+            f" {{{method}: {{num_layers: {profile.max_layers}}}}}, or leave {engine} out of engines"
+        )
+
+
+def remark_on(engine: str, storage: Storage | None) -> str:
+    """The result of trying quantised weights in an engine, one sentence; "" where there is none."""
+    few = profile_of(engine).few_bits
+    return "" if few is None or storage is None else few.remarks.get(storage.weights, "")
+
+
+def packing_refusals(method: str, settings: Mapping[str, Any], storage: Storage | None) -> Iterator[str]:
+    """Why the method's own formats cannot hold quantised weights, each reason one clause with its remedy."""
+    if storage is None or storage.bits is None:
+        return
+    for format in formats_for(method, settings, ()):
+        layers = NOT_PACKED.get(format, ())
+        if layers is None:
+            yield f"a {format} checkpoint holds no weights in {storage.weights}: leave drafts.quantise_draft out"
+        elif missing := sorted(set(layers) - set(storage.keep)):
+            yield (
+                f"a {format} checkpoint holds {', '.join(missing)} changed, so not in {storage.weights}: say keep:"
+                f" [{', '.join(sorted({*storage.keep, *missing}))}] in drafts.quantise_draft"
+            )
+
+
+def _few_bits_refusals(engine: str, profile: Profile, kind: str, storage: Storage) -> Iterator[str]:
+    few, weights = profile.few_bits, storage.weights
+    remedy = f"leave {engine} out of engines"
+    if few is None or kind not in few.methods or weights not in few.groups:
+        of = "drafters" if few is None or kind in few.methods else f"{SAID.get(kind, kind)} drafters"
+        able = " or ".join([*(few.groups if few is not None and kind in few.methods else ()), "bf16"])
+        yield f"{profile.title} takes no {of} quantised here to {weights}: say weights: {able}, or {remedy}"
+        return
+    sizes = few.groups[weights]
+    if storage.group_size not in sizes:
+        able = " or ".join(map(str, sizes))
+        yield f"{profile.title} takes {weights} with group_size {able}, not {storage.group_size}: say so, or {remedy}"
+    missing = sorted(set(few.unquantised.get(kind, ())) - set(storage.keep))
+    other = sorted(set(storage.keep) - {*few.may_keep, *(name for names in few.unquantised.values() for name in names)})
+    if missing or other:
+        keep = [*storage.keep, *missing] if missing else [name for name in storage.keep if name not in other]
+        what = f"takes no quantised {', '.join(missing)}" if missing else f"quantises {', '.join(other)} as well"
+        yield f"{profile.title} {what}: say keep: [{', '.join(sorted(set(keep)))}], or {remedy}"
+
+
+def _target_refusals(engine: str, profile: Profile, method: str, target: TargetFacts) -> Iterator[str]:
+    fixed = profile.fixed_rope_theta
+    if fixed is not None and target.rope_theta != fixed:
+        yield (
+            f"{profile.title} rotates every drafter by rope_theta {fixed:g}, and the target's is {target.rope_theta:g},"
+            f" by which ours are trained: leave {engine} out of engines, or take a target with {fixed:g}"
+        )
+    if profile.heads_from == "target" and (target.head_dim <= 0 or target.head_dim % 2):
+        yield (
+            f"{profile.title} gives a drafter the target's heads, and heads of size {target.head_dim} cannot be rotated"
+            f" in pairs: leave {engine} out of engines"
+        )
+    tapped = method in TAPPED and target.architecture != UNKNOWN
+    if tapped and profile.architectures and target.architecture not in profile.architectures:
+        yield (
+            f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"
+            f" engines, or take a target of {_first_names(profile.architectures)}"
+        )
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
+
+
+def _yaml_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+NO_TREE_OF_OURS = "its heads are transformer layers on the target's last state, which no engine has a reader for"
+IN_OUR_LOOP = "no public engine takes its n-grams from a Jacobi window in the verifying pass"
+OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settings: {mtp: {start: own}}"
+NEEDS_NO_FILE = Served()
+MARLIN = (0, 32, 64, 128)
+"""Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""
+
+VLLM = Profile(
+    title="vLLM",
+    version="0.32.0",
+    methods={
+        "eagle3": Served(("eagle3", "speculators"), tried="0.32.0"),
+        "p-eagle": Served(("speculators",), tried="0.32.0"),
+        "eagle1": Served(
+            ("eagle1",),
+            needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),),
+            tried="0.32.0",
+        ),
+        "hass": Served(
+            ("eagle1",), needs=(Need("fc_bias", (False,), "has no bias in fc and passes over ours without a word"),)
+        ),
+        "medusa": Served(("medusa",), tried="0.32.0"),
+        "mtp": Served(
+            ("mimo",),
+            needs=(
+                Need("mtp_modules", (1,), "serves one new module, in the shape of MiMo's"),
+                Need("first_hidden", ("post_norm",), "feeds modules the state after the final norm"),
+                Need("intermediate_size", (0,), "reads every size of the module in the target's config"),
+            ),
+            tried="0.32.0",
+            max_depth=1,
+            # mimo_mtp.py builds a Qwen2DecoderLayer of the target's config; qwen2.py hands its rope_parameters on.
+            rope_of_target=True,
+        ),
+        OWN_MTP: Served(("stitched",), tried="0.32.0"),
+        "draft-model": Served(("causal-lm",), tried="0.32.0"),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": Served(tried="0.32.0"),
+    },
+    unsupported={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
+    norm_flags=frozenset(NORM_FLAGS),
+    taps_at=("top", "inner as inputs"),
+    whole_d2t=False,
+    few_bits=FewBits(
+        ("eagle3", "draft-model"),
+        {"int8": MARLIN, "int4": MARLIN},
+        unquantised={
+            "draft-model": ("lm_head",)
+        },  # its format has a row for every token, which are others than were measured
+        may_keep=("fc", "lm_head"),
+        remarks={
+            "int4": "vLLM takes int4 by its source on GPUs; on a CPU in --dtype bfloat16 or float16, not in float32",
+            "int8": "vLLM takes int8 by its source on GPUs; its CPU build refused ours, with kernels for 4 bits alone",
+        },
+    ),
+    architectures=(
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "MistralForCausalLM",
+        "GptOssForCausalLM",
+        "GraniteForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "MiniCPMForCausalLM",
+        "ApertusForCausalLM",
+        "Phi3ForCausalLM",
+        "LLaMAForCausalLM",
+        "InternLM3ForCausalLM",
+        "Ministral3ForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Gemma4ForCausalLM",
+        "NemotronHForCausalLM",
+        "MiniCPM3ForCausalLM",
+        "Step1ForCausalLM",
+        "GraniteSWAForCausalLM",
+        "Plamo3ForCausalLM",
+        "AfmoeForCausalLM",
+        "DeepseekForCausalLM",
+        "Llama4ForCausalLM",
+        # Not MiMoForCausalLM: it says that it can be tapped, and its own forward pass collects nothing.
+    ),
+)
+
+SGLANG = Profile(
+    title="SGLang",
+    version="read November 2026",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        "eagle1": Served(("eagle1",)),
+        "hass": Served(("eagle1",)),
+        OWN_MTP: Served(("stitched",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    unsupported={
+        "p-eagle": "its further layers have other names, and it drafts a token at a time",
+        "medusa": "it has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    taps_at=("inner",),
+    max_layers=1,
+    few_bits=FewBits(
+        ("eagle3", "draft-model"),
+        {"int8": MARLIN, "int4": MARLIN},
+        unquantised={"eagle3": ("fc", "lm_head"), "draft-model": ("lm_head",)},
+        remarks=dict.fromkeys(("int8", "int4"), "SGLang takes compressed-tensors by its source; it was not run"),
+    ),
+)
+
+LLAMA_CPP = Profile(
+    title="llama.cpp",
+    version="of llama-cpp-python 0.3.36",
+    methods={
+        "eagle3": Served(("gguf",), tried="0.3.36"),
+        OWN_MTP: Served(("stitched",)),
+        "draft-model": Served(("gguf",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    unsupported={
+        "p-eagle": "its converter takes EAGLE drafters of one layer and three taps",
+        "eagle1": "it reads EAGLE-3 only",
+        "hass": "it reads EAGLE-3 only",
+        "medusa": "it has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": "its example program has one of its own; the server has none",
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    norm_flags=frozenset({"norm_before_fc", "norm_before_residual"}),
+    taps_at=("top",),
+    max_layers=1,
+    # Its converter makes Q8_0 of every matrix; 4-bit files come of llama-quantize, which no release calls.
+    few_bits=FewBits(
+        ("eagle3",),
+        {"int8": (32,)},
+        remarks={"int8": "llama.cpp holds int8 as Q8_0, bit for bit; it rounds activations too: some rounds differ"},
+    ),
+    # Its graphs that keep each layer's input (t_layer_inp); those of Qwen2, Granite and Phi-3 do not.
+    architectures=(
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "GptOssForCausalLM",
+        "MixtralForCausalLM",
+        "Gemma4ForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "NemotronHForCausalLM",
+    ),
+)
+
+MNN = Profile(
+    title="MNN",
+    version="3.6.1",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    unsupported={
+        "p-eagle": "its exporter takes EAGLE drafters of one layer",
+        "eagle1": "it reads EAGLE-3 only",
+        "hass": "it reads EAGLE-3 only",
+        "medusa": "it has no Medusa",
+        "mtp": "it reads MiMo's own modules only",
+        OWN_MTP: "it reads MiMo's own modules only",
+        "lookahead": "what it calls lookahead is prompt lookup, our ngram",
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    taps_at=(),
+    fixed_rope_theta=10000.0,  # and no scaling
+    heads_from="target",
+    max_layers=1,
+)
+
+TENSORRT_LLM = Profile(
+    title="TensorRT-LLM",
+    version="1.3, PyTorch backend",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        OWN_MTP: Served(("stitched",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    unsupported={
+        "eagle1": "its PyTorch backend has EAGLE-3 only",
+        "hass": "its PyTorch backend has EAGLE-3 only",
+        "medusa": "its PyTorch backend has none, engines built ahead only",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": "its PyTorch backend has none, engines built ahead only",
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    max_layers=1,
+)
+
+TRANSFORMERS = Profile(
+    title="transformers",
+    version="5.23",
+    methods={
+        OWN_MTP: Served(
+            ("stitched",), tried="5.23.0", max_depth=1, architectures=("Glm4MoeForCausalLM", "DeepseekV3ForCausalLM")
+        ),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    unsupported={
+        "eagle3": "its generate has no EAGLE",
+        "eagle1": "its generate has no EAGLE",
+        "hass": "its generate has no EAGLE",
+        "p-eagle": "its generate has no EAGLE",
+        "medusa": "its generate has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+)
+
+OPENVINO = Profile(
+    title="OpenVINO GenAI",
+    version="2026.4.1",
+    methods={
+        "eagle3": Served(("eagle3",)),
+        "draft-model": Served(("causal-lm",)),
+        GIVEN_MODEL: NEEDS_NO_FILE,
+        "ngram": NEEDS_NO_FILE,
+    },
+    unsupported={
+        "eagle1": "it reads EAGLE-3 only",
+        "hass": "it reads EAGLE-3 only",
+        "p-eagle": "it drafts a token at a time",
+        "medusa": "it has no Medusa",
+        "mtp": "it reads no MTP modules",
+        OWN_MTP: "it reads no MTP modules",
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    max_layers=1,
+)
+
+SPECULATORS = Profile(
+    title="speculators",
+    version="0.9.0",
+    methods={
+        # Its converter also takes midlayer.*, and leaves the embedding random where the file brings none.
+        "eagle3": Served(("speculators",), tried="0.9.0"),
+        "p-eagle": Served(("speculators",)),
+    },
+    unsupported={
+        "eagle1": "it reads EAGLE-3 and P-EAGLE",
+        "hass": "it reads EAGLE-3 and P-EAGLE",
+        "medusa": "it has no Medusa",
+        "mtp": OWN_MODULE_ONLY,
+        "draft-model": "any engine serves a draft model as it is",
+        "lookahead": IN_OUR_LOOP,
+        "mtp-parallel": NO_TREE_OF_OURS,
+    },
+    norm_flags=frozenset(NORM_FLAGS),
+    taps_at=("top",),
+)
+
+PROFILES: dict[str, Profile] = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llama.cpp": LLAMA_CPP,
+    "mnn": MNN,
+    "tensorrt-llm": TENSORRT_LLM,
+    "transformers": TRANSFORMERS,
+    "openvino": OPENVINO,
+    "speculators": SPECULATORS,
+}

@@ -1,0 +1,1 @@
+"""The model card: claims, limits, lineage, training data and provenance."""

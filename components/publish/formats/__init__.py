@@ -1,0 +1,1 @@
+"""One file for each checkpoint format that others can load."""

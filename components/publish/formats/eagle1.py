@@ -1,0 +1,99 @@
+"""The first EAGLE's checkpoint, for EAGLE-1 (EAGLE-2 is the same weights) and HASS, as vLLM and SGLang load it.
+
+Tensors are `fc.{weight,bias}` and `layers.0.*` without input_layernorm; embedding and LM head are the target's and are
+not repeated. Our network scales embeddings to the size of the features before fc. Engines do not, so fc's first half
+is multiplied by the scale here.
+
+Three traps:
+  - vLLM's fc has no bias, and its loader ignores `fc.bias` silently: profiles.py refuses drafters trained with one.
+    SGLang's fc has a bias and leaves it random where the file has none: zeros are written then.
+  - `bias: true` in the config, as in the first release, makes both engines give every attention projection a bias that
+    no file fills, so it is never written.
+  - Both engines find their class in `architectures`: SGLang takes the first name, vLLM the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from components.contract import UserError
+from components.drafts.methods.eagle1 import token_scale_of
+from components.publish.formats.eagle3 import check_architecture, dtype_of
+from components.publish.formats.exact_check import Checkpoint, Spec
+from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
+from components.publish.formats.llama_block import (
+    IS_LLAMA,
+    block_config,
+    block_specs,
+    check_block,
+    check_facts,
+    check_positions,
+    check_width,
+)
+from components.targets.interface import TargetShape
+
+ARCHITECTURES = ("LlamaForCausalLMEagle", "EagleLlamaForCausalLM")
+
+
+@final
+class Eagle1Layout(AbstractLayout):
+    """EAGLE-1 and HASS under the names of the first EAGLE release: `fc.*` and `layers.0.*`."""
+
+    format = "eagle1"
+    methods = ("eagle1", "hass")
+    shares_head = True
+
+    def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
+        shape = source.shape
+        inner = inner_size(drafter, shape)
+        config = {
+            "architectures": list(ARCHITECTURES),
+            "model_type": "llama",
+            **block_config(shape, intermediate_size=inner, num_layers=1, dtype=dtype_of(drafter)),
+        }
+        tensors = without_vocabulary(drafter.tensors)
+        fuse = tensors.get("fc.weight")
+        if fuse is not None and fuse.is_floating_point():
+            fuse = fuse.clone()
+            fuse[:, : shape.hidden_size] *= token_scale_of(source.loaded_target())
+            tensors["fc.weight"] = fuse
+            if not drafter.settings.get("fc_bias", True):
+                tensors["fc.bias"] = fuse.new_zeros(fuse.shape[0])
+        return Checkpoint(config, tensors)
+
+    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+        return "fc.weight" in names and "d2t" not in names and "Eagle3" not in str(config.get("architectures"))
+
+    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+        check_architecture(config, (*ARCHITECTURES, "LlamaForCausalLM"), location)
+        check_facts(config, IS_LLAMA, location)
+        check_block(config, location)
+        if config["num_hidden_layers"] != 1:
+            raise UserError(f"{location}/config.json: num_hidden_layers is {config['num_hidden_layers']}, must be 1")
+
+    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+        hidden = int(config["hidden_size"])
+        return {
+            "fc.weight": Spec((hidden, 2 * hidden)),
+            "fc.bias": Spec((hidden,)),
+            **block_specs(config, "layers.0.", input_norm=False),
+            "embed_tokens.weight": Spec((int(config["vocab_size"]), hidden), optional=True),
+        }
+
+    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+        check_positions(config, shape, location)
+        check_width(config, shape, location)
+
+    def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
+        config, tensors = checkpoint.config, dict(checkpoint.tensors)
+        tensors.pop("embed_tokens.weight", None)
+        fuse = tensors["fc.weight"].clone()
+        fuse[:, : config["hidden_size"]] /= token_scale_of(source.loaded_target())
+        settings = {
+            "intermediate_size": config["intermediate_size"],
+            "fc_bias": bool(tensors["fc.bias"].count_nonzero()),
+        }
+        if not settings["fc_bias"]:
+            del tensors["fc.bias"]
+        return DrafterState("eagle1", settings, {**tensors, "fc.weight": fuse})

@@ -1,0 +1,1 @@
+"""A release folder: written, checked, tried and uploaded."""

@@ -1,0 +1,246 @@
+"""Step `publish.try_release`: the dry run that exports, checks, reads back and decodes with untrained drafters.
+
+It stands at the start of a pipeline: a format fault, a norm that an engine drops, a rotary base that it fixes or an odd
+head size then shows within seconds, not after hours of training. Only the record is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from components.contract import Context, Page, Target, UserError
+from components.drafts.settings import Method, Place, check_settings, resolve_settings, settings_of_method
+from components.engines.profiles import GGUF_BASES, Engine, formats_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from components.drafts.interface import Drafter
+    from components.publish.formats.interface import DrafterState, Source
+    from components.targets.interface import AbstractTarget
+
+PROMPT_TOKENS, NEW_TOKENS, DEPTH = 6, 12, 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The target and a short text of its own, with which every method is tried."""
+
+    target: AbstractTarget
+    source: Source
+    prompt: list[int]
+    plain: list[int]  # its greedy continuation without a drafter
+    vocab_size: int  # draft tokens of each drafter
+    engines: list[Engine]
+    llama_cpp: str
+    ctx: Context
+
+
+def try_release(
+    target: Target,
+    *,
+    methods: Annotated[list[Method], Field(min_length=1)] = ["eagle3"],  # noqa: B006 - read, never changed
+    settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
+    draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
+    engines: list[Engine] = [],  # noqa: B006 - read, never changed
+    llama_cpp: str = "",
+    ctx: Context,
+) -> Page:
+    """Export an untrained drafter of each method for the engines, read it back and decode with it.
+
+    The tokens must equal plain decoding's, and the draft tokens those of the drafter before its export; the first fault
+    ends the run before anything is trained. The page shows the format that each engine will get.
+
+    Args:
+        target: the model that the drafters will serve.
+        methods: the methods that the pipeline trains.
+        settings: the methods' settings, as in drafts.train_draft.
+        draft_vocab_size: size of the draft vocabulary, as in drafts.train_draft; here the first tokens are taken.
+        engines: the engines that will serve them, as in publish.export_release.
+        llama_cpp: the folder with llama.cpp's converter, as in publish.export_release.
+    """
+    import torch
+
+    from components.decoding.chain import decode
+    from components.drafts.network.vocabulary import default_size
+    from components.publish.release.export import source_of
+    from components.targets.load import open_target
+
+    torch.set_num_threads(ctx.num_threads)
+    # The plain kernel needs no calibration, and speed does not matter here.
+    opened_target = open_target(target, kernel="plain", dtype="float32")
+    vocab_size = opened_target.shape.vocab_size
+    size = min(vocab_size, draft_vocab_size or default_size(vocab_size))
+    prompt = [7 * place % vocab_size for place in range(PROMPT_TOKENS)]
+    plain = decode(opened_target, None, prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True).tokens
+    trial = Trial(opened_target, source_of(target), prompt, plain, size, engines, llama_cpp, ctx)
+    tried: dict[str, list[str]] = {}
+    for done, method in enumerate(methods):
+        tried[method] = _try_method(method, resolve_settings(settings_of_method(method, settings), ctx.seed), trial)
+        ctx.progress(done + 1, len(methods), "methods")
+    _write_page(ctx.out, tried, settings, engines)
+    summary = "; ".join(f"{method}: {', '.join(names) or 'no file'}" for method, names in tried.items())
+    ctx.note(f"an untrained drafter goes out, comes back and decodes as it should ({summary})")
+    return Page.of_step(ctx, {"tried": tried, "engines": list(engines), "target_key": target.key})
+
+
+def try_release_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """(settings for the step's key, with only the named methods' settings; faults as (place, message))."""
+    faults: list[tuple[Place, str]] = []
+    by_method: dict[str, Any] = {}
+    for method in settings["methods"]:
+        values, problems = check_settings(method, settings["settings"])
+        faults += [fault for fault in problems if fault not in faults]
+        if values is not None:
+            by_method[method] = values.model_dump(mode="json")
+    return {**settings, "settings": by_method}, faults
+
+
+def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
+    """Try one method; returns the formats in which its untrained drafter was written and read back."""
+    import shutil
+
+    from components.publish.formats.gguf import write_gguf
+    from components.publish.formats.mtp import stitch
+    from components.publish.release.export import refuse_unserved
+
+    source, ctx = trial.source, trial.ctx
+    refuse_unserved(method, settings, source, trial.engines, method)
+    formats = formats_for(method, settings, trial.engines)
+    if not formats:
+        return []
+    before, state = _untrained_drafter(method, settings, trial.vocab_size, trial.target)
+    drafts = _greedy_drafts(trial, trial.target, before)
+    through: list[str] = []
+    for format in formats:
+        folder = ctx.scratch / f"{method}-{format}"
+        shutil.rmtree(folder, ignore_errors=True)
+        if format == "gguf":
+            if write_gguf(state, source, folder, trial.llama_cpp, ctx) is None:
+                base = GGUF_BASES[method]  # export_release writes this folder instead, for the converter
+                if base not in formats:
+                    _round_trip(base, folder, state, trial, drafts)
+                    through.append(base)
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+        elif format == "stitched":
+            assert source.folder is not None
+            stitch(source.folder, folder, state.tensors, source.shape.num_layers)
+            _check_stitched(folder, method, settings, trial, drafts)
+        else:
+            _round_trip(format, folder, state, trial, drafts)
+        shutil.rmtree(folder, ignore_errors=True)
+        through.append(format)
+    return through
+
+
+def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, drafts: Tensor) -> None:
+    """Write a drafter in a format, reopen it, and check that it decodes as before."""
+    import torch
+
+    from components.publish.formats.registry import reopen_drafter, write_format
+
+    write_format(format, state, trial.source, folder)
+    again = reopen_drafter(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
+    _check_unchanged(state.method, format, trial, trial.target, again, drafts)
+
+
+def _check_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
+    """Open a copy of the target with the module in it, read its module, and check that it decodes as before."""
+    from components.targets.load import open_target
+
+    again = open_target(folder, kernel="plain", dtype="float32")
+    drafter, _ = _untrained_drafter(method, settings, trial.vocab_size, again)
+    _check_unchanged(method, "stitched", trial, again, drafter, drafts)
+
+
+def _untrained_drafter(
+    method: str, settings: dict[str, Any], vocab_size: int, target: AbstractTarget
+) -> tuple[Drafter, DrafterState]:
+    """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
+    import torch
+
+    from components.drafts.network.vocabulary import membership_of, offsets_of
+    from components.drafts.storage.files import method_class
+    from components.publish.formats.interface import DrafterState
+
+    ids = torch.arange(vocab_size)
+    network = method_class(method).build(target, settings, ids.to(target.device))
+    network.eval().requires_grad_(False)
+    tensors = {name: tensor.detach().float().cpu() for name, tensor in network.state_dict().items()}
+    tensors |= {"d2t": offsets_of(ids), "t2d": membership_of(ids, target.shape.vocab_size)}
+    return network, DrafterState(method, settings, tensors)
+
+
+def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
+    """Greedy draft tokens from every position of the trial's text, int64 [T - 1, depth]."""
+    import torch
+
+    text = torch.tensor(trial.prompt + trial.plain)
+    out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=True)
+    assert out.taps is not None and out.last is not None
+    return drafter.propose_at_every_position(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth))
+
+
+def _check_unchanged(
+    method: str, format: str, trial: Trial, target: AbstractTarget, drafter: Drafter, before: Tensor
+) -> None:
+    """Raises UserError unless the drafter proposes the same tokens as before its export, and changes no output."""
+    import torch
+
+    from components.decoding.chain import decode
+
+    after = _greedy_drafts(trial, target, drafter)
+    if before.shape != after.shape or not torch.equal(before, after):
+        raise UserError(f"{method}: drafts otherwise after it went through {format}; this is a fault of Draftsmith")
+    depth = min(DEPTH, drafter.max_depth)
+    decoded = decode(target, drafter, trial.prompt, max_new_tokens=NEW_TOKENS, depth=depth, ignore_eos=True)
+    if decoded.tokens != trial.plain:
+        raise UserError(f"{method}: decoding with it changed the target's tokens; this is a fault of Draftsmith")
+
+
+def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: str) -> str:
+    """The format that an engine gets, in words. readable: those it reads, best first; through: those tried."""
+    from components.publish.formats.gguf import CONVERTER
+
+    if not readable:
+        return "no file"
+    if readable[0] in through:
+        return readable[0]
+    assert readable[0] == "gguf", "every other format went through, or the step has failed"
+    return f"{GGUF_BASES[method]}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
+
+
+def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
+    """Write index.html, the format that each engine gets of each method and the evidence for it, and tried.json."""
+    from pathlib import Path
+
+    import jinja2
+
+    from components.engines.profiles import kind_of, profile_of
+
+    rows = []
+    for method, formats in tried.items():
+        kind = kind_of(method, settings.get(method, {}))
+        for engine in engines:
+            profile = profile_of(engine)
+            served = profile.methods[kind]
+            evidence = f"tried with {served.tried}" if served.tried else f"read, {profile.version}"
+            depth = f"exact for {served.max_depth} guess a round" if served.max_depth else ""
+            rows.append((method, profile.title, _format_for_engine(served.formats, formats, method), evidence, depth))
+        if not engines:
+            rows.append((method, "none named", ", ".join(formats) or "no file", "", ""))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True
+    )
+    text = environment.get_template("dry_run.html.jinja").render(rows=rows)
+    (folder / "index.html").write_text(text, encoding="utf-8")
+    record = {"tried": tried, "engines": list(engines)}
+    (folder / "tried.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,440 @@
+"""Step `publish.export_release`: a drafter in the formats that engines load, with the evidence for it.
+
+    release/
+      README.md        the model card
+      release.json     the release as data: formats, policy, launch lines, keys, versions, every file
+      policy.json      the depth policy with every number behind it; policy.md is the same as text
+      provenance.json  a CycloneDX bill of materials (provenance.py)
+      SHA256SUMS       every file, for `sha256sum -c SHA256SUMS`
+      draftsmith/      what MLflow serves: draft.json and model.safetensors as trained, target.json, serve.json
+      eagle3/ ...      one folder a format (registry.py), checked before it is written and again after; a method that no
+                       engine loads from a file has no folder, only launch lines in the card
+
+The target and its tokenizer are referenced, not copied: target.json names them with the sha256 of every file. The
+exception is `stitched`, a copy of the target's checkpoint with its MTP module replaced.
+
+Folders of this machine are named by their last part, and the target by `target_name`. Only draftsmith/ keeps paths:
+target.json and draft.json load a local target and a local draft model from them. An upload removes them
+(upload.py).
+
+The parts of a release beside its formats: the folder draftsmith/, the documents and the checksums.
+
+MLflow serves from draftsmith/ (mlflow_model.py). The documents are the model card, the depth policy, provenance.json
+and release.json; SHA256SUMS covers every file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
+from components.engines.profiles import GGUF_BASES, Engine, Format, formats_for, remark_on
+from components.outside_json import read_object
+from components.publish.names import public_name, public_settings, public_value
+from components.rows import ALL
+from components.weight_format import Storage
+
+if TYPE_CHECKING:
+    from components.publish.card.card import Evidence
+    from components.publish.formats.interface import Source
+
+
+def export_release(
+    target: Target,
+    drafts: list[Draft],
+    policy: DepthPolicy,
+    acceptance: list[Measurements],
+    end_to_end: Measurements,
+    *,
+    engines: list[Engine] = [],  # noqa: B006 - read, never changed
+    include: Literal["winner", "all"] = "winner",
+    license: Annotated[str, Field(min_length=1)] = "other",
+    target_name: str = "",
+    llama_cpp: str = "",
+    ctx: Context,
+) -> Release:
+    """Export the winning drafter in formats that pass exact checks, with a model card that holds the evidence.
+
+    Args:
+        target: the model that the drafters serve; referenced by the release, copied only by `stitched`.
+        drafts: the trained drafters.
+        policy: chosen depths with their measurements and the promotion gate.
+        acceptance: acceptance maps of the drafters; their keys are recorded.
+        end_to_end: the timed comparison; its key is recorded.
+        engines: the engines that will serve it: vllm, sglang, llama.cpp, mnn, tensorrt-llm, transformers, openvino,
+            speculators. A drafter is written in the formats they read; one that any of them could not serve is refused,
+            by `draftsmith check` before training. Empty writes the format of the drafter's method, without that check.
+        include: "winner" exports the drafter with the best measured lower bound, "all" the others as well.
+        license: SPDX name of the drafter's licence, as model hubs write it; "other" means: see the target's licence.
+        target_name: the target's name in public files; empty: a hub id as it is, or the last part of a folder's path.
+            Give a private target a name that reveals nothing.
+        llama_cpp: the folder with llama.cpp's convert_hf_to_gguf.py, which makes the GGUF for llama.cpp; empty looks at
+            $DRAFTSMITH_LLAMA_CPP and on the PATH. Without the converter, the release holds the folder that it reads,
+            and the card says how to convert it.
+    """
+    from components.drafts.storage.files import read_record
+    from components.publish.card.card import Evidence
+    from components.publish.card.lineage import lineage_of
+
+    policy_facts = _read_policy(policy)
+    winner = _select_winner(policy_facts, drafts)
+    exported = [winner, *(d for d in drafts if d is not winner)] if include == "all" else [winner]
+    source = source_of(target)
+    if target_name:
+        source = dataclasses.replace(source, name=target_name)
+    written: dict[str, dict[str, Any]] = {}
+    for done, draft in enumerate(exported):
+        formats = promised_formats(draft, source, engines)
+        if not formats:
+            destination = "goes out in draftsmith/ alone" if draft is winner else "stays here"
+            ctx.note(f"{draft.info['method']} ({draft.key[:12]}) needs no file that engines load: it {destination}")
+        for engine in engines:
+            if remark := remark_on(engine, Storage.from_record(read_record(draft.path))):
+                ctx.note(remark)
+        written |= _export_drafter(draft, source, formats, ctx, used_names=set(written), llama_cpp=llama_cpp)
+        ctx.progress(done + 1, len(exported), "drafters")
+    serve = write_draftsmith_folder(ctx.out / "draftsmith", target, winner, policy_facts)
+    record = {
+        **_release_record(target, winner, policy_facts, source, written, target_name),
+        "serve": serve,
+        "license": license,
+        "keys": {
+            "policy": policy.key,
+            "acceptance": [m.key for m in acceptance],
+            "end_to_end": end_to_end.key,
+            "release": ctx.key,
+        },
+        "versions": versions(),
+    }
+    lineage = lineage_of([target, *exported, policy, *acceptance, end_to_end])
+    evidence = Evidence(
+        policy_facts, lineage, end_to_end.path, source.shape.max_position_embeddings, read_licence(source.folder)
+    )
+    write_documents(ctx.out, record, evidence, policy)
+    ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join([*written, 'draftsmith'])}")
+    return Release.of_step(ctx, _release_info(record, policy_facts))
+
+
+def _release_record(
+    target: Target,
+    winner: Draft,
+    policy: dict[str, Any],
+    source: Source,
+    written: dict[str, dict[str, Any]],
+    target_name: str,
+) -> dict[str, Any]:
+    """release.json's entries about target, drafter, formats and engines, with public names only."""
+    from components.drafts.storage.files import read_record
+    from components.engines.depth_settings import engine_settings
+    from components.engines.launch import cannot_load, not_served
+    from components.publish.formats.gguf import unknown_pre_tokenizer
+    from components.publish.formats.interface import facts_of
+
+    draft_record = read_record(winner.path)
+    method, settings, facts = str(draft_record["method"]), draft_record["settings"], facts_of(source.shape)
+    formats = [str(one["format"]) for one in written.values() if one["draft_key"] == winner.key]
+    refused = not_served(
+        *(method, settings, facts, Storage.from_record(draft_record), formats),
+        unknown_tokenizer=bool(unknown_pre_tokenizer(source)),
+    )
+    without = cannot_load(method, settings, facts, Storage.from_record(draft_record), formats, refused)
+    # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
+    public_target_name = target_name or public_name(str(target.info.get("model", "")))
+    return {
+        "target": {"key": target.key, **public_value(_scalar_facts(target.info)), "model": public_target_name},
+        "draft": {"key": winner.key, **public_value(_scalar_facts(winner.info))},
+        "settings": public_settings(settings),
+        "formats": written,
+        "not_served": refused,
+        "engines": engine_settings(policy, without),
+        "policy": {k: policy[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
+    }
+
+
+def _read_policy(policy: DepthPolicy) -> dict[str, Any]:
+    """policy.json of speedup.confirm_depth (or choose_depth). Raises UserError where there is none."""
+    file = policy.path / "policy.json"
+    if not file.is_file():
+        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
+    return read_object(file)
+
+
+def _select_winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:
+    """The drafter that won; without a winner the best predicted one, released with depth 0 ("do not speculate")."""
+    by_key = {d.key: d for d in drafts}
+    if policy["winner"]:
+        key = policy["winner"]["draft_key"]
+        if key not in by_key:
+            raise UserError(
+                f"drafts: the policy's winner {key[:12]} is not among them; wire the drafters it was chosen from"
+            )
+        return by_key[key]
+    choices = [c for c in policy["choices"] if c["workload"] == ALL and c["draft_key"] in by_key]
+    if not choices:
+        raise UserError("drafts: the policy says nothing about any of them; wire the drafters it was chosen from")
+    smallest = min(c["batch_size"] for c in choices)
+    choices = [c for c in choices if c["batch_size"] == smallest]
+    return by_key[max(choices, key=lambda c: (c["pred_lo"], c["draft_key"]))["draft_key"]]
+
+
+def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
+    """The formats of a drafter for these engines. Raises UserError, one line, where one of them could not serve it."""
+    from components.drafts.storage.files import read_record
+
+    record = read_record(draft.path)
+    method, settings = str(record["method"]), dict(record["settings"])
+    refuse_unserved(method, settings, source, engines, f"{method} ({draft.key[:12]})", Storage.from_record(record))
+    return formats_for(method, settings, engines)
+
+
+def source_of(target: Target) -> Source:
+    """The target as layouts need it, with the drafters' head size where the target's own is odd."""
+    from types import SimpleNamespace
+
+    from components.drafts.network.layers import BlockShape
+    from components.publish.formats.interface import Source
+    from components.targets.config import read_config
+    from components.targets.interface import shape_of
+    from components.targets.source import open_record
+
+    folder, record = open_record(target.path)
+    model = str(record["model"])
+    config = read_config(folder, location=model, trust_remote_code=bool(record["trust_remote_code"]))
+    shape = shape_of(config, model)
+    head_dim = BlockShape.of(SimpleNamespace(shape=shape), 0).head_dim  # type: ignore[arg-type]  # it reads the shape only
+    return Source(dataclasses.replace(shape, head_dim=head_dim), public_name(model) or "target", folder)
+
+
+def _export_drafter(
+    draft: Draft,
+    source: Source,
+    formats: tuple[Format, ...],
+    ctx: Context,
+    *,
+    used_names: set[str],
+    llama_cpp: str = "",
+) -> dict[str, dict[str, Any]]:
+    """Write one drafter in its formats, each only if its checks pass. Returns folder name -> facts."""
+    from components.publish.formats.gguf import write_gguf
+    from components.publish.formats.mtp import stitch
+    from components.publish.formats.registry import read_drafter_state, write_format
+    from components.publish.release.target_copies import HOLDS_TARGET, holds_target
+
+    drafter = read_drafter_state(draft.path)
+    packed = drafter.storage is not None and drafter.storage.bits is not None
+    written: dict[str, dict[str, Any]] = {}
+    for format in formats:
+        name = format if format not in used_names else f"{format}-{draft.key[:8]}"
+        weights: dict[str, Any] | None
+        folder, facts = ctx.out / name, {"draft_key": draft.key, "method": drafter.method, "format": format}
+        if format == "stitched":
+            assert source.folder is not None
+            if packed:
+                raise UserError("stitched: a copy of the target has its dtype: leave drafts.quantise_draft out")
+            weights = stitch(source.folder, folder, drafter.tensors, source.shape.num_layers)
+        elif format == "gguf":
+            weights = write_gguf(drafter, source, folder, llama_cpp, ctx)
+            base = GGUF_BASES[drafter.method]
+            if weights is None and packed:
+                raise UserError("gguf: only llama.cpp's converter packs weights: install it, or give bf16")
+            if weights is None and base not in formats:  # the folder that the converter reads
+                name = base if base not in used_names else f"{base}-{draft.key[:8]}"
+                facts["format"] = base
+                weights = write_format(base, drafter, source, ctx.out / name)
+        else:
+            weights = write_format(format, drafter, source, folder)
+        if weights:
+            copies_target = holds_target(facts["format"], drafter.method, drafter.settings, source.shape.hidden_size)
+            written[name] = {**facts, HOLDS_TARGET: copies_target, **weights}
+            if remark := rounding_remark(format, drafter.storage, str(weights["dtype"])):
+                ctx.note(f"{name}: {remark}")
+    return written
+
+
+def rounding_remark(format: Format, storage: Storage | None, dtype: str) -> str:
+    """How the weights in a format differ from the measured ones, in one clause; "" where they are equal."""
+    if format == "eagle1" and storage is not None:
+        return "fc holds the embedding's norm as well, rounded to bf16 again: by 2^-9 of each weight at most"
+    measured = "float32" if storage is None else "bfloat16"
+    if format == "stitched" and dtype not in (measured, "float32"):
+        remedy = "; drafts.quantise_draft with weights: bf16 measures it so" if dtype == "bfloat16" else ""
+        return f"the module is rounded to the target's {dtype}, and was measured in {measured}{remedy}"
+    return ""
+
+
+def refuse_unserved(
+    method: str,
+    settings: dict[str, Any],
+    source: Source,
+    engines: list[Engine],
+    label: str,
+    storage: Storage | None = None,
+) -> None:
+    """Raises UserError, one line, where one of the engines could not serve such a drafter. label: what it is called."""
+    from components.engines.profiles import refusals
+    from components.publish.formats.interface import facts_of
+
+    for engine in engines:
+        for reason in refusals(engine, method, settings, facts_of(source.shape), storage):
+            raise UserError(f"engines: {label}: {reason}")
+
+
+def _scalar_facts(info: Any) -> dict[str, Any]:
+    """The entries of an artifact's info that are single values."""
+    return {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) or v is None}
+
+
+def _release_info(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """The release's info, with which a registry tags its version."""
+    serve = record["serve"]
+    pooled = [c for c in policy["choices"] if c["workload"] == ALL and c["draft_key"] == serve["draft_key"]]
+    best = min(pooled, key=lambda c: c["batch_size"])
+    numbers = {k: best[k] for k in ("speedup_pred", "speedup_meas", "meas_lo", "meas_hi", "pred_error")}
+    at = (serve["draft_key"], ALL, best["batch_size"], serve["depth_k"])
+    for e in policy["evals"]:
+        if (e["draft_key"], e["workload"], e["batch_size"], e["depth_k"]) == at:
+            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas", "al_replayed")}
+    gate = policy["gate"]
+    return {
+        "method": serve["method"],
+        "target_key": serve["target_key"],
+        "target": record["target"]["model"],
+        "draft_key": serve["draft_key"],
+        "depth_k": serve["depth_k"],
+        "verdict": policy["verdict"],
+        "gate_passed": bool(gate and gate["passed"]),
+        "gate_checks": gate["checks"] if gate else [],
+        "formats": sorted(record["formats"]),
+        **numbers,
+    }
+
+
+POLICY_FILES = ("policy.json", "policy.md")
+
+
+def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, Any]) -> dict[str, Any]:
+    """Write `draftsmith/`, from which mlflow_model.py serves, and return the content of its serve.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
+        if source.is_file():  # a method without training has no weights
+            shutil.copyfile(source, folder / source.name)
+    _write_target_record(target, folder / "target.json")
+    winner = policy["winner"] if policy["verdict"] in ("use", "undecided") else None
+    serve = {
+        "method": str(draft.info["method"]),
+        "draft_key": draft.key,
+        "target_key": target.key,
+        "depth_k": int(winner["depth_k"]) if winner else 0,
+        "depth_by_workload": _depth_by_workload(policy["choices"], draft.key, drafting=winner is not None),
+        "verdict": policy["verdict"],
+    }
+    (folder / "serve.json").write_text(json.dumps(serve, indent=1) + "\n", encoding="utf-8")
+    return serve
+
+
+def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str, *, drafting: bool) -> dict[str, int]:
+    """Workload -> the depth to serve one drafter with, at the smallest batch size.
+
+    It is 0 for a workload that measured slower, and for all workloads unless `drafting`.
+    """
+    of_drafter = [c for c in choices if c["draft_key"] == draft_key]
+    smallest = min(c["batch_size"] for c in of_drafter)
+    refused = ("do_not_speculate", "invalid")
+    return {
+        c["workload"]: c["depth_k"] if drafting and c["verdict"] not in refused else 0
+        for c in of_drafter
+        if c["batch_size"] == smallest
+    }
+
+
+def _write_target_record(target: Target, file: Path) -> None:
+    """Write target.json: where the target and its tokenizer are, with the size and sha256 of every file."""
+    from components.targets.file_digests import sha256_of
+    from components.targets.source import list_files
+
+    if (target.path / "target.json").is_file():
+        shutil.copyfile(target.path / "target.json", file)
+        return
+    files = list_files(target.path, target.key[:12])  # a target that was trained here: the artifact is the model
+    facts = {one.name: {"size": one.stat().st_size, "sha256": sha256_of(one)} for one in files}
+    record = {"model": str(target.path), "folder": str(target.path), "trust_remote_code": False, "dtype": None}
+    file.write_text(json.dumps({**record, "files": facts}, indent=1) + "\n", encoding="utf-8")
+
+
+def _target_files(folder: Path) -> dict[str, str]:
+    """File of the target -> sha256, from target.json."""
+    files = read_object(folder / "target.json")["files"]
+    return {str(name): str(facts["sha256"]) for name, facts in files.items()}
+
+
+def _is_tokenizer_file(name: str) -> bool:
+    from components.publish.formats.registry import TOKENIZER
+
+    return any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER)
+
+
+def write_documents(folder: Path, record: dict[str, Any], evidence: Evidence, policy: DepthPolicy) -> None:
+    """Write policy, model card, provenance.json and release.json; SHA256SUMS last, over everything else."""
+    from components.git_state import code_state
+    from components.publish.card.card import launch_commands, write_card
+    from components.publish.card.provenance import provenance, write_provenance
+    from components.publish.release.checksums import file_records, files_of, write_sums
+
+    for name in POLICY_FILES:
+        if (policy.path / name).is_file():
+            shutil.copyfile(policy.path / name, folder / name)
+    target_files = _target_files(folder / "draftsmith")
+    record["tokenizer"] = {name: digest for name, digest in target_files.items() if _is_tokenizer_file(name)}
+    record["launch"] = launch_commands(record)
+    code = code_state()
+    record["code"] = {"commit": code.commit, "changed": code.changed}
+    write_card(folder / "README.md", record, evidence)
+    write_provenance(folder, provenance(record, evidence.lineage, target_files, code))
+    record["files"] = file_records(folder, files_of(folder))
+    (folder / "release.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_sums(folder)
+
+
+def versions() -> dict[str, str]:
+    """Package -> version of the software that writes the release."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    by_package = {"python": platform.python_version()}
+    for name in ("draftsmith", "torch", "transformers", "safetensors", "tokenizers"):
+        try:
+            by_package[name] = version(name)
+        except PackageNotFoundError:
+            by_package[name] = "not installed as a package"
+    return by_package
+
+
+def read_licence(folder: Path | None) -> str:
+    """The licence of a model by its README's front matter, else its LICENSE file; "" where it has neither."""
+    import yaml
+
+    from components.targets.source import BUILTIN, local_folder
+
+    if folder is None:
+        return ""
+    if folder == local_folder(BUILTIN):
+        return "Apache-2.0, as Draftsmith; its corpus PSF-2.0"
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    match = re.match(r"---\n(.*?)\n---\s*\n", text, re.DOTALL)
+    try:
+        front_matter = yaml.safe_load(match[1]) if match else None
+    except yaml.YAMLError:
+        front_matter = None
+    named = front_matter.get("license") if isinstance(front_matter, dict) else None
+    if isinstance(named, str) and named:
+        return named
+    return "as its LICENSE file says" if (folder / "LICENSE").is_file() else ""

@@ -1,0 +1,112 @@
+"""Charts by depth: speedup, cost of a round, acceptance by position, marginal gain; and speedup by workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from components.report.charts.svg import Point, Series, bar_chart, line_chart
+from components.rows import CostCell, DepthChoice, DepthEval
+
+
+def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[dict[str, Any]], choice: DepthChoice) -> str:
+    """Predicted (line and band) and measured (dots) speedup at each depth, plain decoding and prompt lookup."""
+    measured = [Point(e.depth_k, e.speedup_meas, e.meas_lo, e.meas_hi) for e in evals if e.speedup_meas is not None]
+    series = [
+        Series("predicted", "pred", "line", [Point(e.depth_k, e.speedup_pred, e.pred_lo, e.pred_hi) for e in evals])
+    ]
+    if measured:
+        series.append(Series("measured", "meas", "dots", measured))
+    same = [a for a in arms if a["method"] == "ngram" and a["batch_size"] == choice.batch_size]
+    lookup = max((a["speedup"] for a in same), default=None)
+    if lookup is not None:
+        series.append(Series("prompt lookup", "other", "level", [Point(0, lookup)]))
+    series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))
+    return line_chart(series, "draft depth k", "speedup by draft depth", marked_x=choice.depth_k, unit="x")
+
+
+def cost_chart(evals: Sequence[DepthEval], cells: Sequence[CostCell], choice: DepthChoice) -> str:
+    """Times of verifying, drafting and both by depth, with the spread over timing blocks, and one plain step.
+
+    cells: of this drafter's chains at the batch size of the choice; [] draws only the medians.
+    """
+    drafted = [e for e in evals if e.depth_k]
+    blocks = {phase: _block_times([c for c in cells if c.phase == phase]) for phase in ("verify", "draft")}
+
+    def points(phase: str, name: str) -> list[Point]:
+        medians = []
+        for e in drafted:
+            times = blocks[phase].get(e.depth_k, [])
+            several = len(times) > 1
+            medians.append(
+                Point(e.depth_k, getattr(e, name), min(times) if several else None, max(times) if several else None)
+            )
+        return medians
+
+    both = [Point(e.depth_k, e.t_verify_ms + e.t_draft_ms) for e in drafted]
+    series = [
+        Series("verify + draft", "ink", "line", both),
+        Series("verify", "pred", "line", points("verify", "t_verify_ms")),
+        Series("draft", "meas", "line", points("draft", "t_draft_ms")),
+        Series("one plain step", "other", "level", [Point(0, drafted[0].t_target_ms if drafted else 0.0)]),
+    ]
+    return line_chart(series, "draft depth k", "cost of a round by draft depth", choice.depth_k or None, " ms", True)
+
+
+def _block_times(cells: Sequence[CostCell]) -> dict[int, list[float]]:
+    """Depth -> the time in ms of each timing block, the median over context lengths."""
+    blocks: dict[tuple[int, int], list[float]] = {}
+    for c in cells:
+        blocks.setdefault((c.depth_k, c.block), []).append(c.median_ns / 1e6)
+    by_depth: dict[int, list[float]] = {}
+    for (depth, _), times in sorted(blocks.items()):
+        by_depth.setdefault(depth, []).append(median(times))
+    return by_depth
+
+
+def acceptance_chart(summary: dict[str, Any]) -> str:
+    """How often the i-th draft token is kept: of all uncut rounds, and of those in which all before it were kept."""
+    rounds = summary["reached"][0] if summary["reached"] else 0
+    pairs = list(zip(summary["reached"], summary["kept"], strict=True))
+    conditional = [
+        Point(i, 100 * num_kept / num_reached)
+        for i, (num_reached, num_kept) in enumerate(pairs, start=1)
+        if num_reached
+    ]
+    joint = [Point(i, 100 * num_kept / rounds) for i, (_, num_kept) in enumerate(pairs, start=1) if rounds]
+    series = [
+        Series("kept, given those before", "pred", "line", conditional or [Point(1, 0.0)]),
+        Series("kept, of all uncut rounds", "meas", "line", joint or [Point(1, 0.0)]),
+    ]
+    return line_chart(
+        series, f"position of the draft (rounds of depth {summary['depth_k']})", "acceptance", unit=" %", from_zero=True
+    )
+
+
+def marginal_chart(evals: Sequence[DepthEval]) -> str:
+    """The tokens and the time that the k-th draft token adds; it pays while gain exceeds cost."""
+    drafted = [e for e in evals if e.depth_k]
+    groups = [(str(e.depth_k), [e.marginal_gain, e.marginal_cost]) for e in drafted]
+    return bar_chart(
+        groups,
+        [("tokens gained", "pred"), ("time added", "meas")],
+        "draft depth k",
+        "marginal gain against marginal cost",
+    )
+
+
+def workload_chart(choices: Sequence[DepthChoice]) -> str:
+    """Predicted and measured speedup of each workload at the depth that it would choose, side by side."""
+    predicted = [Point(i - 0.08, c.speedup_pred, c.pred_lo, c.pred_hi) for i, c in enumerate(choices)]
+    measured = [
+        Point(i + 0.08, c.speedup_meas, c.meas_lo, c.meas_hi)
+        for i, c in enumerate(choices)
+        if c.speedup_meas is not None
+    ]
+    series = [Series("predicted", "pred", "dots", predicted)]
+    if measured:
+        series.append(Series("measured", "meas", "dots", measured))
+    series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))
+    labels = [f"{c.workload} ({c.depth_k})" for c in choices]
+    return line_chart(series, "workload (its depth)", "speedup by workload", unit="x", x_labels=labels)

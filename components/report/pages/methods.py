@@ -1,0 +1,200 @@
+"""Step `report.compare_methods`: every drafter on the same prompts, in one table and one chart.
+
+Acceptance, cost and speedups come from the depth policy, parameters and training times from the drafters' files. Trees
+are shown beside the chains of the same drafter where they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from components.contract import Context, DepthPolicy, Draft, Page, UserError
+from components.report.charts.export import side_by_side, write_pictures
+from components.report.charts.svg import PALETTE, Point, Series, line_chart
+from components.report.pages.render import render
+from components.report.summary import read_policy, verdict_in_words
+from components.report.tables import Table, flag_table, format_interval, format_ratio
+from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """One line of the table. evals: its chain at every depth. parameters, minutes (of training): None where unknown."""
+
+    name: str
+    choice: DepthChoice
+    evals: tuple[DepthEval, ...]
+    trees: tuple[DepthEval, ...]
+    parameters: int | None
+    minutes: float | None
+
+    def at_chosen_depth(self) -> DepthEval:
+        """The row of its chosen depth."""
+        return next(e for e in self.evals if e.depth_k == self.choice.depth_k)
+
+
+def compare_methods(
+    drafts: list[Draft],
+    policy: DepthPolicy,
+    *,
+    title: Annotated[str, Field(min_length=1, max_length=200)] = "Drafting methods compared",
+    ctx: Context,
+) -> Page:
+    """Write index.html, charts/methods.svg and tables/methods.csv.
+
+    Args:
+        drafts: the drafters, for their parameters and training times.
+        policy: what speedup.confirm_depth (or choose_depth) found for all of them.
+        title: the heading of the page.
+    """
+    facts = methods_facts(drafts, policy, title)
+    text = render("methods.html.jinja", facts)
+    (ctx.out / "index.html").write_text(text, encoding="utf-8")
+    one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
+    write_pictures(ctx.out, {"methods": one_chart}, [("methods", facts["table"]), ("trees", facts["trees"])])
+    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
+
+
+def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> dict[str, Any]:
+    """The variables of the template."""
+    raw = read_policy(policy)
+    drafters = find_drafters(drafts, policy)
+    flags = read_rows(policy.path, QualityFlag)
+    return {
+        "title": title,
+        "verdict": raw["verdict"],
+        "sentence": verdict_in_words(policy.info),
+        "table": methods_table(drafters, raw["arms"], (raw["winner"] or {}).get("draft_key")),
+        "charts": methods_charts(drafters),
+        "trees": tree_table(drafters),
+        "flags": flag_table(flags) if flags else None,
+    }
+
+
+def find_drafters(drafts: Sequence[Draft], policy: DepthPolicy) -> list[Drafter]:
+    """Every drafter with a chosen depth, at its smallest batch size, the fastest first."""
+    choices = [c for c in read_rows(policy.path, DepthChoice) if c.workload == ALL and c.kv_len is None]
+    evals = [e for e in read_rows(policy.path, DepthEval) if e.workload == ALL]
+    if not choices:
+        raise UserError(f"policy ({policy.key[:12]}): no depth_choice rows; run speedup.choose_depth again")
+    smallest: dict[str, DepthChoice] = {}
+    for c in sorted(choices, key=lambda c: c.batch_size):
+        smallest.setdefault(c.draft_key, c)
+    drafts_by_key = {draft.key: draft for draft in drafts}
+    methods = [c.method for c in smallest.values()]
+    drafters = []
+    for key, c in smallest.items():
+        of_drafter = [e for e in evals if (e.draft_key, e.batch_size) == (key, c.batch_size)]
+        chain = sorted((e for e in of_drafter if e.tree_budget is None), key=lambda e: e.depth_k)
+        trees = sorted(
+            (e for e in of_drafter if e.tree_budget is not None), key=lambda e: (e.depth_k, e.tree_budget or 0)
+        )
+        name = c.method if methods.count(c.method) == 1 else f"{c.method} {key[:6]}"
+        drafters.append(Drafter(name, c, tuple(chain), tuple(trees), *_recorded_facts(drafts_by_key.get(key))))
+    return sorted(drafters, key=lambda d: -(d.choice.speedup_meas or d.choice.speedup_pred))
+
+
+def _recorded_facts(draft: Draft | None) -> tuple[int | None, float | None]:
+    """(parameters, training minutes) from the drafter's files; None where unknown or not trained."""
+    if draft is None:
+        return None, None
+    parameters = json.loads((draft.path / "draft.json").read_text(encoding="utf-8")).get("num_parameters")
+    record = draft.path / "artifact.json"
+    seconds = json.loads(record.read_text(encoding="utf-8"))["record"].get("seconds") if record.is_file() else None
+    return parameters, None if seconds is None or not parameters else seconds / 60.0
+
+
+def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]], winner: str | None) -> Table:
+    """One line a drafter; prompt lookup, which has no drafter, is added from its measured arm."""
+    rows = []
+    for d in drafters:
+        e, c = d.at_chosen_depth(), d.choice
+        rows.append(
+            [
+                d.name,
+                "-" if d.parameters is None else f"{d.parameters:,}",
+                "-" if d.minutes is None else f"{d.minutes:.1f}",
+                str(c.depth_k),
+                f"{e.al:.2f}{format_interval(e.al_lo, e.al_hi) if c.depth_k else ''}",
+                f"{e.cost_ratio:.2f}",
+                f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
+                f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
+                c.verdict.replace("_", " "),
+            ]
+        )
+    methods = {d.choice.method for d in drafters}
+    for a in arms:
+        if a["workload"] == ALL and a["method"] not in {*methods, "none"} and not a["draft_key"]:
+            al = "-" if a["al"] is None else f"{a['al']:.2f} on {a['num_prompts']} timed prompts"
+            speed = f"{format_ratio(a['speedup'])}{format_interval(a['lo'], a['hi'])}"
+            rows.append([a["method"], "0", "-", str(a["depth_k"]), al, "-", "-", speed, "-"])
+    header = ["method", "parameters", "training minutes", "depth", "AL", "cost", "predicted", "measured", "verdict"]
+    return Table(header, rows, next((i for i, d in enumerate(drafters) if d.choice.draft_key == winner), None))
+
+
+def methods_charts(drafters: Sequence[Drafter]) -> list[tuple[str, str, str]]:
+    """(title, description, chart): acceptance, cost and speedup by depth, and both speedups at the chosen depth."""
+    lines: dict[str, list[Series]] = {"al": [], "cost_ratio": [], "speedup_pred": []}
+    for i, d in enumerate(drafters):
+        for quantity, series in lines.items():
+            points = [Point(e.depth_k, getattr(e, quantity)) for e in d.evals]
+            series.append(Series(d.name, PALETTE[i % len(PALETTE)], "line", points))
+    dots = list(enumerate(d.choice for d in drafters))
+    speeds = [
+        Series("predicted", "pred", "dots", [Point(i - 0.1, c.speedup_pred, c.pred_lo, c.pred_hi) for i, c in dots])
+    ]
+    measured = [(i, c, c.speedup_meas) for i, c in dots if c.speedup_meas is not None]
+    if measured:
+        speeds.append(
+            Series("measured", "meas", "dots", [Point(i + 0.1, v, c.meas_lo, c.meas_hi) for i, c, v in measured])
+        )
+    plain = Series("plain", "ink", "level", [Point(0, 1.0)])
+    depth, names = "draft depth k", [d.name for d in drafters]
+    acceptance = line_chart(lines["al"], depth, "acceptance length by draft depth")
+    cost = line_chart(lines["cost_ratio"], depth, "cost by draft depth")
+    by_depth = line_chart([*lines["speedup_pred"], plain], depth, "speedup by draft depth", unit="x")
+    at_chosen = line_chart([*speeds, plain], "method", "speedup by method", unit="x", x_labels=names)
+    return [
+        ("Acceptance by depth", "Tokens kept a round, the target's own included.", acceptance),
+        ("Cost by depth", "Time of a round over that of one plain step.", cost),
+        ("Speedup by depth", "Predicted: acceptance over cost.", by_depth),
+        ("Speedup at the chosen depth", "With 95 % intervals. At 1x without one: depth 0 was chosen.", at_chosen),
+    ]
+
+
+def tree_table(drafters: Sequence[Drafter]) -> Table | None:
+    """Every tree beside the chain of the same depth; None where no tree was measured."""
+    rows = []
+    for d in drafters:
+        chains = {e.depth_k: e for e in d.evals}
+        best = max(e.speedup_pred for e in d.evals)
+        for tree in d.trees:
+            chain = chains.get(tree.depth_k)
+            rows.append(
+                [
+                    d.name,
+                    str(tree.depth_k),
+                    str(tree.tree_budget),
+                    f"{tree.al:.2f}",
+                    "-" if chain is None else f"{chain.al:.2f}",
+                    f"{tree.cost_ratio:.2f}",
+                    f"{format_ratio(tree.speedup_pred)}{format_interval(tree.pred_lo, tree.pred_hi)}",
+                    "-" if chain is None else format_ratio(chain.speedup_pred),
+                    "tree" if tree.speedup_pred > best else "chain",
+                ]
+            )
+    header = [
+        "method",
+        "depth",
+        "tree budget",
+        "AL of the tree",
+        "AL of the chain",
+        "cost of the tree",
+        "tree predicted",
+    ]
+    return Table([*header, "chain predicted", "faster at its best depth"], rows) if rows else None

@@ -1,0 +1,1 @@
+"""Depth policies from rows that other people measured."""

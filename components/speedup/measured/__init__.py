@@ -1,0 +1,1 @@
+"""What whole generations show beside what the model predicts."""

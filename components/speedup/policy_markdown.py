@@ -1,0 +1,156 @@
+"""The depth policy as Markdown for people, `policy.md`: the choice first, then every number behind it.
+
+CPU engines are usually set to three or seven drafts; tables mark these depths, so that a reader sees the speed of the
+usual setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from components.rows import ALL, DepthChoice, DepthEval, QualityFlag
+from components.speedup.policy import Mixture, RankedDrafter
+from components.text import in_markdown
+
+if TYPE_CHECKING:
+    from components.speedup.policy import Policy
+
+USUAL = (3, 7)
+
+
+class Cells(NamedTuple):
+    """A table of text cells, for a screen or a Markdown file."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        lines = ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
+        return "\n".join([*lines, *("| " + " | ".join(map(_escape, row)) + " |" for row in self.rows)])
+
+
+def _escape(cell: str) -> str:
+    """The cell with escapes, unless it is a number or an interval; other text may come from outside."""
+    return cell if set(cell) <= set("0123456789.,x[] %+-e") else in_markdown(cell)
+
+
+def policy_text(policy: Policy) -> str:
+    """The text of policy.md."""
+    parts = [f"# Depth policy: {policy.verdict.replace('_', ' ')}"]
+    parts += ["\n".join(f"- {in_markdown(reason)}" for reason in policy.reasons), f"Rule: {in_markdown(policy.rule)}."]
+    parts += ["## Choices", choice_cells([*policy.choices, *policy.contexts]).markdown()]
+    parts += [in_markdown(mixture_line(mixture)) for mixture in policy.mixtures]
+    for choice in policy.choices:
+        if choice.workload == ALL:
+            choice_evals = [e for e in policy.evals if _is_of_choice(e, choice)]
+            parts.append(f"## {in_markdown(choice.method)}, batch {choice.batch_size}: every depth")
+            parts.append(depth_cells(choice_evals, choice.depth_k).markdown())
+    if len(policy.ranking) > 1:
+        parts += ["## Drafters against each other", ranking_cells(policy.ranking).markdown()]
+    if policy.flags:
+        parts += ["## Reasons to doubt", flag_cells(policy.flags).markdown()]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _is_of_choice(row: DepthEval, choice: DepthChoice) -> bool:
+    names = ("draft_key", "workload", "batch_size")
+    return all(getattr(row, name) == getattr(choice, name) for name in names)
+
+
+def choice_cells(choices: Iterable[DepthChoice]) -> Cells:
+    """A table with one line for each choice."""
+    header = ["drafter", "workload", "batch", "context", "depth", "predicted", "measured", "P(S > 1)"]
+    rows = [
+        [
+            c.method,
+            c.workload,
+            str(c.batch_size),
+            "all" if c.kv_len is None else str(c.kv_len),
+            str(c.depth_k),
+            times(c.speedup_pred, c.pred_lo, c.pred_hi),
+            times(c.speedup_meas, c.meas_lo, c.meas_hi),
+            "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
+            "" if c.loss is None else f"{c.loss:.1%}",
+            c.verdict.replace("_", " "),
+        ]
+        for c in choices
+    ]
+    return Cells([*header, "lost at one depth", "verdict"], rows)
+
+
+def mixture_line(mixture: Mixture) -> str:
+    """One line about one depth for several workloads, with a caveat where the mixture is stated."""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in mixture.shares.items())
+    apart = ", ".join(f"{name} {depth}" for name, depth in mixture.depths_apart.items())
+    whose = "stated" if mixture.stated else "of what was measured"
+    predicted = times(mixture.speedup_pred, mixture.pred_lo, mixture.pred_hi)
+    caveat = " It is a prediction: engines are told the depth over all measured prompts." if mixture.stated else ""
+    return (
+        f"{mixture.method}, batch {mixture.batch_size}: one depth for the mixture {whose} ({shares}) is "
+        f"{mixture.depth_k}, {predicted}. Each workload at its own ({apart}) would give {mixture.speedup_apart:.2f}x: "
+        f"one depth loses {mixture.loss:.1%}.{caveat}"
+    )
+
+
+def depth_cells(evals: Sequence[DepthEval], chosen_depth: int) -> Cells:
+    """A table of every depth of one drafter. Times in ms."""
+    header = ["depth", "AL", "T_verify", "T_draft", "cost", "tokens gained", "time added", "predicted", "measured"]
+    rows = [
+        [
+            f"{e.depth_k}{_depth_remark(e.depth_k, chosen_depth)}",
+            f"{e.al:.2f}{bounds(e.al_lo, e.al_hi)}",
+            f"{e.t_verify_ms:.3g}",
+            f"{e.t_draft_ms:.3g}",
+            f"{e.cost_ratio:.2f}",
+            "" if e.marginal_gain is None else f"{e.marginal_gain:+.1%}",
+            "" if e.marginal_cost is None else f"{e.marginal_cost:+.1%}",
+            times(e.speedup_pred, e.pred_lo, e.pred_hi),
+            times(e.speedup_meas, e.meas_lo, e.meas_hi),
+            f"{e.p_best:.1%}",
+            f"{e.regret:.1%}",
+        ]
+        for e in sorted(evals, key=lambda e: e.depth_k)
+    ]
+    return Cells([*header, "P(best)", "regret"], rows)
+
+
+def _depth_remark(depth: int, chosen_depth: int) -> str:
+    words = [word for word, holds in (("chosen", depth == chosen_depth), ("usual on CPUs", depth in USUAL)) if holds]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def ranking_cells(ranking: Sequence[RankedDrafter]) -> Cells:
+    """A table of every drafter in every setting at its chosen depth."""
+    header = ["drafter", "key", "shape", "draft vocabulary", "depth", "predicted", "P(best)", "regret"]
+    rows = [
+        [
+            c.method + (" (chosen)" if c.chosen else ""),
+            c.draft_key[:12] if len(c.draft_key) == 64 else c.draft_key,
+            "chain" if c.tree_budget is None else f"tree of {c.tree_budget}",
+            "" if c.draft_vocab is None else str(c.draft_vocab),
+            str(c.depth_k),
+            times(c.speedup_pred, c.pred_lo, c.pred_hi),
+            f"{c.p_best:.1%}",
+            f"{c.regret:.1%}",
+        ]
+        for c in ranking
+    ]
+    return Cells(header, rows)
+
+
+def flag_cells(flags: Sequence[QualityFlag]) -> Cells:
+    """A table of quality flags."""
+    rows = [[f.severity, f.code, f.method, f"{f.value:.4g}", f.detail] for f in flags]
+    return Cells(["severity", "flag", "drafter", "value", "what it means"], rows)
+
+
+def times(value: float | None, lo: float | None, hi: float | None) -> str:
+    """1.54x [1.50, 1.58]; "" where not measured."""
+    return "" if value is None else f"{value:.2f}x{bounds(lo, hi)}"
+
+
+def bounds(lo: float | None, hi: float | None) -> str:
+    """[1.50, 1.58]; "" where no interval is known, or nothing varies."""
+    return "" if lo is None or hi is None or lo == hi else f" [{lo:.2f}, {hi:.2f}]"

@@ -1,0 +1,1 @@
+"""The speedup model S(k): acceptance, costs, and the flags of a prediction."""

@@ -1,0 +1,89 @@
+"""Replay of decoding at any depth from an acceptance map.
+
+Convention. Output token 0 comes from prefill and belongs to no round. accepted[i] belongs to the round that starts when
+output token i is the newest token; rounds emit tokens 1 .. num_tokens - 1. A round at i keeps
+a = min(accepted[i], depth) drafts and one token of the target's own (the bonus), so the next round starts at i + a + 1.
+The last round may reach past the end of the answer and is cut there; it is called the tail round.
+
+Replaying is exact for greedy chains, because a drafter's state is a function of committed tokens alone. Truncating one
+deep run, or averaging over every position, is not: rounds start just after a failure, where drafting is hard.
+
+With arbitrary maps a deeper draft may need more rounds (it can land on a worse position), so AL(k) is monotone only for
+maps where accepted[i + 1] >= accepted[i] - 1; a fall beyond its interval raises a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from components.definitions import is_cut
+from components.rows import AcceptanceMap
+from components.speedup.statistics.bootstrap import Estimate, Floats, pooled_ratio
+
+
+class RoundOutcome(NamedTuple):
+    """One round; emitted = accepted + 1 except in a cut tail round."""
+
+    out_pos: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end of the answer cut the tokens of this round."""
+        return is_cut(self.accepted, self.emitted)
+
+
+def replay(accepted: Sequence[int], depth: int, num_tokens: int | None = None) -> list[RoundOutcome]:
+    """The rounds of one answer at one depth; exact for greedy chains.
+
+    accepted: drafts kept by a round started at each output position; at least num_tokens - 1 of them.
+    num_tokens: tokens of the answer, the prefill token included; None: len(accepted) + 1.
+    depth: 0 replays plain decoding, one token a round.
+    """
+    last = len(accepted) if num_tokens is None else num_tokens - 1
+    assert depth >= 0, f"a depth is not negative: {depth}"
+    assert len(accepted) >= last, f"{last} rounds could start in this answer, the map has {len(accepted)} positions"
+    rounds, i = [], 0
+    while i < last:
+        num_kept = min(accepted[i], depth)
+        rounds.append(RoundOutcome(i, depth, num_kept, min(num_kept + 1, last - i)))
+        i += num_kept + 1
+    return rounds
+
+
+class DepthCounts(NamedTuple):
+    """Counts of one answer at one depth. Lists are over draft positions 1..depth, without a cut tail round."""
+
+    rounds: int
+    tokens: int  # emitted by rounds: num_tokens - 1
+    full_rounds: int  # rounds that the end of the answer did not cut
+    full_accepted: int  # drafts kept in full rounds
+    num_reached: list[int]  # full rounds that kept every draft before position i
+    num_kept: list[int]  # full rounds that kept the draft at position i too
+
+
+def count(accepted: Sequence[int], depth: int, num_tokens: int | None = None) -> DepthCounts:
+    """Replay one answer and count."""
+    rounds = replay(accepted, depth, num_tokens)
+    full = [r for r in rounds if not r.is_cut]
+    kept_by_position = [sum(r.accepted >= i for r in full) for i in range(1, depth + 1)]
+    return DepthCounts(
+        rounds=len(rounds),
+        tokens=sum(r.emitted for r in rounds),
+        full_rounds=len(full),
+        full_accepted=sum(r.accepted for r in full),
+        num_reached=[len(full), *kept_by_position[:-1]] if depth else [],
+        num_kept=kept_by_position,
+    )
+
+
+def acceptance_length(maps: Sequence[AcceptanceMap], depth: int, weights: Floats) -> Estimate:
+    """`al` at a depth over some prompts, a map each. weights: of draw_weights, in the order of the maps."""
+    counts = [count(m.accepted, depth, m.num_tokens) for m in maps]
+    tokens = np.array([float(c.tokens) for c in counts])
+    return pooled_ratio(weights, tokens, np.array([float(c.rounds) for c in counts]))

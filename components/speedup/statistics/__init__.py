@@ -1,0 +1,1 @@
+"""Resampling and distributions behind every interval."""

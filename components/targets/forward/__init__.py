@@ -1,0 +1,1 @@
+"""Forward passes of a target: our own, and transformers'."""

@@ -1,0 +1,445 @@
+"""The step that trains a small target from nothing: tokenizer, language-model training, quality, model card.
+
+Writes the model card of a target trained here, from its measured facts.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from components.contract import Context, Corpus, Target, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from components.targets.pretraining.plan import TrainingPlan
+
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+def pretrain_target(
+    corpus: Corpus,
+    *,
+    vocab_size: Annotated[int, Field(ge=260, le=65535)] = 4096,
+    hidden_size: Positive = 192,
+    num_layers: Positive = 16,
+    num_heads: Positive = 6,
+    num_kv_heads: Positive = 2,
+    intermediate_size: Positive = 576,
+    num_steps: Positive = 6000,
+    decay_steps: Annotated[int, Field(ge=0)] = 1700,
+    tokens_per_step: Annotated[int, Field(ge=16)] = 8192,
+    sequence_length: Annotated[int, Field(ge=8)] = 256,
+    decay_sequence_length: Annotated[int, Field(ge=8)] = 1024,
+    matrix_lr: Rate = 0.02,
+    vector_lr: Rate = 3e-3,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.02,
+    repetition_weight: Annotated[float, Field(ge=0)] = 0.0,
+    repetition_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    unlikelihood_weight: Annotated[float, Field(ge=0)] = 0.0,
+    unlikelihood_every: Positive = 2,
+    group_repeats: dict[str, int] | None = None,
+    decay_group_repeats: dict[str, int] | None = None,
+    num_processes: Annotated[int, Field(ge=1, le=64)] = 2,
+    compile_layers: bool = False,
+    checkpoint_minutes: Rate = 5.0,
+    ctx: Context,
+) -> Target:
+    """Train a small Llama on a corpus; write it in Hugging Face format, bf16, with measured quality and a model card.
+
+    A corpus in chat markup (`data.corpus_from_chats`) gives a target that answers: its tokenizer knows the roles and
+    brings a chat template, and an answer ends with the end-of-text token.
+
+    An interrupted run goes on from its last checkpoint and ends with the same weights, bit for bit. A run before its
+    decay, called again on the same scratch folder with other `num_steps` and `decay_steps`, ends as one planned so.
+
+    Args:
+        vocab_size: tokens of the byte-level BPE, with 256 bytes and three specials (and four roles for chats).
+        hidden_size: width of the residual stream; a multiple of twice `num_heads`.
+        num_layers: layers; many narrow ones make a one-layer drafter relatively cheap.
+        num_heads: query heads.
+        num_kv_heads: key and value heads; divides `num_heads`.
+        intermediate_size: width of the gated feed-forward part.
+        num_steps: optimiser steps, the decay included.
+        decay_steps: the last steps, over which learning rates fall linearly to zero.
+        tokens_per_step: tokens in an optimiser step, over all processes.
+        sequence_length: tokens in a window before the decay.
+        decay_sequence_length: tokens in a window during the decay; also the longest text of the model.
+        matrix_lr: peak learning rate of Muon, for the matrices of the layers.
+        vector_lr: peak learning rate of AdamW, for embeddings and norm gains.
+        weight_decay: decoupled weight decay, in units of the learning rate (gains: none).
+        repetition_weight: weight, during the decay, of a loss that makes repeated text less likely with each time.
+        repetition_ratio: how likely a repeated token should be, as a fraction of its probability one occurrence before.
+        unlikelihood_weight: weight, during the decay, of making loops in the model's own greedy text less likely.
+        unlikelihood_every: steps of the decay between two that do so; writing that text takes about a step's time.
+        group_repeats: how often the documents of a source group occur in an epoch; a group not named: once.
+        decay_group_repeats: the same during the decay; null: as before it.
+        num_processes: data-parallel processes of one thread each, on CPUs; on CUDA always one.
+        compile_layers: fuse each layer with torch.compile: a fifth faster, needs a C++ compiler on CPUs.
+        checkpoint_minutes: minutes between checkpoints.
+    """
+    from components.targets.pretraining.worker import STREAM_FILES
+
+    decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats
+    settings: dict[str, Any] = dict(locals())
+    shape, schedule = ({name: settings[name] for name in names} for names in (_SHAPE_SETTINGS, _PLAN_SETTINGS))
+    plan = _make_plan(shape, schedule, ctx)
+    tokenizer = _make_tokenizer(corpus, plan, ctx)
+    stable, decay = STREAM_FILES
+    streams = (
+        _token_stream(stable, corpus, tokenizer, group_repeats or {}, ctx),
+        _token_stream(decay, corpus, tokenizer, plan.decay_group_repeats, ctx),
+    )
+    seconds = _train(plan, streams, corpus, tokenizer, checkpoint_minutes, ctx)
+    facts = {
+        "group_repeats": group_repeats or {},
+        "corpus_tokens": len(streams[0]),
+        "decay_corpus_tokens": len(streams[1]),
+        "training_seconds": seconds,
+    }
+    return _write_target(plan, corpus, tokenizer, facts, ctx)
+
+
+_SHAPE_SETTINGS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size")
+_PLAN_SETTINGS = (
+    "num_steps",
+    "decay_steps",
+    "tokens_per_step",
+    "sequence_length",
+    "decay_sequence_length",
+    "matrix_lr",
+    "vector_lr",
+    "weight_decay",
+    "decay_group_repeats",
+    "repetition_weight",
+    "repetition_ratio",
+    "unlikelihood_weight",
+    "unlikelihood_every",
+    "num_processes",
+    "compile_layers",
+)
+
+
+def _make_plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -> TrainingPlan:
+    import torch
+
+    from components.targets.pretraining.llama import LlamaShape
+    from components.targets.pretraining.plan import TrainingPlan
+
+    fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    longest = max(schedule["sequence_length"], schedule["decay_sequence_length"])
+    plan = TrainingPlan(
+        shape=LlamaShape(**shape, max_positions=longest),
+        **{
+            **schedule,
+            "decay_steps": min(schedule["decay_steps"], schedule["num_steps"]),
+            "num_processes": schedule["num_processes"] if ctx.device == "cpu" else 1,
+        },
+        dtype="bfloat16" if fast_bfloat16 else "float32",
+        device=ctx.device,
+        seed=ctx.seed,
+    )
+    if plan.shape.num_heads % plan.shape.num_kv_heads or plan.shape.hidden_size % (2 * plan.shape.num_heads):
+        raise UserError("num_kv_heads must divide num_heads, and twice num_heads must divide hidden_size")
+    share = plan.tokens_per_step // plan.num_processes
+    for name in ("sequence_length", "decay_sequence_length"):
+        length = schedule[name]
+        piece = max(length, min(share, plan.microbatch_tokens) // length * length)
+        if plan.tokens_per_step % plan.num_processes or share % piece:
+            raise UserError(
+                f"tokens_per_step: {plan.tokens_per_step} is not {plan.num_processes} processes times whole "
+                f"microbatches of {piece} tokens ({name} {length}); use a multiple of {plan.num_processes * piece}"
+            )
+    return plan
+
+
+def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    from components.targets.pretraining.plan import read_documents
+    from components.targets.pretraining.tokenizer import (
+        CHAT_TEMPLATE,
+        ROLE_TOKENS,
+        save_tokenizer,
+        text_pieces,
+        train_byte_bpe,
+    )
+
+    if not all((ctx.out / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
+        if is_chats(corpus):
+            pieces = (piece for text in texts for piece in text_pieces(text))
+            trained = train_byte_bpe(pieces, plan.shape.vocab_size, ROLE_TOKENS)
+            save_tokenizer(trained, ctx.out, plan.shape.max_positions, CHAT_TEMPLATE)
+        else:
+            save_tokenizer(train_byte_bpe(texts, plan.shape.vocab_size), ctx.out, plan.shape.max_positions)
+    tokenizer = Tokenizer.from_file(str(ctx.out / "tokenizer.json"))
+    if (least := tokenizer.get_vocab_size()) > plan.shape.vocab_size:
+        raise UserError(f"vocab_size: {plan.shape.vocab_size} does not hold bytes and specials; use {least} or more")
+    return tokenizer
+
+
+def is_chats(corpus: Corpus) -> bool:
+    """Whether its documents are written in chat markup."""
+    from components.targets.pretraining.tokenizer import MARKUP
+
+    return corpus.info.get("markup") == MARKUP
+
+
+def _token_stream(
+    name: str, corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, int], ctx: Context
+) -> np.ndarray:
+    import numpy as np
+
+    from components.targets.pretraining.plan import pack_documents
+
+    path = ctx.scratch / name
+    if not path.exists():
+        partial = path.with_suffix(".partial.npy")
+        np.save(partial, pack_documents(corpus.path / "train.jsonl", tokenizer, repeats))
+        partial.rename(path)
+    stream: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return stream
+
+
+def _train(
+    plan: TrainingPlan,
+    streams: tuple[np.ndarray, np.ndarray],
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    checkpoint_minutes: float,
+    ctx: Context,
+) -> float:
+    import torch
+
+    from components.targets.pretraining.quality import held_out_windows
+    from components.targets.pretraining.training_run import TrainingRun, join_group, keep_freed_memory, leave_group
+    from components.targets.pretraining.worker import extra_processes
+
+    torch.set_num_threads(1 if plan.num_processes > 1 else ctx.num_threads)
+    keep_freed_memory()
+    held_out = held_out_windows(corpus.path / "held_out.jsonl", tokenizer, plan.sequence_length)
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        ctx.record(step, **metrics)
+        ctx.progress(step, plan.num_steps, "training")
+
+    with extra_processes(plan, ctx.scratch) as meeting:
+        join_group(meeting, 0, plan.num_processes)
+        run = TrainingRun(plan, streams, ctx.scratch)
+        _drop_metrics_after(run.steps_done, ctx)
+        seconds = run.train(report, held_out=held_out, checkpoint_seconds=60 * checkpoint_minutes)
+        leave_group(plan.num_processes)
+    return seconds
+
+
+def _drop_metrics_after(step: int, ctx: Context) -> None:
+    """Drop metrics recorded since the last checkpoint of an interrupted run: those steps are done again."""
+    path = ctx.out / "metrics.jsonl"
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
+
+
+def _write_target(
+    plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context
+) -> Target:
+    from components.targets.config import facts_of
+    from components.targets.hf_files import save_model
+    from components.targets.pretraining.quality import measure_quality
+    from components.targets.pretraining.training_run import LATEST, checkpoint_weights
+
+    _, weights = checkpoint_weights(ctx.scratch / LATEST)
+    save_model(ctx.out, plan.shape, weights)
+    ctx.progress(0, 1, "measuring quality")
+    tokens_seen = plan.num_steps * plan.tokens_per_step
+    info = {
+        **facts_of(ctx.out, location="pretrain_target", trust_remote_code=False, dtype="auto", device=ctx.device),
+        **facts,
+        "corpus": dict(corpus.info),
+        "weight_bytes": (ctx.out / "model.safetensors").stat().st_size,
+        "tokens_seen": tokens_seen,
+        "epochs": plan.decay_start * plan.tokens_per_step / facts["corpus_tokens"],
+        "decay_epochs": plan.decay_steps * plan.tokens_per_step / facts["decay_corpus_tokens"],
+        "plan": asdict(plan),
+        "trained_on": training_machine(plan.num_processes, ctx.device),
+        **measure_quality(ctx.out, plan, corpus.path / "held_out.jsonl", tokenizer, is_chats(corpus)),
+    }
+    write_card(ctx.out, info)
+    return Target.of_step(ctx, info)
+
+
+_LICENCES = {"PSF-2.0": "Python Software Foundation License 2 (https://docs.python.org/3/license.html)"}
+
+
+class _CardTexts(NamedTuple):
+    """The fixed texts of a card for one kind of corpus. prompt: has {} for the number of tokens."""
+
+    title: str
+    opening: str
+    prompt: str
+    limits: str
+
+
+_CODE = _CardTexts(
+    "Draftsmith's built-in target",
+    """A small Llama that continues Python code. It is the large model of every example, test and quickstart that must
+run on a laptop without a download; it is not a useful assistant. It was trained from random weights by the pipeline
+`build-builtin-target`.""",
+    "{} tokens that ends a `def` line of a held-out library file",
+    """It writes plausible Python, not correct Python. It has seen nothing but the standard library: no other language,
+hardly any prose, no chats, no instructions. End-of-text stands at the end of files only, so a continuation seldom ends
+by itself. Greedy text repeats itself more than real code does. The test suite of a held-out module may be in the
+training data (files are held out one by one). Do not read its acceptance lengths as those of a large model.""",
+)
+_CHATS = _CardTexts(
+    "A small chat target",
+    """A small Llama that answers in chats. It stands in for a large model where a pipeline must show something about
+its data (a mix of languages, say) without a download; it is not a useful assistant. It was trained from random weights
+by `targets.pretrain_target` on chats.""",
+    "at most {} tokens that ends where an answer begins in a held-out chat",
+    """It writes plausible sentences, not true ones: it has seen nothing but the chats named above. A turn ends with the
+end-of-text token; roles have tokens of their own, and the chat template writes both. Its licence is that of its chats.
+Do not read its acceptance lengths as those of a large model.""",
+)
+
+
+def training_machine(num_processes: int, device: str) -> dict[str, Any]:
+    """Kind of machine and versions, for the card; nothing that names a particular machine."""
+    return {
+        "cpu": _cpu_model(),
+        "device": device,
+        "processes": num_processes,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "tokenizers")},
+    }
+
+
+def write_card(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write README.md. facts: the `info` of the Target made by `pretrain_target`."""
+    (folder / "README.md").write_text(card_text(facts), encoding="utf-8")
+
+
+def card_text(facts: Mapping[str, Any]) -> str:
+    """The card as Markdown, from the Target's facts alone."""
+    layers = facts["plan"]["shape"]["num_layers"]
+    window, loops = facts["plan"]["shape"]["max_positions"], facts["loops"]
+    texts = _CHATS if facts["corpus"].get("markup") else _CODE
+    return f"""# {texts.title}
+
+{texts.opening}
+
+{_table(_model_rows(facts))}
+
+Deep and narrow on purpose: a drafter of one layer then costs about 1/{layers} of the target's layers, as it does for a
+large model.
+
+## Training
+
+{_table(_training_rows(facts))}
+
+## Quality
+
+{_table(_quality_rows(facts))}
+
+Held-out loss: windows of {window} tokens, weights as stored. Distinct bigrams / all bigrams of a text, averaged over
+{loops["num_measured"]} continuations of {loops["continuation_tokens"]} tokens, each after a prompt of
+{texts.prompt.format(loops["prompt_tokens"])}. A continuation ends before the first
+end-of-text token ({loops["num_too_short"]} were too short to count).
+
+## Limits
+
+{texts.limits}
+"""
+
+
+def _model_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    shape = facts["plan"]["shape"]
+    return {
+        "architecture": f"{facts['architecture']}, {shape['num_layers']} layers, width {shape['hidden_size']}, "
+        f"feed-forward {shape['intermediate_size']}, tied embeddings",
+        "attention": f"{shape['num_heads']} query heads, {shape['num_kv_heads']} key-value heads",
+        "key-value cache": f"{_kv_numbers(shape):,} numbers a token ({4 * _kv_numbers(shape):,} bytes in float32)",
+        "parameters": f"{facts['num_params']:,} ({facts['weight_bytes'] / 1e6:.1f} MB, {facts['stored_dtype']})",
+        "tokenizer": f"byte-level BPE, {shape['vocab_size']} tokens, {facts['characters_per_token']:.2f} characters a "
+        "token on held-out text; adds no special tokens by itself",
+        "longest text": f"{shape['max_positions']} tokens",
+    }
+
+
+def _kv_numbers(shape: Mapping[str, Any]) -> int:
+    """2 n h_kv d: keys and values of every layer, as shape.kv_bytes_per_token counts them."""
+    head_dim = shape["hidden_size"] // shape["num_heads"]
+    return int(2 * shape["num_layers"] * shape["num_kv_heads"] * head_dim)
+
+
+def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    corpus, machine, plan = facts["corpus"], facts["trained_on"], facts["plan"]
+    against_loops = []
+    if plan["repetition_weight"]:
+        against_loops.append(f"pseudo-repetition (weight {plan['repetition_weight']:g}) at every step")
+    if plan["unlikelihood_weight"]:
+        every = plan["unlikelihood_every"]
+        against_loops.append(
+            f"sequence-level unlikelihood (weight {plan['unlikelihood_weight']:g}) at one step in {every}"
+        )
+    licence = str(corpus.get("licence", "unknown"))
+    if corpus.get("markup"):
+        languages = ", ".join(f"{name} {count:,}" for name, count in corpus["languages"]["train"].items())
+        source, hashed, unit = f"chats by language: {languages}", "question", "chats"
+    else:
+        source = f"{corpus.get('source', 'given')}, Python {corpus.get('python_version', '?')}"
+        hashed, unit = "path", "files"
+    return {
+        "corpus": f"{source}: {corpus.get('train_documents', 0):,} {unit}, {facts['corpus_tokens']:,} tokens an epoch",
+        "licence of the corpus": _LICENCES.get(licence, licence),
+        "held out": f"{corpus.get('held_out_documents', 0):,} {unit} ({corpus.get('held_out_percent', '?')} % by a "
+        f"hash of the {hashed}), never trained on",
+        "tokens seen": f"{facts['tokens_seen']:,}: {facts['epochs']:.1f} epochs ({_repeats(facts['group_repeats'])}), "
+        f"in the decay {facts['decay_epochs']:.1f} ({_repeats(plan['decay_group_repeats'])})",
+        "optimiser": "Muon (matrices), AdamW (embeddings, gains); warm-up, stable, linear decay over the last "
+        f"{plan['decay_steps']:,} of {plan['num_steps']:,} steps of {plan['tokens_per_step']:,} tokens",
+        "against loops, in the decay": "; ".join(against_loops) or "nothing",
+        "sequence length": f"{plan['sequence_length']}, in the decay {plan['decay_sequence_length']} tokens",
+        "time": f"{facts['training_seconds'] / 60:.0f} minutes, processes: {machine['processes']}, {plan['dtype']}",
+        "machine": f"{machine['cpu']}, {machine['device']}",
+        "versions": f"Python {machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}, "
+        f"tokenizers {machine['tokenizers']}",
+    }
+
+
+def _repeats(group_repeats: Mapping[str, int]) -> str:
+    named = ", ".join(f"{group} x {times}" for group, times in group_repeats.items())
+    return f"of which {named}" if named else "everything once"
+
+
+def _quality_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    whose = "chats" if facts["corpus"].get("markup") else "files"
+    return {
+        **{f"held-out loss, {group}": f"{loss:.3f} nats/token" for group, loss in facts["held_out_loss"].items()},
+        "distinct bigrams, greedy continuations": f"{facts['loops']['greedy']:.3f}",
+        f"distinct bigrams, the {whose}' own continuations": f"{facts['loops']['real']:.3f}",
+    }
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

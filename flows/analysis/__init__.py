@@ -1,0 +1,1 @@
+"""Comparisons, trends and generations asked for at the command line."""

@@ -1,0 +1,97 @@
+"""`draftsmith generate`: find target, drafter and chosen depth in the store, and let a child continue the prompt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.contract import UserError
+from components.machine import num_usable_cores
+from storage.artifacts.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A drafter and how deep to draft with it. target_key and draft_key name artifacts of the store."""
+
+    target_key: str
+    draft_key: str
+    method: str
+    depth_k: int
+
+
+def find_pair(store: Store, key: str | None) -> Pair:
+    """The drafter to generate with: a Draft by its key, the winner of a Release or DepthPolicy, or the newest winner.
+
+    Raises:
+        UserError: there is none.
+    """
+    if key is None:
+        for candidate in reversed(store.keys()):
+            if store.record_of(candidate)["kind"] == "DepthPolicy" and _policy(store, candidate).get("winner"):
+                return _winner(store, candidate)
+        raise UserError("generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one")
+    content = store.record_of(store.resolve(key))
+    if content["kind"] == "Draft":
+        info = content["info"]
+        return Pair(str(info["target_key"]), str(content["key"]), str(info["method"]), int(info["num_steps"]))
+    policy = content["key"] if content["kind"] == "DepthPolicy" else content["record"].get("inputs", {}).get("policy")
+    if not isinstance(policy, str):
+        raise UserError(f"generate: {key} is a {content['kind']}; give the key of a Release, a DepthPolicy or a Draft")
+    return _winner(store, policy)
+
+
+def generate(
+    store: Store, prompt: str, *, key: str | None, depth_k: int | None, max_new_tokens: int, device: str
+) -> dict[str, Any]:
+    """Plain and speculative continuation of `prompt`; see components/decoding/side_by_side.py for the answer.
+
+    Raises:
+        UserError: no drafter to use, or the prompt is wrong.
+    """
+    pair = find_pair(store, key)
+    places = {}
+    for what, artifact_key in (("target", pair.target_key), ("draft", pair.draft_key)):
+        artifact = store.get(artifact_key)
+        if artifact is None:
+            raise UserError(
+                f"generate: the {what} {artifact_key[:12]} is not in the store any more; run the pipeline again"
+            )
+        places[what] = str(artifact.path)
+    request = {
+        **places,
+        "prompt": prompt,
+        "depth_k": depth_k if depth_k is not None else max(1, pair.depth_k),
+        "max_new_tokens": max_new_tokens,
+        "device": device,
+        "num_threads": num_usable_cores(),
+    }
+    command = [sys.executable, "-m", "components.decoding.side_by_side"]
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(request), capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        raise UserError(done.stderr.strip().splitlines()[-1])
+    if done.returncode != 0:
+        raise RuntimeError(f"generate failed: {done.stderr.strip()[-2000:]}")
+    answer = dict(json.loads(done.stdout))
+    return {**answer, "method": pair.method, "depth_k": request["depth_k"]}
+
+
+def _winner(store: Store, key: str) -> Pair:
+    policy = _policy(store, key)
+    winner = policy.get("winner")
+    if not winner:
+        raise UserError("generate: this policy says not to speculate; --key of a Draft shows that drafter all the same")
+    return Pair(str(policy["target_key"]), str(winner["draft_key"]), str(winner["method"]), int(winner["depth_k"]))
+
+
+def _policy(store: Store, key: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads((store.path_of(key) / "policy.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"generate: the policy {key[:12]} cannot be read; run the pipeline again") from error

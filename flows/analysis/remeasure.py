@@ -1,0 +1,189 @@
+"""`draftsmith remeasure`: a finished release is measured again, on its own drafters and prompts.
+
+Nothing is trained and no data are made: the plan is that of the run that made the release, with its parameters, seed
+and device, in which every step that measures on a machine is forced, with what decides by it (the policy, the verdict,
+the release, the page). What stands before is taken as it was in that run, whatever has changed in code or data since,
+and must be in the store. So the same release gets another session (storage/artifacts/sessions.py), or, where the
+code that measures has changed, a release of its own.
+
+Reads from the journals which artifact key every name of a past run stood for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from components.contract import UserError
+from flows.execution.local_run import RunOptions, RunOutcome, execute
+from flows.planning import fingerprint
+from flows.planning.plan import Plan, PlannedStep, make_plan
+from flows.spec.schema import load_spec
+from storage import journal
+from storage.artifacts.store import Store
+
+_VERSION = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
+REASON = "measured again"
+
+
+@dataclass(frozen=True)
+class Remeasurement:
+    """The plan of a remeasurement. before: the release's facts until now; notes: remarks for the user."""
+
+    plan: Plan
+    store: Store
+    before: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
+    """Find a release and plan its measurements anew.
+
+    reference: NAME (its challenger, else the newest version), NAME@ALIAS, NAME@VERSION, or the start of a key.
+    options: file, home and packages count; parameters, seed and device are those of the run that made the release.
+
+    Raises:
+        UserError: there is no such release, what it was made of is gone, or its pipeline is not what it was.
+    """
+    store = Store(options.home)
+    key = _find_release(store, reference)
+    content = store.record_of(key)
+    record = content["record"]
+    if content["kind"] != "Release":
+        raise UserError(
+            f"remeasure {reference}: it is a {content['kind']}, not a Release; `draftsmith show NAME` lists them"
+        )
+    makes = f"`draftsmith run {record['pipeline']}` makes one of what there is now"
+    past = keys_of_run(store, record["run_id"])
+    try:
+        plan = make_plan(
+            load_spec(options.file),
+            record["pipeline"],
+            record["params"],
+            store=store,
+            device=record["device"],
+            seed=record["seed"],
+            packages=options.packages,
+            past=past,
+        )
+    except UserError as error:
+        raise UserError(f"remeasure {reference}: its pipeline is not what it was: {error}; {makes}") from error
+    release = next((step for step in plan.steps if step.name == record["step"] and step.kind == "Release"), None)
+    if release is None:
+        raise UserError(
+            f"remeasure {reference}: pipeline '{plan.pipeline}' has no step '{record['step']}' any more; {makes}"
+        )
+    again = _steps_to_repeat(plan, release)
+    if not again:
+        raise UserError(f"remeasure {reference}: no step before it measures on a machine")
+    needed = _inputs_of(plan, again)
+    for step in plan.steps:
+        if step.name in needed and not step.reused:
+            raise UserError(f"remeasure {reference}: step '{step.name}' would have to run ({step.reason}); {makes}")
+    steps = [_force(step) if step.name in again else step for step in plan.steps if step.name in again | needed]
+    left_out = tuple((step.name, "not measured") for step in plan.steps if step.name not in again | needed)
+    notes = () if release.key == key.partition(".")[0] else (_explain_change(store, steps, past),)
+    return Remeasurement(replace(plan, steps=tuple(steps), skipped=left_out), store, content["info"], notes)
+
+
+def run_remeasurement(again: Remeasurement, options: RunOptions) -> RunOutcome:
+    """Measure, and keep everything as a run does: journal, MLflow, history, registry."""
+    return execute(again.plan, again.store, options.on_event, how="remeasure")
+
+
+def _find_release(store: Store, reference: str) -> str:
+    """The key of the release that was named."""
+    from components.speedup.comparison.promotion_rule import judge
+    from flows.console.inspect_output import is_model
+    from storage.registry.registry import find_release, versions_of
+
+    version = _VERSION.fullmatch(reference)
+    if version is not None:
+        return find_release(store.home, version["name"], version["which"], judge)[0]
+    if not is_model(store.home, reference):
+        return store.resolve(reference)
+    versions = versions_of(store.home, reference)
+    chosen_version = next((number for number, aliases, _ in versions if "challenger" in aliases), versions[-1][0])
+    return find_release(store.home, reference, str(chosen_version), judge)[0]
+
+
+def _steps_to_repeat(plan: Plan, release: PlannedStep) -> set[str]:
+    """Steps that measure what the release says, those that decide by them, and the pages that show it."""
+    behind = {release.name}
+    for step in reversed(plan.steps):
+        if step.name in behind:
+            behind.update(step.input_names())
+    again = set[str]()
+    for step in plan.steps:
+        if step.name in behind and (step.measures or again.intersection(step.input_names())):
+            again.add(step.name)
+    reused = {step.name for step in plan.steps if step.reused}
+    for step in plan.steps:
+        names = set(step.input_names())
+        if step.uses.startswith("report.") and names & again and names <= again | reused | plan.sources.keys():
+            again.add(step.name)
+    return again if release.name in again else set()
+
+
+def _inputs_of(plan: Plan, again: set[str]) -> set[str]:
+    """Names of the inputs of the steps that run, without those steps."""
+    return {name for step in plan.steps if step.name in again for name in step.input_names()} - again
+
+
+def _force(step: PlannedStep) -> PlannedStep:
+    return replace(step, forced=True, reused=False, reason=REASON)
+
+
+def _explain_change(store: Store, steps: Sequence[PlannedStep], past: Mapping[str, str]) -> str:
+    """A line that says why it will be a release of its own: what has changed about the first step that differs."""
+    for step in steps:
+        state = store.probe(past.get(step.name, ""))
+        if step.forced and step.key != past.get(step.name) and state.artifact is not None:
+            parts = store.record_of(past[step.name])["record"]["parts"]
+            changes = "; ".join(fingerprint.changes(parts, step.parts)[:3])
+            return f"it becomes a release of its own, since step '{step.name}' is not what it was: {changes}"
+    return "it becomes a release of its own: what measures it is not what it was"
+
+
+def keys_of_run(store: Store, run_id: str) -> dict[str, str]:
+    """Name of a step or an outside input -> key, in one run; what it took over from earlier runs is looked up in those.
+
+    Raises:
+        UserError: the run has no journal here.
+    """
+    keys: dict[str, str] = {}
+    pipeline = None
+    waiting, visited = [run_id], set[str]()
+    while waiting:
+        current = waiting.pop(0)
+        file = store.home / "runs" / f"{current}.jsonl"
+        if current in visited or not file.is_file():
+            continue
+        visited.add(current)
+        entries = journal.read(file)
+        start = journal.first(entries, "run") or {}
+        pipeline = pipeline or start.get("pipeline")
+        if start.get("pipeline") != pipeline:
+            continue
+        for step in (entry for entry in entries if entry["entry"] == "step" and entry["key"]):
+            keys.setdefault(step["step"], step["key"])
+            for pairs in step["inputs"].values():
+                for name, key in pairs:
+                    keys.setdefault(name, key)
+            made_in = _run_that_made(store, step["key"]) if step["status"] == "reused" else None
+            waiting += [made_in] if made_in else []
+    if not keys:
+        raise UserError(
+            f"{store.home / 'runs' / run_id}.jsonl is gone: what that run was made of is not known any more"
+        )
+    return keys
+
+
+def _run_that_made(store: Store, key: str) -> str | None:
+    """The run that has made an artifact, as far as the store knows."""
+    try:
+        return str(store.record_of(key)["record"].get("run_id", "")) or None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,120 @@
+"""Progress of a run: one line when a step ends, and an estimate of the time that the current one still takes.
+
+On a terminal a progress bar; into a file or a pipe plain lines, at most one in ten seconds for each step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from flows.planning.plan import PlannedStep
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Display:
+    """Shows the events of a run. Use it as a context manager; `on_event` may be called from any thread."""
+
+    def __init__(self, console: Console, width: int = 20) -> None:
+        self.console, self.width = console, width
+        self.bar: Progress | None = None
+        self.tasks: dict[str, TaskID] = {}
+        self.first: dict[str, tuple[float, float]] = {}  # step -> (time, done) of its first progress event
+        self.last_line: dict[str, float] = {}
+        self.bad_rows: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def on_event(self, step: PlannedStep, event: Mapping[str, Any]) -> None:
+        """Show one event of the engine or of the step."""
+        kind = event["event"]
+        if kind == "progress":
+            self._progress(step, float(event["done"]), float(event["total"]), str(event["what"]))
+        elif kind == "start" and self.bar is not None:
+            self._task(step, "starting")
+        elif kind == "reused":
+            self._end(step, "reused")
+        elif kind == "done":
+            self._end(step, f"done in {duration(float(event['seconds']))}")
+        elif kind == "nothing_new":
+            self._end(step, f"nothing new: {event['message']}")
+        elif kind == "failed":
+            self._end(step, "failed")
+        elif kind == "retry":
+            self._line(step, f"failed, trying again: {event['message']}")
+        elif kind in ("note", "waiting"):
+            self._line(step, str(event["message"]))
+        elif kind == "set_aside":
+            self.bad_rows[step.name] = self.bad_rows.get(step.name, 0) + 1
+            if self.bad_rows[step.name] <= 3:
+                self._line(step, f"set aside {event['source']}:{event['line']}: {event['why']}")
+
+    def _progress(self, step: PlannedStep, done: float, total: float, what: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self._task(step, what), completed=done, total=total or None)
+            return
+        now = time.monotonic()
+        began, at_first = self.first.setdefault(step.name, (now, done))
+        if now - self.last_line.get(step.name, began) < SECONDS_BETWEEN_LINES:
+            return
+        self.last_line[step.name] = now
+        rate = (done - at_first) / (now - began) if now > began else 0.0
+        remaining = f", {duration((total - done) / rate)} left" if rate > 0 else ""
+        self._line(step, f"{what or 'working'}: {done:,.0f} of {total:,.0f}{remaining}")
+
+    def _task(self, step: PlannedStep, what: str) -> TaskID:
+        assert self.bar is not None
+        words = f"{escape(step.name):<{self.width}} {escape(what)}"
+        if step.name not in self.tasks:
+            self.tasks[step.name] = self.bar.add_task(words, total=None)
+        else:
+            self.bar.update(self.tasks[step.name], description=words)
+        return self.tasks[step.name]
+
+    def _end(self, step: PlannedStep, what: str) -> None:
+        if self.bar is not None and step.name in self.tasks:
+            self.bar.remove_task(self.tasks.pop(step.name))
+        bad = self.bad_rows.pop(step.name, 0)
+        rows = f"; {bad} bad {'row' if bad == 1 else 'rows'} set aside" if bad else ""
+        self._line(step, what + rows)
+
+    def _line(self, step: PlannedStep, what: str) -> None:
+        self.console.print(
+            f"{step.name:<{self.width}}  {what}", markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,298 @@
+"""Runs a plan: each step in a supervised child process, its result sealed into the store. Knows no Prefect.
+
+For one step: take the lock of its key (a second process that wants the same waits, then reuses), take the machine
+(measuring steps alone, others shared), start the child, pass its events on, seal what it made. `UserError` is final,
+anything else is retried as often as the step allows. Killed at any moment, the same plan goes on where it was.
+
+The folder of this user alone, on this machine alone, where locks lie that all his homes share.
+
+It is in the temporary folder, as tmux and Ray do it, and not where $XDG_RUNTIME_DIR points: a nightly run from cron has
+no such variable, and it has to find the same lock as a run from a terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import platform
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.contract import Artifact, NothingNew, UserError
+from components.git_state import code_state
+from components.machine import describe_machine, num_usable_cores
+from flows.execution.step_process import PRELOAD, ChildEnd, run_child
+from flows.planning.device import cpu_features, library_versions
+from flows.planning.plan import Plan, PlannedStep, StepHistory
+from flows.spec.placement import HERE
+from storage.artifacts.remote import drain_problems
+from storage.artifacts.sessions import read_record, session_of
+from storage.artifacts.store import Store
+
+Event = Mapping[str, Any]
+OnEvent = Callable[[PlannedStep, Event], None]
+OnFinished = Callable[[PlannedStep, Artifact, dict[str, Any], float, bool], None]
+
+
+class StepFailed(Exception):
+    """A step failed for a reason that is not the user's input. `log`: where its output and traceback are."""
+
+    def __init__(self, step: str, message: str, log: Path) -> None:
+        super().__init__(f"step '{step}' failed: {message}")
+        self.step, self.message, self.log = step, message, log
+
+
+class Engine:
+    """Runs the steps of one plan.
+
+    on_event(step, event): events of the step itself (progress, metrics, note, set_aside) and of its life:
+        {"event": "start" | "waiting" | "retry" | "reused" | "done" | "nothing_new" | "failed", ...}.
+    on_finished(step, artifact, record, seconds, reused): called once for each step, whether it was made or reused;
+        `record` is the "record" of artifact.json: how the artifact was made.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan,
+        on_event: OnEvent | None = None,
+        on_finished: OnFinished | None = None,
+        *,
+        run_id: str = "",
+        num_threads: int | None = None,
+        preload: tuple[str, ...] = PRELOAD,
+    ) -> None:
+        self.store, self.plan = store, plan
+        self.on_event: OnEvent = on_event or (lambda step, event: None)
+        self.on_finished: OnFinished = on_finished or (lambda step, artifact, record, seconds, reused: None)
+        self.num_threads = num_threads or num_usable_cores()
+        self.run_id, self.preload = run_id, preload
+        self.history = StepHistory(store.home, plan.pipeline)
+        self.connection: Callable[[], dict[str, Any]] | None = None  # how a child reaches the run around this engine
+
+    def run(self) -> dict[str, Artifact]:
+        """Run every step of the plan in order; returns the artifact of each, by step name.
+
+        Raises:
+            NothingNew: a step found nothing to do; the steps after it are not run.
+            UserError: the input of a step was wrong.
+            StepFailed: a step failed after its retries.
+        """
+        artifacts: dict[str, Artifact] = dict(self.plan.sources)
+        for step in self.plan.steps:
+            artifacts[step.name] = self.run_step(step, artifacts)
+        return {step.name: artifacts[step.name] for step in self.plan.steps}
+
+    def run_step(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> Artifact:
+        """Reuse or make one step. `artifacts` holds at least everything named in its inputs."""
+        started = time.monotonic()
+        with self._key_lock(step):
+            self.store.settle(step.key)  # of a kill just before it was in its place: it is an earlier session then
+            reusable = self._reusable(step)
+            if reusable is None:
+                with self._machine(step):
+                    started = time.monotonic()
+                    artifact, record = self._make(step, artifacts)
+            else:
+                artifact, record = reusable, dict(self.store.record_of(step.key)["record"])
+            self.history.remember(step.name, step.parts)
+        seconds, reused = time.monotonic() - started, reusable is not None
+        self.on_event(step, {"event": "reused" if reused else "done", "seconds": seconds, "key": step.key})
+        self.on_finished(step, artifact, record, seconds, reused)
+        return artifact
+
+    def log_of(self, step: PlannedStep) -> Path:
+        """Where the output of this step goes."""
+        folder = self.store.home / "logs" / self.plan.pipeline
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{step.name}.{step.key[:12]}.log"
+
+    def _reusable(self, step: PlannedStep) -> Artifact | None:
+        if step.forced:
+            return None
+        state = self.store.verify_local(step.key)
+        if state.artifact is None and state.fault != "absent":
+            place = self.store.quarantine(step.key)
+            self.on_event(step, {"event": "note", "message": f"{state.fault}; the broken artifact is in {place}"})
+        artifact = state.artifact or self.store.download(step.key)
+        for line in drain_problems():
+            self.on_event(step, {"event": "note", "message": line})
+        if artifact is not None:
+            self.store.discard_staging(step.key)  # left by a kill between the last rename and the end
+        return artifact
+
+    def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, dict[str, Any]]:
+        if step.forced:
+            self.store.discard_staging(step.key)
+        log = self.log_of(step)
+        started_at, began = time.time(), time.monotonic()  # a clock may be set meanwhile: durations do not follow it
+        attempts = step.retries + 1
+        for attempt in range(1, attempts + 1):
+            self.on_event(step, {"event": "start", "attempt": attempt, "log": str(log)})
+            end = self._attempt(step, artifacts, log)
+            if end.how == "made":
+                inputs = [artifacts[name] for name in step.input_names()]
+                span = started_at, time.monotonic() - began
+                record = self._record(step, inputs, end, span, attempt)
+                artifact = self.store.commit(step.key, end.kind, end.info, record)
+                for line in drain_problems():
+                    self.on_event(step, {"event": "note", "message": line})
+                return artifact, record
+            if end.how == "nothing_new":
+                self.store.discard_staging(step.key)
+                self.on_event(step, {"event": "nothing_new", "message": end.message})
+                raise NothingNew(end.message)
+            if end.how == "user_error":
+                self.on_event(step, {"event": "failed", "message": end.message})
+                raise UserError("\n".join(f"step '{step.name}': {line}" for line in end.message.splitlines() or [""]))
+            self.on_event(step, {"event": "retry" if attempt < attempts else "failed", "message": end.message})
+        raise StepFailed(step.name, end.message, log)
+
+    def _attempt(self, step: PlannedStep, artifacts: Mapping[str, Artifact], log: Path) -> ChildEnd:
+        out, scratch = self.store.open_staging(step.key)
+        order = {
+            "address": step.uses,
+            "packages": self.plan.packages,
+            "settings": step.settings,
+            "inputs": {
+                slot: [_handle(artifacts[name]) for name in value]
+                if isinstance(value, list)
+                else _handle(artifacts[value])
+                for slot, value in step.inputs.items()
+            },
+            "key": step.key,
+            "out": str(out),
+            "scratch": str(scratch),
+            "device": step.device,
+            "seed": step.seed,
+            "num_threads": self.num_threads,
+            "machine": dataclasses.asdict(self.plan.machine or describe_machine(step.device)),
+            "log": str(log),
+            "lock": str(self.store.home / "locks" / f"{step.key}.worker"),
+            "cluster": self._cluster(step),
+            "remote_code": list(self.plan.remote_code),
+        }
+        return run_child(
+            order,
+            on_event=lambda event: self.on_event(step, event),
+            timeout_s=step.timeout_minutes * 60 if step.timeout_minutes is not None else None,
+            preload=self.preload,
+        )
+
+    def _cluster(self, step: PlannedStep) -> dict[str, Any] | None:
+        """What the child needs to put its shards on a cluster; None where it works on them itself."""
+        if step.runs_on.cluster is None:
+            return None
+        if self.connection is None:
+            self.on_event(step, {"event": "note", "message": f"without Prefect here, not on {step.runs_on.cluster}"})
+            return None
+        return {"step": step.name, **dataclasses.asdict(step.runs_on), **self.connection()}
+
+    def _record(
+        self, step: PlannedStep, inputs: Sequence[Artifact], end: ChildEnd, span: tuple[float, float], attempt: int
+    ) -> dict[str, Any]:
+        """How the artifact came to be; kept in artifact.json."""
+        code = code_state()
+        machine = self.plan.machine or describe_machine(step.device)
+        return {
+            "pipeline": self.plan.pipeline,
+            "run_id": self.run_id,
+            "params": self.plan.params,
+            "step": step.name,
+            "uses": step.uses,
+            "settings": step.settings,
+            "inputs": step.parts.get("inputs", {}),
+            "input_sessions": {artifact.key: session_of(read_record(artifact.path) or {}) for artifact in inputs},
+            "seed": step.seed,
+            "device": step.device,
+            "num_threads": self.num_threads,
+            "started_at": span[0],
+            "seconds": span[1],
+            "attempts": attempt,
+            "peak_rss_mib": end.peak_rss_mib,
+            "machine": dataclasses.asdict(machine),
+            "versions": library_versions(),
+            "runs_on": str(step.runs_on if self.connection is not None else HERE),
+            "cpu_features": list(cpu_features()),
+            "git_commit": code.commit,
+            "git_changed": code.changed,
+            "parts": step.parts,
+        }
+
+    @contextmanager
+    def _key_lock(self, step: PlannedStep) -> Iterator[None]:
+        with self.store.lock(step.key, wait=False) as acquired:
+            if acquired:
+                yield
+                return
+        self.on_event(step, {"event": "waiting", "message": "another process is making the same artifact"})
+        with self.store.lock(step.key):
+            yield
+
+    @contextmanager
+    def _machine(self, step: PlannedStep) -> Iterator[None]:
+        """A measuring step has the machine to itself; other steps share it. Held across all homes of this user."""
+        mode = fcntl.LOCK_EX if step.measures else fcntl.LOCK_SH
+        with open(_machine_lock(), closefd=True) as file:
+            try:
+                fcntl.flock(file, mode | fcntl.LOCK_NB)
+            except BlockingIOError:
+                what = "a step that measures alone" if not step.measures else "other steps: it measures alone"
+                self.on_event(step, {"event": "waiting", "message": f"waiting for {what}"})
+                fcntl.flock(file, mode)
+            yield
+
+
+def run_plan(
+    plan: Plan,
+    store: Store,
+    *,
+    on_event: OnEvent | None = None,
+    on_finished: OnFinished | None = None,
+    run_id: str = "",
+) -> dict[str, Artifact]:
+    """Run a whole plan without Prefect; see Engine."""
+    return Engine(store, plan, on_event, on_finished, run_id=run_id).run()
+
+
+def _machine_lock() -> int:
+    """A descriptor of the one lock file of this user on this machine."""
+    return os.open(runtime_folder() / "machine.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _handle(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "kind": type(artifact).__name__,
+        "key": artifact.key,
+        "path": str(artifact.path),
+        "info": dict(artifact.info),
+    }
+
+
+def runtime_folder() -> Path:
+    """The folder, made with mode 0700 when it is not there yet.
+
+    Where somebody else has taken its name in the temporary folder, it is in the user's own cache folder.
+
+    Raises:
+        UserError: neither can be made.
+    """
+    places = (
+        Path(tempfile.gettempdir()) / f"draftsmith-{os.getuid()}",
+        Path.home() / ".cache" / "draftsmith" / platform.node(),  # a home may be shared between machines
+    )
+    for place in places:
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        facts = os.lstat(place)  # not what a link points to
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022:
+            return place
+    raise UserError(f"neither {places[0]} nor {places[1]} can be made for locks: set TMPDIR to a folder of your own")

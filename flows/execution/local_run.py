@@ -1,0 +1,177 @@
+"""A run without Prefect: plan, engine and records. `flows/orchestration/flow.py` wraps the same pieces in a flow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.contract import Artifact, NothingNew, UserError
+from flows.execution.engine import Engine, OnEvent, StepFailed
+from flows.planning.plan import Plan, PlannedStep, make_plan
+from flows.planning.step_signature import PACKAGES
+from flows.spec.schema import load_spec
+from storage.artifacts.store import Store
+
+if TYPE_CHECKING:
+    from storage.record import Run
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`."""
+
+    file: Path = Path("pipelines.yaml")
+    home: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    from_step: str | None = None
+    to_step: str | None = None
+    force: tuple[str, ...] = ()
+    packages: tuple[str, ...] = PACKAGES
+    on_event: OnEvent | None = field(default=None, compare=False)
+    on_plan: Callable[[Plan], None] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The result of a run. problems: what could not be logged; notes: remarks for the user; one line each.
+
+    mlflow_run: (experiment, run) in MLflow; None when it was down. registered: the registry's answer for each Release.
+    nothing_new: why a step ended the run early with nothing to do, in one line; "" when every step was made or reused.
+    """
+
+    plan: Plan
+    artifacts: dict[str, Artifact]
+    seconds: float
+    run_id: str = ""
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    registered: tuple[Any, ...] = ()
+    mlflow_run: tuple[str, str] | None = None
+    nothing_new: str = ""
+
+
+def plan_run(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> tuple[Plan, Store]:
+    """The plan of a run and the store it works on.
+
+    Raises:
+        UserError: one line for each thing that is wrong.
+    """
+    store = Store(options.home)
+    plan = make_plan(
+        load_spec(options.file),
+        pipeline,
+        params,
+        store=store,
+        device=options.device,
+        seed=options.seed,
+        from_step=options.from_step,
+        to_step=options.to_step,
+        force=options.force,
+        packages=options.packages,
+    )
+    return plan, store
+
+
+def run_direct(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> RunOutcome:
+    """Run a pipeline in this process's own children and keep everything it makes.
+
+    Raises:
+        UserError: the input is wrong.
+        StepFailed: a step failed after its retries.
+    """
+    plan, store = plan_run(pipeline, params, options)
+    if options.on_plan is not None:
+        options.on_plan(plan)
+    return execute(plan, store, options.on_event, how="direct")
+
+
+def execute(
+    plan: Plan,
+    store: Store,
+    on_event: OnEvent | None = None,
+    *,
+    how: str,
+    flow_run_id: str = "",
+    run_steps: Callable[[Engine], dict[str, Artifact]] = Engine.run,
+) -> RunOutcome:
+    """Run a plan and keep what it makes.
+
+    how: "direct" or "prefect", for the record, with Prefect's id of the flow run. run_steps: runs an engine.
+    """
+    from components.speedup.comparison.promotion_rule import judge
+    from storage.record import begin_run, end_run, record_failure, record_step
+
+    started = time.monotonic()
+    run = begin_run(
+        store.home,
+        plan.pipeline,
+        plan.params,
+        judge,
+        how=how,
+        may_promote=plan.approval_minutes is None,
+        flow_run_id=flow_run_id,
+        pipeline_digest=plan.digest,
+    )
+    running_steps: dict[str, PlannedStep] = {}
+    artifacts: dict[str, Artifact] = {}
+    made_new: list[str] = []
+
+    def on_step_event(step: PlannedStep, event: Mapping[str, Any]) -> None:
+        if event["event"] == "start":
+            running_steps[step.name] = step
+        if on_event is not None:
+            on_event(step, event)
+
+    def on_finished(
+        step: PlannedStep, artifact: Artifact, record: dict[str, Any], seconds: float, reused: bool
+    ) -> None:
+        running_steps.pop(step.name, None)
+        artifacts[step.name] = artifact
+        made_new.extend([step.name] * (not reused))
+        record_step(artifact, step.kind, step, record, run, reused=reused)
+
+    nothing_new = ""
+    with closing(run.journal):  # also where its last lines find no room on the disk
+        try:
+            run_steps(Engine(store, plan, on_step_event, on_finished, run_id=run.run_id))
+        except NothingNew as nothing:
+            nothing_new = str(nothing)
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
+            for step in running_steps.values():
+                record_failure(step, reason, None, run)
+            end_run(run, "failed", reason)
+            raise
+        except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
+            run.journal.add(
+                "end", status="killed", reason=reason
+            )  # nobody waits for MLflow now, the next run catches up
+            raise
+        if not nothing_new and not made_new:
+            end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
+        else:
+            end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "")
+    return outcome_of(plan, artifacts, run, time.monotonic() - started, nothing_new)
+
+
+def outcome_of(
+    plan: Plan, artifacts: dict[str, Artifact], run: Run, seconds: float, nothing_new: str = ""
+) -> RunOutcome:
+    """A finished run as the command line tells about it."""
+    return RunOutcome(
+        plan=plan,
+        artifacts=artifacts,
+        seconds=seconds,
+        run_id=run.run_id,
+        problems=tuple(run.problems),
+        notes=tuple(run.notes),
+        registered=tuple(run.registered),
+        mlflow_run=run.mlflow_run(),
+        nothing_new=nothing_new,
+    )

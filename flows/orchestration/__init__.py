@@ -1,0 +1,1 @@
+"""Prefect: flows, deployments, events, approval and artifacts of the UI."""

@@ -1,0 +1,438 @@
+"""PREFECT: deployments, schedules and triggers as a diff: create, update, prune, and keep what a person has paused.
+
+Each pipeline is one deployment of the same name; schedules go by slug, triggers are automations. What stands on the
+server is read first and compared field by field, so a second `deploy` changes nothing. Prefect's own re-apply would
+wake what somebody has paused in the UI and leave removed schedules running, so single changes are sent instead.
+A deployment belongs to the file that made it (DRAFTSMITH_PIPELINES in its job variables): files may share a server.
+
+PREFECT: `triggers:` as automations: one for each trigger of each pipeline, compared, created, updated and pruned.
+
+After a pipeline: Prefect's own event of a run that ended as "Completed" (a dry run, a part of a run and a night without
+news end under other names). A file or a registry alias: the events of flows/orchestration/event_watcher.py. What a
+person has switched off in the UI stays off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.contract import UserError
+from components.machine import num_usable_cores
+from flows.catalog import compile_flow, version_of
+from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
+from flows.orchestration.ui_artifacts import machine_limit
+from flows.planning.step_signature import PACKAGES
+from flows.services.client import WORK_POOL
+from flows.spec.diagnostics import did_you_mean
+from flows.spec.schema import PipelineSpec, ScheduleSpec, Spec, TriggerSpec, load_spec
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import DeploymentSchedule
+    from prefect.client.schemas.responses import DeploymentResponse
+    from prefect.events.schemas.automations import Automation, AutomationCore
+
+ROOT = Path(__file__).resolve().parents[2]
+TAG = "draftsmith"
+COLLISION = {"wait": "ENQUEUE", "skip": "CANCEL_NEW"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the plan.
+
+    action: "create", "update", "prune", or "keep" for a setting made by hand, which stays.
+    kind:   "pipeline", "schedule", "trigger", "pool" or "limit". name: "quickstart", "quickstart/nightly".
+    reason: what differs, in words. apply: makes the change.
+    """
+
+    action: str
+    kind: str
+    name: str
+    reason: str = ""
+    apply: Callable[[SyncPrefectClient], object] | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.action:<6}  {self.kind:<8}  {self.name}" + (f"  ({self.reason})" if self.reason else "")
+
+
+def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -> list[Change]:
+    """What `deploy` would change on the server at $PREFECT_API_URL (flows/orchestration/flow.py: prepare). Changes
+    nothing.
+
+    Raises:
+        UserError: the file is wrong, or names a work pool that is not there.
+    """
+    from prefect.client.orchestration import get_client
+
+    spec = load_spec(file)
+    with get_client(sync_client=True) as client:
+        pools = {pool.name: pool.concurrency_limit for pool in client.read_work_pools()}
+        deployments = _deployments(client, file, spec)
+        changes = list(_shared_changes(client, pools))
+        for name, pipeline in spec.pipelines.items():
+            pool = str(pipeline.runs_on or WORK_POOL)
+            if pool not in {*pools, WORK_POOL}:
+                suggestion = did_you_mean(pool, sorted({*pools, WORK_POOL}))
+                raise UserError(f"{file}: pipeline '{name}': the server has no work pool '{pool}'{suggestion}")
+            desired = _desired_deployment(name, pipeline, file, home, pool, packages)
+            changes += _deployment_changes(name, desired, deployments.get(name))
+            changes += _schedule_changes(name, pipeline.schedules, deployments.get(name))
+        changes += [
+            Change("prune", "pipeline", name, "no longer in the file", _delete(deployment.id))
+            for name, deployment in deployments.items()
+            if name not in spec.pipelines
+        ]
+        changes += trigger_changes(client, file, spec)
+    return changes
+
+
+def apply_changes(changes: list[Change]) -> int:
+    """Make these changes, in their order; returns how many there were.
+
+    Raises:
+        UserError: the server refuses one.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    done = 0
+    with get_client(sync_client=True) as client:
+        for change in changes:
+            if change.apply is None:
+                continue
+            try:
+                change.apply(client)
+            except PrefectHTTPStatusError as error:
+                message = " ".join(error.response.text.split())[:300]
+                raise UserError(f"{change}: the Prefect server refuses it: {message}") from error
+            done += 1
+    return done
+
+
+def deployment_id(client: SyncPrefectClient, name: str) -> Any:
+    """The id of a pipeline's deployment, which `create` has made just before."""
+    return client.read_deployment_by_name(f"{name}/{name}").id
+
+
+def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str, DeploymentResponse]:
+    """The deployments that this file has made, by name. Deployments of a file that no longer exists may be taken over.
+
+    Raises:
+        UserError: a pipeline of this file has the name of another file's deployment.
+    """
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+
+    tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+    deployments: dict[str, DeploymentResponse] = {}
+    offset = 0
+    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=offset):
+        offset += len(page)
+        for deployment in page:
+            maker = Path(deployment.job_variables.get("env", {}).get("DRAFTSMITH_PIPELINES", ""))
+            if maker == file.resolve() or (deployment.name in spec.pipelines and not maker.is_file()):
+                deployments[deployment.name] = deployment
+            elif deployment.name in spec.pipelines:
+                what = f"the server has one of that name from {maker}"
+                raise UserError(f"{file.name}: pipeline '{deployment.name}': {what}; name it otherwise")
+    return deployments
+
+
+def runs_at_once() -> int:
+    """How many runs the worker of this machine starts side by side; twenty at once lock Prefect's SQLite database."""
+    return max(4, 2 * num_usable_cores())
+
+
+def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, int | None]) -> Iterator[Change]:
+    """The work pool that every pipeline goes to unless it names another, and the limit that shows a measuring step."""
+    at_once = f"{runs_at_once()} runs at once"
+    if WORK_POOL not in pools:
+        yield Change("create", "pool", WORK_POOL, at_once, _create_pool)
+    elif pools[WORK_POOL] is None:  # a worker that comes first makes the pool without a limit
+        yield Change("update", "pool", WORK_POOL, at_once, _limit_pool)
+    limit = machine_limit()
+    if limit not in {existing.name for existing in client.read_global_concurrency_limits(limit=200, offset=0)}:
+        yield Change(
+            "create",
+            "limit",
+            limit,
+            "shows which step measures alone",
+            lambda client: client.upsert_global_concurrency_limit_by_name(limit, 1),
+        )
+
+
+def _create_pool(client: SyncPrefectClient) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template, concurrency_limit=runs_at_once())
+    try:
+        client.create_work_pool(pool)
+    except ObjectAlreadyExists:  # a worker that started since makes it too, without a limit
+        _limit_pool(client)
+
+
+def _limit_pool(client: SyncPrefectClient) -> None:
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    client.update_work_pool(WORK_POOL, WorkPoolUpdate(concurrency_limit=runs_at_once()))
+
+
+def _desired_deployment(
+    name: str, pipeline: PipelineSpec, file: Path, home: Path, pool: str, packages: tuple[str, ...]
+) -> dict[str, Any]:
+    """Every field of a deployment that the file decides, as the API writes it.
+
+    The run starts in the file's folder, so relative paths mean the same as on the command line; nothing is copied.
+    """
+    from prefect.utilities.callables import parameter_schema
+
+    flow = compile_flow(pipeline, name, lambda values: None)
+    schema = parameter_schema(flow.fn).model_dump(mode="json", exclude_unset=True)
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    env = {
+        "DRAFTSMITH_PIPELINES": str(file.resolve()),
+        "DRAFTSMITH_HOME": str(home.resolve()),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONSAFEPATH": "1",  # Prefect runs scripts from a folder with a weight_format.py, which would hide our storage/
+    }
+    if packages != PACKAGES:
+        env["DRAFTSMITH_PACKAGES"] = ",".join(packages)
+    return {
+        "entrypoint": f"flows.catalog:{name}",
+        "version": version_of(pipeline),
+        "description": pipeline.about,
+        "tags": [TAG],
+        "work_pool_name": pool,
+        # a run that writes into its worker's pipe dies with the worker; what it logs is in the UI anyway
+        "job_variables": {"env": env, "stream_output": False},
+        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(file.resolve().parent)}}],
+        "parameters": {},  # defaults come from the file when the run starts, as on the command line
+        # The server refuses what the schema refuses; unknown parameters too, which Prefect would let through.
+        "parameter_openapi_schema": {**schema, "additionalProperties": False},
+        "enforce_parameter_schema": True,
+        "concurrency_limit": 1 if pipeline.overlap else None,
+        "concurrency_options": {"collision_strategy": COLLISION[pipeline.overlap]} if pipeline.overlap else None,
+    }
+
+
+def _deployment_changes(name: str, desired: Mapping[str, Any], deployed: DeploymentResponse | None) -> Iterator[Change]:
+    if deployed is None:
+
+        def create(client: SyncPrefectClient) -> None:
+            from prefect.client.schemas.objects import ConcurrencyOptions
+
+            options = desired["concurrency_options"]
+            fields = {**desired, "concurrency_options": ConcurrencyOptions(**options) if options else None}
+            client.create_deployment(flow_id=client.create_flow_from_name(name), name=name, **fields)
+
+        yield Change("create", "pipeline", name, str(desired["description"]), create)
+        return
+    differs = {key: value for key, value in desired.items() if value != _deployed_value(deployed, key)}
+    if deployed.paused:
+        yield Change("keep", "pipeline", name, "paused by hand, stays paused")
+    if differs:
+
+        def update(client: SyncPrefectClient) -> None:
+            from prefect.client.schemas.actions import DeploymentUpdate
+
+            fields = dict(differs)
+            if "concurrency_options" in fields or "concurrency_limit" in fields:  # the server wants both together
+                fields |= {key: desired[key] for key in ("concurrency_options", "concurrency_limit")}
+            client.update_deployment(deployed.id, DeploymentUpdate(**fields))
+
+        yield Change("update", "pipeline", name, ", ".join(_WORDS.get(key, key) for key in differs), update)
+
+
+_WORDS = {
+    "parameter_openapi_schema": "its form",
+    "concurrency_limit": "overlap",
+    "concurrency_options": "what a second run does",
+    "work_pool_name": "its work pool",
+    "job_variables": "its environment",
+    "pull_steps": "where it runs",
+    "description": "what it is about",
+}
+
+
+def _deployed_value(deployed: DeploymentResponse, key: str) -> Any:
+    """A field of the deployment on the server, written as `_desired_deployment` writes it."""
+    if key == "concurrency_limit":
+        return deployed.global_concurrency_limit.limit if deployed.global_concurrency_limit is not None else None
+    if key == "concurrency_options":
+        options = deployed.concurrency_options
+        return {"collision_strategy": options.collision_strategy.value} if options is not None else None
+    return (deployed.description or "") if key == "description" else getattr(deployed, key)
+
+
+def _delete(identity: Any) -> Callable[[SyncPrefectClient], object]:
+    return lambda client: client.delete_deployment(identity)
+
+
+def _schedule_changes(
+    pipeline: str, declared: list[ScheduleSpec], deployed: DeploymentResponse | None
+) -> Iterator[Change]:
+    """Schedules by slug. `active` is sent only with a new one, so a pause made in the UI stays."""
+    deployed_schedules = {schedule.slug: schedule for schedule in deployed.schedules} if deployed is not None else {}
+    for schedule in declared:
+        name, existing = f"{pipeline}/{schedule.slug}", deployed_schedules.pop(schedule.slug, None)
+        timing = f"{schedule.cron} {schedule.timezone}"
+        if existing is None:
+            yield Change("create", "schedule", name, timing, _create_schedule(pipeline, schedule))
+            continue
+        if not existing.active:
+            yield Change("keep", "schedule", name, "paused by hand, stays paused")
+        if _schedule_values(existing) != (schedule.cron, schedule.timezone, schedule.params):
+            yield Change("update", "schedule", name, timing, _update_schedule(existing, schedule))
+    for slug, existing in deployed_schedules.items():
+        if slug is None:
+            yield Change("keep", "schedule", f"{pipeline}/-", "added by hand in the UI")
+        else:
+            yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(existing))
+
+
+def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, dict[str, Any]]:
+    return getattr(schedule.schedule, "cron", None), getattr(schedule.schedule, "timezone", None), schedule.parameters
+
+
+def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
+    def create(client: SyncPrefectClient) -> None:
+        from prefect.client.schemas.actions import DeploymentScheduleCreate
+        from prefect.client.schemas.schedules import CronSchedule
+
+        when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        request = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
+        client.create_deployment_schedules(deployment_id(client, pipeline), [request])
+
+    return create
+
+
+def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
+    def update(client: SyncPrefectClient) -> None:
+        from prefect.client.schemas.schedules import CronSchedule
+
+        when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        assert existing.deployment_id is not None
+        client.update_deployment_schedule(
+            existing.deployment_id, existing.id, schedule=when, parameters=schedule.params
+        )
+
+    return update
+
+
+def _delete_schedule(existing: DeploymentSchedule) -> Callable[[SyncPrefectClient], object]:
+    assert existing.deployment_id is not None
+    return lambda client: client.delete_deployment_schedule(existing.deployment_id, existing.id)
+
+
+def trigger_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterator[Change]:
+    """The changes that make the automations of this file match its triggers."""
+    mark = f"Made by `draftsmith deploy` from {file.resolve()}"
+    deployed = {a.name: a for a in _automations(client) if a.description == mark}
+    for pipeline, declared in spec.pipelines.items():
+        names: dict[str, int] = {}
+        for trigger in declared.triggers:
+            label = trigger_label(trigger)
+            names[label] = names.get(label, 0) + 1
+            name = f"{pipeline}: {label}" + (f" ({names[label]})" if names[label] > 1 else "")
+            automation = deployed.pop(name, None)
+            if automation is None:
+                yield Change("create", "trigger", name, "", _create(name, pipeline, trigger, file, mark))
+                continue
+            if not automation.enabled:
+                yield Change("keep", "trigger", name, "switched off by hand, stays off")
+            if _differs(client, automation, pipeline, trigger, file):
+                yield Change("update", "trigger", name, "", _update(automation, name, pipeline, trigger, file, mark))
+    for name, automation in deployed.items():
+        yield Change("prune", "trigger", name, "no longer in the file", _delete_of_deploy_triggers(automation))
+
+
+def trigger_label(trigger: TriggerSpec) -> str:
+    """A trigger as the UI names it: "after quickstart", "file in/*.jsonl", "registry NAME@champion"."""
+    if trigger.after is not None:
+        return f"after {trigger.after}"
+    if trigger.file is not None:
+        return f"file {trigger.file}"
+    return f"registry {trigger.registry}@{trigger.alias}"
+
+
+def _expected_event(trigger: TriggerSpec, file: Path) -> dict[str, Any]:
+    """The event that fires a trigger: its names, and which resource it is about."""
+    if trigger.after is not None:
+        flow = {"prefect.resource.role": "flow", "prefect.resource.name": trigger.after}
+        match = {"prefect.resource.id": "prefect.flow-run.*"}
+        return {"expect": {"prefect.flow-run.Completed"}, "match": match, "match_related": flow}
+    if trigger.file is not None:
+        match = {"prefect.resource.id": file_resource(pattern_of(file, trigger.file))}
+        return {"expect": {FILE_EVENT}, "match": match, "match_related": {}}
+    assert trigger.registry is not None, "spec.py lets one of the three through"
+    match = {"prefect.resource.id": move_resource(trigger.registry, trigger.alias)}
+    return {"expect": {MOVE_EVENT}, "match": match, "match_related": {}}
+
+
+def _automation(name: str, identity: Any, trigger: TriggerSpec, file: Path, mark: str, enabled: bool) -> AutomationCore:
+    from prefect.events.actions import RunDeployment
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    return AutomationCore(
+        name=name,
+        description=mark,
+        enabled=enabled,
+        trigger=EventTrigger(posture=Posture.Reactive, threshold=1, **_expected_event(trigger, file)),
+        actions=[RunDeployment(source="selected", deployment_id=identity, parameters=trigger.params or None)],
+    )
+
+
+def _differs(
+    client: SyncPrefectClient, automation: Automation, pipeline: str, trigger: TriggerSpec, file: Path
+) -> bool:
+    """Whether an automation would do anything else than the file says. A pipeline not yet deployed has a new id."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        identity = deployment_id(client, pipeline)
+    except ObjectNotFound:
+        return True
+    desired = _automation(automation.name, identity, trigger, file, automation.description, automation.enabled)
+    keys = {"trigger": {"expect", "match", "match_related"}, "actions": True}
+    return _comparable_fields(desired, keys) != _comparable_fields(automation, keys)
+
+
+def _comparable_fields(automation: AutomationCore, keys: Any) -> Any:
+    fields = automation.model_dump(mode="json", include=keys)
+    fields["actions"] = [(action["deployment_id"], action["parameters"] or {}) for action in fields["actions"]]
+    return fields
+
+
+def _create(name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str) -> Callable[[Any], object]:
+    def create(client: SyncPrefectClient) -> None:
+        client.create_automation(_automation(name, deployment_id(client, pipeline), trigger, file, mark, True))
+
+    return create
+
+
+def _update(
+    existing: Automation, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
+) -> Callable[[Any], object]:
+    def update(client: SyncPrefectClient) -> None:
+        identity = deployment_id(client, pipeline)
+        client.update_automation(existing.id, _automation(name, identity, trigger, file, mark, existing.enabled))
+
+    return update
+
+
+def _delete_of_deploy_triggers(automation: Automation) -> Callable[[SyncPrefectClient], object]:
+    return lambda client: client.delete_automation(automation.id)
+
+
+def _automations(client: SyncPrefectClient) -> Iterator[Automation]:
+    offset = 0
+    while page := client.read_automations(limit=200, offset=offset):
+        offset += len(page)
+        yield from page

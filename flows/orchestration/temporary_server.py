@@ -1,0 +1,137 @@
+"""Prefect's temporary server, started by us so that it dies with us and its database stays under the home.
+
+Prefect can start one by itself, but that one outlives a killed run: an orphan of 250 MB for each kill. This is the same
+server (its app under uvicorn, without UI and scheduler) as a child that Linux ends when its parent dies. It answers on
+loopback only, on a port that was free, to clients with a password made for it alone: it writes to the database
+from which `draftsmith up` runs deployments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import runpy
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 240.0  # 12-27 s on a busy machine, most of it imports and, the first time, migrations
+STOP_TIMEOUT_S = 20.0
+ANSWERS_WITHIN_S = 5.0
+
+
+class TemporaryServer:
+    """A server while it runs. Start it early and `wait` late: it takes seconds to come up."""
+
+    def __init__(self, place: Path) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        self.log = place / "server.log"
+        self._lock = (place / "server.lock").open("a")
+        fcntl.flock(
+            self._lock, fcntl.LOCK_EX
+        )  # until it answers: two first starts must not migrate one database at once
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}/api"
+        self._password = f"draftsmith:{secrets.token_urlsafe(24)}"
+        self.process = _start(port, self._password, self.log)
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """The environment variables that a client of this server needs."""
+        return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self._password}
+
+    def wait(self) -> None:
+        """Return when it answers.
+
+        Raises:
+            RuntimeError: it ended or did not come up in time; the error names its log.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not answers(self.url):
+            has_ended = self.process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
+                what = (
+                    f"ended with {self.process.returncode}"
+                    if has_ended
+                    else f"did not answer in {START_TIMEOUT_S:.0f} s"
+                )
+                raise RuntimeError(f"Prefect's temporary server {what}, see {self.log}; --direct runs without Prefect")
+            time.sleep(0.1)
+        self._lock.close()
+
+    def stop(self) -> None:
+        """Stop the server; it saves what it has received first."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._lock.close()
+
+
+@contextmanager
+def temporary_server(place: Path) -> Iterator[TemporaryServer]:
+    """A server for the time of a run."""
+    server = TemporaryServer(place)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def answers(url: str) -> bool:
+    """A Prefect server answers at this API address; one that is there and busy is asked three times."""
+    for _ in range(3):
+        try:
+            with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ANSWERS_WITHIN_S):
+                return True
+        except urllib.error.HTTPError as error:
+            return error.code in (401, 403)  # it is there and wants a password; the client will send it
+        except (OSError, ValueError) as error:
+            if not isinstance(getattr(error, "reason", error), TimeoutError):
+                return False
+    return False
+
+
+def _start(port: int, password: str, log: Path) -> subprocess.Popen[bytes]:
+    env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    env |= {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    env |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
+    env["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = f"http://127.0.0.1:{port}"
+    env.setdefault("PREFECT_SERVER_DATABASE_TIMEOUT", "60")  # a busy machine holds SQLite's lock for more than ten s
+    command = [sys.executable, "-P", __file__, str(os.getpid()), str(port)]
+    # a group of its own: Ctrl-C must reach the run first, which then tells the server how it ended
+    with log.open("ab") as out:
+        return subprocess.Popen(command, env=env, stdout=out, stderr=out, process_group=0)
+
+
+def _serve(parent: int, port: int) -> None:
+    """Be the server, in the child process, for as long as the parent lives."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+    sys.argv = ["uvicorn", "--factory", "flows.orchestration.server_app:create_temporary_app", *options]
+    runpy.run_module("uvicorn", run_name="__main__")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,222 @@
+"""PREFECT: artifacts of a run in the UI, besides its tasks: plan, progress, tables and charts, links, the lock.
+
+An error here never fails a run: it is written to stderr, and after the third nothing more is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+from components.contract import Artifact, Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, Release
+from components.report.prefect_cards import (
+    answers_card,
+    chats_card,
+    decision_card,
+    measurements_card,
+    mix_card,
+    page_card,
+)
+from components.report.tables import Table
+from components.text import in_markdown
+from flows.console.plan_output import as_mermaid
+from flows.execution.local_run import RunOutcome
+from flows.planning.plan import Plan, PlannedStep
+from flows.services.client import running
+from storage.artifacts.store import Store
+
+SECONDS_BETWEEN_UPDATES = 3.0
+SLOT_TIMEOUT_S = 2.0
+MOST_FAULTS = 3
+
+
+def machine_limit() -> str:
+    """The name of the Prefect concurrency limit that shows that a step measures alone on this machine."""
+    return f"measuring on {re.sub(r'[^A-Za-z0-9._-]', '-', socket.gethostname())}"
+
+
+class Screen:
+    """Shows one run in the UI. Use its methods from the flow run's own thread, inside the run."""
+
+    def __init__(self, plan: Plan, store: Store, watched: bool = True) -> None:
+        """watched: somebody can look while it runs; a server that lives as long as the run shows only what stays."""
+        self.plan, self.store, self.watched = plan, store, watched
+        self.reused: set[str] = set()
+        self._progress: dict[str, UUID] = {}
+        self._updated: dict[str, float] = {}
+        self._slot: ExitStack | None = None
+        self._faults = 0
+
+    def on_event(self, step: PlannedStep, event: Mapping[str, Any]) -> None:
+        """Show one event of the engine or of a step."""
+        kind = event["event"]
+        if kind == "progress":
+            self._try(lambda: self._show_progress(step, event))
+        elif kind == "reused":
+            self.reused.add(step.name)
+        elif kind == "start" and step.measures and self.watched:
+            self._try(self._take_slot)
+        elif kind == "start":
+            self.leave_machine()
+        elif kind in ("note", "waiting", "retry", "failed"):
+            self._try(lambda: _logger().info("%s: %s", step.name, event["message"]))
+        elif kind == "set_aside":
+            location = f"{event['source']}:{event['line']}"
+            self._try(lambda: _logger().warning("%s: set aside %s: %s", step.name, location, event["why"]))
+        if kind in ("waiting", "failed"):
+            self.leave_machine()
+
+    def leave_machine(self) -> None:
+        """No step of this run measures now. Between two that do the slot is kept: handing it over takes seconds."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._try(slot.close)
+
+    def show_plan(self, *, nothing_runs: bool = False) -> None:
+        """The plan as a drawing and, since only a table has room for reasons, as a table."""
+        about = f"{len(self.plan.steps)} steps, {self.plan.num_reused} reused, on {self.plan.device}"
+        if nothing_runs:
+            about = f"**A dry run: nothing was run.** {about}"
+        rows = [[s.name, s.uses, s.kind, s.key[:12], "reused" if s.reused else s.reason] for s in self.plan.steps]
+        rows += [[name, "", "", "", f"left out: {reason}"] for name, reason in self.plan.skipped]
+        table = Table(["step", "uses", "makes", "key", "why"], rows).markdown()
+        drawing = f"```mermaid\n{as_mermaid(self.plan)}\n```"
+        self._markdown(f"plan-{self.plan.pipeline}", f"{about}\n\n{drawing}\n\n{table}", "what runs, and why")
+
+    def show_artifact(self, step: PlannedStep, artifact: Artifact) -> None:
+        """Tables and charts of what was measured and decided, the place of a page."""
+        if step.name in self._progress:
+            self._try(lambda: _update_progress(self._progress[step.name], 100.0))
+        if isinstance(artifact, DepthPolicy):
+            self._markdown(f"decision-{step.name}", lambda: decision_card(artifact), "how deep to draft, and why")
+        elif isinstance(artifact, Measurements):
+            self._markdown(f"measured-{step.name}", lambda: measurements_card(artifact), "what was measured")
+        elif isinstance(artifact, Conversations):
+            self._markdown(f"answers-{step.name}", lambda: answers_card(artifact), "what is trained on")
+        elif isinstance(artifact, Chats):
+            self._markdown(
+                f"rows-{step.name}", lambda: chats_card(artifact, _dropped(artifact)), "rows kept, and why not"
+            )
+        elif isinstance(artifact, Prompts):
+            self._markdown(f"mix-{step.name}", lambda: mix_card(artifact), "asked and got of the mix")
+        elif isinstance(artifact, Page):
+            self._markdown(f"report-{step.name}", lambda: self._page_location(artifact), "the report")
+
+    def show_outcome(self, outcome: RunOutcome) -> None:
+        """Where to look next (MLflow, the report, the release), what was registered, what could not be logged."""
+        lines = [f"- {in_markdown(line)}" for line in (*outcome.notes, *outcome.problems)]
+        link = _mlflow_link(self.store, outcome)
+        if link:
+            lines.insert(0, f"- [the MLflow run of this run]({link})")
+        for name, artifact in outcome.artifacts.items():
+            if isinstance(artifact, Page | Release):
+                lines.append(f"- {in_markdown(name)}: `draftsmith show {artifact.key[:12]}`, in `{artifact.path}`")
+        if lines:
+            self._markdown(f"outcome-{self.plan.pipeline}", "\n".join(lines), "worth knowing")
+        if link:
+            self._try(lambda: _link(link, f"mlflow-{self.plan.pipeline}", "the MLflow run"))
+
+    def note(self, text: str) -> None:
+        """One line in the run's log."""
+        self._try(lambda: _logger().info("%s", text))
+
+    def _page_location(self, page: Page) -> str:
+        """A browser opens no file from a page that a server sent, so the place is given to copy."""
+        file = page.path / "index.html"
+        verdict = in_markdown(str(page.info.get("verdict", "")).replace("_", " "))
+        place = f"Open it in a browser:\n\n```\n{file.as_uri()}\n```\n\nor `draftsmith show {page.key[:12]}`.\n"
+        return "\n\n".join(part for part in (verdict, page_card(page), place) if part)
+
+    def _take_slot(self) -> None:
+        """Show that this machine is being measured on. The guard is the engine's OS lock; this only makes it seen."""
+        from prefect.concurrency.sync import concurrency
+
+        if self._slot is not None:
+            return
+        name, self._slot = machine_limit(), ExitStack()
+        try:
+            self._slot.enter_context(
+                concurrency(name, timeout_seconds=SLOT_TIMEOUT_S, strict=False, raise_on_lease_renewal_failure=False)
+            )
+        except TimeoutError:  # still leased to a run that was killed; the server takes it back after five minutes
+            _logger().info("the concurrency limit '%s' is taken; the machine's own lock is held", name)
+
+    def _show_progress(self, step: PlannedStep, event: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._updated.get(step.name, 0.0) < SECONDS_BETWEEN_UPDATES:
+            return
+        self._updated[step.name] = now
+        percent = 100.0 * min(1.0, float(event["done"]) / (float(event["total"]) or 1.0))
+        if step.name in self._progress:
+            _update_progress(self._progress[step.name], percent)
+            return
+        from prefect.artifacts import create_progress_artifact
+
+        artifact_id = create_progress_artifact(
+            percent, key=_key(f"progress-{step.name}"), description=str(event["what"])
+        )
+        assert isinstance(artifact_id, UUID)
+        self._progress[step.name] = artifact_id
+
+    def _markdown(self, key: str, text: str | Callable[[], str], description: str) -> None:
+        def create() -> None:
+            from prefect.artifacts import create_markdown_artifact
+
+            if content := text if isinstance(text, str) else text():
+                create_markdown_artifact(content, key=_key(key), description=description)
+
+        self._try(create)
+
+    def _try(self, show: Callable[[], object]) -> None:
+        if self._faults >= MOST_FAULTS:
+            return
+        try:
+            show()
+        except Exception as error:  # Prefect's errors, its HTTP client's and its database's are of many classes
+            self._faults += 1
+            message = " ".join(str(error).split())[:200]
+            sys.stderr.write(f"the Prefect UI shows less of this run: {type(error).__name__}: {message}\n")
+
+
+def _mlflow_link(store: Store, outcome: RunOutcome) -> str:
+    """The page of the MLflow run on the server of `draftsmith up`; "" when none runs or nothing was logged."""
+    services = running(store.home)
+    if services is None or not services.mlflow_url or not outcome.mlflow_run:
+        return ""
+    experiment, run = outcome.mlflow_run
+    return f"{services.mlflow_url.rstrip('/')}/#/experiments/{experiment}/runs/{run}"
+
+
+def _dropped(chats: Chats) -> list[dict[str, str]]:
+    from components.data.formats.chats import dropped_examples
+
+    return dropped_examples(chats.path)
+
+
+def _link(address: str, key: str, text: str) -> None:
+    from prefect.artifacts import create_link_artifact
+
+    create_link_artifact(address, key=_key(key), link_text=text, description=text)
+
+
+def _update_progress(artifact: UUID, percent: float) -> None:
+    from prefect.artifacts import update_progress_artifact
+
+    update_progress_artifact(artifact, percent)
+
+
+def _key(name: str) -> str:
+    """A key that Prefect takes: lower case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _logger() -> Any:
+    from prefect import get_run_logger
+
+    return get_run_logger()

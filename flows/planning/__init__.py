@@ -1,0 +1,1 @@
+"""What has to run: wiring, keys, checks and the plan."""

@@ -1,0 +1,200 @@
+"""Inputs from outside a pipeline: a version of a registered model, an artifact of this store, a directory with one.
+
+    registry:NAME@ALIAS     a released version, by alias (champion) or by number; where a step wants not the Release
+    registry:NAME@VERSION   but a Draft, Target, DepthPolicy or the data behind it, the one in that release's lineage
+    store:KEY               an artifact in the store, by its key or the start of it; KEY.SESSION for an earlier session
+    path:DIR                a directory with an `artifact.json`, for example one copied from another machine
+
+An input enters the plan by the key of what was found, so a moved alias makes anew what follows. `check` reads the form
+only: it asks no service, and a pipeline may name a champion that is still to be made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.contract import KINDS, Artifact, UserError
+from flows.spec.diagnostics import did_you_mean
+from storage.artifacts.records import RECORD_FILE, ArtifactRecord, BadRecord, read_checked
+from storage.artifacts.store import Store
+from storage.artifacts.whole_files import sha256_of
+
+SCHEMES = ("registry", "store", "path")
+OFFERED = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conversations", "Prompts")
+_VERSION = re.compile(r"registry:(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
+_NAMED = re.compile(_VERSION.pattern + r" \((?P<kind>\w+)\)")
+
+
+def is_outside(reference: str) -> bool:
+    """Whether a reference names something outside the pipeline (it has a colon; step names have none)."""
+    return ":" in reference
+
+
+def reference_error(reference: str) -> str:
+    """What is wrong with the form of an outside reference, or ''."""
+    scheme, _, rest = reference.partition(":")
+    if scheme == "query":
+        return "'query:' is no input: an answer changes with the history, a key must not; give the artifact: store:KEY"
+    if scheme not in SCHEMES:
+        return f"'{reference}' is neither a step nor an outside input{did_you_mean(scheme, SCHEMES)}"
+    if not rest.strip():
+        return f"'{reference}' names nothing after the colon"
+    if scheme == "registry" and not _VERSION.fullmatch(reference):
+        return f"'{reference}': write registry:NAME@champion, or registry:NAME@3 for a version"
+    return ""
+
+
+def source_name(reference: str, kind: type[Artifact]) -> str:
+    """The name of an outside input in a plan: its reference, with the kind for a registered version."""
+    return f"{reference} ({kind.__name__})" if reference.startswith("registry:") else reference
+
+
+def source_misfit(reference: str, kind: type[Artifact]) -> str:
+    """Why a registered version can never provide this kind, or ''."""
+    if not reference.startswith("registry:") or kind.__name__ in OFFERED:
+        return ""
+    return f"wants {kind.__name__}, but '{reference}' gives a {', '.join(OFFERED[:-1])} or {OFFERED[-1]}"
+
+
+def kind_of_source(name: str, store: Store) -> str:
+    """The kind that an outside input (as `source_name` has it) is; a registered version is not looked up.
+
+    Raises:
+        UserError: it is missing, broken, or malformed.
+    """
+    named = _NAMED.fullmatch(name)
+    return named["kind"] if named else type(_find_artifact(name, store)).__name__
+
+
+@dataclass
+class Sources:
+    """Finds the outside inputs of one plan, each alias once, so that the whole plan sees the same champion.
+
+    past: name (see source_name) -> key, of inputs reused from a past run. artifacts: name -> artifact, verified.
+    """
+
+    store: Store
+    past: Mapping[str, str] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release, in its session
+
+    def kind_of(self, name: str) -> str:
+        """Find an outside input; its kind.
+
+        Raises:
+            UserError: it is missing, broken, or malformed; there is no such model, alias or version.
+        """
+        if name not in self.artifacts:
+            named = _NAMED.fullmatch(name)
+            if name in self.past:
+                self.artifacts[name] = _find_artifact(f"store:{self.past[name]}", self.store)
+            else:
+                self.artifacts[name] = self._find_version(named) if named else _find_artifact(name, self.store)
+        return type(self.artifacts[name]).__name__
+
+    def _find_version(self, named: re.Match[str]) -> Artifact:
+        from components.speedup.comparison.promotion_rule import judge
+        from storage.registry.registry import find_release
+
+        reference = f"registry:{named['name']}@{named['which']}"
+        if reference not in self._releases:
+            try:
+                key, session = find_release(self.store.home, named["name"], named["which"], judge)
+                self._releases[reference] = self.store.name_of_session(key, session)
+            except UserError as error:
+                raise UserError(f"{reference}: {error}") from error
+        release = self._releases[reference]
+        key = _in_lineage(self.store, release, named["kind"], reference)
+        state = self.store.ensure_local(key)
+        if state.artifact is None:
+            problem = "is not in the store any more" if state.fault == "absent" else f"is broken ({state.fault})"
+            raise UserError(
+                f"'{reference}': its {named['kind']} {key[:12]} {problem}; {_how_to_remake(self.store, release)}"
+            )
+        return state.artifact
+
+
+def registry_names(artifact: Artifact) -> frozenset[str]:
+    """The texts among an artifact's facts, for example its method: they choose code, as the settings of a step do."""
+    return frozenset(value for value in artifact.info.values() if isinstance(value, str))
+
+
+def _find_artifact(reference: str, store: Store) -> Artifact:
+    """The artifact that `store:` or `path:` names, verified."""
+    if fault := reference_error(reference):
+        raise UserError(fault)
+    scheme, _, rest = reference.partition(":")
+    if scheme == "path":
+        return _from_directory(Path(rest.strip()))
+    state = store.ensure_local(store.resolve(rest.strip()))
+    if state.artifact is None:
+        raise UserError(f"'{reference}' is broken: {state.fault}")
+    return state.artifact
+
+
+def _in_lineage(store: Store, release: str, kind: str, reference: str) -> str:
+    """The key of the one artifact of this kind behind a release; data is looked for behind the drafter itself."""
+    content = _record(store, release)
+    if content is None:
+        raise UserError(f"'{reference}': its Release {release[:12]} is not in the store any more")
+    if kind == "Release":
+        return release
+    if kind == "Draft":
+        return str(content["info"]["draft_key"])
+    direct = _input_keys(store, content)
+    level = [str(content["info"]["draft_key"])] if kind not in ("Target", "DepthPolicy") else list(direct)
+    visited: set[str] = set()
+    while level:
+        records = {key: _record(store, key) for key in level}
+        matching = sorted(key for key, record in records.items() if record is not None and record["kind"] == kind)
+        if len(matching) > 1:
+            raise UserError(
+                f"'{reference}' was made from {len(matching)} {kind}: name one of them, store:{matching[0][:12]}"
+            )
+        if matching:
+            return matching[0]
+        visited.update(level)
+        further = {key for record in records.values() if record is not None for key in _input_keys(store, record)}
+        level = sorted(further - visited)
+    raise UserError(
+        f"'{reference}': the {kind} it was made from is not in the store any more; {_how_to_remake(store, release)}"
+    )
+
+
+def _record(store: Store, key: str) -> ArtifactRecord | None:
+    try:
+        return store.record_of(key)
+    except FileNotFoundError:
+        return None
+
+
+def _input_keys(store: Store, content: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of an artifact's inputs, each with the session that it had then."""
+    then = content["record"].get("input_sessions", {})
+    for value in content["record"].get("inputs", {}).values():
+        for key in value if isinstance(value, list) else [value]:
+            yield store.name_of_session(key, then[key]) if key in then else key
+
+
+def _how_to_remake(store: Store, release: str) -> str:
+    content = _record(store, release)
+    pipeline = str(content["record"].get("pipeline", "")) if content else ""
+    return f"`draftsmith run {pipeline}` makes it again" if pipeline else "make it again"
+
+
+def _from_directory(path: Path) -> Artifact:
+    if not (path / RECORD_FILE).exists():
+        raise UserError(f"'path:{path}' has no {RECORD_FILE}: it is not the directory of an artifact")
+    try:
+        content = read_checked(path)
+    except BadRecord as error:
+        raise UserError(f"'path:{path}': {error}") from error
+    for name, facts in content["files"].items():
+        file = path / name
+        if not file.is_file() or sha256_of(file) != facts["sha256"]:
+            raise UserError(f"'path:{path}' is broken: {name} is missing or has changed")
+    return KINDS[content["kind"]](key=content["key"], path=path.absolute(), info=content["info"])

@@ -1,0 +1,1 @@
+"""The services behind `up`: Prefect, MLflow, their databases and their guard."""

@@ -1,0 +1,1 @@
+"""pipelines.yaml: read, checked and filled in."""

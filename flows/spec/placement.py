@@ -1,0 +1,129 @@
+"""Where work runs: `runs_on:` of a pipeline names a work pool, of a wide step a Dask or Ray cluster.
+
+A wide step cuts its work into shards and hands them to `ctx.map`; that call in its code is what makes it wide, so
+nothing has to be declared and nothing can be declared wrongly. Where a step runs never enters its key: the bytes are
+the same. Errors come as (place inside `runs_on`, what is wrong), for the caller to put a line to.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from components.python_source import syntax_tree
+from flows.spec.diagnostics import did_you_mean, show
+
+DEFAULT_WORKERS: Final = 2
+MAX_WORKERS: Final = 256
+_KEYS = ("cluster", "workers", "address")
+_ADDRESSES: Final = {
+    "dask": (r"(tcp|tls|ucx|ws|wss)://[^\s/]+:\d+", "tcp://HOST:8786"),
+    "ray": (r"ray://[^\s/]+:\d+", "ray://HOST:10001"),
+}
+
+
+@dataclass(frozen=True)
+class RunsOn:
+    """Where a pipeline or a step runs; all None is here, in this process's children.
+
+    pool:    name of the Prefect work pool that a pipeline's deployment goes to.
+    cluster: what carries the shards of a wide step.
+    workers: processes of a local cluster that lives as long as the step; None with an address.
+    address: a cluster that is already there, with its own workers.
+    """
+
+    pool: str | None = None
+    cluster: Literal["dask", "ray"] | None = None
+    workers: int | None = None
+    address: str | None = None
+
+    def __str__(self) -> str:
+        if self.cluster is not None:
+            return f"{self.cluster}, {self.address or f'{self.workers} workers here'}"
+        return f"pool {self.pool}" if self.pool is not None else "here"
+
+
+HERE: Final = RunsOn()
+
+
+class WrongPlace(ValueError):
+    """`runs_on:` says something that cannot be. place: keys inside it, for the line."""
+
+    def __init__(self, message: str, *place: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def parse_pipeline_placement(value: Any) -> RunsOn:
+    """`runs_on:` of a pipeline: the name of a work pool; None is here.
+
+    Raises:
+        WrongPlace: it is anything else.
+    """
+    if value is None:
+        return HERE
+    if isinstance(value, Mapping):
+        raise WrongPlace("'runs_on' of a pipeline names a work pool; a cluster goes to a wide step")
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,199}", value):
+        raise WrongPlace(f"'runs_on' must be the name of a work pool, not {show(value)}")
+    return RunsOn(pool=value)
+
+
+def parse_step_placement(value: Any) -> RunsOn:
+    """`runs_on:` of a step: {cluster: dask | ray, workers: N or address: WHERE}; None is here.
+
+    Raises:
+        WrongPlace: it is anything else.
+    """
+    if value is None:
+        return HERE
+    if isinstance(value, str):
+        raise WrongPlace("a work pool takes whole pipelines: give it to the pipeline, or {cluster: dask} to this step")
+    if not isinstance(value, Mapping):
+        raise WrongPlace(f"'runs_on' must be like {{cluster: dask, workers: 2}}, not {show(value)}")
+    for key in value:
+        if key not in _KEYS:
+            raise WrongPlace(f"runs_on: unknown key {show(key)}{did_you_mean(str(key), _KEYS)}", str(key))
+    cluster, workers, address = (value.get(key) for key in _KEYS)
+    if cluster not in ("dask", "ray"):
+        what = f", not {show(cluster)}" if cluster is not None else " (it is missing)"
+        raise WrongPlace(f"runs_on: 'cluster' must be dask or ray{what}", "cluster")
+    if address is None:
+        workers = DEFAULT_WORKERS if workers is None else workers
+        if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
+            raise WrongPlace(f"runs_on: 'workers' must be 1 to {MAX_WORKERS}, not {show(workers)}", "workers")
+        return RunsOn(cluster=cluster, workers=workers)
+    if workers is not None:
+        raise WrongPlace("runs_on: a cluster with an address has its own workers: leave 'workers' out", "workers")
+    pattern, example = _ADDRESSES[cluster]
+    if not isinstance(address, str) or not re.fullmatch(pattern, address):
+        raise WrongPlace(f"runs_on: 'address' must be like {example}, not {show(address)}", "address")
+    return RunsOn(cluster=cluster, address=address)
+
+
+def misplaced(runs_on: RunsOn, function: Callable[..., Any], measures: bool) -> str:
+    """Why this step cannot run on that cluster, or ''. measures: it measures the machine that it runs on."""
+    if runs_on.cluster is None:
+        return ""
+    if measures:
+        return f"it measures this machine; on {runs_on.cluster} it would measure another: leave 'runs_on' out"
+    if not is_wide(function):
+        return f"it is one piece of work, nothing to spread over {runs_on.cluster}: leave 'runs_on' out"
+    return ""
+
+
+def is_wide(function: Callable[..., Any]) -> bool:
+    """Whether the step hands shards to `ctx.map`, so that a cluster can carry them."""
+    tree = syntax_tree(textwrap.dedent(inspect.getsource(function)))
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "map"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "ctx"
+        for node in ast.walk(tree)
+    )

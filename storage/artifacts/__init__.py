@@ -1,0 +1,1 @@
+"""Artifacts: the local store, a shared store, sessions and checksums."""

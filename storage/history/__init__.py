@@ -1,0 +1,1 @@
+"""The history of runs: Parquet files and their schema, asked with SQL."""

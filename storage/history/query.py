@@ -1,0 +1,568 @@
+"""SQL queries over every benchmark ever run: DuckDB over the Parquet files of the history.
+
+Each query opens an in-memory database, makes the views of views.sql over the files that are there now, and locks it:
+one SELECT or EXPLAIN, no extensions, no settings, and no files at all, since Arrow reads the history for it (a COPY
+inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Any number of
+processes may query while others write: the one lock only delays the deletion of merged files. The history is filled
+from artifact.json, the journals and the promotion log alone, so `rebuild` makes the same rows again.
+
+A repeated measurement is another session of the same key (storage/artifacts/sessions.py). The tables hold the rows
+of every session; the views show the newest valid session of each key, or every one on request.
+
+The named queries: the usual questions, each with a line about it and typed parameters, read from queries.sql.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from pyarrow.dataset import Dataset, dataset, field
+
+from components.contract import UserError
+from storage import journal
+from storage.artifacts.records import ArtifactRecord
+from storage.artifacts.sessions import file_key, session_of
+from storage.artifacts.store import RECORD_FILE, Store
+from storage.artifacts.sync import catch_up
+from storage.history.files import (
+    compact,
+    files_of,
+    history_dir,
+    sessions_known,
+    write_measured,
+    write_record,
+)
+from storage.history.records import (
+    ArtifactRow,
+    PromotionRow,
+    Provenance,
+    RunRow,
+    StepRow,
+    SupersededRow,
+    as_time,
+    draftsmith_version,
+)
+from storage.history.schema import all_tables, reading_schema
+from storage.history.segments import CHECKED_PARQUET, REPAIR_HINT, DamagedHistory, empty, faulty_files, reading
+
+__all__ = [
+    "compact",
+    "open_history",
+    "query",
+    "rebuild",
+    "record_all",
+    "record_artifact",
+    "record_promotion",
+    "record_run",
+    "view_names",
+]
+
+UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
+"""The errors of reading an artifact whose artifact.json was cut short, or whose rows another version has written."""
+
+_VIEWS = Path(__file__).with_name("views.sql")
+# What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
+_NEWEST = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded;
+             CREATE MACRO earlier_run(made_at, made, run_id) AS NULL;"""
+_EVERY = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded WHERE false;
+            CREATE MACRO earlier_run(made_at, made, run_id) AS
+              CASE WHEN (made_at, made) IN (SELECT (created_at, artifact_key) FROM superseded) THEN run_id END;"""
+
+
+_WORD = re.compile(r"\w+")
+QueryResult = tuple[list[str], list[tuple[Any, ...]]]
+RunQuery = Callable[[str, Mapping[str, Any]], QueryResult]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one query: seconds, rows of its result, and GiB of memory for DuckDB."""
+
+    seconds: float = 120.0
+    rows: int = 500_000
+    memory_gib: int = 4
+
+
+def query(
+    sql: str,
+    home: Path,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    all_sessions: bool = False,
+    limits: Limits = Limits(),
+) -> QueryResult:
+    """The column names and rows that one SELECT gives over the history of `home`. Times are UTC.
+
+    parameters: values of the $names in it; nothing is ever pasted into SQL. all_sessions: views show every session of
+    what was measured again, not the newest valid one alone.
+
+    Raises:
+        UserError: the SQL is wrong, is not one SELECT, reaches outside the history, or takes more than its limits.
+    """
+    with open_history(home, all_sessions=all_sessions, limits=limits) as run_query:
+        return run_query(sql, parameters or {})
+
+
+@contextmanager
+def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Limits()) -> Iterator[RunQuery]:
+    """Several queries over one state of the history: run_query(sql, parameters) returns what `query` does."""
+    catch_up(home)
+    with (
+        reading(history_dir(home)),
+        _connect(home, _EVERY if all_sessions else _NEWEST, limits.memory_gib) as connection,
+    ):
+        checked_tables = set[str]()
+
+        def run_query(sql: str, parameters: Mapping[str, Any]) -> QueryResult:
+            for table in sorted(_tables_of(sql) - checked_tables):
+                for name, fault in faulty_files(history_dir(home) / table):
+                    raise DamagedHistory(f"{history_dir(home) / table / name}: {fault}; {REPAIR_HINT}")
+                checked_tables.add(table)
+            try:
+                statements = connection.extract_statements(sql)
+                allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+                if len(statements) != 1 or statements[0].type not in allowed:
+                    raise UserError(
+                        f"query: one SELECT, please: it reads and never writes. Views: {_view_names(connection)}"
+                    )
+                columns, rows = _execute_within(connection, statements[0], parameters, limits)
+            except duckdb.OutOfMemoryException as error:
+                raise UserError(f"query: it takes more than {limits.memory_gib} GiB of memory: ask for less") from error
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                damaged = next(damaged_files(home), None)
+                if damaged is not None:
+                    raise UserError(f"{damaged}: is damaged; {REPAIR_HINT}") from error
+                raise UserError(f"query: {_one_line(error)}. Views: {_view_names(connection)}") from error
+            if len(rows) > limits.rows:
+                most = f"{limits.rows:,} rows"
+                raise UserError(f"query: it has more than {most}: add a LIMIT, or allow more (--max-rows)")
+            return columns, rows
+
+        yield run_query
+
+
+def _tables_of(sql: str) -> set[str]:
+    """The tables that a statement may read, by its words and those of the views that it names."""
+    named, pending = set[str](), set(_WORD.findall(sql.lower()))
+    while pending:
+        word = pending.pop()
+        named.add(word)
+        pending |= _words_of_views().get(word, set()) - named
+    return named & set(all_tables())
+
+
+@cache
+def _words_of_views() -> dict[str, set[str]]:
+    """View or macro -> the words of its definition."""
+    parts = re.split(r"\bCREATE (?:VIEW|MACRO) (\w+)", _NEWEST + _VIEWS.read_text(encoding="utf-8"))
+    return {name: set(_WORD.findall(body.lower())) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _execute_within(
+    connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Mapping[str, Any], limits: Limits
+) -> QueryResult:
+    """The columns and rows of one statement; one row more than allowed means that there are more.
+
+    DuckDB works in a thread of its own: while it works in this one, neither a timeout nor Ctrl-C takes effect.
+
+    Raises:
+        UserError: it takes longer than allowed.
+    """
+    result: Future[QueryResult] = Future()
+
+    def work() -> None:
+        try:
+            cursor = connection.execute(statement, dict(parameters) or None)
+            columns = [str(column[0]) for column in cursor.description or []]
+            result.set_result((columns, cursor.fetchmany(limits.rows + 1)))
+        except BaseException as error:  # raised again by result.result()
+            result.set_exception(error)
+
+    worker = threading.Thread(target=work, name="query", daemon=True)
+    worker.start()
+    try:
+        return result.result(limits.seconds)
+    except (TimeoutError, KeyboardInterrupt) as error:
+        while worker.is_alive():
+            connection.interrupt()  # without effect on a statement that has not begun
+            worker.join(0.1)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(
+            f"query: no answer within {limits.seconds:g} s: ask for less, or allow more (--timeout)"
+        ) from error
+    finally:
+        worker.join()
+
+
+def view_names(home: Path) -> list[str]:
+    """The views and tables that a query may name."""
+    with reading(history_dir(home)), _connect(home, _NEWEST) as connection:
+        return _view_names(connection).split(", ")
+
+
+def record_artifact(home: Path, path: Path) -> None:
+    """Put a finished artifact into the history: its record, and its measured rows if it has any. Idempotent.
+
+    path: its directory, in the store or among its earlier sessions. Other sessions of its key stay as they are.
+
+    Raises:
+        UserError: a row does not have the columns and types of components/rows.py.
+    """
+    content: ArtifactRecord = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
+    key, session = str(content["key"]), session_of(content)
+    if session not in sessions_known(home, key):
+        _record_session(home, path, content)
+    if len(sessions_known(home, key)) > 1:
+        _mark_superseded(home, key)
+
+
+def _record_session(home: Path, path: Path, content: ArtifactRecord) -> None:
+    """Write the rows of one session; that of the artifact comes last, since it marks the session as recorded."""
+    record: Mapping[str, Any] = content["record"]
+    machine = record.get("machine") or {}
+    provenance = Provenance(
+        artifact_key=content["key"],
+        pipeline=str(record.get("pipeline", "")),
+        step=str(record.get("step", "")),
+        run_id=str(record.get("run_id", "")),
+        machine_id=machine.get("machine_id"),
+        created_at=as_time(content["finished_at"]),
+        draftsmith_version=str(record.get("draftsmith_version") or draftsmith_version()),
+        session=session_of(content),
+    )
+    seconds = record.get("seconds")
+    row = ArtifactRow(
+        artifact_key=provenance.artifact_key,
+        kind=content["kind"],
+        pipeline=provenance.pipeline,
+        step=provenance.step,
+        run_id=provenance.run_id,
+        uses=str(record.get("uses", "")),
+        settings=_as_json(record.get("settings", {})),
+        inputs=_as_json(record.get("inputs", {})),
+        info=_as_json(content["info"]),
+        seconds=None if seconds is None else float(seconds),
+        machine_id=provenance.machine_id,
+        machine=_as_json(machine),
+        created_at=provenance.created_at,
+        draftsmith_version=provenance.draftsmith_version,
+        session=provenance.session,
+    )
+    write_measured(home, path, provenance)
+    write_record(home, "artifact", file_key(row.artifact_key, row.session), [row])
+
+
+def _mark_superseded(home: Path, key: str) -> None:
+    """Mark the sessions of a key other than its newest valid one (where none is valid, its newest) as superseded.
+
+    The next call marks what a kill has left out. A superseded session stays so.
+    """
+    columns = ["session", "created_at", "info"]
+    with reading(history_dir(home)):
+        rows = _open_table(home, "artifact").to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
+    newest = max(rows, key=lambda row: (json.loads(row["info"]).get("verdict") != "invalid", row["created_at"]))
+    for row in rows:
+        if row is not newest:
+            session = row["session"] or ""
+            superseded = SupersededRow(artifact_key=key, session=session, created_at=row["created_at"])
+            write_record(home, "superseded", file_key(key, session), [superseded])
+
+
+def record_all(home: Path, store: Store) -> dict[str, str]:
+    """Put every session of every artifact of a store into the history; returns key -> reason of the unreadable ones.
+
+    They are left out, so that one bad artifact cannot hide the others.
+    """
+    store.settle_all()
+    unread, keys = {}, store.keys()
+    for key in keys:
+        try:
+            record_key(home, store, key)
+        except UNREADABLE as error:
+            unread[key] = unread_reason(error)
+    return unread
+
+
+def record_key(home: Path, store: Store, key: str) -> None:
+    """Put every session of one artifact into the history, earlier ones too if they are missing there."""
+    for session in reversed(store.sessions(key)):
+        if not session.is_newest:
+            record_artifact(home, session.path)
+    record_artifact(home, store.path_of(key))
+
+
+def unread_reason(error: Exception) -> str:
+    """The message of an `UNREADABLE` error, in one line."""
+    message = " ".join(str(error).split())
+    return message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
+
+
+def record_run(home: Path, entries: list[journal.Entry]) -> None:
+    """Put a finished run and its steps, read from its journal, into the history. Idempotent."""
+    start, end = journal.first(entries, "run"), journal.first(entries, "end")
+    if start is None or end is None:
+        return
+    steps = [entry for entry in entries if entry["entry"] == "step"]
+    run = RunRow(
+        run_id=start["run_id"],
+        pipeline=start["pipeline"],
+        params=_as_json(start["params"]),
+        how=start["how"],
+        status=end["status"],
+        reason=end["reason"] or None,
+        num_executed=sum(step["status"] != "reused" for step in steps),
+        num_reused=sum(step["status"] == "reused" for step in steps),
+        started_at=as_time(start["time"]),
+        ended_at=as_time(end["time"]),
+        git_commit=start["git_commit"],
+        draftsmith_version=start["draftsmith_version"],
+    )
+    rows = [
+        StepRow(
+            run_id=run.run_id,
+            pipeline=run.pipeline,
+            step=step["step"],
+            uses=step["uses"],
+            kind=step["kind"],
+            artifact_key=step["key"] or None,
+            reused=step["status"] == "reused",
+            why=step["why"],
+            status=step["status"],
+            seconds=step["seconds"],
+            settings=_as_json(step["settings"]),
+            inputs=_as_json(step["inputs"]),
+            ended_at=as_time(step["time"]),
+            session=step.get("session"),
+        )
+        for step in steps
+    ]
+    write_record(home, "step", run.run_id, rows)
+    write_record(home, "run", run.run_id, [run])
+
+
+def record_promotion(home: Path, row: PromotionRow) -> None:
+    """Put one entry of the promotion log into the history. Idempotent."""
+    write_record(home, "promotion", row.promotion_id, [row])
+
+
+def rows_of(home: Path, table: str) -> list[dict[str, Any]]:
+    """Every row of a table of the history."""
+    with reading(history_dir(home)):
+        return list(_open_table(home, table).to_table().to_pylist())
+
+
+def _open_table(home: Path, table: str) -> Dataset:
+    """The files of a table; raises DamagedHistory where one of them is no file."""
+    try:
+        return dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
+    except (pa.ArrowException, OSError) as error:
+        message = f"{history_dir(home) / table}: cannot be opened ({type(error).__name__})"
+        raise DamagedHistory(f"{message}; {REPAIR_HINT}") from error
+
+
+def damaged_files(home: Path) -> Iterator[Path]:
+    """Yield the files that the history needs and that are missing, changed or unreadable."""
+    for table in all_tables():
+        folder = history_dir(home) / table
+        faulty = {str(folder / name) for name, _ in faulty_files(folder, whole=True)}
+        yield from map(Path, sorted(faulty))
+        for name in sorted(set(files_of(home, table)) - faulty):
+            try:
+                dataset([name], schema=reading_schema(table), format=CHECKED_PARQUET).to_table()
+            except (pa.ArrowException, OSError, ValueError):
+                yield Path(name)
+
+
+def rebuild(home: Path, store: Store) -> dict[str, int]:
+    """Make the history anew from the store, the run journals and the promotion log; returns counts of what was read.
+
+    Artifacts that cannot be read are left out and counted as "refused".
+    """
+    empty(history_dir(home))
+    refused = len(record_all(home, store))
+    counts = {"artifacts": len(store.keys()) - refused, "runs": 0, "promotions": 0, "refused": refused}
+    for entries in journal.all_runs(home):
+        record_run(home, entries)
+        counts["runs"] += 1
+    for row in journal.promotions(home):
+        record_promotion(home, row)
+        counts["promotions"] += 1
+    return counts
+
+
+def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duckdb.DuckDBPyConnection:
+    """An in-memory database with every view, locked. which: _NEWEST or _EVERY session."""
+    config = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "python_enable_replacements": False,  # a table is never one of our variables
+        "temp_directory": "",
+        "memory_limit": f"{memory_gib}GiB",
+    }
+    connection = duckdb.connect(":memory:", config=config)
+    try:
+        for table in all_tables():
+            connection.register(table, _open_table(home, table))
+        connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
+    except (RuntimeError, duckdb.Error) as error:  # DuckDB's error for a Ctrl-C while it works in this thread
+        if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from error
+        raise
+    # A progress bar would stand in front of answers that other programs read.
+    for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):
+        connection.execute(f"SET {setting}")
+    return connection
+
+
+def _view_names(connection: duckdb.DuckDBPyConnection) -> str:
+    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+    return ", ".join(sorted((str(row[0]) for row in rows), key=lambda name: (name in all_tables(), name)))
+
+
+def _one_line(error: Exception) -> str:
+    """DuckDB's message without its picture of the query."""
+    message = str(error).split("\n\nLINE ")[0]
+    return " ".join(message.split()).rstrip(".!")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+_FILE = Path(__file__).with_name("queries.sql")
+_TYPES: dict[str, type[Any]] = {"text": str, "int": int, "float": float}
+_PARAM = re.compile(r"-- param: (\w+) (text|int|float)(?: = (\S+))?  (.+)")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a named query. default None: it filters nothing unless it is given."""
+
+    name: str
+    kind: str
+    default: Any
+    about: str
+
+
+@dataclass(frozen=True)
+class NamedQuery:
+    """One SELECT with a name. first: (name, SELECT of one value), run before it to fill in parameters of that name."""
+
+    name: str
+    about: str
+    parameters: tuple[Parameter, ...]
+    first: tuple[tuple[str, str], ...]
+    sql: str
+
+    def values(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Every parameter's value: its default, or its text converted to its type.
+
+        Raises:
+            UserError: there is no such parameter, or its value is not of its type.
+        """
+        parameters = {parameter.name: parameter for parameter in self.parameters}
+        values = {name: parameter.default for name, parameter in parameters.items()}
+        for name, text in texts.items():
+            if name not in parameters:
+                names = ", ".join(parameters) or "none"
+                raise UserError(f"query {self.name}: no parameter {name!r}; it has: {names}")
+            values[name] = _parse_value(parameters[name], text, self.name)
+        return values
+
+
+@cache
+def named_queries() -> dict[str, NamedQuery]:
+    """Name -> query, in the order of the file."""
+    queries = {}
+    for block in re.split(r"^(?=-- query: )", _FILE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        lines = block.splitlines()
+        head = [line for line in lines if line.startswith("-- ")]
+        name, about = head[0].removeprefix("-- query: "), head[1].removeprefix("-- about: ")
+        assert head[1].startswith("-- about: "), f"queries.sql: {name} does not say what it answers"
+        selects = [line.removeprefix("-- first: ") for line in head if line.startswith("-- first: ")]
+        first = tuple((variable, select) for variable, _, select in (line.partition(" = ") for line in selects))
+        parameters = tuple(_parse_parameter(name, line) for line in head[2:] if not line.startswith("-- first: "))
+        sql = "\n".join(line for line in lines if not line.startswith("-- ")).strip()
+        queries[name] = NamedQuery(name, about, parameters, first, sql)
+    return queries
+
+
+def find_query(name: str) -> NamedQuery:
+    """The query of this name.
+
+    Raises:
+        UserError: there is none; the error suggests the nearest name.
+    """
+    queries = named_queries()
+    if name not in queries:
+        near = get_close_matches(name, queries, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "`draftsmith query --list` names them"
+        raise UserError(f"query: {name!r} is no named query, {hint}")
+    return queries[name]
+
+
+def run_named_query(
+    home: Path, name: str, texts: Mapping[str, str], *, all_sessions: bool = False
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The columns and rows that a named query gives over the history of `home`.
+
+    all_sessions: of what was measured again every session, not the newest valid one alone.
+
+    Raises:
+        UserError: there is no such query or parameter.
+    """
+
+    named = find_query(name)
+    values = named.values(texts)
+    with open_history(home, all_sessions=all_sessions) as run:
+        for variable, sql in named.first:
+            values[variable] = run(sql, _parameters_in(values, sql))[1][0][0]
+        return run(named.sql, _parameters_in(values, named.sql))
+
+
+def is_name(question: str) -> bool:
+    """Whether a question is a name rather than SQL."""
+    return re.fullmatch(r"[A-Za-z][\w-]*", question) is not None
+
+
+def list_rows() -> tuple[Sequence[str], list[tuple[str, str, str]]]:
+    """Columns and rows of the list of queries."""
+    rows = []
+    for query in named_queries().values():
+        parameters = [f"{p.name}{'' if p.default is None else f'={p.default}'}" for p in query.parameters]
+        rows.append((query.name, ", ".join(parameters), query.about))
+    return ("name", "parameters", "about"), rows
+
+
+def _parameters_in(values: Mapping[str, Any], sql: str) -> dict[str, Any]:
+    """The values of the parameters that a SELECT names; DuckDB refuses others."""
+    return {name: values[name] for name in re.findall(r"\$(\w+)", sql)}
+
+
+def _parse_parameter(query: str, line: str) -> Parameter:
+    match = _PARAM.fullmatch(line)
+    assert match is not None, f"queries.sql: {query}: not a parameter: {line}"
+    name, kind, default, about = match.groups()
+    return Parameter(name, kind, None if default is None else _TYPES[kind](default), about)
+
+
+def _parse_value(parameter: Parameter, text: str, query: str) -> Any:
+    if text == "":
+        return None
+    try:
+        return _TYPES[parameter.kind](text)
+    except ValueError as error:
+        raise UserError(f"query {query}: {parameter.name} is {text!r}, expected {parameter.kind}") from error

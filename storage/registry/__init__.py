@@ -1,0 +1,1 @@
+"""The MLflow registry: tracking, versions, aliases, evidence and the promotion gate."""

@@ -1,0 +1,103 @@
+"""The promotion gate: decides from measured rows whether a challenger may take the champion's place, with reasons.
+
+The evidence is prompts that both decoded, paired; anybody can query it again. The measured rows of both are selected
+here and passed to a rule (`judge`): components/speedup/comparison/promotion_rule.py, the one comparison that
+confirm_depth and
+`draftsmith compare` use too. The release's own gate (speedup.confirm_depth) must pass in any case, and decides alone
+where there is no champion; so must the comparison with serving engines, where there was one (speedup.compare_engines,
+engine_gate.sql).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.promotion import Check, Evidence, Judge, ServingSetup
+from storage.history.pairs import measured_of
+
+_ENGINES = Path(__file__).with_name("engine_gate.sql")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision of the gate. against: the champion's version, None when there is none."""
+
+    checks: tuple[Check, ...]
+    against: int | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+    def refusal(self) -> str:
+        """The checks that failed, in one line."""
+        return "; ".join(check.summary() for check in self.checks if not check.passed)
+
+    def justification(self) -> str:
+        """Why the gate passed, in one line."""
+        if self.against is None:
+            return "the promotion gate passed, and there was no champion"
+        speed = next((check for check in self.checks if check.name == "speed_against_champion"), None)
+        return f"the promotion gate passed against version {self.against}" + (f": {speed.summary()}" if speed else "")
+
+    def as_json(self) -> str:
+        """All checks, for the promotion log and the version's tags."""
+        return json.dumps([dataclasses.asdict(check) for check in self.checks])
+
+
+def decide(
+    home: Path,
+    challenger: Mapping[str, str],
+    champion: Mapping[str, str] | None,
+    against: int | None,
+    judge: Judge,
+) -> Decision:
+    """Decide whether a version may become champion.
+
+    challenger, champion: tags of the two versions, as storage/registry/versions.py makes them. judge: the rule.
+    """
+    failed = [check["name"] for check in json.loads(challenger.get("gate.checks", "[]")) if not check["passed"]]
+    passed = challenger.get("gate.status") == "passed"
+    requirement = "no check of the release itself fails" + (f" ({', '.join(failed)})" if failed else "")
+    own_gate = Check("own_gate", passed, float(len(failed)), None, None, requirement)
+    checks: Sequence[Check] = (own_gate, *compare_engines(home, challenger))
+    if champion is not None:
+        checks = (*checks, *judge(evidence_of(home, challenger, champion)))
+    return Decision(tuple(checks), against)
+
+
+def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str, str]) -> Evidence:
+    """The measured rows of two versions, each as it is served: its drafter at its depth."""
+    new, old = _serving_setup("challenger", challenger), _serving_setup("champion", champion)
+    revisions = [tags.get("draftsmith.target_revision") for tags in (challenger, champion)]
+    return Evidence(
+        new,
+        old,
+        measured_of(home, new.draft_key, old.draft_key),
+        same_target=revisions[0] is not None and revisions[0] == revisions[1],
+        challenger_bytes=_drafter_bytes(challenger),
+        champion_bytes=_drafter_bytes(champion),
+    )
+
+
+def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
+    """Checks that serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
+    from storage.history.query import query
+
+    draft_key = challenger.get("draftsmith.draft_key", "")
+    names, rows = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})
+    return [Check(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def _serving_setup(name: str, tags: Mapping[str, str]) -> ServingSetup:
+    return ServingSetup(name, tags.get("draftsmith.draft_key", ""), int(tags.get("draftsmith.depth_k", 0)))
+
+
+def _drafter_bytes(tags: Mapping[str, str]) -> int | None:
+    size = tags.get("draftsmith.drafter_bytes")
+    return int(size) if size else None

@@ -1,0 +1,439 @@
+"""Releases in MLflow's model registry: versions, their aliases, and the log of the aliases' moves.
+
+One registered model for each target and method, `<target name>-<method>`. Every version gets `candidate`; one worth
+using `challenger`; one that the promotion gate lets through (storage/registry/promotion_gate.py) `champion`, and
+`previous` is
+where a rollback goes. The pipeline, `draftsmith promote` and an approval in the UI go through the same steps: take the
+lock, finish an interrupted move, log moves made in MLflow itself, re-read the champion, let the gate decide, move, log.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.contract import UserError
+from components.promotion import Judge
+from storage import journal
+from storage.artifacts.remote import shared_store
+from storage.artifacts.sync import catch_up_promotions
+from storage.history.records import PromotionRow, as_time, new_promotion
+from storage.registry import aliases as alias_moves
+from storage.registry import evidence
+from storage.registry import versions as model_versions
+from storage.registry.aliases import MARK, aliases_of, mark_of, moves_in_registry
+from storage.registry.evidence import release_of, sealed_tags
+from storage.registry.promotion_gate import Decision, decide
+from storage.registry.tracking import (
+    KEY_TAG,
+    has_database,
+    mlflow_lock,
+    open_client,
+    translated_errors,
+    uses_home_database,
+)
+from storage.registry.versions import (
+    RELEASE_FIRST,
+    SESSION_TAG,
+    ReleaseFacts,
+    facts_of,
+    require_model,
+    resolve,
+    tags_of,
+    versions_of_release,
+)
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+__all__ = [
+    "RegisteredVersion",
+    "aliases_of",
+    "changed_facts",
+    "find_release",
+    "moves_to_restore",
+    "notice_moves",
+    "promote",
+    "register",
+    "restore_aliases",
+    "rollback",
+    "versions_of",
+]
+
+PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
+_ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # tags with the gate's last decision about a version
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """A version of a registered model.
+
+    is_new: this call registered it. note: one line to show. waits: the gate passes it and only an approval is missing.
+    decision: that of the gate; None when it did not decide. renewed: it was registered, with older evidence.
+    """
+
+    name: str
+    version: int
+    is_new: bool
+    aliases: tuple[str, ...]
+    note: str
+    waits: bool = False
+    decision: Decision | None = None
+    renewed: bool = False
+
+
+def register(
+    home: Path,
+    release: Path,
+    judge: Judge,
+    *,
+    source_run: str | None = None,
+    code: Path | None = None,
+    may_promote: bool = True,
+) -> RegisteredVersion:
+    """Make a Release a model version, once; one that was measured again gives its version newer evidence.
+
+    release: the artifact's directory, in the store or among its earlier sessions. judge: the rule of the gate
+    (components/speedup/comparison/promotion_rule.py). source_run: the MLflow run it is logged under; None starts
+    one. code: the
+    model file, MODEL_CODE unless given. may_promote: False leaves `champion` alone even if the gate passes; so does the
+    journal of a run that wants an approval.
+    """
+    facts = facts_of(home, release)
+    may_promote = may_promote and facts.may_promote
+    with _registry(home) as client:
+        invalid = evidence.log_invalid_measurement(home, client, facts, _user_name())
+        if invalid is not None:
+            name, number = invalid
+            aliases = tuple(alias for alias, at in aliases_of(client, name).items() if at == number)
+            note = f"{name} version {number} was measured again, but that is invalid and does not count"
+            return RegisteredVersion(name, number, False, aliases, note)
+        numbers = versions_of_release(client, facts.name, facts.release_key)
+        version = next((candidate for candidate in reversed(numbers) if _is_release(client, candidate, facts)), None)
+        is_new = version is None
+        if version is None:
+            version = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
+        tags = tags_of(client, facts.name, version)
+        renewed = evidence.is_newer(facts, tags)
+        if renewed:
+            decision = _renew_evidence(home, client, facts, version, judge, may_promote)
+        else:
+            _add_tags(client, facts, version, tags)
+            decision = None if PUBLISHED in tags else _publish(home, client, facts, version, judge, may_promote)
+        for name, older_version in evidence.older_versions(client, facts):
+            now = f"what it serves now is {facts.name} version {version}"
+            evidence.log_evidence(home, client, facts, name, older_version, _user_name(), now)
+            if _ANSWERS[1] in tags_of(client, name, older_version):
+                _decide(home, client, name, older_version, judge)  # so that its page shows the decision of now
+        aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == version)
+    summary = f"{facts.name} version {version}" + (f" ({', '.join(aliases)})" if aliases else "")
+    note = f"{'registered' if is_new else 'newer evidence for' if renewed else 'already registered:'} {summary}"
+    if decision is not None and not decision.passed:
+        outcome = "; it stays champion, but the gate now refuses" if "champion" in aliases else "; not promoted"
+        note += f"{outcome}: {decision.refusal()}"
+    waits = decision is not None and decision.passed and not may_promote and "champion" not in aliases
+    return RegisteredVersion(facts.name, version, is_new, aliases, note, waits, decision, renewed)
+
+
+def promote(
+    home: Path,
+    name: str,
+    version: int | str = "challenger",
+    reason: str = "",
+    *,
+    judge: Judge,
+    force: bool = False,
+) -> RegisteredVersion:
+    """Make a version the champion if the gate lets it; the one before becomes `previous`.
+
+    version: a number, or an alias. reason: is logged beside the gate's own. judge: the rule of the gate.
+    force: override it.
+
+    Raises:
+        UserError: there is no such model or version, the gate refuses, or it is overridden without a reason.
+    """
+    if force and not reason.strip():
+        raise UserError(f"promote {name} --force: say why (--why), the promotion log keeps it")
+    with _registry(home) as client:
+        number = resolve(client, name, version)
+        before = _champion_before_external_move(home, client, name, number)
+        if aliases_of(client, name).get("champion") == number and before is None:
+            return RegisteredVersion(
+                name, number, False, ("champion",), f"{name} version {number} is the champion already"
+            )
+        decision = _decide(home, client, name, number, judge, before)
+        if not decision.passed and not force:
+            raise UserError(
+                f"promote {name} version {number}: the gate refuses: {decision.refusal()}; --force --why overrides it"
+            )
+        forced_reason = f"{reason}; the gate refused: {decision.refusal()}" if not decision.passed else ""
+        logged_reason = forced_reason or "; ".join(part for part in (reason.strip(), decision.justification()) if part)
+        action = "force" if forced_reason else "promote"
+        _move(home, client, name, "champion", number, action, logged_reason, decision=decision, before=before)
+    return RegisteredVersion(
+        name, number, False, ("champion",), f"{name} version {number} is now champion", decision=decision
+    )
+
+
+def rollback(home: Path, name: str, reason: str) -> RegisteredVersion:
+    """Make the previous champion the champion again; the present one becomes `previous`. The gate does not decide.
+
+    Raises:
+        UserError: there is no such model, no previous champion, or no reason is given.
+    """
+    if not reason.strip():
+        raise UserError(f"rollback {name}: say why (--why), the promotion log keeps it")
+    with _registry(home) as client:
+        require_model(client, name)
+        number = aliases_of(client, name).get("previous")
+        if number is None:
+            raise UserError(f"rollback {name}: no version has the alias 'previous', there was one champion only")
+        _move(home, client, name, "champion", number, "rollback", reason)
+    return RegisteredVersion(name, number, False, ("champion",), f"{name} is back at version {number}")
+
+
+def notice_moves(home: Path) -> list[PromotionRow]:
+    """Log the aliases that were moved in MLflow itself; returns the new entries of the promotion log."""
+    if not journal.promotions(home) or not has_database(home):
+        return []
+    with mlflow_lock(home, "registry"), translated_errors(home):
+        return _catch_up(home, open_client(home))
+
+
+def _champion_before_external_move(home: Path, client: MlflowClient, name: str, version: int) -> int | None:
+    """The champion before this version, where this one was made champion in MLflow itself; else None."""
+    moves = [row for row in moves_in_registry(mark_of(home, client), journal.promotions(home)) if row.name == name]
+    last = next((row for row in reversed(moves) if row.alias == "champion"), None)
+    return last.from_version if last is not None and (last.action, last.to_version) == ("external", version) else None
+
+
+def find_release(home: Path, name: str, which: str, judge: Judge) -> tuple[str, str]:
+    """The key and session of the Release behind a version. which: its number, or an alias such as "champion".
+
+    A champion that was chosen in MLflow itself counts when the gate would have let it through.
+
+    Raises:
+        UserError: there is no such model, version or alias, the version was not made by Draftsmith, or the gate
+            refuses what somebody else has made champion.
+    """
+    if not has_database(home):
+        raise UserError(f"there is no registered model '{name}' (known: none yet); {RELEASE_FIRST}")
+    with _registry(home) as client:
+        number = resolve(client, name, which)
+        if KEY_TAG not in tags_of(client, name, number):
+            raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
+        log = _log_of(home, client, name, number)
+        release = release_of(tags_of(client, name, number), log, f"{name} version {number}")
+        before = _champion_before_external_move(home, client, name, number) if which == "champion" else None
+        if before is not None and not (decision := _decide(home, client, name, number, judge, before)).passed:
+            raise UserError(
+                f"somebody has made version {number} champion of {name} in MLflow, and the gate refuses it: "
+                f"{decision.refusal()}; draftsmith rollback {name}, or promote {name} {number} --force --why"
+            )
+    return release
+
+
+def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:
+    """(number, aliases, tags) of every version of a model, oldest first."""
+    client = open_client(home)
+    with translated_errors(home):
+        require_model(client, name)
+        aliases = aliases_of(client, name)
+        numbers = alias_moves.version_numbers(client, name)
+        names = {n: sorted(alias for alias, at in aliases.items() if at == n) for n in sorted(numbers)}
+        return [(n, at, tags_of(client, name, n)) for n, at in names.items()]
+
+
+def moves_to_restore(home: Path) -> list[PromotionRow]:
+    """The moves made in the registry that this home had before its own database was made anew, if it had a champion.
+
+    [] where many homes share the log: then nothing tells which moves were made here, and the gate decides.
+    """
+    if not uses_home_database(home) or shared_store() is not None:
+        return []
+    log = [(json.loads(row.numbers).get(MARK), row) for row in journal.promotions(home)]
+    mark = mark_of(home, open_client(home))
+    before = [made_at for made_at, _ in log if made_at not in (None, mark)]
+    if not before or any(made_at == mark and row.alias == "champion" for made_at, row in log):
+        return []
+    rows = [row for made_at, row in log if made_at == before[-1]]
+    return rows if "champion" in alias_moves.aliases_after(rows) else []
+
+
+def restore_aliases(home: Path, rows: list[PromotionRow]) -> None:
+    """Put the aliases of versions that were registered anew to where they were. rows: the moves before."""
+    with _registry(home) as client:
+        for name in dict.fromkeys(row.name for row in rows):
+            moves = [row for row in rows if row.name == name]
+            keys = {row.to_version: json.loads(row.numbers).get(KEY_TAG, "") for row in moves}
+            for alias, number in alias_moves.aliases_after(moves).items():
+                registered = versions_of_release(client, name, keys.get(number, ""))
+                if registered and aliases_of(client, name).get(alias) != registered[-1]:
+                    reason = f"it was there before the registry was made anew (as version {number})"
+                    _move(home, client, name, alias, registered[-1], "restore", reason)
+
+
+def changed_facts(home: Path, name: str) -> list[str]:
+    """Tags of the versions of a model that MLflow has and that differ from what was sealed, a line each."""
+    client, lines = open_client(home), []
+    for number, _, tags in versions_of(home, name):
+        title = f"{name} version {number}"
+        try:
+            sealed = _sealed_facts(home, client, name, number)
+        except UserError as error:
+            lines.append(str(error))
+            continue
+        for tag in sorted(tag for tag, value in sealed.items() if tags.get(tag, value) != value):
+            lines.append(f"{title}: MLflow says {tag} {tags[tag][:40]!r}, and {sealed[tag][:40]!r} was sealed")
+    return lines
+
+
+@contextmanager
+def _registry(home: Path) -> Iterator[MlflowClient]:
+    """Hold the registry's lock, after finishing interrupted moves and logging external ones."""
+    client = open_client(home)
+    with mlflow_lock(home, "registry"), translated_errors(home):
+        _catch_up(home, client)
+        yield client
+
+
+def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
+    catch_up_promotions(home)
+    alias_moves.finish_interrupted(home, client)
+    return alias_moves.log_external_moves(home, client)
+
+
+def _is_release(client: MlflowClient, version: int, facts: ReleaseFacts) -> bool:
+    """Whether this version is of the release, in this session or another."""
+    tags = tags_of(client, facts.name, version)
+    return tags.get(SESSION_TAG, "") == facts.session or evidence.serves_the_same(tags, facts)
+
+
+def _renew_evidence(
+    home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, judge: Judge, may_promote: bool
+) -> Decision | None:
+    """Give a version its newest evidence and decide by it. It can be repeated: the session is noted last of all."""
+    row = evidence.log_evidence(home, client, facts, facts.name, version, _user_name())
+    evidence.renew_tags(client, facts, version)
+    decision = _publish(home, client, facts, version, judge, may_promote, since=row.promoted_at)
+    evidence.settle_session(client, facts, version)
+    return decision
+
+
+def _publish(
+    home: Path,
+    client: MlflowClient,
+    facts: ReleaseFacts,
+    version: int,
+    judge: Judge,
+    may_promote: bool,
+    since: datetime | None = None,
+) -> Decision | None:
+    """Give a version its aliases. What a killed publication has done is in the log and not done again.
+
+    since: when it got newer evidence, by which the gate decides anew whether it becomes champion.
+    """
+    moves = _log_of(home, client, facts.name, version)
+    done = {row.alias for row in moves if row.alias != "champion" or since is None or row.promoted_at >= since}
+    for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
+        if alias not in done:
+            _move(home, client, facts.name, alias, version, "publish", "published")
+    decision = _decide(home, client, facts.name, version, judge, facts=facts.tags) if facts.worth_using else None
+    is_champion = aliases_of(client, facts.name).get("champion") == version
+    if decision is None:
+        model_versions.describe(client, facts.name, version, None)
+    elif decision.passed and may_promote and "champion" not in done and not is_champion:
+        _move(home, client, facts.name, "champion", version, "promote", decision.justification(), decision=decision)
+    client.set_model_version_tag(facts.name, str(version), PUBLISHED, "yes")
+    return decision
+
+
+def _log_of(home: Path, client: MlflowClient, name: str, version: int) -> list[PromotionRow]:
+    """The moves of a version in this registry, oldest first.
+
+    Moves from before the version was made were of another that had its number: numbers start again in a database that
+    is made anew, and in a model that was deleted.
+    """
+    born = as_time(client.get_model_version(name, str(version)).creation_timestamp / 1000)
+    log = moves_in_registry(mark_of(home, client), journal.promotions(home))
+    return [row for row in log if row.name == name and row.to_version == version and row.promoted_at >= born]
+
+
+def _sealed_facts(home: Path, client: MlflowClient, name: str, version: int) -> dict[str, str]:
+    """The facts of a version that decisions are made by."""
+    log = _log_of(home, client, name, version)
+    return sealed_tags(home, tags_of(client, name, version), log, f"{name} version {version}")
+
+
+def _decide(
+    home: Path,
+    client: MlflowClient,
+    name: str,
+    version: int,
+    judge: Judge,
+    before: int | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> Decision:
+    """Let the gate decide about a version, and write the decision into the version's tags.
+
+    before: the champion, if not the one now. facts: those of the release that the version is just being given.
+    """
+    champion = before if before is not None else aliases_of(client, name).get("champion")
+    opponent = champion if champion != version else None
+    opponent_facts = _sealed_facts(home, client, name, opponent) if opponent is not None else None
+    tags = facts if facts is not None else _sealed_facts(home, client, name, version)
+    decision = decide(home, tags, opponent_facts, opponent, judge)
+    decision = Decision((*decision.checks, *evidence.newest_evidence_checks(client, tags)), decision.against)
+    answer = "passed" if decision.passed else decision.refusal()
+    for tag, value in zip(_ANSWERS, (str(opponent or ""), answer, decision.as_json()), strict=True):
+        client.set_model_version_tag(name, str(version), tag, value)
+    model_versions.describe(client, name, version, decision)
+    return decision
+
+
+def _add_tags(client: MlflowClient, facts: ReleaseFacts, version: int, present: Mapping[str, str]) -> None:
+    """Add the facts that a version lacks, if they are of the session that it has."""
+    if present.get(SESSION_TAG, "") != facts.session:
+        return
+    for tag in facts.tags.keys() - present.keys():
+        client.set_model_version_tag(facts.name, str(version), tag, facts.tags[tag])
+
+
+def _move(
+    home: Path,
+    client: MlflowClient,
+    name: str,
+    alias: str,
+    version: int,
+    action: str,
+    reason: str,
+    *,
+    decision: Decision | None = None,
+    before: int | None = None,
+) -> None:
+    """Move an alias and log it with the version's facts. decision: that of the gate on this move, if it decided.
+
+    before: the version that the alias had, if it was moved in MLflow since.
+    """
+    numbers = {tag: value for tag, value in tags_of(client, name, version).items() if tag not in _ANSWERS}
+    numbers[MARK] = mark_of(home, client)
+    if decision is not None:
+        numbers["gate.comparison"] = decision.as_json()
+    before = before if before is not None else aliases_of(client, name).get(alias)
+    alias_moves.move_alias(
+        home, client, new_promotion(name, alias, action, before, version, _user_name(), reason, numbers)
+    )
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a user entry
+        return f"uid {os.getuid()}"

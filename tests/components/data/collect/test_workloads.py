@@ -1,0 +1,373 @@
+"""Benchmark prompts: every preset in its own shape, bad rows set aside, nothing both timed and warmed up on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+from tiny_targets import make_tiny_target, make_tiny_tokenizer
+
+from components.contract import Context, Prompts, Target, UserError
+from components.data.collect.prompts import collect_prompts
+from components.data.collect.workloads import collect_workloads, collect_workloads_fingerprint
+from components.data.formats.prompts import encode_prompt, read_prompts
+from components.data.sources.workload_presets import PRESETS, Preset, Workload
+from components.data.sources.workloads import PresetName, WorkloadSource, local_files
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+CHAT_TEMPLATE = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def context(folder: Path) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(key="k", out=folder, scratch=folder, num_threads=1)
+
+
+def lines(file: Path, rows: list[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    file.write_bytes(gzip.compress(text.encode()) if file.name.endswith(".gz") else text.encode())
+    return file
+
+
+def in_turns(number: int, category: str) -> dict[str, Any]:
+    return {"question_id": number, "category": category, "turns": [f"ask {category} {number}", f"and then {number}"]}
+
+
+def choice(number: int) -> dict[str, str]:
+    return {"Question": f"第{number}题是什么？", "A": "甲", "B": "乙", "C": "丙", "D": "丁", "Answer": "B"}
+
+
+def zipped(file: Path, members: dict[str, list[dict[str, str]]]) -> Path:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, rows in members.items():
+            cells = [["", *rows[0]], *([str(at), *row.values()] for at, row in enumerate(rows))]
+            archive.writestr(name, "\n".join(",".join(row) for row in cells) + "\n")
+    return file
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> dict[str, str]:
+    """A tiny copy of every preset's files, in the shape in which they are handed out."""
+    categories = ["writing", "coding", "math", "translation", "summarization", "qa", "math_reasoning", "rag"]
+    made = {
+        "mt-bench": lines(tmp_path / "mt.jsonl", [in_turns(n, categories[n % 3]) for n in range(12)]),
+        "spec-bench": lines(tmp_path / "spec.jsonl", [in_turns(n, c) for c in categories for n in range(4)]),
+        "gsm8k": lines(
+            tmp_path / "gsm.jsonl", [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(5)]
+        ),
+        "math-500": lines(
+            tmp_path / "math.jsonl",
+            [{"problem": f"Let $x_{{{n}}}$", "solution": "so", "answer": "1", "level": 3} for n in range(5)],
+        ),
+        "humaneval": lines(
+            tmp_path / "code.jsonl.gz",
+            [
+                {"task_id": f"HumanEval/{n}", "prompt": f"def f{n}():\n", "canonical_solution": "    return 1\n"}
+                for n in range(5)
+            ],
+        ),
+        "ceval": tmp_path / "ceval",
+        "cmmlu": zipped(
+            tmp_path / "cmmlu_v1_0_1.zip",
+            {
+                "test/agronomy.csv": [choice(n) for n in range(4)],
+                "test/elementary_mathematics.csv": [choice(n) for n in range(10, 14)],
+                "dev/agronomy.csv": [choice(n) for n in range(90, 94)],
+            },
+        ),
+    }
+    made["ceval"].mkdir()
+    for subject in ("physician", "advanced_mathematics"):
+        rows = [["id", "question", "A", "B", "C", "D", "answer"]]
+        rows += [[str(n), f"{subject}：第{n}题", "甲", "乙", "丙", "丁", "C"] for n in range(4)]
+        text = "\n".join(",".join(row) for row in rows) + "\n"
+        (made["ceval"] / f"{subject}_val.csv").write_text(text, encoding="utf-8-sig")
+    return {name: str(path) for name, path in made.items()}
+
+
+def collected(folder: Path, source: dict[str, Any], **settings: Any) -> Prompts:
+    return collect_workloads(sources=[WorkloadSource.model_validate(source)], ctx=context(folder), **settings)
+
+
+def asked(prompts: Prompts, split: str = "test") -> list[str]:
+    return [p.text or (p.messages or ())[-1]["content"] for p in read_prompts(prompts, split)]
+
+
+def test_the_presets_are_those_that_settings_may_name() -> None:
+    assert set(PRESETS) == set(get_args(PresetName))
+    assert len(PRESETS["ceval"].configs) == len(set(PRESETS["ceval"].configs)) == 52
+    covered = {preset.workload for preset in PRESETS.values()}
+    covered |= {workload for preset in PRESETS.values() for workload in preset.workloads.values()}
+    assert covered == set(get_args(Workload))
+    assert all(preset.licence and preset.repository.count("/") == 1 for preset in PRESETS.values())
+
+
+def test_a_preset_that_asks_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match="neither turns nor a template"):
+        Preset(name="x", about="", repository="a/b", split="test", licence="MIT", language="en", workload="chat")
+
+
+@pytest.mark.parametrize(
+    ("name", "workloads"),
+    [
+        ("mt-bench", {"chat": 4, "code": 4, "maths": 4}),
+        (
+            "spec-bench",
+            {
+                "chat": 4,
+                "code": 4,
+                "maths": 8,
+                "translation": 4,
+                "summarisation": 4,
+                "question-answering": 4,
+                "retrieval": 4,
+            },
+        ),
+        ("gsm8k", {"maths": 5}),
+        ("math-500", {"maths": 5}),
+        ("humaneval", {"code": 5}),
+        ("ceval", {"maths": 4, "question-answering": 4}),
+        ("cmmlu", {"maths": 4, "question-answering": 4}),
+    ],
+)
+def test_every_preset_reads_a_copy_of_its_files(
+    copies: dict[str, str], tmp_path: Path, name: str, workloads: dict[str, int]
+) -> None:
+    made = collected(tmp_path / "out", {"preset": name, "path": copies[name]}, num_warm_up=0)
+    assert made.info["workloads"] == workloads and made.info["set_aside"] == 0
+    assert made.info["licences"] == {name: PRESETS[name].licence}
+    for prompt in read_prompts(made, "test"):
+        assert (prompt.language, prompt.source) == (PRESETS[name].language, name)
+        assert (prompt.messages is None) == (name == "humaneval")
+
+
+def test_templates_are_filled_and_references_kept(copies: dict[str, str], tmp_path: Path) -> None:
+    gsm = collected(tmp_path / "g", {"preset": "gsm8k", "path": copies["gsm8k"]}, num_warm_up=0)
+    assert "3 + 1?\n\nThink step by step, then give the final answer as one number." in asked(gsm)
+    assert {p.reference for p in read_prompts(gsm, "test")} == {f"#### {n + 1}" for n in range(5)}
+    maths = collected(tmp_path / "m", {"preset": "math-500", "path": copies["math-500"]}, num_warm_up=0)
+    assert all(re.fullmatch(r"Let \$x_\{\d\}\$\n\n.*\\boxed\{\}\.", text) for text in asked(maths))
+    code = read_prompts(collected(tmp_path / "h", {"preset": "humaneval", "path": copies["humaneval"]}), "test")
+    assert code[0].text is not None and code[0].text.endswith("():") and code[0].reference == "\n    return 1\n"
+    chinese = collected(tmp_path / "c", {"preset": "cmmlu", "path": copies["cmmlu"]}, num_warm_up=0)
+    assert all("A. 甲\nB. 乙\nC. 丙\nD. 丁" in text for text in asked(chinese)) and "第90题" not in "".join(
+        asked(chinese)
+    )
+
+
+def test_bad_rows_are_set_aside_with_their_line(tmp_path: Path) -> None:
+    rows: list[Any] = [{"question": "1?", "answer": "1"}, {"answer": "2"}, {"question": " ", "answer": "3"}, ["x"]]
+    file = lines(tmp_path / "gsm.jsonl", [*rows, {"question": "5?", "answer": "5"}])
+    file.write_text(file.read_text() + "{not json\n", encoding="utf-8")
+    made = collected(tmp_path / "out", {"preset": "gsm8k", "path": str(file)}, num_warm_up=0)
+    assert (made.info["num_test"], made.info["set_aside"], made.info["rows"]) == (2, 4, 5)
+    aside = [json.loads(line) for line in (made.path / "set_aside.jsonl").read_text().splitlines()]
+    assert [(row["line"], row["why"].split(" (")[0]) for row in aside] == [
+        (2, "no field question"),
+        (3, "question is empty"),
+        (4, "a row must be an object with fields"),
+        (6, "not valid JSON: Expecting property name enclosed in double quotes"),
+    ]
+
+
+def test_a_ragged_csv_row_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / "physician_val.csv"
+    file.write_text("id,question,A,B,C,D,answer\n0,问,1,2,3,4,A\n1,逗号,多,了,1,2,3,4,A\n2,再问,1,2,3,4,B\n", "utf-8")
+    made = collected(tmp_path / "out", {"preset": "ceval", "path": str(file)}, num_warm_up=0)
+    assert (made.info["num_test"], made.info["set_aside"]) == (2, 1)
+
+
+def test_a_damaged_zip_is_one_line(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} in words?", "answer": f"{n}"} for n in range(200)]
+    whole = zipped(tmp_path / "a.zip", {"a.csv": rows}).read_bytes()
+    said: Counter[str] = Counter()
+    for at in range(0, len(whole), 29):
+        (tmp_path / "a.zip").write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        source = {"path": str(tmp_path / "a.zip"), "workload": "w", "language": "en"}
+        try:
+            made = collected(tmp_path / f"out{at}", source, num_prompts=1000)
+        except UserError as error:
+            assert "a.zip" in str(error) and "\n" not in str(error)
+            said["refused"] += 1
+        else:
+            said[f"{made.info['num_test'] + made.info['num_warm_up']} rows"] += 1
+    assert said["refused"] > 10 and set(said) <= {"refused", "200 rows"}
+
+
+def test_a_table_in_a_folder_that_leads_out_of_it_or_is_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.csv").write_text("prompt\nWhat is not for everybody?\n")
+    (tmp_path / "in" / "a.csv").symlink_to(tmp_path / "out.csv")
+    source = WorkloadSource(path=str(tmp_path / "in"), workload="w", language="en")
+    with pytest.raises(UserError, match="a link that leads out"):
+        local_files(source)
+    with pytest.raises(UserError, match="a link that leads out"):
+        local_files(source.model_copy(update={"path": str(tmp_path / "in" / "*.csv")}))
+    (tmp_path / "in" / "a.csv").unlink()
+    (tmp_path / "in" / "a.csv").touch()
+    with pytest.raises(UserError, match="the file is empty"):
+        local_files(source)
+
+
+def test_no_question_is_both_timed_and_warmed_up_on(copies: dict[str, str], tmp_path: Path) -> None:
+    source = {"preset": "spec-bench", "path": copies["spec-bench"]}
+    made = collected(tmp_path / "out", source, num_prompts=2, num_warm_up=1)
+    assert set(made.info["workloads"].values()) == {2} and len(made.info["workloads"]) == 7
+    assert made.info["num_warm_up"] == 7
+    assert not set(asked(made)) & set(asked(made, "warm_up"))
+    assert read_prompts(made, "train") == [] and read_prompts(made, "validation") == []
+
+
+def test_a_further_source_changes_no_choice_of_the_others(copies: dict[str, str], tmp_path: Path) -> None:
+    gsm = WorkloadSource(preset="gsm8k", path=copies["gsm8k"], num_prompts=2)
+    own = WorkloadSource(path=copies["gsm8k"], workload="maths", language="en")
+    alone = collect_workloads(sources=[gsm], ctx=context(tmp_path / "a"))
+    both = collect_workloads(sources=[gsm, own], num_prompts=1, ctx=context(tmp_path / "b"))
+    assert asked(both)[:2] == asked(alone) and both.info["sources"] == {"gsm8k": 2, "gsm.jsonl": 1}
+    twice = collect_workloads(sources=[gsm, gsm], ctx=context(tmp_path / "c"))
+    assert asked(twice) == asked(alone) and twice.info["duplicates"] == 3
+
+
+def test_rows_of_ones_own_keep_their_labels(tmp_path: Path) -> None:
+    file = lines(
+        tmp_path / "zh.json.jsonl", [{"instruction": f"写第{n}首诗", "output": "好", "kind": "chat"} for n in range(4)]
+    )
+    source = {"path": str(file), "workload_field": "kind", "language": "zh"}
+    for prompt in read_prompts(collected(tmp_path / "out", source), "test"):
+        assert (prompt.workload, prompt.language, prompt.reference) == ("chat", "zh", "好")
+    filled = {"path": str(file), "workload": "translation", "language": "zh", "template": "译成英文：{instruction}"}
+    assert all(text.startswith("译成英文：写第") for text in asked(collected(tmp_path / "filled", filled)))
+
+
+def test_a_second_turn_follows_the_targets_own_answer(copies: dict[str, str], tmp_path: Path) -> None:
+    folder = make_tiny_target("llama", tmp_path / "target")
+    tokenizer = make_tiny_tokenizer(folder, chat_template=CHAT_TEMPLATE)
+    source = WorkloadSource(preset="mt-bench", path=copies["mt-bench"], num_prompts=2)
+    target = Target(key="t", path=folder)
+    made = collect_workloads(target, sources=[source], max_answer_tokens=8, ctx=context(tmp_path / "out"))
+    prompts = read_prompts(made, "test")
+    firsts, seconds = (
+        [p for p in prompts if len(p.messages or ()) == 1],
+        [p for p in prompts if len(p.messages or ()) == 3],
+    )
+    assert len(firsts) == len(seconds) == 6
+    for first, second in zip(firsts, seconds, strict=True):
+        assert first.messages and second.messages and second.messages[0] == first.messages[0]
+        assert second.messages[2]["content"].startswith("and then") and second.workload == first.workload
+        assert second.messages[1]["role"] == "assistant" and second.messages[1]["content"]
+        rendered = tokenizer.decode(encode_prompt(tokenizer, second))
+        assert rendered.startswith("<user>ask") and rendered.endswith("<assistant>")
+    again = collect_workloads(target, sources=[source], max_answer_tokens=8, ctx=context(tmp_path / "again"))
+    assert (again.path / "prompts.jsonl").read_bytes() == (made.path / "prompts.jsonl").read_bytes()
+
+
+def test_without_a_target_the_left_out_turns_are_told(copies: dict[str, str], tmp_path: Path) -> None:
+    told: list[str] = []
+    ctx = context(tmp_path / "out")
+    ctx.send = lambda event: told.append(str(event.get("message", "")))
+    collect_workloads(sources=[WorkloadSource(preset="mt-bench", path=copies["mt-bench"])], ctx=ctx)
+    assert any("go on in a second turn, left out" in message for message in told)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "spec-bench", "cmmlu", "ceval"])
+def test_a_preset_that_is_not_here_says_so_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    with pytest.raises(UserError) as told:
+        collect_workloads(sources=[name], ctx=context(tmp_path / "out"))
+    assert "\n" not in str(told.value) and "draftsmith run --online" in str(told.value)
+    assert PRESETS[name].repository in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({"path": "x.jsonl"}, "need a workload"),
+        ({"path": "x.jsonl", "workload": "chat"}, "need a language"),
+        ({"workload": "chat"}, "name a preset or a path"),
+        ({"preset": "gsm9k"}, "preset"),
+        ({"preset": "gsm8k", "paht": "x"}, "paht"),
+        ({"preset": "gsm8k", "path": "x.jsonl", "revision": "main"}, "leave one out"),
+    ],
+)
+def test_a_source_that_says_too_little_is_refused(source: dict[str, str], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        WorkloadSource.model_validate(source)
+
+
+def test_the_key_follows_the_files(copies: dict[str, str]) -> None:
+    settings = {"sources": ["mt-bench", {"preset": "ceval", "path": copies["ceval"]}]}
+    before = collect_workloads_fingerprint(settings)
+    assert len(before) == 2 and all(name.endswith("_val.csv") for name in before)
+    file = Path(copies["ceval"]) / "physician_val.csv"
+    file.write_text(file.read_text("utf-8") + "9,新,1,2,3,4,A\n", "utf-8")
+    assert collect_workloads_fingerprint(settings) != before
+    assert collect_workloads_fingerprint({"sources": ["gsm8k"]}) == {}
+
+
+def development_prompts() -> Path | None:
+    """Public data sets for trying things out, not part of the project: the test skips without them."""
+    named = os.environ.get("DRAFTSMITH_DEV_DATA")
+    folder = (Path(named) if named else Path(__file__).parents[5] / "shared" / "data") / "prompts"
+    return folder if folder.is_dir() else None
+
+
+@pytest.mark.skipif(development_prompts() is None, reason="no development data (set DRAFTSMITH_DEV_DATA)")
+def test_the_real_files_are_read_whole(tmp_path: Path) -> None:
+    folder = development_prompts()
+    assert folder is not None
+    names = {
+        "mt-bench": "mt_bench.jsonl",
+        "spec-bench": "spec_bench.jsonl",
+        "gsm8k": "gsm8k_test.jsonl",
+        "humaneval": "HumanEval.jsonl.gz",
+    }
+    found: Counter[str] = Counter()
+    for preset, name in names.items():
+        source = {"preset": preset, "path": str(folder / name)}
+        made = collected(tmp_path / preset, source, num_prompts=10_000, num_warm_up=0, max_prompt_characters=10**6)
+        assert made.info["set_aside"] == 0
+        found[preset] = made.info["num_test"] + made.info["duplicates"]
+        if preset == "spec-bench":
+            assert made.info["workloads"] == {
+                "chat": 60,
+                "code": 10,
+                "maths": 90,
+                "question-answering": 80,
+                "retrieval": 80,
+                "summarisation": 80,
+                "translation": 80,
+            }
+    assert found == {"mt-bench": 80, "spec-bench": 480, "gsm8k": 1319, "humaneval": 164}
+
+
+def test_training_can_keep_out_what_a_benchmark_asks(copies: dict[str, str], tmp_path: Path) -> None:
+    made = collect_prompts(
+        source=copies["gsm8k"], keep_out=copies["gsm8k"], num_train=0, num_validation=0, num_test=0, num_warm_up=0,
+        ctx=context(tmp_path / "train"),
+    )  # fmt: skip
+    assert made.info["kept_out"] == 5
+
+
+def test_a_folder_is_no_table_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    table = tmp_path / "table.csv"
+    table.write_text("question\nWhy?\n")
+    source = {"path": str(tmp_path / "*.csv"), "workload": "chat", "language": "en"}
+    assert local_files(WorkloadSource.model_validate(source)) == [table]

@@ -1,0 +1,135 @@
+"""Tables from outside: a damaged row costs itself, every other is there, and no file ends the process that reads it."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contract import UserError
+from components.data.sources.json_array import MAX_ROW_BYTES, json_rows
+from components.data.sources.tables import arrow_rows, csv_rows
+
+plain = st.text("abcé ;'\t", min_size=1, max_size=8).map(str.strip).filter(bool)
+
+
+def read(text: str) -> tuple[list[tuple[int, dict[str, str]]], list[int]]:
+    """(rows with their lines, the lines that were set aside) of a CSV text."""
+    aside: list[int] = []
+    rows = list(csv_rows("t.csv", io.BytesIO(text.encode()), lambda where, line, why, shown: aside.append(line)))
+    return [(line, dict(row)) for line, row in rows], aside
+
+
+def test_a_quote_that_nothing_closes_costs_its_own_row() -> None:
+    lines = ["id,text", *(f"{n},row {n}" for n in range(1, 2000))]
+    lines[9] = '9,"row 9'
+    rows, aside = read("\n".join(lines) + "\n")
+    assert aside == [10] and len(rows) == 1998
+    assert [line for line, _ in rows] == [n for n in range(2, 2001) if n != 10]
+
+
+@given(st.lists(st.tuples(plain, plain), min_size=2, max_size=30), st.data())
+def test_damage_to_one_row_costs_no_other(table: list[tuple[str, str]], data: st.DataObject) -> None:
+    lines = [",".join(row) for row in table]
+    damaged = data.draw(st.integers(0, len(lines) - 1))
+    lines[damaged] = data.draw(st.sampled_from(['"', '"a"b,c', "a", "a,b,c", '"a,b', 'a,"b', '"a,""b']))
+    rows, aside = read("x,y\n" + "\n".join(lines) + "\n")
+    assert aside == [damaged + 2]
+    assert [(line - 2, row["x"], row["y"]) for line, row in rows] == [
+        (number, *row) for number, row in enumerate(table) if number != damaged
+    ]
+
+
+@given(st.lists(st.tuples(*[st.text('a,"\n\r é', max_size=6)] * 2), max_size=20))
+def test_what_csv_can_hold_is_read_as_it_was_written(table: list[tuple[str, str]]) -> None:
+    def cell(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"'
+
+    rows, aside = read("x,y\n" + "".join(f"{cell(a)},{cell(b)}\n" for a, b in table))
+    assert not aside and [(row["x"], row["y"]) for _, row in rows] == table
+
+
+def test_a_list_without_commas_loses_nothing(tmp_path: Path) -> None:
+    aside: list[int] = []
+    file = tmp_path / "rows.json"
+    file.write_text('[{"n": 1}\n {"n": 2} {"n": 3}, {"n": 4}]')
+    rows = list(json_rows(file, lambda where, line, why, shown: aside.append(line)))
+    assert [row["n"] for _, row in rows] == [1, 2, 3, 4] and not aside
+
+
+@pytest.mark.parametrize("line", ["garbage", "{", '{"n" ', "}", "null null"])
+def test_a_line_of_garbage_in_a_list_costs_no_row_with_or_without_a_comma(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for comma in ("", ","):
+        aside: list[int] = []
+        file.write_text('[\n{"n": 1},\n' + line + comma + '\n{"n": 2},\n{"n": 3}\n]')
+        rows = list(json_rows(file, lambda where, line, why, shown, aside=aside: aside.append(line)))
+        assert [row["n"] for _, row in rows if row] == [1, 2, 3] and aside == [3]
+
+
+def test_a_csv_line_longer_than_a_row_may_be_costs_itself() -> None:
+    rows, aside = read("x,y\n1," + "a" * (MAX_ROW_BYTES + 5) + '\n2,"b\n' + "c" * (MAX_ROW_BYTES + 5) + "\n3,d\n")
+    assert aside == [2, 3, 4] and rows == [(5, {"x": "3", "y": "d"})]
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "cut", "more"])
+def test_an_arrow_stream_that_is_not_whole_says_so(damage: str, tmp_path: Path) -> None:
+    table = pa.table({"n": list(range(60))})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as out:
+        out.write_table(table, max_chunksize=20)
+    whole = sink.getvalue()
+    heads = [at for at in range(0, len(whole), 8) if whole[at : at + 4] == b"\xff\xff\xff\xff"]
+    assert len(heads) == 5  # the schema, three batches, the end mark
+    zeroed = whole[: heads[2]] + bytes(16) + whole[heads[2] + 16 :]
+    file = tmp_path / "rows.arrow"
+    file.write_bytes({"zeroed": zeroed, "cut": whole[: heads[3]], "more": whole + whole[heads[1] : heads[2]]}[damage])
+    aside: list[tuple[int, str]] = []
+    rows = list(arrow_rows(file, lambda where, line, why, shown: aside.append((line, why))))
+    kept = {"zeroed": 20, "cut": 40, "more": 60}[damage]
+    assert len(rows) == kept and [line for line, _ in aside] == [kept + 1]
+    assert "breaks off" in aside[0][1]
+
+
+READS = """
+import sys
+from pathlib import Path
+from components.contract import UserError
+from components.data.sources.tables import arrow_rows
+for file in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        list(arrow_rows(file, lambda *aside: None))
+    except UserError:
+        pass
+print("read")
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_no_mutant_of_an_arrow_file_ends_the_process(kind: str, tmp_path: Path) -> None:
+    """In a process of its own, since a bad offset ends one without an exception."""
+    table = pa.table({"text": [f"row {n}" * 5 for n in range(60)], "tags": [["a", "bc"] * (n % 3) for n in range(60)]})
+    sink = io.BytesIO()
+    writer = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with writer(sink, table.schema) as out:
+        out.write_table(table)
+    whole, dice = sink.getvalue(), random.Random(0)
+    for number in range(80):
+        mutant = bytearray(whole)
+        for _ in range(dice.randint(1, 8)):
+            mutant[dice.randrange(len(mutant))] = dice.randrange(256)
+        (tmp_path / f"{number:02d}.arrow").write_bytes(bytes(mutant))
+    done = subprocess.run([sys.executable, "-c", READS, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "read"), done.stderr[-2000:]
+
+
+def test_a_file_of_something_else_is_one_line() -> None:
+    with pytest.raises(UserError, match="UTF-16"):
+        list(csv_rows("t.csv", io.BytesIO("x,y".encode("utf-16")), lambda *aside: None))

@@ -1,0 +1,102 @@
+"""The released model as MLflow loads it: code, no pickle, and the same text as plain decoding."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.contract import Target
+from components.decoding.chain import decode
+from components.targets.interface import AbstractTarget
+from storage.registry.versions import ROOT, copy_of_components
+
+MODEL = Path(__file__).parents[4] / "components" / "publish" / "mlflow_model.py"
+PROMPTS = ["w10 w20 w30", "w5 w6 w7 w8 w9"]
+
+
+@pytest.fixture
+def place(export: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The release as MLflow saves it; loading it puts its code first on sys.path, for this test alone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    import mlflow
+
+    from components.publish.release.mlflow_model import SETTINGS
+
+    mlflow.pyfunc.save_model(
+        path=tmp_path / "model",
+        python_model=str(MODEL),
+        artifacts={"release": str(export().path)},
+        model_config=SETTINGS,
+        code_paths=[str(copy_of_components(tmp_path / "copy", with_builtin=False))],
+        pip_requirements=["torch"],
+    )
+    return tmp_path / "model"
+
+
+def load(place: Path, **settings: Any) -> Any:
+    import mlflow
+
+    return mlflow.pyfunc.load_model(str(place), model_config=settings)
+
+
+def test_served_text_equals_plain_decoding(place: Path, opened: AbstractTarget) -> None:
+    import pandas
+
+    assert not list(place.rglob("*.pkl")), "nothing is pickled"
+    served = load(place)
+    answers = served.predict(PROMPTS)
+    assert answers == served.predict(pandas.DataFrame({"prompt": PROMPTS}))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids = [int(word[1:]) for word in prompt.split()]
+        plain = decode(opened, None, ids, max_new_tokens=128)
+        assert answer["text"] == " ".join(f"w{token}" for token in plain.tokens if token > 2)
+        assert answer["num_tokens"] == len(plain.tokens)
+        assert answer["num_rounds"] + answer["num_accepted"] >= len(plain.tokens) - 1
+
+
+# Without this repository: neither the path nor the import hook by which it is installed.
+ELSEWHERE = """
+import json, sys
+from pathlib import Path
+root = Path(sys.argv[2])
+sys.path = [place for place in sys.path if place and Path(place).resolve() != root]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+import mlflow
+served = mlflow.pyfunc.load_model(sys.argv[1], model_config={"max_new_tokens": 9})
+answers = served.predict(json.loads(sys.argv[3]))
+import components
+assert not Path(components.__path__[0]).is_relative_to(root) and "storage" not in sys.modules
+print(json.dumps([answer["text"] for answer in answers]))
+"""
+
+
+def test_a_clean_process_elsewhere_answers_with_the_code_that_the_model_brings(place: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, str(place), str(ROOT), json.dumps(PROMPTS)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = load(place, max_new_tokens=9).predict(PROMPTS)
+    assert json.loads(done.stdout.splitlines()[-1]) == [answer["text"] for answer in expected]
+
+
+def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, target: Target) -> None:
+    drafted = load(place, max_new_tokens=5).predict(PROMPTS)
+    assert [a["num_tokens"] for a in drafted] == [5, 5]
+    elsewhere = json.loads((target.path / "target.json").read_text())["folder"]
+    plain = load(place, max_new_tokens=5, depth=0, target=elsewhere).predict(PROMPTS)
+    assert [a["text"] for a in plain] == [a["text"] for a in drafted]
+    assert [a["num_rounds"] for a in plain] == [4, 4]
+
+
+def test_the_registry_logs_the_settings_that_the_model_reads() -> None:
+    """MLflow drops settings that were not logged, without a word worth reading."""
+    from components.publish.release.mlflow_model import SETTINGS
+    from storage.registry import versions as model_versions
+
+    assert model_versions.SERVING == SETTINGS

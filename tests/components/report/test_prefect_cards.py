@@ -1,0 +1,110 @@
+"""What the Prefect UI shows of a study: every depth, charts that stand alone, and nothing that breaks its Markdown."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import make_report_study
+
+from components.contract import Measurements
+from components.report.charts.depth import speedup_chart
+from components.report.pages.drafter import prefill_table
+from components.report.prefect_cards import acceptance_table, cost_table, decision_card, measurements_card, speed_table
+from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, Request, read_rows, write_rows
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return make_report_study(tmp_path_factory.mktemp("study"))
+
+
+def test_a_decision_shows_every_depth_each_measured_arm_and_charts_that_stand_alone(study: dict[str, Any]) -> None:
+    card = decision_card(study["policy"])
+    plain = card.replace("\\", "")
+    for e in read_rows(study["policy"].path, DepthEval):
+        if e.workload == "all" and e.depth_k:
+            assert f"{e.al:.2f} [{e.al_lo:.2f}, {e.al_hi:.2f}]" in plain, f"{e.method} k={e.depth_k}"
+    assert "promotion gate" in card and "measured end to end" in card
+    pictures = re.findall(r"!\[[^\]]+\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", card)
+    assert len(pictures) == 10, "five charts for each of two drafters"
+    for picture in pictures:
+        svg = ElementTree.fromstring(base64.b64decode(picture))
+        assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+        colours = set(re.findall(r"var\((--\w+)\)", base64.b64decode(picture).decode()))
+        defined = set(re.findall(r"(--\w+): #", base64.b64decode(picture).decode()))
+        assert colours <= defined, "a chart in an image sees no style sheet but its own"
+
+
+def test_a_policy_that_was_not_yet_confirmed_has_a_card_too(study: dict[str, Any]) -> None:
+    card = decision_card(study["chosen"])
+    assert "promotion gate" not in card and "data:image/svg+xml" in card
+
+
+def test_each_kind_of_measurement_has_its_table_and_strange_names_stay_in_their_cell(
+    study: dict[str, Any], tmp_path: Path
+) -> None:
+    assert "### acceptance" in measurements_card(study["acceptance"][0])
+    assert "### cost of a step" in measurements_card(study["cost"][0])
+    end_to_end = measurements_card(study["end_to_end"])
+    assert "### speed end to end" in end_to_end and "### reasons to doubt" in end_to_end
+    row = AcceptanceMap("t", "d", "a|b\n<script>", "p", "chat", 3, 3, 4, [0, 1, 3, 2], [0] * 4, 0.0, "float32")
+    write_rows(tmp_path, [row])
+    card = measurements_card(Measurements(key="k", path=tmp_path))
+    lines = [line for line in card.splitlines() if line.startswith("|")]
+    assert len(lines) == 4 and len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert measurements_card(Measurements(key="k", path=empty)) == ""
+
+
+def test_shares_and_speeds_are_those_of_the_rows() -> None:
+    row = AcceptanceMap("t", "d", "mtp", "p", "chat", 3, 3, 5, [0, 1, 3, 2], [0] * 4, 0.0, "float32")
+    assert acceptance_table([row]).rows[0] == ["mtp", "all", "1", "4", "1.50", "75%", "50%", "25%"]
+    common: dict[str, Any] = dict.fromkeys(Request.__dataclass_fields__, 0)
+    common |= {"method": "mtp", "kernel": "k", "dtype": "float32", "status": "ok", "is_warmup": False}
+    timed = Request(**{**common, "tokens_kept": 11, "decode_ns": 2_000_000_000, "identical": True})
+    failed = Request(**{**common, "status": "error", "identical": None})
+    assert speed_table([timed, failed]).rows == [["mtp", "0", "k", "float32", "2", "5.0", "1 of 1", "1"]]
+
+
+def test_a_tree_and_a_chain_two_batches_and_two_drafters_are_told_apart() -> None:
+    chain = AcceptanceMap("t", "d", "mtp", "p", "chat", 3, 3, 4, [0, 1, 3, 2], [0] * 4, 0.0, "float32")
+    tree = dataclasses.replace(chain, accepted=[3] * 4, tree_budget=12)
+    assert acceptance_table([chain, tree]).rows == acceptance_table([chain]).rows
+
+    cell = CostCell("t", "d", "mtp", "verify", 3, 1, 4, 64, 0, 9, 1e6, 0.0, "float32", "plain", 1)
+    costs = cost_table([cell, dataclasses.replace(cell, tree_budget=12, median_ns=3e6)])
+    assert [row[3:6] for row in costs.rows] == [["chain", "3", "1.00"], ["tree of 12", "3", "3.00"]]
+    assert "shape" not in cost_table([cell]).header
+
+    prefill = dataclasses.replace(cell, phase="draft_prefill", num_rows=48)
+    table = prefill_table([prefill, dataclasses.replace(prefill, draft_key="e", median_ns=3e6)])
+    assert table is not None
+    assert [(row[0], row[3], row[4]) for row in table.rows] == [("mtp d", "48", "1"), ("mtp e", "48", "3")]
+
+    common: dict[str, Any] = dict.fromkeys(Request.__dataclass_fields__, None)
+    common |= {"method": "mtp", "draft_key": "d", "depth_k": 3, "kernel": "k", "dtype": "float32", "batch_size": 1}
+    common |= {"status": "ok", "tokens_kept": 11, "decode_ns": 10**9}
+    requests = [Request(**{**common, **changes}) for changes in ({}, {"tree_budget": 12}, {"batch_size": 4})]
+    shown = speed_table([*requests, Request(**{**common, "first_chunk_tokens": 6, "batch_size": 8})])
+    assert shown.header[:4] == ["arm", "shape", "batch", "depth"]
+    assert [(*row[1:3], row[7]) for row in shown.rows] == [
+        ("chain", "1", "10.0"),
+        ("chain", "4", "10.0"),
+        ("chain", "8", "5.0"),
+        ("tree of 12", "1", "10.0"),
+    ]
+
+
+def test_prompt_lookup_is_drawn_beside_depths_of_its_own_batch_size(study: dict[str, Any]) -> None:
+    choice = read_rows(study["policy"].path, DepthChoice)[0]
+    evals = [e for e in read_rows(study["policy"].path, DepthEval) if e.draft_key == choice.draft_key]
+    arm = {"method": "ngram", "speedup": 1.5, "batch_size": choice.batch_size}
+    assert "prompt lookup" in speedup_chart(evals, [arm], choice)
+    assert "prompt lookup" not in speedup_chart(evals, [{**arm, "batch_size": choice.batch_size + 1}], choice)

@@ -1,0 +1,274 @@
+"""A step runs once, alone where it measures, in a child whose whole tree ends with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from toy_garden import ENGINE_ALONE, GARDEN
+
+from components.contract import UserError
+from components.git_state import code_state
+from flows.execution import step_process as supervise
+from flows.execution.engine import Engine, StepFailed
+from flows.planning.plan import Plan
+from flows.services.supervisor import is_dead
+from storage.artifacts.store import Store
+
+ONE = "pipelines:\n  p:\n    steps:\n      only: {uses: %s}\n"
+
+
+def gone(pid: int, within: float = 10.0) -> bool:
+    """Whether a process ends in time (a zombie has ended)."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if is_dead(psutil.Process(pid)):
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_run_makes_everything_once_and_the_next_reuses_it(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    calls: list[tuple[str, bool]] = []
+    plan = plan_of()
+    made = engine_of(
+        plan, on_finished=lambda step, artifact, record, seconds, reused: calls.append((step.name, reused))
+    ).run()
+    assert calls == [(step.name, False) for step in plan.steps]
+    assert made["page"].info == {"num_judged": 2}
+    assert (made["draft[fern]"].path / "growth.txt").read_text().splitlines()[2] == "2 4 5"
+    assert not list((store.home / "partial").glob("*"))
+
+    calls.clear()
+    again = engine_of(
+        plan_of(), on_finished=lambda step, artifact, record, seconds, reused: calls.append((step.name, reused))
+    ).run()
+    assert calls == [(step.name, True) for step in plan.steps]
+    assert {name: artifact.key for name, artifact in again.items()} == {
+        name: artifact.key for name, artifact in made.items()
+    }
+
+
+def test_artifact_json_says_how_it_came_to_be(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    plan = plan_of()
+    engine_of(plan, run_id="r1").run()
+    content = store.record_of(plan.step("draft[moss]").key)
+    assert content["kind"] == "Draft"
+    assert content["info"] == {"method": "moss", "num_steps": 6}
+    record = content["record"]
+    assert (record["pipeline"], record["step"], record["uses"], record["run_id"]) == (
+        "garden",
+        "draft[moss]",
+        "toys.grow",
+        "r1",
+    )
+    assert record["inputs"] == {"corpus": plan.step("corpus").key}
+    assert record["settings"] == plan.step("draft[moss]").settings
+    assert record["versions"]["torch"]
+    assert record["machine"]["cpu_model"]
+    assert (record["git_commit"], record["git_changed"]) == code_state(), "said beside the result, never in its key"
+    assert not any("git" in name for name in record["parts"])
+    assert record["peak_rss_mib"] > 5
+
+
+def test_events_of_the_step_arrive_in_order(plan_of: Callable[..., Plan], engine_of: Callable[..., Engine]) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    engine_of(
+        plan_of(to_step="judged[fern]"), on_event=lambda step, event: events.append((step.name, dict(event)))
+    ).run()
+    grow = [event for name, event in events if name == "draft[fern]"]
+    assert [event["event"] for event in grow] == ["start", *["progress"] * 6, "done"]
+    assert [event["done"] for event in grow if event["event"] == "progress"] == [1, 2, 3, 4, 5, 6]
+    assert ("corpus", "5 rows from seed") in [(name, event.get("message")) for name, event in events]
+    assert [event["height"] for _, event in events if event["event"] == "metrics"] == [6.0]
+
+
+def test_a_user_error_is_final_and_named(plan_of: Callable[..., Plan], engine_of: Callable[..., Engine]) -> None:
+    events: list[str] = []
+    text = ONE % "toys.fail, retries: 3, with: {how: user}"
+    with pytest.raises(UserError, match=r"^step 'only': data.jsonl:3: no 'text'; give each row one$"):
+        engine_of(plan_of(text), on_event=lambda step, event: events.append(event["event"])).run()
+    assert events == ["start", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("crash", "RuntimeError: the pot fell"),
+        ("die", r"its process was killed by signal 9 \(out of memory\?\)"),
+        ("garbage", "AssertionError: toys.fail returned str, not Page"),
+    ],
+)
+def test_other_failures_are_retried_then_told_with_their_log(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], how: str, said: str
+) -> None:
+    events: list[str] = []
+    text = ONE % f"toys.fail, retries: 1, with: {{how: {how}}}"
+    with pytest.raises(StepFailed, match=f"^step 'only' failed: {said}$") as caught:
+        engine_of(plan_of(text), on_event=lambda step, event: events.append(event["event"])).run()
+    assert events == ["start", "retry", "start", "failed"]
+    if how == "crash":
+        assert caught.value.log.read_text().count("RuntimeError: the pot fell") == 2
+
+
+def test_a_passing_fault_is_got_over(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    plan = plan_of(ONE % "toys.fail, retries: 1, with: {how: once}")
+    engine_of(plan).run()
+    assert store.record_of(plan.steps[0].key)["record"]["attempts"] == 2
+
+
+def test_a_deadline_ends_the_whole_tree(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock jumps over the deadline once the whole tree is there, however long it took to come up."""
+    plan = plan_of(ONE % "toys.hang, timeout_minutes: 9")
+    pids = store.home / "partial" / f"{plan.steps[0].key}.scratch" / "pids"
+    tree: list[int] = []
+
+    def now() -> float:
+        tree[:] = [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
+        return time.monotonic() + 540 * (len(tree) == 2)
+
+    monkeypatch.setattr(supervise, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
+    with pytest.raises(StepFailed, match=r"stopped after 540 s, its timeout_minutes"):
+        engine_of(plan).run()
+    assert len(tree) == 2 and all(gone(pid, within=1) for pid in tree)
+    assert store.get(plan.steps[0].key) is None
+
+
+def test_memory_is_returned_and_no_process_is_left(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    before = psutil.Process().memory_info().rss
+    plan = plan_of(ONE % "toys.leak, with: {mib: 300}")
+    made = engine_of(plan).run()["only"]
+    assert store.record_of(made.key)["record"]["peak_rss_mib"] > 300
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+    assert gone(made.info["pid"], within=1)
+
+
+def test_measuring_steps_run_alone(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    plan = plan_of(GARDEN.replace("in: {draft: draft}}", "in: {draft: draft}, with: {pause_s: 0.3}}"))
+    engine = engine_of(plan)
+    made = dict(engine.run())
+    keys = [plan.step(name).key for name in ("timed[fern]", "timed[moss]", "judged[fern]")]
+    for key in keys:
+        store.quarantine(key)
+    steps = [plan.step(name) for name in ("timed[fern]", "timed[moss]", "judged[fern]")]
+    threads = [threading.Thread(target=engine.run_step, args=(step, made)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans = sorted(tuple(map(float, (store.path_of(key) / "span.txt").read_text().split())) for key in keys[:2])
+    assert spans[0][1] <= spans[1][0]
+    assert store.get(keys[2]) is not None
+
+
+def test_two_engines_make_a_key_once(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    plan = plan_of(params={"pause": 0.05}, to_step="draft[fern]")
+    finished: list[tuple[str, bool]] = []
+
+    def run() -> None:
+        engine_of(
+            plan, on_finished=lambda step, artifact, record, seconds, reused: finished.append((step.name, reused))
+        ).run()
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(finished) == [(name, reused) for name in ("corpus", "draft[fern]") for reused in (False, True, True)]
+
+
+def test_a_forced_step_is_made_again_from_the_start(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    plan = plan_of(to_step="draft[fern]")
+    first = engine_of(plan).run()["draft[fern]"]
+    inode = (first.path / "growth.txt").stat().st_ino
+    second = engine_of(plan_of(to_step="draft[fern]", force=("draft",))).run()["draft[fern]"]
+    assert second.path == first.path
+    assert (second.path / "growth.txt").stat().st_ino != inode
+    assert len((second.path / "growth.txt").read_text().splitlines()) == 6
+
+
+def test_a_broken_artifact_is_set_aside_and_rebuilt(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    plan = plan_of(to_step="draft[fern]")
+    engine_of(plan).run()
+    file = store.path_of(plan.step("draft[fern]").key) / "growth.txt"
+    good = file.read_text()
+    file.write_text(good.replace("1", "2"))
+    notes: list[str] = []
+    engine_of(plan_of(to_step="draft[fern]"), on_event=lambda step, event: notes.append(event.get("message", ""))).run()
+    assert file.read_text() == good
+    assert any(
+        note.startswith("growth.txt has changed since it was made; the broken artifact is in ") for note in notes
+    )
+    assert len(list((store.home / "broken").iterdir())) == 1
+
+
+def test_children_see_pinned_threads_and_no_network(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "envbox" / "seen"
+    room.mkdir(parents=True)
+    (tmp_path / "envbox" / "__init__.py").write_text("")
+    (room / "__init__.py").write_text(
+        "from __future__ import annotations\nimport os\nfrom components.contract import Context, Page\n"
+        "def look(*, ctx: Context) -> Page:\n"
+        "    import torch\n"
+        "    names = ('OMP_NUM_THREADS', 'HF_HUB_OFFLINE', 'TOKENIZERS_PARALLELISM')\n"
+        "    return Page.of_step(ctx, {'env': [os.environ[n] for n in names], 'threads': torch.get_num_threads()})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from flows.planning.plan import make_plan
+    from flows.spec.schema import load_spec
+
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(ONE % "seen.look")
+    store = Store(tmp_path / "home")
+    plan = make_plan(load_spec(file), "p", store=store, device="cpu", packages=("components", "envbox"))
+    made = Engine(store, plan, num_threads=1, preload=()).run()["only"]
+    assert made.info["env"] == ["1", os.environ.get("HF_HUB_OFFLINE", "1"), "false"]
+    assert made.info["threads"] == 1
+
+
+def test_a_temporary_folder_with_a_long_path_is_no_obstacle(
+    start: Callable[..., subprocess.Popen[str]],
+    pipelines: Callable[[str], Path],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    far = tmp_path / ("f" * 100)  # a socket below it would have a path longer than the 107 bytes a system takes
+    far.mkdir()
+    monkeypatch.setenv("TMPDIR", str(far))
+    process = start(ENGINE_ALONE, "garden", pipelines(GARDEN))
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert len(store.keys()) == 8

@@ -1,0 +1,126 @@
+"""A plan says for every step whether it is reused, and if not, why; it writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toy_garden import GARDEN
+
+from components.contract import UserError
+from flows.console.plan_output import as_mermaid
+from flows.execution.engine import Engine
+from flows.planning.plan import Plan
+from storage.artifacts.store import Store
+
+
+def reasons(plan: Plan) -> dict[str, str]:
+    return {step.name: step.reason for step in plan.steps}
+
+
+@pytest.fixture
+def grown(plan_of: Callable[..., Plan], engine_of: Callable[..., Engine]) -> Plan:
+    """The garden, grown once."""
+    plan = plan_of()
+    engine_of(plan).run()
+    return plan
+
+
+def test_a_plan_writes_nothing(plan_of: Callable[..., Plan], home: Path) -> None:
+    assert set(reasons(plan_of()).values()) == {"new: never run"}
+    assert not home.exists()
+
+
+def test_each_reason_is_told(grown: Plan, plan_of: Callable[..., Plan], store: Store) -> None:
+    assert set(reasons(plan_of()).values()) == {"reused"}
+
+    told = reasons(plan_of(params={"steps": 7}))
+    assert told["corpus"] == "reused"
+    assert told["draft[fern]"] == "setting num_steps 6 -> 7"
+    assert told["judged[fern]"] == "input draft changed"
+    assert told["page"] == "input judged changed"
+
+    assert reasons(plan_of(seed=3))["corpus"] == "seed 0 -> 3"
+    assert (
+        reasons(plan_of(GARDEN.replace("toys.judge_all", "toys.judge_all, with: {title: T}")))["page"]
+        == "setting title All -> T"
+    )
+
+    forced = reasons(plan_of(force=("judged[moss]",)))
+    assert {name for name, why in forced.items() if why == "forced"} == {"judged[moss]", "page"}
+
+    file = store.path_of(grown.step("draft[moss]").key) / "growth.txt"
+    file.write_text("wilted")
+    told = reasons(plan_of())
+    assert told["draft[moss]"] == "broken: growth.txt has 6 bytes instead of " + str(len(growth(6)))
+    assert told["judged[moss]"] == "reused"
+
+    import shutil
+
+    shutil.rmtree(store.path_of(grown.step("page").key))
+    assert reasons(plan_of())["page"] == "gone: it is not in the store any more"
+
+
+def growth(steps: int) -> str:
+    return "".join(f"{step} {step} 5\n" for step in range(steps))
+
+
+def test_code_changes_are_named(grown: Plan, plan_of: Callable[..., Plan], store: Store) -> None:
+    from flows.planning.plan import StepHistory
+
+    history = StepHistory(store.home, "garden")
+    parts = history.last("draft[fern]")
+    assert parts is not None
+    parts["code"]["toybox/toys/fern.py: Fern.at"] = "0"
+    parts["code"]["toybox/toys/old.py: gone"] = "0"
+    del parts["code"]["toybox/toys/light.py: shine"]
+    history.remember("draft[fern]", parts)
+    step = plan_of().step("draft[fern]")
+    assert step.reused  # the key is in the store: what was last is only an explanation
+    (store.path_of(step.key) / "artifact.json").unlink()
+    import shutil
+
+    shutil.rmtree(store.path_of(step.key))
+    assert set(plan_of().step("draft[fern]").reason.split("; ")) == {
+        "code changed: toybox/toys/fern.py: Fern.at",
+        "code removed: toybox/toys/old.py: gone",
+        "code new: toybox/toys/light.py: shine",
+    }
+
+
+def test_to_runs_only_what_a_step_needs(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of(to_step="judged[fern]")
+    assert [step.name for step in plan.steps] == ["corpus", "draft[fern]", "judged[fern]"]
+    assert dict(plan.skipped)["page"] == "--to judged[fern]"
+
+
+def test_from_wants_what_stands_before_it_made(plan_of: Callable[..., Plan], engine_of: Callable[..., Engine]) -> None:
+    with pytest.raises(
+        UserError, match=r"^--from judged: step 'corpus' before it would have to run \(new: never run\)"
+    ):
+        plan_of(from_step="judged")
+    engine_of(plan_of(to_step="draft")).run()
+    plan = plan_of(from_step="judged")
+    assert [step.name for step in plan.steps if not step.reused] == ["judged[fern]", "judged[moss]", "page"]
+    assert "timed[fern]" in dict(plan.skipped)
+
+
+def test_a_store_key_can_be_an_input_and_must_fit(grown: Plan, plan_of: Callable[..., Plan]) -> None:
+    text = "pipelines:\n  p:\n    steps:\n      d: {uses: toys.grow, in: {corpus: 'store:%s'}}\n"
+    plan = plan_of(text % grown.step("corpus").key[:20])
+    assert plan.steps[0].parts["inputs"] == {"corpus": grown.step("corpus").key}
+    with pytest.raises(
+        UserError, match=r"pipelines.yaml:4: step 'd': 'corpus' wants Corpus, but 'store:.*' makes Page"
+    ):
+        plan_of(text % grown.step("page").key)
+    with pytest.raises(UserError, match=r"no artifact in .* has a key that starts with 'feed'"):
+        plan_of(text % "feed")
+
+
+def test_the_drawing_has_every_step_and_edge(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of()
+    drawing = as_mermaid(plan)
+    assert drawing.startswith("flowchart LR")
+    assert drawing.count(" --> ") == sum(len(step.input_names()) for step in plan.steps)
+    assert all(f'"{step.name}<br/>' in drawing for step in plan.steps)

@@ -1,0 +1,105 @@
+"""What decides is what was sealed: who can write to MLflow passes no gate, makes no champion, names no foreign file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paired_runs import NAME, add, light_versions, timed
+
+from components.contract import UserError
+from components.speedup.comparison.promotion_rule import judge
+from flows.planning.external_inputs import Sources
+from storage import journal
+from storage.artifacts.store import Store
+from storage.history.query import record_artifact
+from storage.registry.registry import aliases_of, find_release, promote, rollback
+from storage.registry.tracking import KEY_TAG, open_client
+from storage.registry.versions import SESSION_TAG
+
+PASSED = {"gate.status": "passed", "gate.checks": "[]"}
+
+
+@pytest.fixture(autouse=True)
+def two_versions(home: Path, make: Any, with_mlflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 is champion; version 2 is faster, and failed its own gate."""
+    light_versions(monkeypatch)
+    faster = [("d1", 4, 5.0, 22), ("d2", 4, 4.0, 22)]
+    record_artifact(home, make("run", rows=timed(faster), machine={"machine_id": "m1"}).path)
+    add(home, make, "k1", "d1")
+    add(home, make, "k2", "d2", passed=False)
+
+
+def test_tags_that_say_the_gate_passed_pass_no_gate(home: Path) -> None:
+    assert aliases_of(open_client(home), NAME)["champion"] == 1
+    for name, value in PASSED.items():
+        open_client(home).set_model_version_tag(NAME, "2", name, value)
+    with pytest.raises(UserError, match="own_gate is"):
+        promote(home, NAME, 2, judge=judge)
+    shutil.rmtree(Store(home).path_of("k2"))  # then the promotion log is asked, which has kept the facts
+    with pytest.raises(UserError, match="own_gate is"):
+        promote(home, NAME, 2, judge=judge)
+    journal.promotions_file(home).unlink()
+    with pytest.raises(UserError, match="neither in this store nor in the promotion log"):
+        promote(home, NAME, 2, judge=judge)
+
+
+@pytest.mark.parametrize("there", ["k1", "../mlflow/artifacts/1/rel", "/etc", "..", "k2/../k1", ""])
+def test_a_version_is_the_release_that_it_was_published_as(home: Path, there: str) -> None:
+    open_client(home).set_model_version_tag(NAME, "2", KEY_TAG, there)
+    said = "was published as k2" if there == "k1" else "is no key of an artifact"
+    for ask in (lambda: find_release(home, NAME, "2", judge), lambda: promote(home, NAME, 2, judge=judge)):
+        with pytest.raises(UserError, match=said):
+            ask()
+    with pytest.raises(UserError, match=said):
+        Sources(Store(home)).kind_of(f"registry:{NAME}@2 (Release)")
+
+
+def test_a_foreign_version_leads_to_nothing_outside_the_store(home: Path) -> None:
+    """The chain of an attack: artifacts uploaded, a version whose tag is a path to them, the alias moved there."""
+    uploaded = home / "mlflow" / "artifacts" / "1" / "rel"
+    shutil.copytree(Store(home).path_of("k2"), uploaded)
+    client = open_client(home)
+    tags = {KEY_TAG: "../mlflow/artifacts/1/rel", **PASSED}
+    version = client.create_model_version(NAME, "somewhere", tags=tags).version
+    client.set_registered_model_alias(NAME, "champion", version)
+    with pytest.raises(UserError, match="is no key of an artifact"):
+        Sources(Store(home)).kind_of(f"registry:{NAME}@champion (Draft)")
+
+
+def test_a_champion_that_somebody_else_has_made_is_obeyed_when_the_gate_would_have_made_it(
+    home: Path, make: Any
+) -> None:
+    client = open_client(home)
+    client.set_registered_model_alias(NAME, "champion", "2")
+    for _ in range(2):  # also when it was noticed before
+        with pytest.raises(UserError, match=r"somebody has made version 2 champion .* the gate refuses it: own_gate"):
+            find_release(home, NAME, "champion", judge)
+    assert find_release(home, NAME, "2", judge)[0] == "k2", "by number a person asks for it"
+    promote(home, NAME, 2, "we know it", force=True, judge=judge)
+    assert find_release(home, NAME, "champion", judge)[0] == "k2"
+    rollback(home, NAME, "we did not")
+    assert find_release(home, NAME, "champion", judge)[0] == "k1"
+    add(home, make, "k3", "d2", may_promote=False)
+    client.set_registered_model_alias(NAME, "champion", "3")
+    assert find_release(home, NAME, "champion", judge)[0] == "k3", "the gate passes it"
+    assert [row.action for row in journal.promotions(home) if row.alias == "champion"][-1] == "external"
+
+
+def test_a_session_that_a_tag_makes_up_has_no_evidence(home: Path) -> None:
+    open_client(home).set_model_version_tag(NAME, "2", SESSION_TAG, "99990101-000000-aaaaaaaa")
+    with pytest.raises(UserError, match="neither in this store nor in the promotion log"):
+        promote(home, NAME, 2, judge=judge)
+
+
+@pytest.mark.parametrize("key", ["../x", "a/b", "", ".", "..", "/etc", "a" * 200, "k1.../x", "k1.a/b", "k\x00"])
+def test_no_key_leads_out_of_the_store(home: Path, key: str) -> None:
+    with pytest.raises(UserError, match="is no key"):
+        Store(home).path_of(key)
+
+
+def test_what_the_log_says_is_json(home: Path) -> None:
+    assert all(isinstance(json.loads(row.numbers), dict) for row in journal.promotions(home))
