@@ -26,9 +26,9 @@ from benchmarks.record import ROOT, write_record
 from components.contract import Context, Features, Target
 from components.data import collect_prompts, record_features, write_answers
 from components.data.features.format import Example, open_features
+from components.drafts import train_draft
 from components.drafts.settings import Method
 from components.drafts.storage.files import open_draft
-from components.drafts.training.from_features import train_draft
 from components.drafts.training.loop import measure
 from components.targets import load_target
 from components.targets.load import open_target

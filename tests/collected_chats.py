@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import Chats, Context
-from components.data.collect.chats import collect_chats
+from components.data import collect_chats
 from components.data.formats.chats import read_chats, read_dropped, read_manifest
 from components.data.sources.chats import ChatSource
 

@@ -23,9 +23,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
-
-from pydantic import Field
+from typing import Any, Literal, NamedTuple
 
 from components.bench.clock import threads
 from components.bench.prompts import open_drafter
@@ -243,25 +241,14 @@ def resolve_tuning(
 def autotune(
     target: Target,
     prompts: Prompts,
-    drafts: list[Draft] | None = None,
+    drafts: list[Draft] | None,
     *,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    seconds: Annotated[float, Field(ge=0.0, le=600.0)] = 3.0,
+    dtype: Literal["float32", "bfloat16"],
+    seconds: float,
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """Time plain decoding on 1 and on all threads, each with its quickest kernels, and choose the faster.
-
-    It writes no rows: the choice and the trials are in its `info`.
-
-    Args:
-        target: the large model.
-        prompts: after the first prompt of its `test` split that fits, plain decoding is timed.
-        drafts: drafters whose kernels are chosen too; without them each process that measures one picks its own.
-        dtype: arithmetic of target and drafters.
-        seconds: that the thread counts take turns for, at least; 0 takes no more time than a step that chooses for
-            itself.
-    """
+    """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
     import torch
 
     from components.bench import clock

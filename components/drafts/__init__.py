@@ -5,8 +5,8 @@ Naming a method imports none, and a step imports torch only when it runs.
 
 from __future__ import annotations
 
-from components.drafts.quantise import quantise_draft
-from components.drafts.training.from_features import train_draft
+from components.drafts.steps import quantise_draft as quantise_draft
+from components.drafts.steps import train_draft as train_draft
 
 METHODS: dict[str, str] = {
     "draft-model": "components.drafts.methods.draft_model:DraftModel",

@@ -28,27 +28,12 @@ INFO_FIELDS = (
 def quantise_draft(
     draft: Draft,
     *,
-    weights: Weights = "int8",
-    group_size: Annotated[int, Field(ge=0, le=4096)] | None = None,
-    keep: list[str] = ["fc", "lm_head"],  # noqa: B006 - read, never changed
+    weights: Weights,
+    group_size: Annotated[int, Field(ge=0, le=4096)] | None,
+    keep: list[str],
     ctx: Context,
 ) -> Draft:
-    """Store a trained drafter in fewer bits: weight-only, symmetric, rounded to nearest;
-    drafts/storage/quantisation.py says how.
-
-    Engines, measurements and further training see the rounded weights, dequantised as they are read. Norms, biases and
-    embeddings are never quantised; they and what `keep` names are stored in bfloat16.
-
-    Args:
-        draft: the drafter as it was trained.
-        weights: bf16 rounds every weight to bfloat16; int8 and int4 quantise the linear layers.
-        group_size: neighbouring inputs that share a scale; 0 gives every output channel one. Left out: 0 for int8, 32
-            for int4. It must divide the inputs of every layer. 32 is what llama.cpp's Q8_0 has.
-        keep: linear layers that stay in bfloat16, by the last part of their name. fc (EAGLE's entry, from the target's
-            large hidden states) is no quantised layer in SGLang, lm_head is none wherever engines quantise "Linear"
-            layers alone, and both have much to lose: every guess goes through them. [] quantises all, as llama.cpp's
-            converter does. A drafter need not have the layers of the default; any other name must be one of its own.
-    """
+    """The step `drafts.quantise_draft`; its settings are explained in components/drafts/steps.py."""
     from safetensors.torch import save_file
 
     from components.drafts.storage.files import read_draft, write_record

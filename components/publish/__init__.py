@@ -1,7 +1,7 @@
 """Publish drafters: checkpoint formats with exact checks, engine profiles, the model card, and the MLflow model."""
 
-from components.publish.release.dry_run import try_release
-from components.publish.release.export import export_release
-from components.publish.release.upload import upload_release
+from components.publish.steps import export_release as export_release
+from components.publish.steps import try_release as try_release
+from components.publish.steps import upload_release as upload_release
 
 __all__ = ["export_release", "try_release", "upload_release"]

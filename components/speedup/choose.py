@@ -6,9 +6,7 @@ S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); model.py adds host time, p
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
@@ -21,31 +19,16 @@ if TYPE_CHECKING:
 def choose_depth(
     acceptance: list[Measurements],
     cost: list[Measurements],
-    champion: DepthPolicy | None = None,
+    champion: DepthPolicy | None,
     *,
-    tolerance: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.01,
-    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95,
-    mixture: dict[str, float] | None = None,
-    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
-    include_host: bool = True,
+    tolerance: float,
+    confidence: float,
+    mixture: dict[str, float] | None,
+    num_draws: int,
+    include_host: bool,
     ctx: Context,
 ) -> DepthPolicy:
-    """Predict the speedup of every measured depth, per drafter, workload, batch size and context, and pick.
-
-    Args:
-        acceptance: acceptance maps, one measurement for each drafter.
-        cost: step times of the same drafters on the machine that will serve them.
-        champion: the policy that the drafter which serves now was released with: that drafter is run and compared at
-            the depth it serves, whatever is chosen for it here.
-        tolerance: share of speed that the depth which is taken may lose to the best one.
-        confidence: probability with which the taken depth must lose no more than that, and must beat plain decoding;
-            where none beats it that surely, depth 0 is chosen.
-        mixture: workload -> its share of the tokens that will be decoded, for a line that says which one depth would
-            serve them all; without it the shares are those of the measured prompts. What is served stays the depth
-            over all measured prompts, the one that is measured end to end.
-        num_draws: draws of prompts and processes behind each interval.
-        include_host: count measured sampling and bookkeeping time on both sides of the ratio.
-    """
+    """The step `speedup.choose_depth`; its settings are explained in components/speedup/steps.py."""
     from components.speedup.policy import Policy, policy_summary, read_policy, served_depths, write_policy
     from components.speedup.prediction.evidence import Evidence, add_chain, add_tree
     from components.speedup.prediction.flags import baseline_flags, thread_flags

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
-from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
+from components.promotion import Margins
 from components.rows import ALL, CostCell, DepthChoice, QualityFlag, Request, read_rows
 from components.speedup.policy import MeasuredArm, Policy
 from components.speedup.prediction.costs import Setting, cost_table, round_cost
@@ -36,35 +34,18 @@ if TYPE_CHECKING:
 def confirm_depth(
     policy: DepthPolicy,
     end_to_end: Measurements,
-    challenger: Draft | None = None,
-    champion: Draft | None = None,
+    challenger: Draft | None,
+    champion: Draft | None,
     *,
-    min_speedup: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0,
-    max_prediction_gap: Annotated[float, Field(gt=0.0, le=10.0)] = 0.15,
-    min_over_lookup: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0,
-    max_loss: Annotated[float, Field(ge=0.0, lt=0.5)] = MAX_SLOWDOWN,
-    max_acceptance_loss: Annotated[float, Field(ge=0.0, lt=0.5)] = MAX_ACCEPTANCE_LOSS,
-    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    min_speedup: float,
+    max_prediction_gap: float,
+    min_over_lookup: float,
+    max_loss: float,
+    max_acceptance_loss: float,
+    num_draws: int,
     ctx: Context,
 ) -> DepthPolicy:
-    """Add measured speedups to a policy, name the winning drafter, and check the promotion gate.
-
-    Args:
-        policy: the depths that the speedup model chose.
-        end_to_end: timed requests of plain and speculative decoding on the same prompts; with step costs of the same
-            moment, where it has them, which predictions are then judged with.
-        challenger: the drafter to judge; without it the best of those measured.
-        champion: the drafter that serves now, measured in the same session; the challenger must not be worse than it is
-            at the depth it serves, which the policy knows when speedup.choose_depth was given `champion`.
-        min_speedup: what the lower 95 % bound of measured speedup must exceed (1.0 = plain decoding).
-        max_prediction_gap: largest |predicted / measured - 1| that the gate lets through (0.15 = 15 %); beyond 10 % it
-            is flagged in any case.
-        min_over_lookup: what measured speedup over prompt lookup must exceed (1.0 = faster than it); 0 does not ask.
-        max_loss: share of the champion's decoding speed by which a challenger may lie below it and still count as not
-            worse (0.02 = 2 %): the lower end of the 95 % interval of its speed ratio must reach 1 - max_loss.
-        max_acceptance_loss: the same of acceptance length over all prompts; of one workload it is twice that.
-        num_draws: draws of prompts and processes behind each interval.
-    """
+    """The step `speedup.confirm_depth`; its settings are explained in components/speedup/steps.py."""
     from components.speedup.comparison.promotion_rule import champion_checks, enter_comparison
     from components.speedup.measured.measured import lookup_flags, measured_arms, measured_flags
     from components.speedup.measured.rechoose import choose_again

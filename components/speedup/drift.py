@@ -7,9 +7,7 @@ by itself; where the interval of the change excludes zero, the rows and a flag r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import ALL, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
@@ -19,23 +17,9 @@ if TYPE_CHECKING:
 
 
 def measure_drift(
-    then: Measurements,
-    now: Measurements,
-    policy: DepthPolicy | None = None,
-    *,
-    depth_k: Annotated[int, Field(ge=0, le=64)] = 0,
-    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
-    ctx: Context,
+    then: Measurements, now: Measurements, policy: DepthPolicy | None, *, depth_k: int, num_draws: int, ctx: Context
 ) -> Measurements:
-    """Acceptance length of one drafter on new prompts against that on the prompts of its release, with intervals.
-
-    Args:
-        then: its acceptance maps on the prompts it was released with.
-        now: its acceptance maps on new traffic.
-        policy: the release's depth policy, which says at what depth it is served.
-        depth_k: the depth to compare at instead; 0 takes the policy's, or without one the deepest that was measured.
-        num_draws: resamples of prompts behind each interval.
-    """
+    """The step `speedup.measure_drift`; its settings are explained in components/speedup/steps.py."""
     old, new = (_read_maps(source, name) for source, name in ((then, "then"), (now, "now")))
     if old[0].draft_key != new[0].draft_key:
         raise UserError("then, now: two drafters; drift compares one drafter on two sets of prompts")

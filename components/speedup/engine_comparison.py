@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.definitions import al, counts, speedup
@@ -96,24 +94,15 @@ class _OurRounds:
 
 def compare_engines(
     engines: list[Measurements],
-    end_to_end: Measurements | None = None,
-    acceptance: list[Measurements] | None = None,
-    policy: DepthPolicy | None = None,
+    end_to_end: Measurements | None,
+    acceptance: list[Measurements] | None,
+    policy: DepthPolicy | None,
     *,
-    tolerance: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02,
-    out_of_phase: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1,
+    tolerance: float,
+    out_of_phase: float,
     ctx: Context,
 ) -> Measurements:
-    """Do engines keep our tokens and our rounds? One row for each engine, drafter, depth and workload.
-
-    Args:
-        engines: what bench.measure_server and bench.measure_llama_cpp measured, with num_compared and draft_key given.
-        end_to_end: our own timed decoding of the same drafters.
-        acceptance: acceptance maps of the same drafters on the same prompts.
-        policy: the depth policy, for what was predicted.
-        tolerance: share by which an engine's acceptance length may lie off ours.
-        out_of_phase: the same for llama.cpp's programs, which draft one token out of phase.
-    """
+    """The step `speedup.compare_engines`; its settings are explained in components/speedup/steps.py."""
     measured = [_read_engine(source) for source in engines]
     our_rounds = _read_our_rounds(end_to_end, acceptance or [], policy)
     predictions = _predictions(policy)

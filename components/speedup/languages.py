@@ -12,9 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import ALL, AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
@@ -26,21 +24,9 @@ UNKNOWN = "unknown"
 
 
 def measure_languages(
-    acceptance: list[Measurements],
-    mixes: list[Prompts],
-    *,
-    depth_k: Annotated[int, Field(ge=0, le=64)] = 0,
-    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
-    ctx: Context,
+    acceptance: list[Measurements], mixes: list[Prompts], *, depth_k: int, num_draws: int, ctx: Context
 ) -> Measurements:
-    """Acceptance length by language of drafters that learned from different mixes, with paired differences.
-
-    Args:
-        acceptance: the acceptance maps of each drafter, on the same prompts; the first is the baseline.
-        mixes: what each of these drafters learned from, in the same order.
-        depth_k: the depth to compare at; 0 is the deepest that all were measured at.
-        num_draws: resamples of prompts behind each interval.
-    """
+    """The step `speedup.measure_languages`; its settings are explained in components/speedup/steps.py."""
     if len(acceptance) != len(mixes):
         raise UserError(
             f"acceptance, mixes: {len(acceptance)} drafters and {len(mixes)} mixes; wire one mix for each drafter"

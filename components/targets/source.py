@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import Field
+from typing import Any, Final, Literal
 
 from components.contract import Context, Target, UserError
 from components.outside_json import read_object
@@ -36,20 +34,9 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load_target(
-    *,
-    model: Annotated[str, Field(min_length=1)] = BUILTIN,
-    trust_remote_code: bool = False,
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-    ctx: Context,
+    *, model: str, trust_remote_code: bool, dtype: Literal["auto", "float32", "bfloat16"], ctx: Context
 ) -> Target:
-    """Name the target, the large model whose decoding is sped up, and check that Draftsmith can work with it.
-
-    Args:
-        model: "builtin", a folder in Hugging Face format (config.json, *.safetensors, a tokenizer), or a hub id,
-            owner/name or owner/name@revision.
-        trust_remote_code: run Python code that comes with the model; leave off unless you have read that code.
-        dtype: the numbers it computes with; auto is float32 on a CPU and the checkpoint's own on a GPU.
-    """
+    """The step `targets.load_target`; its settings are explained in components/targets/steps.py."""
     from components.targets.config import facts_of
 
     folder = find_folder(model, trust_remote_code)

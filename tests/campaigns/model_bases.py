@@ -23,9 +23,8 @@ from components.contract import Context, Draft, Features, Target
 from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import Prompt, encode_prompt
 from components.decoding.chain import decode
-from components.drafts import quantise_draft
+from components.drafts import quantise_draft, train_draft
 from components.drafts.storage.files import method_class, open_draft, save_draft
-from components.drafts.training.from_features import train_draft
 from components.targets import load_target
 from components.targets.generate import continue_batch
 from components.targets.interface import AbstractTarget

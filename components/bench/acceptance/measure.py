@@ -30,26 +30,14 @@ def measure_acceptance(
     draft: Draft,
     prompts: Prompts,
     *,
-    max_new_tokens: Annotated[int, Field(ge=2)] = 96,
-    max_depth: Annotated[int, Field(ge=0, le=64)] = 0,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    batch_size: Annotated[int, Field(ge=1)] = 16,
-    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
+    max_new_tokens: int,
+    max_depth: int,
+    dtype: Literal["float32", "bfloat16"],
+    batch_size: int,
+    trees: list[Annotated[int, Field(ge=1, le=256)]],
     ctx: Context,
 ) -> Measurements:
-    """Acceptance map: for each output position, how many draft tokens a round starting there would accept.
-
-    Args:
-        target: the large model whose tokens are drafted.
-        draft: the drafter that is measured.
-        prompts: its `test` split is answered.
-        max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
-        max_depth: deepest chain to draft, in tokens; 0 is the depth the drafter was trained for.
-        dtype: arithmetic of target and drafter while measuring.
-        batch_size: prompts that the target answers side by side.
-        trees: budgets (draft tokens verified in a pass) whose trees are mapped too, position by position; each adds its
-            drafting time at every output token. An empty list maps chains only.
-    """
+    """The step `bench.measure_acceptance`; its settings are explained in components/bench/steps.py."""
     from components.bench.prompts import fitting_prompts
     from components.drafts.storage.files import read_record
     from components.targets.load import target_facts

@@ -40,45 +40,23 @@ def measure_step_cost(
     target: Target,
     drafts: list[Draft],
     prompts: Prompts,
-    tuning: Measurements | None = None,
+    tuning: Measurements | None,
     *,
-    max_depth: Annotated[int, Field(ge=0, le=64)] = 0,
-    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
-    kv_lengths: list[Annotated[int, Field(ge=16)]] = [128],  # noqa: B006 - read, never changed
-    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
-    graphs: bool = False,
-    precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
-    seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 120.0,
-    num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
-    tokens_per_block: Annotated[int, Field(ge=16)] = 64,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    num_threads: Annotated[int, Field(ge=0)] = 0,
+    max_depth: int,
+    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]],
+    kv_lengths: list[Annotated[int, Field(ge=16)]],
+    trees: list[Annotated[int, Field(ge=1, le=256)]],
+    graphs: bool,
+    precision: float,
+    seconds: float,
+    num_processes: int,
+    tokens_per_block: int,
+    dtype: Literal["float32", "bfloat16"],
+    num_threads: int,
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """T_target, T_verify(k + 1) and T_draft(k) on this machine, in blocks, in several fresh processes.
-
-    Args:
-        target: the large model.
-        drafts: the drafters, all measured against the same plain decoding.
-        prompts: its `test` split gives the text that is decoded.
-        tuning: threads and kernels that bench.autotune chose for this target, dtype and machine; without it this step
-            chooses for itself.
-        max_depth: deepest chain to time, in tokens; 0 is the depth each drafter was trained for.
-        batch_sizes: sequences decoded side by side, of different lengths.
-        kv_lengths: lengths of the KV cache to measure at, in tokens; each is the middle of what a block runs through.
-        trees: budgets (draft tokens verified in a pass) to time as trees too; an empty list times chains only.
-        graphs: record the small passes of target and drafter as CUDA graphs; on a CPU the same static passes run
-            without being recorded, which is slower.
-        precision: half-width of the 95 % interval of a round's cost over a plain step, as a share, at which an arm is
-            known well enough (0.03 = 3 %).
-        seconds: time budget for measuring; opening the processes comes on top. Precision not reached by then is noted.
-        num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
-            precision is not reached.
-        tokens_per_block: tokens decoded for each sequence of one block.
-        dtype: arithmetic of target and drafters.
-        num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
-    """
+    """The step `bench.measure_step_cost`; its settings are explained in components/bench/steps.py."""
     from components.bench.calibration import resolve_tuning
     from components.bench.cost.blocks import Grid, Setting, longest_context
     from components.bench.end_to_end.compare import check_loop_supports

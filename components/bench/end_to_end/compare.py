@@ -33,52 +33,25 @@ def compare_end_to_end(
     drafts: list[Draft],
     prompts: Prompts,
     policy: DepthPolicy,
-    tuning: Measurements | None = None,
+    tuning: Measurements | None,
     *,
-    num_prompts: Annotated[int, Field(ge=1)] = 24,
-    max_new_tokens: Annotated[int, Field(ge=2)] = 96,
-    precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
-    seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 240.0,
-    num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
-    depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]] = "around",
-    lookup_depths: list[Annotated[int, Field(ge=1, le=16)]] = [4],  # noqa: B006 - read, never changed
-    loaded_off: bool = True,
-    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
-    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
-    num_warm_up: Annotated[int, Field(ge=1)] = 2,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    num_threads: Annotated[int, Field(ge=0)] = 0,
+    num_prompts: int,
+    max_new_tokens: int,
+    precision: float,
+    seconds: float,
+    num_processes: int,
+    depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]],
+    lookup_depths: list[Annotated[int, Field(ge=1, le=16)]],
+    loaded_off: bool,
+    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]],
+    trees: list[Annotated[int, Field(ge=1, le=256)]],
+    num_warm_up: int,
+    dtype: Literal["float32", "bfloat16"],
+    num_threads: int,
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """Time plain decoding, prompt lookup and every drafter on the same prompts, and check that they say the same.
-
-    Args:
-        target: the large model.
-        drafts: the drafters to compare.
-        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
-        policy: the depth chosen for each drafter.
-        tuning: threads and kernels that bench.autotune chose for this target, dtype and machine; without it this step
-            chooses for itself.
-        num_prompts: test prompts to use, evenly over the split.
-        max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
-        precision: half-width of the 95 % interval of a speed ratio, as a share, at which two ways of decoding are told
-            apart well enough (0.03 = 3 %).
-        seconds: time for measuring; opening the processes comes on top. A decision that is open by then is measured for
-            as long again, once; what is not settled after that is noted.
-        num_processes: fresh processes at least, which take 60 % of the time; more follow while time is left and
-            the decision is open.
-        depths: draft depths to run: around the ones chosen for any batch size (with 1, the trained depth, and the edge
-            settings 3 and 7 up to it), all, or a list. A chosen depth beyond the trained one is run too.
-        lookup_depths: draft depths of prompt lookup; an empty list leaves it out.
-        loaded_off: also run each drafter loaded but off: it keeps what it needs to go on later and drafts nothing.
-        trees: budgets (draft tokens verified in a pass) to run as trees too; an empty list runs chains only.
-        batch_sizes: sequences decoded side by side; prompts are grouped by workload, and what fills no group is left
-            out at that size.
-        num_warm_up: warm-up prompts that every arm decodes before time counts.
-        dtype: arithmetic of target and drafters.
-        num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
-    """
+    """The step `bench.compare_end_to_end`; its settings are explained in components/bench/steps.py."""
     from components.bench.calibration import resolve_tuning
     from components.bench.end_to_end.arms import read_policy_depths
     from components.bench.end_to_end.timed_runs import Study, StudyPlan

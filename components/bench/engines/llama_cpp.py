@@ -26,7 +26,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
@@ -38,9 +38,8 @@ from components.rows import EngineAcceptance, Request
 if TYPE_CHECKING:
     from components.bench.prompts import EncodedPrompt
 
-SpeculationType = Literal["draft-simple", "draft-eagle3", "draft-mtp"]
 
-_METHODS: Final[dict[SpeculationType, str]] = {
+_METHODS: Final[dict[str, str]] = {
     "draft-simple": "draft-model",
     "draft-eagle3": "eagle3",
     "draft-mtp": "mtp",
@@ -56,46 +55,26 @@ _ATTEMPTS: Final = 8
 def measure_llama_cpp(
     target: Target,
     prompts: Prompts,
-    draft: Draft | None = None,
+    draft: Draft | None,
     *,
-    model: Annotated[str, Field(min_length=1)],
-    draft_model: str = "",
-    speculation: SpeculationType = "draft-eagle3",
-    draft_key: str = "",
-    depths: list[Annotated[int, Field(ge=1, le=64)]] = [3, 7],  # noqa: B006 - read, never changed
-    programs: str = "",
-    num_prompts: Annotated[int, Field(ge=1)] = 12,
-    max_new_tokens: Annotated[int, Field(ge=2)] = 96,
-    reps: Annotated[int, Field(ge=1, le=100)] = 1,
-    num_warm_up: Annotated[int, Field(ge=0)] = 1,
-    num_threads: Annotated[int, Field(ge=0)] = 0,
-    num_compared: Annotated[int, Field(ge=0)] = 0,
-    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
-    dtype: str = "unknown",
+    model: str,
+    draft_model: str,
+    speculation: str,
+    draft_key: str,
+    depths: list[Annotated[int, Field(ge=1, le=64)]],
+    programs: str,
+    num_prompts: int,
+    max_new_tokens: int,
+    reps: int,
+    num_warm_up: int,
+    num_threads: int,
+    num_compared: int,
+    timeout_s: float,
+    dtype: str,
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """Time llama.cpp's programs, plain and with a drafter at each depth.
-
-    Args:
-        target: the model in Hugging Face format; its tokenizer encodes the prompts.
-        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
-        draft: the drafter that `draft_model` was made from; its key stands in the rows.
-        model: the same model as a GGUF file.
-        draft_model: the drafter as a GGUF file; empty where the model holds it (draft-mtp).
-        speculation: llama.cpp's --spec-type.
-        draft_key: the artifact key of the drafter, where it is one of ours and `draft` is not given.
-        depths: draft tokens a round (--spec-draft-n-max); 3 and 7 are common on a CPU. Empty measures plain only.
-        programs: the folder with llama-completion and llama-speculative-simple; empty looks on the PATH.
-        num_prompts: test prompts of each workload, evenly over the split.
-        max_new_tokens: the longest answer, tokens.
-        reps: times that every depth answers every prompt.
-        num_warm_up: warm-up prompts that every depth answers before time counts.
-        num_threads: threads of the programs; 0 takes all that this step may use.
-        num_compared: test prompts of each workload whose text is compared with Draftsmith's own greedy decoding.
-        timeout_s: how long one process may take, seconds; then it counts as failed.
-        dtype: the arithmetic of the GGUF files, for the record.
-    """
+    """The step `bench.measure_llama_cpp`; its settings are explained in components/bench/steps.py."""
     from components.bench.end_to_end.compare import drop_timed
     from components.bench.prompts import fitting_prompts, spread_by_workload
     from components.rows import write_rows
@@ -193,7 +172,7 @@ class Settings:
 
     model: str
     draft_model: str
-    speculation: SpeculationType
+    speculation: str
     max_new_tokens: int
     num_positions: int
     num_threads: int

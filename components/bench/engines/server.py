@@ -53,45 +53,24 @@ class TurnResult:
 def measure_server(
     target: Target,
     prompts: Prompts,
-    draft: Draft | None = None,
+    draft: Draft | None,
     *,
-    servers: Annotated[list[EngineServer], Field(min_length=1)],
-    label: str = "",
-    num_prompts: Annotated[int, Field(ge=1)] = 32,
-    max_new_tokens: Annotated[int, Field(ge=2)] = 128,
-    concurrency: Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)] = [1],  # noqa: B006
-    reps: Annotated[int, Field(ge=1, le=100)] = 1,
-    num_warm_up: Annotated[int, Field(ge=0)] = 2,
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0,
-    num_compared: Annotated[int, Field(ge=0)] = 0,
-    wait_s: Annotated[float, Field(gt=0.0)] = 30.0,
-    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
-    dtype: str = "unknown",
+    servers: list[EngineServer],
+    label: str,
+    num_prompts: int,
+    max_new_tokens: int,
+    concurrency: list[Annotated[int, Field(ge=1, le=1024)]],
+    reps: int,
+    num_warm_up: int,
+    temperature: float,
+    num_compared: int,
+    wait_s: float,
+    timeout_s: float,
+    dtype: str,
     ctx: Context,
     machine: Machine,
 ) -> Measurements:
-    """Time every server on the same prompts, and count what it accepted.
-
-    Args:
-        target: the model they serve; its tokenizer encodes the prompts and counts tokens where a server does not.
-        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
-        draft: the drafter that servers of its method serve; its key is their draft_key where they state none.
-        servers: base_url of each, with engine, model, method, depth_k, draft_key and api_key_variable where they say
-            more than the server itself does.
-        label: what is behind the addresses, in words; it is part of the step's key, which a server is not: change it,
-            or use --force, when the server has changed.
-        num_prompts: test prompts of each workload, evenly over the split.
-        max_new_tokens: the longest answer, tokens.
-        concurrency: requests in flight at most, one sweep through the prompts for each.
-        reps: times that every server answers every prompt at every concurrency.
-        num_warm_up: warm-up prompts that every server answers before time counts.
-        temperature: 0 is greedy.
-        num_compared: test prompts of each workload whose answers are compared token for token with Draftsmith's own
-            plain greedy decoding of the target on this machine (needs temperature 0); 0 compares none.
-        wait_s: how long a server may take to answer for the first time, seconds.
-        timeout_s: how long a request may go without news from the server before it counts as failed, seconds.
-        dtype: the arithmetic of the server, for the record; our own answers are decoded in bfloat16 where it is that.
-    """
+    """The step `bench.measure_server`; its settings are explained in components/bench/steps.py."""
     from components.bench.end_to_end.compare import drop_timed
     from components.bench.engines.rows import EngineSession, decode_expected
     from components.bench.prompts import fitting_prompts, spread_by_workload

@@ -20,9 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from components.contract import Chats, Context, ReportProgress, UserError
 from components.data.cleaning.rules import Cleaning, drop_reason, pattern_faults
@@ -43,31 +41,13 @@ from components.data.sources.shapes import read_content
 from components.data.sources.streams import is_url
 from components.data.sources.turns import BadRow, Message, field_names, valid_text
 
-_DEFAULT: Final = Cleaning()
 _SHARD_BYTES: Final = 32 << 20
 _SHARD_FILES: Final = 256
 Place = tuple[str | int, ...]
 
 
-def collect_chats(
-    *,
-    sources: Annotated[list[ChatSource], Field(min_length=1)],
-    clean: Cleaning = _DEFAULT,
-    redact: bool = False,
-    ctx: Context,
-) -> Chats:
-    """Write `part-*.parquet` with every row worth training on, and `dropped.parquet` with every other and its reason.
-
-    Args:
-        sources: presets by name (eaglechat, sharegpt, ultrachat, smoltalk-chinese, perfectblend, magpie), paths, or
-            sources with preset, path, name, revision, format, documents, fields, language, domain, domain_field,
-            max_rows and follow_links. Read are JSONL, JSON, CSV and text (also as .gz, .bz2, .xz, .zst), Parquet and
-            Arrow; folders with all below them, patterns, s3:// and other URLs of fsspec, and hf:OWNER/NAME:SPLIT (on a
-            hub: `draftsmith run --online`).
-        clean: which rows are dropped; see components/data/cleaning/rules.py.
-        redact: whether to replace personal data by [EMAIL], [KEY], [CARD], [IP] and [PHONE] (needs
-            `draftsmith[redaction]`).
-    """
+def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, ctx: Context) -> Chats:
+    """The step `data.collect_chats`; its settings are explained in components/data/steps.py."""
     shards = _plan_shards(sources, clean, redact, ctx)
     for _ in ctx.map(collect_shard, shards, what="shards of files"):
         pass

@@ -17,9 +17,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from components.contract import Chats, Context, Corpus, UserError
 from components.data.sources.python_stdlib import HELD_OUT_PERCENT, stdlib_files
@@ -27,26 +25,9 @@ from components.data.sources.python_stdlib import HELD_OUT_PERCENT, stdlib_files
 if TYPE_CHECKING:
     from components.data.formats.chats import Chat
 
-CorpusSource = Literal["python-stdlib"]
 
-
-def collect_corpus(
-    *,
-    source: CorpusSource = "python-stdlib",
-    with_tests: bool = True,
-    min_characters: Annotated[int, Field(ge=0)] = 64,
-    ctx: Context,
-) -> Corpus:
-    """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a file.
-
-    A document is in exactly one of the two: by file (a stable hash of its path), and identical texts are kept once, in
-    favour of held-out. The part of "source" before the first slash is the document's group.
-
-    Args:
-        source: where the documents come from: the standard library of the interpreter that runs this.
-        with_tests: whether to take the library's own test suites too (two thirds of all text).
-        min_characters: documents with fewer characters are left out.
-    """
+def collect_corpus(*, source: str, with_tests: bool, min_characters: int, ctx: Context) -> Corpus:
+    """The step `data.collect_corpus`; its settings are explained in components/data/steps.py."""
     held_out: list[dict[str, str]] = []
     train: list[dict[str, str]] = []
     seen_digests: set[str] = set()
@@ -95,23 +76,8 @@ def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
     return {"python-stdlib": platform.python_version()}
 
 
-def corpus_from_chats(
-    chats: Chats,
-    *,
-    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5,
-    min_characters: Annotated[int, Field(ge=0)] = 16,
-    ctx: Context,
-) -> Corpus:
-    """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a chat.
-
-    A chat is held out by a hash of its first question alone: the same question is never on both sides, whatever the
-    answer. Plain documents stay plain text. Chats without an answer, chats with tool calls (which are not text), equal
-    documents and short ones are left out and counted. Rows are read one by one; only their ids stay in memory.
-
-    Args:
-        held_out_percent: of a hundred questions, how many are never trained on (in expectation).
-        min_characters: documents with fewer characters are left out.
-    """
+def corpus_from_chats(chats: Chats, *, held_out_percent: int, min_characters: int, ctx: Context) -> Corpus:
+    """The step `data.corpus_from_chats`; its settings are explained in components/data/steps.py."""
     from components.data.formats.chats import read_chats
     from components.data.formats.splits import hash_number
     from components.targets.pretraining.tokenizer import MARKUP

@@ -11,9 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from components.contract import Context, Prompts, UserError
 from components.data.formats.prompts import Prompt, write_prompts
@@ -31,40 +29,21 @@ _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 
 def collect_prompts(
     *,
-    source: Annotated[str, Field(min_length=1)] = STDLIB,
-    num_train: Annotated[int, Field(ge=0)] = 640,
-    num_validation: Annotated[int, Field(ge=0)] = 48,
-    num_test: Annotated[int, Field(ge=0)] = 24,
-    num_warm_up: Annotated[int, Field(ge=0)] = 4,
-    evaluation_percent: Annotated[int, Field(ge=0, le=100)] = 20,
-    keep_out: str = "",
-    workload: str = "",
-    workload_field: str = "",
-    min_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
-    max_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
-    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    source: str,
+    num_train: int,
+    num_validation: int,
+    num_test: int,
+    num_warm_up: int,
+    evaluation_percent: int,
+    keep_out: str,
+    workload: str,
+    workload_field: str,
+    min_prompt_characters: int | None,
+    max_prompt_characters: int | None,
+    max_rows: int,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with the splits train, validation, test and warm_up.
-
-    Args:
-        source: "python-stdlib" (signature and docstring in, body out); a path, folder or pattern of JSONL, JSON or
-            Parquet files with chats or texts; or a data set in Hugging Face format, hf:OWNER/NAME[/CONFIG]:SPLIT on the
-            hub (pin it as NAME@REVISION: it counts by this name alone) or hf:FOLDER:SPLIT. Malformed rows are set aside
-            and counted.
-        num_train: The most training prompts; the target answers them.
-        num_validation: The most prompts that choose a drafter's checkpoint; the target answers them too.
-        num_test: The most prompts for the benchmarks.
-        num_warm_up: The most prompts that warm a benchmark up and are never counted.
-        evaluation_percent: Of a hundred questions in rows, how many are for test, warm-up and validation; 100 with
-            num_train 0 and num_validation 0 makes a benchmark of all of them.
-        keep_out: Another source of rows, such as a benchmark; its questions are left out of every split, and counted.
-        workload: The label by which results are grouped; empty is the file's name without its suffix.
-        workload_field: A field of the rows that holds the label instead (for Spec-Bench: category).
-        min_prompt_characters: Shorter prompts are left out, characters; null is 40 for python-stdlib, 1 for rows.
-        max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
-        max_rows: The most rows to read, in the order of the files; a hub data set may hold billions.
-    """
+    """The step `data.collect_prompts`; its settings are explained in components/data/steps.py."""
     quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
     from_rows = source != STDLIB

@@ -18,9 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from components.contract import Context, NothingNew, Prompts, UserError
 from components.data.collect.prompts import digests_of, prompt_of, questions_of_source
@@ -39,43 +37,24 @@ from components.data.sources.shapes import BadRow, read_label, read_shape, unwra
 
 
 def collect_traffic(
-    seen: Prompts | None = None,
+    seen: Prompts | None,
     *,
-    source: Annotated[str, Field(min_length=1)],
-    num_train: Annotated[int, Field(ge=1)] = 640,
-    num_validation: Annotated[int, Field(ge=0)] = 24,
-    num_test: Annotated[int, Field(ge=1)] = 32,
-    num_warm_up: Annotated[int, Field(ge=0)] = 2,
-    min_new: Annotated[int, Field(ge=1)] = 32,
-    evaluation_percent: Annotated[int, Field(ge=1, le=90)] = 20,
-    keep_out: str = "",
-    workload: Annotated[str, Field(min_length=1)] = "traffic",
-    workload_field: str = "",
-    min_prompt_characters: Annotated[int, Field(ge=1)] = 1,
-    max_prompt_characters: Annotated[int, Field(ge=1)] = 4000,
-    max_new: Annotated[int, Field(ge=1)] = 200_000,
+    source: str,
+    num_train: int,
+    num_validation: int,
+    num_test: int,
+    num_warm_up: int,
+    min_new: int,
+    evaluation_percent: int,
+    keep_out: str,
+    workload: str,
+    workload_field: str,
+    min_prompt_characters: int,
+    max_prompt_characters: int,
+    max_new: int,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
-
-    Args:
-        seen: the prompts of the champion's line; conversations that they hold or have looked at are not new.
-        source: a folder, file or pattern of JSONL, JSON or Parquet files with chats or texts, or with logged requests
-            that hold them in "body" or "request". Malformed rows are set aside and counted, empty files passed over.
-        num_train: new conversations at most that the target answers for training.
-        num_validation: new conversations at most that choose a checkpoint.
-        num_test: new conversations at most for drift and benchmarks.
-        num_warm_up: new conversations at most that warm a benchmark up.
-        min_new: fewer new conversations than this are left for another night.
-        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation; keep it from night to
-            night, since it decides what may be trained on.
-        keep_out: a source of rows, such as a benchmark, whose questions are left out and counted.
-        workload: the label that results are grouped by.
-        workload_field: a field of the rows that holds the label instead.
-        min_prompt_characters: shorter questions are left out, characters.
-        max_prompt_characters: longer questions are left out, characters.
-        max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
-    """
+    """The step `data.collect_traffic`; its settings are explained in components/data/steps.py."""
     sizes = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation, "train": num_train}
     counts: Counter[str] = Counter()
     forbidden = questions_in(seen, *EVALUATION)

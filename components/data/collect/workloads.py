@@ -11,9 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from components.contract import Context, Prompts, Target, UserError
 from components.data.collect.prompts import prompt_of
@@ -37,29 +35,17 @@ class Candidate:
 
 
 def collect_workloads(
-    target: Target | None = None,
+    target: Target | None,
     *,
-    sources: Annotated[list[str | WorkloadSource], Field(min_length=1)],
-    num_prompts: Annotated[int, Field(ge=1)] = 40,
-    num_warm_up: Annotated[int, Field(ge=0)] = 1,
-    max_prompt_characters: Annotated[int, Field(ge=1)] = 8000,
-    max_answer_tokens: Annotated[int, Field(ge=1)] = 256,
-    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    sources: list[str | WorkloadSource],
+    num_prompts: int,
+    num_warm_up: int,
+    max_prompt_characters: int,
+    max_answer_tokens: int,
+    max_rows: int,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with the splits test and warm_up, each prompt with its workload, language and source.
-
-    Args:
-        target: answers the earlier turns of sources with several; without it only first turns become prompts.
-        sources: presets by name (mt-bench, spec-bench, gsm8k, math-500, humaneval, ceval, cmmlu), or sources with
-            preset, path, revision, workload, workload_field, language, template, reference and num_prompts. A preset
-            without a path is read from the hub, which needs `draftsmith run --online`.
-        num_prompts: test prompts of each workload of each source, at most; second turns come on top.
-        num_warm_up: warm-up prompts of each workload of each source, at most.
-        max_prompt_characters: longer prompts are left out and counted, characters.
-        max_answer_tokens: tokens of the target's answer that a second turn may follow on, at most.
-        max_rows: rows looked at in each source, at most.
-    """
+    """The step `data.collect_workloads`; its settings are explained in components/data/steps.py."""
     (ctx.out / "set_aside.jsonl").unlink(missing_ok=True)  # left by a killed attempt
     counts: Counter[str] = Counter()
     candidates: list[Candidate] = []

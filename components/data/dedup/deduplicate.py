@@ -19,10 +19,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pydantic import Field
 
 from components.contract import Chats, Context, Prompts, UserError
 from components.data.dedup.clusters import CONTAMINATED, NEAR, REASONS, RowDecisions, Sketches, jaccard
@@ -39,35 +38,17 @@ _ITEMS: Final = "benchmarks.parquet"
 
 def deduplicate(
     chats: list[Chats],
-    keep_out: list[Prompts] | None = None,
+    keep_out: list[Prompts] | None,
     *,
-    similarity: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8,
-    ngram: Annotated[int, Field(ge=1, le=32)] = 5,
-    num_permutations: Annotated[int, Field(ge=16, le=1024)] = 128,
-    prefer: list[str] | None = None,
-    benchmark_ngram: Annotated[int, Field(ge=4, le=64)] = 13,
-    benchmark_overlap: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3,
+    similarity: float,
+    ngram: int,
+    num_permutations: int,
+    prefer: list[str] | None,
+    benchmark_ngram: int,
+    benchmark_overlap: float,
     ctx: Context,
 ) -> Chats:
-    """Write the rows that are not duplicates, in their order, and `dropped.parquet` with all others.
-
-    Words are compared, or characters where a script writes no spaces; case, width, punctuation and white space do not
-    count. Of duplicates the row of the preferred source stays, then the longer, then the one with the smaller row_id.
-
-    Args:
-        chats: rows of any sources; duplicates are found across all of them.
-        keep_out: prompts of benchmarks: rows that contain a prompt or a reference answer of their splits test and
-            warm_up, in any turn, are removed.
-        similarity: rows whose sets of n-grams have at least this Jaccard index are near duplicates; above 0.99 only
-            rearranged repetition is. Rows of fewer than `ngram` units are compared as a whole.
-        ngram: units (words; Chinese characters) of an n-gram in near duplicates. A changed word changes this many
-            n-grams, so a smaller number forgives more.
-        num_permutations: length of a MinHash signature. Longer ones miss fewer pairs near the threshold and take time;
-            the bands they are cut into follow from similarity (minhash.py shows the S-curve).
-        prefer: names of sources, the best first; sources that are not named come last, all alike; null: all are alike.
-        benchmark_ngram: units of an n-gram in the search for benchmark texts. Shorter prompts are searched as a whole.
-        benchmark_overlap: share of a prompt's n-grams that a row must contain to be removed; 0.01: one is enough.
-    """
+    """The step `data.deduplicate`; its settings are explained in components/data/steps.py."""
     from components.data.dedup.clusters import Sketches, decide_rows
     from components.data.dedup.decontamination import MIN_TURN, items_of, num_too_short, write_items
     from components.data.dedup.minhash import SketchShard, banding, sketch_part

@@ -18,9 +18,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.contract import Context, Conversations, Features, ReportProgress, Target
 from components.data.features.estimate import Probe, check_space, estimated_seconds, format_duration
@@ -33,21 +31,9 @@ if TYPE_CHECKING:
 
 
 def record_features(
-    target: Target,
-    answers: Conversations,
-    *,
-    tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
-    storage: Literal["bf16", "fp8"] = "bf16",
-    ctx: Context,
+    target: Target, answers: Conversations, *, tokens_per_pass: int, storage: Literal["bf16", "fp8"], ctx: Context
 ) -> Features:
-    """Write the taps (hidden states of three layers) and the last layer's output before the final norm for every token.
-
-    Args:
-        tokens_per_pass: Tokens of one forward pass at most, padding included; bounds memory. A longer conversation has
-            a pass of its own.
-        storage: bf16, or fp8 (e4m3 with one exponent per token and state) for half the disk; the cost of fp8 in
-            acceptance is measured by benchmarks/feature_precision.py.
-    """
+    """The step `data.record_features`; its settings are explained in components/data/steps.py."""
     from components.data.formats.responses import open_answers
     from components.targets.load import target_facts, threads_for
 
@@ -201,19 +187,8 @@ def _manifest_of(
     }
 
 
-def features_on_the_fly(
-    target: Target,
-    answers: Conversations,
-    *,
-    tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
-    ctx: Context,
-) -> Features:
-    """Features that are computed while training instead of being stored, for `train_draft` with the same target.
-
-    Args:
-        tokens_per_pass: The most tokens of one forward pass, padding included (a longer conversation is a pass of its
-            own); bounds memory.
-    """
+def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pass: int, ctx: Context) -> Features:
+    """The step `data.features_on_the_fly`; its settings are explained in components/data/steps.py."""
     from components.data.formats.responses import open_answers
     from components.targets.load import target_facts, threads_for
 

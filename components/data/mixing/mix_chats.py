@@ -36,63 +36,33 @@ if TYPE_CHECKING:
 
     from components.data.mixing.row_index import Rows
 
-Weight = Annotated[float, Field(ge=0.0)]
-Amount = Annotated[int, Field(ge=1)]
 Place = tuple[str | int, ...]
 
 
 def mix_chats(
     chats: list[Chats],
-    target: Target | None = None,
+    target: Target | None,
     *,
-    strata: Strata = "source",
-    weights: dict[str, Weight] = {},  # noqa: B006 - settings, never written to
-    by: Unit = "tokens",
-    temperature: Annotated[float, Field(ge=0.1, le=100.0)] = 1.0,
-    caps: dict[str, Amount] = {},  # noqa: B006
-    limit: Amount | None = None,
-    too_small: TooSmall = "shrink",
-    max_turns: Annotated[int, Field(ge=1, le=100)] = 4,
-    order: Order = "random",
-    ask_once: bool = True,
-    num_validation: Annotated[int, Field(ge=0)] = 48,
-    num_test: Annotated[int, Field(ge=0)] = 24,
-    num_warm_up: Annotated[int, Field(ge=0)] = 4,
-    evaluation_percent: Annotated[int, Field(ge=0, le=90)] = 5,
-    evaluation_weights: dict[str, Weight] = {},  # noqa: B006
-    workload: Strata = "source",
-    chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]] = {},  # noqa: B006
+    strata: Strata,
+    weights: dict[str, float],
+    by: Unit,
+    temperature: float,
+    caps: dict[str, int],
+    limit: int | None,
+    too_small: TooSmall,
+    max_turns: int,
+    order: Order,
+    ask_once: bool,
+    num_validation: int,
+    num_test: int,
+    num_warm_up: int,
+    evaluation_percent: int,
+    evaluation_weights: dict[str, float],
+    workload: Strata,
+    chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]],
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` (train, validation, test, warm_up), `mix.json` (asked and got) and `dropped.parquet`.
-
-    Args:
-        chats: what to mix; each may hold several sources.
-        target: whose tokenizer counts the tokens; without one they are estimated from the characters.
-        strata: the groups that weights, caps and temperature apply to: the rows' sources, languages or domains.
-        weights: the share of each stratum in training, in any scale; all must be named, 0 leaves one out. Without
-            weights the shares are sizes**(1/temperature).
-        by: whether shares, caps and limit count tokens or rows.
-        temperature: without weights: 1 keeps the sizes' proportions, 2 favours small strata, 100 makes all alike.
-        caps: the most to take of a stratum; the others make up for the rest of its share.
-        limit: the most training data in all; null is all there is. A larger limit contains all of a smaller one.
-        too_small: what happens when a stratum has too few rows for its share. shrink: the mix ends there, the shares
-            hold. fill: the others go on, the shares do not hold. repeat: its rows are repeated. refuse: an error.
-        max_turns: with too_small: repeat, the most passes over a stratum; more are an error.
-        order: the order in which a drafter is trained on the rows. random: shuffled anew every epoch. Any other is a
-            curriculum that each epoch follows, unless drafts.train_draft has `order: shuffled`: short_first;
-            easy_first, the short rows of every source first; by_source; by_domain.
-        ask_once: keep one of the conversations that begin with the same prompt, since a target answers them alike;
-            false for data.write_given_answers.
-        num_validation: the most prompts that choose a drafter's checkpoint.
-        num_test: the most prompts for the benchmarks.
-        num_warm_up: the most prompts that warm a benchmark up.
-        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation and never trained on.
-        evaluation_weights: shares of the strata in test, warm-up and validation, by rows; empty: those of training.
-        workload: the column by which results are grouped.
-        chars_per_token: characters of a token by language, for estimates; "" is every language not named (4.0; Chinese
-            and Japanese 1.6, Korean 1.8).
-    """
+    """The step `data.mix_chats`; its settings are explained in components/data/steps.py."""
 
     plan = Plan(strata, weights, by, temperature, caps, limit, too_small, max_turns)
     quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation}

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Annotated
-
-from pydantic import Field
 
 from components.contract import Context, Prompts, UserError
 from components.data.collect.traffic import EVALUATION, read_seen, write_seen
@@ -20,25 +17,15 @@ from components.data.formats.splits import content_of, hash_number, question_of
 
 def mix_prompts(
     new: Prompts,
-    old: Prompts | None = None,
+    old: Prompts | None,
     *,
-    old_share: Annotated[float, Field(ge=0.0, le=0.95)] = 0.5,
-    num_validation: Annotated[int, Field(ge=1)] = 48,
-    num_test: Annotated[int, Field(ge=1)] = 24,
-    num_warm_up: Annotated[int, Field(ge=1)] = 4,
+    old_share: float,
+    num_validation: int,
+    num_test: int,
+    num_warm_up: int,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with all new training prompts and old ones beside them, and `seen.txt` of both.
-
-    Args:
-        new: the newly collected conversations.
-        old: the prompts that the champion was trained and evaluated on.
-        old_share: share of old prompts in every split, as far as there are enough of them; 0 takes old ones only where
-            the new ones do not suffice for validation, test and warm-up.
-        num_validation: prompts for the selection of a checkpoint, at most.
-        num_test: prompts for benchmarks, at most.
-        num_warm_up: prompts that warm a benchmark up, at most.
-    """
+    """The step `data.mix_prompts`; its settings are explained in components/data/steps.py."""
     limits = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation}
     origin: dict[str, Counter[str]] = {}
     used: set[str] = set()

@@ -13,9 +13,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Final
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data.formats.responses import summarise, write_manifest
@@ -37,45 +35,24 @@ def write_answers_by_server(
     prompts: Prompts,
     *,
     base_url: BaseUrl,
-    engine: Engine = "auto",
-    model: str = "",
-    api_key_variable: str = "",
-    label: str = "",
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16,
-    retries: Annotated[int, Field(ge=0, le=20)] = 5,
-    backoff_s: Annotated[float, Field(gt=0.0)] = 0.5,
-    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
-    wait_s: Annotated[float, Field(gt=0.0)] = 30.0,
-    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
-    greedy_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.75,
-    max_new_tokens: Annotated[int, Field(ge=8)] = 96,
-    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
-    shard_size: Annotated[int, Field(ge=1)] = 256,
-    max_failed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01,
+    engine: Engine,
+    model: str,
+    api_key_variable: str,
+    label: str,
+    concurrency: int,
+    retries: int,
+    backoff_s: float,
+    timeout_s: float,
+    wait_s: float,
+    temperature: float,
+    greedy_share: float,
+    max_new_tokens: int,
+    max_prompt_tokens: int,
+    shard_size: int,
+    max_failed: float,
     ctx: Context,
 ) -> Conversations:
-    """Let a server continue the train and validation prompts.
-
-    Args:
-        target: The model that the server serves; its tokenizer encodes the prompts.
-        base_url: The server's address with or without /v1; no credentials, query or fragment.
-        engine: The engine behind it; auto asks the server. openai is any other with /v1/completions.
-        model: The name of the served model; empty takes the first of /v1/models.
-        api_key_variable: The environment variable that holds its key; the key is written nowhere.
-        label: A description of the server; it is part of the step's key, and the server itself is not.
-        concurrency: Requests in flight.
-        retries: Further attempts for a prompt, after failures that may pass.
-        backoff_s: The first wait between attempts, seconds; it doubles, with jitter, and Retry-After is respected.
-        timeout_s: The longest that one answer may take, seconds.
-        wait_s: How long the server may take to answer for the first time, seconds.
-        temperature: Sampling temperature of the sampled answers.
-        greedy_share: The share of train prompts answered greedily; validation always is.
-        max_new_tokens: The longest answer, tokens.
-        max_prompt_tokens: Prompts of more tokens are skipped and counted.
-        shard_size: Rows of a shard.
-        max_failed: Share of the prompts that may fail; above it the step stops and keeps its answers for the next
-            attempt.
-    """
+    """The step `data.write_answers_by_server`; its settings are explained in components/data/steps.py."""
     from components.data.responses.generate import jobs_of
     from components.data.responses.server_client import RequestOptions
     from components.targets.load import open_tokenizer, target_facts

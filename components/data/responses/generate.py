@@ -11,9 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.formats.control_marks import HoldsControlMark
@@ -30,24 +28,15 @@ def write_answers(
     target: Target,
     prompts: Prompts,
     *,
-    max_new_tokens: Annotated[int, Field(ge=8)] = 96,
-    sampled_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25,
-    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
-    batch_size: Annotated[int, Field(ge=1)] = 64,
-    shard_size: Annotated[int, Field(ge=1)] = 256,
-    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
+    max_new_tokens: int,
+    sampled_share: float,
+    temperature: float,
+    batch_size: int,
+    shard_size: int,
+    max_prompt_tokens: int,
     ctx: Context,
 ) -> Conversations:
-    """Continue the train and validation prompts with the target, in batches over its KV cache.
-
-    Args:
-        max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
-        sampled_share: The share of prompts whose answer is sampled; the others are greedy. Validation is always greedy.
-        temperature: Sampling temperature of the sampled answers.
-        batch_size: The most prompts answered together; bounds memory.
-        shard_size: Prompts of a shard, the unit of work of a worker, and the most that a kill loses.
-        max_prompt_tokens: Prompts of more tokens are left out and counted.
-    """
+    """The step `data.write_answers`; its settings are explained in components/data/steps.py."""
     from components.data.formats.responses import shard_name
     from components.data.responses.preview import sample_of_shards
     from components.targets.load import open_tokenizer, target_facts, threads_for

@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.formats.responses import ANSWERED_SPLITS, summarise, write_manifest
@@ -35,25 +33,14 @@ def write_given_answers(
     target: Target,
     prompts: Prompts,
     *,
-    thinking: Thinking = "drop",
-    turns: Turns = "all",
-    max_tokens: Annotated[int, Field(ge=16)] = 2048,
-    shard_size: Annotated[int, Field(ge=1)] = 256,
-    max_set_aside: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2,
+    thinking: Thinking,
+    turns: Turns,
+    max_tokens: int,
+    shard_size: int,
+    max_set_aside: float,
     ctx: Context,
 ) -> Conversations:
-    """Convert the train and validation chats, with their source's answers, to token ids and answer masks.
-
-    Args:
-        target: Its tokenizer and chat template are used; its weights are not.
-        prompts: Those with a `conversation`, or with a chat and a `reference`; others have no answer and are counted.
-        thinking: What happens to the thinking in answers: keep all of it, drop it, or keep that of a row's last answer
-            only. Where a template writes earlier answers without thinking, each answer becomes a row of its own.
-        turns: Learn from all answers of a chat, or from the last one only.
-        max_tokens: The most tokens of a row; a longer chat loses its last turns, and is left out if no answer remains.
-        shard_size: Rows of a shard.
-        max_set_aside: Share of the chats with answers that may be set aside; above it the step stops and says why.
-    """
+    """The step `data.write_given_answers`; its settings are explained in components/data/steps.py."""
     from components.data.formats.responses import read_notes
     from components.data.responses.assistant_mask import thinking_style
     from components.data.responses.preview import write_sample

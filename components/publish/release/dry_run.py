@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from components.contract import Context, Page, Target, UserError
 from components.drafts.settings import Method, Place, check_settings, resolve_settings, settings_of_method
@@ -46,26 +44,14 @@ class Trial:
 def try_release(
     target: Target,
     *,
-    methods: Annotated[list[Method], Field(min_length=1)] = ["eagle3"],  # noqa: B006 - read, never changed
-    settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
-    draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
-    engines: list[Engine] = [],  # noqa: B006 - read, never changed
-    llama_cpp: str = "",
+    methods: list[Method],
+    settings: dict[str, dict[str, Any]],
+    draft_vocab_size: int,
+    engines: list[Engine],
+    llama_cpp: str,
     ctx: Context,
 ) -> Page:
-    """Export an untrained drafter of each method for the engines, read it back and decode with it.
-
-    The tokens must equal plain decoding's, and the draft tokens those of the drafter before its export; the first fault
-    ends the run before anything is trained. The page shows the format that each engine will get.
-
-    Args:
-        target: the model that the drafters will serve.
-        methods: the methods that the pipeline trains.
-        settings: the methods' settings, as in drafts.train_draft.
-        draft_vocab_size: size of the draft vocabulary, as in drafts.train_draft; here the first tokens are taken.
-        engines: the engines that will serve them, as in publish.export_release.
-        llama_cpp: the folder with llama.cpp's converter, as in publish.export_release.
-    """
+    """The step `publish.try_release`; its settings are explained in components/publish/steps.py."""
     import torch
 
     from components.decoding.chain import decode

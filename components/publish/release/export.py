@@ -32,9 +32,7 @@ import platform
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
 from components.engines.profiles import GGUF_BASES, Engine, Format, formats_for, remark_on
@@ -55,32 +53,14 @@ def export_release(
     acceptance: list[Measurements],
     end_to_end: Measurements,
     *,
-    engines: list[Engine] = [],  # noqa: B006 - read, never changed
-    include: Literal["winner", "all"] = "winner",
-    license: Annotated[str, Field(min_length=1)] = "other",
-    target_name: str = "",
-    llama_cpp: str = "",
+    engines: list[Engine],
+    include: Literal["winner", "all"],
+    license: str,
+    target_name: str,
+    llama_cpp: str,
     ctx: Context,
 ) -> Release:
-    """Export the winning drafter in formats that pass exact checks, with a model card that holds the evidence.
-
-    Args:
-        target: the model that the drafters serve; referenced by the release, copied only by `stitched`.
-        drafts: the trained drafters.
-        policy: chosen depths with their measurements and the promotion gate.
-        acceptance: acceptance maps of the drafters; their keys are recorded.
-        end_to_end: the timed comparison; its key is recorded.
-        engines: the engines that will serve it: vllm, sglang, llama.cpp, mnn, tensorrt-llm, transformers, openvino,
-            speculators. A drafter is written in the formats they read; one that any of them could not serve is refused,
-            by `draftsmith check` before training. Empty writes the format of the drafter's method, without that check.
-        include: "winner" exports the drafter with the best measured lower bound, "all" the others as well.
-        license: SPDX name of the drafter's licence, as model hubs write it; "other" means: see the target's licence.
-        target_name: the target's name in public files; empty: a hub id as it is, or the last part of a folder's path.
-            Give a private target a name that reveals nothing.
-        llama_cpp: the folder with llama.cpp's convert_hf_to_gguf.py, which makes the GGUF for llama.cpp; empty looks at
-            $DRAFTSMITH_LLAMA_CPP and on the PATH. Without the converter, the release holds the folder that it reads,
-            and the card says how to convert it.
-    """
+    """The step `publish.export_release`; its settings are explained in components/publish/steps.py."""
     from components.drafts.storage.files import read_record
     from components.publish.card.card import Evidence
     from components.publish.card.lineage import lineage_of

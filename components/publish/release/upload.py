@@ -32,9 +32,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.contract import Context, Measurements, Page, Release, UserError
 from components.publish.card.lineage import RECORD as ARTIFACT_RECORD
@@ -79,26 +77,15 @@ class Hub:
 
 def upload_release(
     release: Release,
-    comparisons: list[Measurements] | None = None,
+    comparisons: list[Measurements] | None,
     *,
-    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")],
-    private: bool = True,
-    revision: Annotated[str, Field(min_length=1)] = "main",
-    message: str = "",
+    repo: str,
+    private: bool,
+    revision: str,
+    message: str,
     ctx: Context,
 ) -> Page:
-    """Upload a release to the Hugging Face hub in one commit. Needs `--online` and $HF_TOKEN; the page has its address.
-
-    Args:
-        release: what publish.export_release made.
-        comparisons: of speedup.compare_engines, so that this step waits for them; those in the same store as the
-            release count as well. The upload is refused while an engine's newest comparison is a mismatch.
-        repo: OWNER/NAME of the model repository, which is created if it does not exist.
-        private: true makes a new repository visible to its owner only; false refuses a release that names a private
-            target, or holds weights of it. Public are the built-in target and hub ids that anybody can read.
-        revision: the branch of the commit; created from the default branch if it does not exist.
-        message: the commit message; empty names method, depth and key.
-    """
+    """The step `publish.upload_release`; its settings are explained in components/publish/steps.py."""
     from components.publish.formats.checkpoint_files import read_json
     from components.publish.release.validate import validate_folder
 

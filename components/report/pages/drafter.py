@@ -13,9 +13,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
@@ -61,27 +59,15 @@ def write_page(
     acceptance: list[Measurements],
     cost: list[Measurements],
     end_to_end: Measurements,
-    release: Release | None = None,
-    drift: Measurements | None = None,
-    engines: Measurements | None = None,
-    answers: list[Conversations] | None = None,
+    release: Release | None,
+    drift: Measurements | None,
+    engines: Measurements | None,
+    answers: list[Conversations] | None,
     *,
-    title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
+    title: str,
     ctx: Context,
 ) -> Page:
-    """Write index.html.
-
-    Args:
-        policy: chosen depths with predicted and measured speedups, and the promotion gate.
-        acceptance: acceptance maps of the drafters; counted on the page.
-        cost: step times of the drafters; counted on the page.
-        end_to_end: the timed comparison; counted on the page.
-        release: what was exported, if anything was.
-        drift: acceptance of the champion on new traffic against that at its release.
-        engines: serving engines held against our own loop (speedup.compare_engines).
-        answers: what the drafters were trained on; a few of them are shown with the answers in colour.
-        title: the heading of the page.
-    """
+    """The step `report.write_page`; its settings are explained in components/report/steps.py."""
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
     drifts = read_rows(drift.path, Drift) if drift is not None else []
     facts["drift"] = drift_table(drifts) if drifts else None

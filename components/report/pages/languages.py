@@ -6,9 +6,7 @@ It reads the rows of `speedup.measure_languages` and, where a depth was chosen b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
 from components.report.charts.export import side_by_side, write_pictures
@@ -37,20 +35,13 @@ NAMES: Final = {
 
 def compare_languages(
     languages: Measurements,
-    policy: DepthPolicy | None = None,
-    answers: list[Conversations] | None = None,
+    policy: DepthPolicy | None,
+    answers: list[Conversations] | None,
     *,
-    title: Annotated[str, Field(min_length=1, max_length=200)] = "Acceptance by language",
+    title: str,
     ctx: Context,
 ) -> Page:
-    """Write index.html, charts/languages.svg and tables/languages.csv.
-
-    Args:
-        languages: the rows of speedup.measure_languages.
-        policy: chosen depths of the same drafters; shown for workloads that are named like a language.
-        answers: what the drafters were trained on; a few of them are shown with the answers in colour.
-        title: the heading of the page.
-    """
+    """The step `report.compare_languages`; its settings are explained in components/report/steps.py."""
     facts = languages_facts(languages, policy, title)
     facts["trained_on"] = trained_on(answers or [])
     text = render("languages.html.jinja", facts)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Page, UserError
 from components.report.charts.export import side_by_side, write_pictures
@@ -38,20 +36,8 @@ class Drafter:
         return next(e for e in self.evals if e.depth_k == self.choice.depth_k)
 
 
-def compare_methods(
-    drafts: list[Draft],
-    policy: DepthPolicy,
-    *,
-    title: Annotated[str, Field(min_length=1, max_length=200)] = "Drafting methods compared",
-    ctx: Context,
-) -> Page:
-    """Write index.html, charts/methods.svg and tables/methods.csv.
-
-    Args:
-        drafts: the drafters, for their parameters and training times.
-        policy: what speedup.confirm_depth (or choose_depth) found for all of them.
-        title: the heading of the page.
-    """
+def compare_methods(drafts: list[Draft], policy: DepthPolicy, *, title: str, ctx: Context) -> Page:
+    """The step `report.compare_methods`; its settings are explained in components/report/steps.py."""
     facts = methods_facts(drafts, policy, title)
     text = render("methods.html.jinja", facts)
     (ctx.out / "index.html").write_text(text, encoding="utf-8")

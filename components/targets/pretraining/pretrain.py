@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.contract import Context, Corpus, Target, UserError
 
@@ -23,71 +21,36 @@ if TYPE_CHECKING:
 
     from components.targets.pretraining.plan import TrainingPlan
 
-Positive = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0)]
-
 
 def pretrain_target(
     corpus: Corpus,
     *,
-    vocab_size: Annotated[int, Field(ge=260, le=65535)] = 4096,
-    hidden_size: Positive = 192,
-    num_layers: Positive = 16,
-    num_heads: Positive = 6,
-    num_kv_heads: Positive = 2,
-    intermediate_size: Positive = 576,
-    num_steps: Positive = 6000,
-    decay_steps: Annotated[int, Field(ge=0)] = 1700,
-    tokens_per_step: Annotated[int, Field(ge=16)] = 8192,
-    sequence_length: Annotated[int, Field(ge=8)] = 256,
-    decay_sequence_length: Annotated[int, Field(ge=8)] = 1024,
-    matrix_lr: Rate = 0.02,
-    vector_lr: Rate = 3e-3,
-    weight_decay: Annotated[float, Field(ge=0)] = 0.02,
-    repetition_weight: Annotated[float, Field(ge=0)] = 0.0,
-    repetition_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5,
-    unlikelihood_weight: Annotated[float, Field(ge=0)] = 0.0,
-    unlikelihood_every: Positive = 2,
-    group_repeats: dict[str, int] | None = None,
-    decay_group_repeats: dict[str, int] | None = None,
-    num_processes: Annotated[int, Field(ge=1, le=64)] = 2,
-    compile_layers: bool = False,
-    checkpoint_minutes: Rate = 5.0,
+    vocab_size: int,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    intermediate_size: int,
+    num_steps: int,
+    decay_steps: int,
+    tokens_per_step: int,
+    sequence_length: int,
+    decay_sequence_length: int,
+    matrix_lr: float,
+    vector_lr: float,
+    weight_decay: float,
+    repetition_weight: float,
+    repetition_ratio: float,
+    unlikelihood_weight: float,
+    unlikelihood_every: int,
+    group_repeats: dict[str, int] | None,
+    decay_group_repeats: dict[str, int] | None,
+    num_processes: int,
+    compile_layers: bool,
+    checkpoint_minutes: float,
     ctx: Context,
 ) -> Target:
-    """Train a small Llama on a corpus; write it in Hugging Face format, bf16, with measured quality and a model card.
-
-    A corpus in chat markup (`data.corpus_from_chats`) gives a target that answers: its tokenizer knows the roles and
-    brings a chat template, and an answer ends with the end-of-text token.
-
-    An interrupted run goes on from its last checkpoint and ends with the same weights, bit for bit. A run before its
-    decay, called again on the same scratch folder with other `num_steps` and `decay_steps`, ends as one planned so.
-
-    Args:
-        vocab_size: tokens of the byte-level BPE, with 256 bytes and three specials (and four roles for chats).
-        hidden_size: width of the residual stream; a multiple of twice `num_heads`.
-        num_layers: layers; many narrow ones make a one-layer drafter relatively cheap.
-        num_heads: query heads.
-        num_kv_heads: key and value heads; divides `num_heads`.
-        intermediate_size: width of the gated feed-forward part.
-        num_steps: optimiser steps, the decay included.
-        decay_steps: the last steps, over which learning rates fall linearly to zero.
-        tokens_per_step: tokens in an optimiser step, over all processes.
-        sequence_length: tokens in a window before the decay.
-        decay_sequence_length: tokens in a window during the decay; also the longest text of the model.
-        matrix_lr: peak learning rate of Muon, for the matrices of the layers.
-        vector_lr: peak learning rate of AdamW, for embeddings and norm gains.
-        weight_decay: decoupled weight decay, in units of the learning rate (gains: none).
-        repetition_weight: weight, during the decay, of a loss that makes repeated text less likely with each time.
-        repetition_ratio: how likely a repeated token should be, as a fraction of its probability one occurrence before.
-        unlikelihood_weight: weight, during the decay, of making loops in the model's own greedy text less likely.
-        unlikelihood_every: steps of the decay between two that do so; writing that text takes about a step's time.
-        group_repeats: how often the documents of a source group occur in an epoch; a group not named: once.
-        decay_group_repeats: the same during the decay; null: as before it.
-        num_processes: data-parallel processes of one thread each, on CPUs; on CUDA always one.
-        compile_layers: fuse each layer with torch.compile: a fifth faster, needs a C++ compiler on CPUs.
-        checkpoint_minutes: minutes between checkpoints.
-    """
+    """The step `targets.pretrain_target`; its settings are explained in components/targets/steps.py."""
     from components.targets.pretraining.worker import STREAM_FILES
 
     decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats

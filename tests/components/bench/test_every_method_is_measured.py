@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from components.bench.acceptance.measure import measure_acceptance
+from components.bench import measure_acceptance
 from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Prompts, Target
 from components.decoding.chain import decode
-from components.drafts.training.from_features import train_draft
+from components.drafts import train_draft
 from components.rows import AcceptanceMap, read_rows
 from components.speedup.prediction.replay import replay
 from components.targets.interface import AbstractTarget

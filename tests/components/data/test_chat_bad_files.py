@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from components.contract import Chats, Context, UserError
+from components.data import collect_chats
 from components.data.cleaning.rules import Cleaning
-from components.data.collect.chats import COUNTS, ChatShard, collect_chats, collect_shard
+from components.data.collect.chats import COUNTS, ChatShard, collect_shard
 from components.data.formats.chats import read_chats, read_dropped
 from components.data.sources.chats import ChatSource
 from components.data.sources.listing import SourceFile, list_files

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from collected_chats import collect, context, digests, rows, write_lines
 
+from components.data import collect_chats
 from components.data.cleaning.rules import Cleaning
 from components.data.collect import chats as chat_collecting
-from components.data.collect.chats import collect_chats, collect_chats_fingerprint
+from components.data.collect.chats import collect_chats_fingerprint
 from components.data.formats.chats import Chat, read_chats, read_dropped, read_manifest
 from components.data.sources.chats import ChatSource
 from components.data.sources.files import cut_lines, read_rows

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.contract import Context, Prompts, UserError
-from components.data.collect.prompts import collect_prompts, collect_prompts_fingerprint
+from components.data import collect_prompts
+from components.data.collect.prompts import collect_prompts_fingerprint
 from components.data.formats import splits as choosing
 from components.data.formats.prompts import SPLITS, Prompt, read_prompts
 from components.data.formats.splits import question_of

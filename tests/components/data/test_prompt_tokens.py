@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_targets import make_tiny_tokenizer
 
 from components.contract import Context, Prompts, UserError
-from components.data.collect.prompts import collect_prompts
+from components.data import collect_prompts
 from components.data.formats.prompts import SPLITS, Prompt, encode_prompt, read_prompts, render_chat
 
 CHINESE = "请解释：为什么天空是蓝色的？（简短）𠮷野家 👩‍👩‍👧 ｆｕｌｌ"

@@ -26,8 +26,9 @@ from components.data import (
 from components.data.features.format import FeatureRow, open_features
 from components.data.formats.chats import Chat, ChatWriter
 from components.data.formats.prompts import read_prompts
+from components.drafts import train_draft
 from components.drafts.training.batches import BatchOrder, Packing
-from components.drafts.training.from_features import DataChoice, batch_order, train_draft
+from components.drafts.training.from_features import DataChoice, batch_order
 
 WORDS = ("sort", "rows", "of", "a", "table", "by", "name", "then", "read", "every", "file")
 TEMPLATE = (

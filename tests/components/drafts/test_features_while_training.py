@@ -17,7 +17,7 @@ from tiny_drafts import new_context
 from components.contract import Context, Conversations, Features, Target, UserError
 from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
 from components.data.features.format import LiveFeatures, open_features
-from components.drafts.training.from_features import train_draft
+from components.drafts import train_draft
 from components.targets import load_target
 
 SETTINGS: dict[str, Any] = {

@@ -12,10 +12,9 @@ import torch
 from tiny_drafts import new_context
 
 from components.contract import Draft, Target, UserError
-from components.drafts import METHODS
+from components.drafts import METHODS, train_draft
 from components.drafts.settings import SETTINGS, Method, settings_class
 from components.drafts.storage.files import open_draft
-from components.drafts.training.from_features import train_draft
 from components.targets.interface import AbstractTarget
 from flows.planning.step_signature import resolve
 

@@ -17,9 +17,9 @@ from tiny_drafts import TRAINED, new_context, write_features
 
 from components.contract import Draft, Features, Target, UserError
 from components.data.features.format import open_features
+from components.drafts import train_draft
 from components.drafts.storage.files import open_draft
 from components.drafts.training.batches import BatchOrder, padded_length
-from components.drafts.training.from_features import train_draft
 from components.drafts.training.loop import count_accepted
 from components.targets.interface import AbstractTarget
 

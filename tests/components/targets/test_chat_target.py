@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tiny_pretraining import TINY
 
 from components.contract import Context, Corpus, Target, UserError
+from components.targets import pretrain_target
 from components.targets.load import open_tokenizer
 from components.targets.pretraining.plan import pack_documents
-from components.targets.pretraining.pretrain import pretrain_target
 from components.targets.pretraining.quality import cut_chats
 from components.targets.pretraining.tokenizer import (
     BOS_ID,

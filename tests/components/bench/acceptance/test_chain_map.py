@@ -17,8 +17,8 @@ from bench_subjects import VOCAB, train_briefly
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.bench import measure_acceptance
 from components.bench.acceptance.chain_map import acceptance_map, repeated_bigrams
-from components.bench.acceptance.measure import measure_acceptance
 from components.bench.acceptance.trees import check_branching, tree_acceptance, tree_shape
 from components.bench.prompts import greedy_answers, kept_length
 from components.contract import Context, Draft, Prompts, Target, UserError

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from made_runs import arm_run, decoded
 
+from components.bench import measure_step_cost
 from components.bench.cost.blocks import MEMORY_SHARE, Grid, Setting
-from components.bench.cost.measure import MIN_TOKENS, CostStudy, measure_step_cost, plan_arms
+from components.bench.cost.measure import MIN_TOKENS, CostStudy, plan_arms
 from components.bench.end_to_end.arms import PLAIN, Arm
 from components.bench.measurement import worker as measuring_process
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError

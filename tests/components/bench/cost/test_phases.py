@@ -20,7 +20,7 @@ from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Target
 from components.decoding.batch import batch_rounds
 from components.decoding.chain import Clock, Decoded, Rounds, decode_rounds
-from components.drafts.training.from_features import train_draft
+from components.drafts import train_draft
 from components.targets.interface import AbstractTarget
 
 CHAIN = Arm("eagle3", "e", 3)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from components.bench.acceptance.measure import measure_acceptance
+from components.bench import compare_end_to_end, measure_acceptance
 from components.bench.end_to_end.arms import Arm, depths_to_run, make_idle, read_policy_depths
-from components.bench.end_to_end.compare import compare_end_to_end, drop_timed, plan_arms
+from components.bench.end_to_end.compare import drop_timed, plan_arms
 from components.bench.end_to_end.request_rows import sha256_of_tokens
 from components.bench.prompts import EncodedPrompt, open_drafter, spread
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError

@@ -17,7 +17,7 @@ from components.bench.measurement.worker import MeasuringProcess
 from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Target, UserError
 from components.decoding.chain import decode
-from components.drafts.training.from_features import train_draft
+from components.drafts import train_draft
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
 

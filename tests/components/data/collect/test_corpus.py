@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contract import Context, Corpus
+from components.data import collect_corpus
 from components.data.collect import corpus as corpus_module
-from components.data.collect.corpus import collect_corpus
 from components.data.sources.python_stdlib import HELD_OUT_PERCENT, StdlibFile, is_held_out, is_test_code, stdlib_files
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.contract import Chats, Context, Corpus, UserError
-from components.data.collect.corpus import corpus_from_chats
+from components.data import corpus_from_chats
 from components.data.formats.chats import Chat, ChatWriter
 
 

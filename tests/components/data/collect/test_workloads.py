@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from tiny_targets import make_tiny_target, make_tiny_tokenizer
 
 from components.contract import Context, Prompts, Target, UserError
-from components.data.collect.prompts import collect_prompts
-from components.data.collect.workloads import collect_workloads, collect_workloads_fingerprint
+from components.data import collect_prompts, collect_workloads
+from components.data.collect.workloads import collect_workloads_fingerprint
 from components.data.formats.prompts import encode_prompt, read_prompts
 from components.data.sources.workload_presets import PRESETS, Preset, Workload
 from components.data.sources.workloads import PresetName, WorkloadSource, local_files

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from components.contract import Context, UserError
-from components.data.collect.prompts import collect_prompts, collect_prompts_fingerprint
+from components.data import collect_prompts
+from components.data.collect.prompts import collect_prompts_fingerprint
 from components.data.formats.prompts import SPLITS, read_prompts
 from components.data.sources.hub import hub_rows, parse_hub_source
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.contract import Context, Prompts
-from components.data.collect.prompts import collect_prompts
+from components.data import collect_prompts
 from components.data.formats.prompts import SPLITS, encode_prompt, read_prompts
 from components.data.sources.python_stdlib import functions_in, is_held_out, stdlib_files
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from components.contract import Draft, Target, UserError
 from components.decoding.chain import decode
+from components.drafts import train_draft
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.draft_model import DraftModel
 from components.drafts.network.sampling import probabilities
 from components.drafts.storage.files import open_draft
-from components.drafts.training.from_features import train_draft
 from components.drafts.training.losses import row_loss, teacher_distributions
 from components.targets.interface import AbstractTarget
 

@@ -15,11 +15,11 @@ from tiny_drafts import batch_of, new_context, write_features
 from torch import Tensor
 
 from components.contract import Target, UserError
+from components.drafts import train_draft
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.mtp_native import MtpNative
 from components.drafts.storage.files import open_draft, read_draft
-from components.drafts.training.from_features import train_draft
 from components.publish.formats.mtp import stitch
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from components.contract import Target, UserError
 from components.data.features.format import Example, FeatureRow
+from components.drafts import train_draft
 from components.drafts.interface import AbstractDraft, StepLosses
 from components.drafts.methods.eagle3 import Eagle3
 from components.drafts.training.batches import (
@@ -27,7 +28,6 @@ from components.drafts.training.batches import (
     packed,
     padded,
 )
-from components.drafts.training.from_features import train_draft
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 

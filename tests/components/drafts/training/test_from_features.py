@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tiny_drafts import TRAINED, new_context, write_features
 
 from components.contract import Draft, Features, Target, UserError
+from components.drafts import train_draft
 from components.drafts.storage.files import open_draft
-from components.drafts.training.from_features import train_draft
 from components.targets.interface import AbstractTarget
 
 SETTINGS: dict[str, Any] = {

@@ -1,0 +1,629 @@
+"""The steps of components/data, as pipelines.yaml names them: what each takes, its settings, and what it makes.
+
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from components.contract import Chats, Context, Conversations, Corpus, Features, Prompts, Target
+from components.data.cleaning.rules import Cleaning
+from components.data.mixing.plan import Order, Strata, Unit
+from components.data.mixing.sampling import TooSmall
+from components.data.responses.assistant_mask import Thinking, Turns
+from components.data.sources.chats import ChatSource
+from components.data.sources.workloads import WorkloadSource
+from components.engines.client import BaseUrl, Engine
+
+_DEFAULT: Final = Cleaning()
+
+CorpusSource = Literal["python-stdlib"]
+
+Amount = Annotated[int, Field(ge=1)]
+
+Weight = Annotated[float, Field(ge=0.0)]
+
+
+def collect_chats(
+    *,
+    sources: Annotated[list[ChatSource], Field(min_length=1)],
+    clean: Cleaning = _DEFAULT,
+    redact: bool = False,
+    ctx: Context,
+) -> Chats:
+    """Write `part-*.parquet` with every row worth training on, and `dropped.parquet` with every other and its reason.
+
+    Args:
+        sources: presets by name (eaglechat, sharegpt, ultrachat, smoltalk-chinese, perfectblend, magpie), paths, or
+            sources with preset, path, name, revision, format, documents, fields, language, domain, domain_field,
+            max_rows and follow_links. Read are JSONL, JSON, CSV and text (also as .gz, .bz2, .xz, .zst), Parquet and
+            Arrow; folders with all below them, patterns, s3:// and other URLs of fsspec, and hf:OWNER/NAME:SPLIT (on a
+            hub: `draftsmith run --online`).
+        clean: which rows are dropped; see components/data/cleaning/rules.py.
+        redact: whether to replace personal data by [EMAIL], [KEY], [CARD], [IP] and [PHONE] (needs
+            `draftsmith[redaction]`).
+    """
+    from components.data.collect.chats import collect_chats as run
+
+    return run(sources=sources, clean=clean, redact=redact, ctx=ctx)
+
+
+def collect_corpus(
+    *,
+    source: CorpusSource = "python-stdlib",
+    with_tests: bool = True,
+    min_characters: Annotated[int, Field(ge=0)] = 64,
+    ctx: Context,
+) -> Corpus:
+    """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a file.
+
+    A document is in exactly one of the two: by file (a stable hash of its path), and identical texts are kept once, in
+    favour of held-out. The part of "source" before the first slash is the document's group.
+
+    Args:
+        source: where the documents come from: the standard library of the interpreter that runs this.
+        with_tests: whether to take the library's own test suites too (two thirds of all text).
+        min_characters: documents with fewer characters are left out.
+    """
+    from components.data.collect.corpus import collect_corpus as run
+
+    return run(source=source, with_tests=with_tests, min_characters=min_characters, ctx=ctx)
+
+
+def corpus_from_chats(
+    chats: Chats,
+    *,
+    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5,
+    min_characters: Annotated[int, Field(ge=0)] = 16,
+    ctx: Context,
+) -> Corpus:
+    """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a chat.
+
+    A chat is held out by a hash of its first question alone: the same question is never on both sides, whatever the
+    answer. Plain documents stay plain text. Chats without an answer, chats with tool calls (which are not text), equal
+    documents and short ones are left out and counted. Rows are read one by one; only their ids stay in memory.
+
+    Args:
+        held_out_percent: of a hundred questions, how many are never trained on (in expectation).
+        min_characters: documents with fewer characters are left out.
+    """
+    from components.data.collect.corpus import corpus_from_chats as run
+
+    return run(chats, held_out_percent=held_out_percent, min_characters=min_characters, ctx=ctx)
+
+
+def collect_prompts(
+    *,
+    source: Annotated[str, Field(min_length=1)] = "python-stdlib",
+    num_train: Annotated[int, Field(ge=0)] = 640,
+    num_validation: Annotated[int, Field(ge=0)] = 48,
+    num_test: Annotated[int, Field(ge=0)] = 24,
+    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    evaluation_percent: Annotated[int, Field(ge=0, le=100)] = 20,
+    keep_out: str = "",
+    workload: str = "",
+    workload_field: str = "",
+    min_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
+    max_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
+    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the splits train, validation, test and warm_up.
+
+    Args:
+        source: "python-stdlib" (signature and docstring in, body out); a path, folder or pattern of JSONL, JSON or
+            Parquet files with chats or texts; or a data set in Hugging Face format, hf:OWNER/NAME[/CONFIG]:SPLIT on the
+            hub (pin it as NAME@REVISION: it counts by this name alone) or hf:FOLDER:SPLIT. Malformed rows are set aside
+            and counted.
+        num_train: The most training prompts; the target answers them.
+        num_validation: The most prompts that choose a drafter's checkpoint; the target answers them too.
+        num_test: The most prompts for the benchmarks.
+        num_warm_up: The most prompts that warm a benchmark up and are never counted.
+        evaluation_percent: Of a hundred questions in rows, how many are for test, warm-up and validation; 100 with
+            num_train 0 and num_validation 0 makes a benchmark of all of them.
+        keep_out: Another source of rows, such as a benchmark; its questions are left out of every split, and counted.
+        workload: The label by which results are grouped; empty is the file's name without its suffix.
+        workload_field: A field of the rows that holds the label instead (for Spec-Bench: category).
+        min_prompt_characters: Shorter prompts are left out, characters; null is 40 for python-stdlib, 1 for rows.
+        max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
+        max_rows: The most rows to read, in the order of the files; a hub data set may hold billions.
+    """
+    from components.data.collect.prompts import collect_prompts as run
+
+    return run(
+        source=source,
+        num_train=num_train,
+        num_validation=num_validation,
+        num_test=num_test,
+        num_warm_up=num_warm_up,
+        evaluation_percent=evaluation_percent,
+        keep_out=keep_out,
+        workload=workload,
+        workload_field=workload_field,
+        min_prompt_characters=min_prompt_characters,
+        max_prompt_characters=max_prompt_characters,
+        max_rows=max_rows,
+        ctx=ctx,
+    )
+
+
+def collect_traffic(
+    seen: Prompts | None = None,
+    *,
+    source: Annotated[str, Field(min_length=1)],
+    num_train: Annotated[int, Field(ge=1)] = 640,
+    num_validation: Annotated[int, Field(ge=0)] = 24,
+    num_test: Annotated[int, Field(ge=1)] = 32,
+    num_warm_up: Annotated[int, Field(ge=0)] = 2,
+    min_new: Annotated[int, Field(ge=1)] = 32,
+    evaluation_percent: Annotated[int, Field(ge=1, le=90)] = 20,
+    keep_out: str = "",
+    workload: Annotated[str, Field(min_length=1)] = "traffic",
+    workload_field: str = "",
+    min_prompt_characters: Annotated[int, Field(ge=1)] = 1,
+    max_prompt_characters: Annotated[int, Field(ge=1)] = 4000,
+    max_new: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
+
+    Args:
+        seen: the prompts of the champion's line; conversations that they hold or have looked at are not new.
+        source: a folder, file or pattern of JSONL, JSON or Parquet files with chats or texts, or with logged requests
+            that hold them in "body" or "request". Malformed rows are set aside and counted, empty files passed over.
+        num_train: new conversations at most that the target answers for training.
+        num_validation: new conversations at most that choose a checkpoint.
+        num_test: new conversations at most for drift and benchmarks.
+        num_warm_up: new conversations at most that warm a benchmark up.
+        min_new: fewer new conversations than this are left for another night.
+        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation; keep it from night to
+            night, since it decides what may be trained on.
+        keep_out: a source of rows, such as a benchmark, whose questions are left out and counted.
+        workload: the label that results are grouped by.
+        workload_field: a field of the rows that holds the label instead.
+        min_prompt_characters: shorter questions are left out, characters.
+        max_prompt_characters: longer questions are left out, characters.
+        max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
+    """
+    from components.data.collect.traffic import collect_traffic as run
+
+    return run(
+        seen,
+        source=source,
+        num_train=num_train,
+        num_validation=num_validation,
+        num_test=num_test,
+        num_warm_up=num_warm_up,
+        min_new=min_new,
+        evaluation_percent=evaluation_percent,
+        keep_out=keep_out,
+        workload=workload,
+        workload_field=workload_field,
+        min_prompt_characters=min_prompt_characters,
+        max_prompt_characters=max_prompt_characters,
+        max_new=max_new,
+        ctx=ctx,
+    )
+
+
+def collect_workloads(
+    target: Target | None = None,
+    *,
+    sources: Annotated[list[str | WorkloadSource], Field(min_length=1)],
+    num_prompts: Annotated[int, Field(ge=1)] = 40,
+    num_warm_up: Annotated[int, Field(ge=0)] = 1,
+    max_prompt_characters: Annotated[int, Field(ge=1)] = 8000,
+    max_answer_tokens: Annotated[int, Field(ge=1)] = 256,
+    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with the splits test and warm_up, each prompt with its workload, language and source.
+
+    Args:
+        target: answers the earlier turns of sources with several; without it only first turns become prompts.
+        sources: presets by name (mt-bench, spec-bench, gsm8k, math-500, humaneval, ceval, cmmlu), or sources with
+            preset, path, revision, workload, workload_field, language, template, reference and num_prompts. A preset
+            without a path is read from the hub, which needs `draftsmith run --online`.
+        num_prompts: test prompts of each workload of each source, at most; second turns come on top.
+        num_warm_up: warm-up prompts of each workload of each source, at most.
+        max_prompt_characters: longer prompts are left out and counted, characters.
+        max_answer_tokens: tokens of the target's answer that a second turn may follow on, at most.
+        max_rows: rows looked at in each source, at most.
+    """
+    from components.data.collect.workloads import collect_workloads as run
+
+    return run(
+        target,
+        sources=sources,
+        num_prompts=num_prompts,
+        num_warm_up=num_warm_up,
+        max_prompt_characters=max_prompt_characters,
+        max_answer_tokens=max_answer_tokens,
+        max_rows=max_rows,
+        ctx=ctx,
+    )
+
+
+def deduplicate(
+    chats: list[Chats],
+    keep_out: list[Prompts] | None = None,
+    *,
+    similarity: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8,
+    ngram: Annotated[int, Field(ge=1, le=32)] = 5,
+    num_permutations: Annotated[int, Field(ge=16, le=1024)] = 128,
+    prefer: list[str] | None = None,
+    benchmark_ngram: Annotated[int, Field(ge=4, le=64)] = 13,
+    benchmark_overlap: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3,
+    ctx: Context,
+) -> Chats:
+    """Write the rows that are not duplicates, in their order, and `dropped.parquet` with all others.
+
+    Words are compared, or characters where a script writes no spaces; case, width, punctuation and white space do not
+    count. Of duplicates the row of the preferred source stays, then the longer, then the one with the smaller row_id.
+
+    Args:
+        chats: rows of any sources; duplicates are found across all of them.
+        keep_out: prompts of benchmarks: rows that contain a prompt or a reference answer of their splits test and
+            warm_up, in any turn, are removed.
+        similarity: rows whose sets of n-grams have at least this Jaccard index are near duplicates; above 0.99 only
+            rearranged repetition is. Rows of fewer than `ngram` units are compared as a whole.
+        ngram: units (words; Chinese characters) of an n-gram in near duplicates. A changed word changes this many
+            n-grams, so a smaller number forgives more.
+        num_permutations: length of a MinHash signature. Longer ones miss fewer pairs near the threshold and take time;
+            the bands they are cut into follow from similarity (minhash.py shows the S-curve).
+        prefer: names of sources, the best first; sources that are not named come last, all alike; null: all are alike.
+        benchmark_ngram: units of an n-gram in the search for benchmark texts. Shorter prompts are searched as a whole.
+        benchmark_overlap: share of a prompt's n-grams that a row must contain to be removed; 0.01: one is enough.
+    """
+    from components.data.dedup.deduplicate import deduplicate as run
+
+    return run(
+        chats,
+        keep_out,
+        similarity=similarity,
+        ngram=ngram,
+        num_permutations=num_permutations,
+        prefer=prefer,
+        benchmark_ngram=benchmark_ngram,
+        benchmark_overlap=benchmark_overlap,
+        ctx=ctx,
+    )
+
+
+def features_on_the_fly(
+    target: Target,
+    answers: Conversations,
+    *,
+    tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
+    ctx: Context,
+) -> Features:
+    """Features that are computed while training instead of being stored, for `train_draft` with the same target.
+
+    Args:
+        tokens_per_pass: The most tokens of one forward pass, padding included (a longer conversation is a pass of its
+            own); bounds memory.
+    """
+    from components.data.features.record import features_on_the_fly as run
+
+    return run(target, answers, tokens_per_pass=tokens_per_pass, ctx=ctx)
+
+
+def record_features(
+    target: Target,
+    answers: Conversations,
+    *,
+    tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
+    storage: Literal["bf16", "fp8"] = "bf16",
+    ctx: Context,
+) -> Features:
+    """Write the taps (hidden states of three layers) and the last layer's output before the final norm for every token.
+
+    Args:
+        tokens_per_pass: Tokens of one forward pass at most, padding included; bounds memory. A longer conversation has
+            a pass of its own.
+        storage: bf16, or fp8 (e4m3 with one exponent per token and state) for half the disk; the cost of fp8 in
+            acceptance is measured by benchmarks/feature_precision.py.
+    """
+    from components.data.features.record import record_features as run
+
+    return run(target, answers, tokens_per_pass=tokens_per_pass, storage=storage, ctx=ctx)
+
+
+def mix_chats(
+    chats: list[Chats],
+    target: Target | None = None,
+    *,
+    strata: Strata = "source",
+    weights: dict[str, Weight] = {},  # noqa: B006 - settings, never written to
+    by: Unit = "tokens",
+    temperature: Annotated[float, Field(ge=0.1, le=100.0)] = 1.0,
+    caps: dict[str, Amount] = {},  # noqa: B006
+    limit: Amount | None = None,
+    too_small: TooSmall = "shrink",
+    max_turns: Annotated[int, Field(ge=1, le=100)] = 4,
+    order: Order = "random",
+    ask_once: bool = True,
+    num_validation: Annotated[int, Field(ge=0)] = 48,
+    num_test: Annotated[int, Field(ge=0)] = 24,
+    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    evaluation_percent: Annotated[int, Field(ge=0, le=90)] = 5,
+    evaluation_weights: dict[str, Weight] = {},  # noqa: B006
+    workload: Strata = "source",
+    chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]] = {},  # noqa: B006
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` (train, validation, test, warm_up), `mix.json` (asked and got) and `dropped.parquet`.
+
+    Args:
+        chats: what to mix; each may hold several sources.
+        target: whose tokenizer counts the tokens; without one they are estimated from the characters.
+        strata: the groups that weights, caps and temperature apply to: the rows' sources, languages or domains.
+        weights: the share of each stratum in training, in any scale; all must be named, 0 leaves one out. Without
+            weights the shares are sizes**(1/temperature).
+        by: whether shares, caps and limit count tokens or rows.
+        temperature: without weights: 1 keeps the sizes' proportions, 2 favours small strata, 100 makes all alike.
+        caps: the most to take of a stratum; the others make up for the rest of its share.
+        limit: the most training data in all; null is all there is. A larger limit contains all of a smaller one.
+        too_small: what happens when a stratum has too few rows for its share. shrink: the mix ends there, the shares
+            hold. fill: the others go on, the shares do not hold. repeat: its rows are repeated. refuse: an error.
+        max_turns: with too_small: repeat, the most passes over a stratum; more are an error.
+        order: the order in which a drafter is trained on the rows. random: shuffled anew every epoch. Any other is a
+            curriculum that each epoch follows, unless drafts.train_draft has `order: shuffled`: short_first;
+            easy_first, the short rows of every source first; by_source; by_domain.
+        ask_once: keep one of the conversations that begin with the same prompt, since a target answers them alike;
+            false for data.write_given_answers.
+        num_validation: the most prompts that choose a drafter's checkpoint.
+        num_test: the most prompts for the benchmarks.
+        num_warm_up: the most prompts that warm a benchmark up.
+        evaluation_percent: of a hundred questions, how many are for test, warm-up and validation and never trained on.
+        evaluation_weights: shares of the strata in test, warm-up and validation, by rows; empty: those of training.
+        workload: the column by which results are grouped.
+        chars_per_token: characters of a token by language, for estimates; "" is every language not named (4.0; Chinese
+            and Japanese 1.6, Korean 1.8).
+    """
+    from components.data.mixing.mix_chats import mix_chats as run
+
+    return run(
+        chats,
+        target,
+        strata=strata,
+        weights=weights,
+        by=by,
+        temperature=temperature,
+        caps=caps,
+        limit=limit,
+        too_small=too_small,
+        max_turns=max_turns,
+        order=order,
+        ask_once=ask_once,
+        num_validation=num_validation,
+        num_test=num_test,
+        num_warm_up=num_warm_up,
+        evaluation_percent=evaluation_percent,
+        evaluation_weights=evaluation_weights,
+        workload=workload,
+        chars_per_token=chars_per_token,
+        ctx=ctx,
+    )
+
+
+def mix_prompts(
+    new: Prompts,
+    old: Prompts | None = None,
+    *,
+    old_share: Annotated[float, Field(ge=0.0, le=0.95)] = 0.5,
+    num_validation: Annotated[int, Field(ge=1)] = 48,
+    num_test: Annotated[int, Field(ge=1)] = 24,
+    num_warm_up: Annotated[int, Field(ge=1)] = 4,
+    ctx: Context,
+) -> Prompts:
+    """Write `prompts.jsonl` with all new training prompts and old ones beside them, and `seen.txt` of both.
+
+    Args:
+        new: the newly collected conversations.
+        old: the prompts that the champion was trained and evaluated on.
+        old_share: share of old prompts in every split, as far as there are enough of them; 0 takes old ones only where
+            the new ones do not suffice for validation, test and warm-up.
+        num_validation: prompts for the selection of a checkpoint, at most.
+        num_test: prompts for benchmarks, at most.
+        num_warm_up: prompts that warm a benchmark up, at most.
+    """
+    from components.data.mixing.mix_prompts import mix_prompts as run
+
+    return run(
+        new,
+        old,
+        old_share=old_share,
+        num_validation=num_validation,
+        num_test=num_test,
+        num_warm_up=num_warm_up,
+        ctx=ctx,
+    )
+
+
+def write_answers_by_server(
+    target: Target,
+    prompts: Prompts,
+    *,
+    base_url: BaseUrl,
+    engine: Engine = "auto",
+    model: str = "",
+    api_key_variable: str = "",
+    label: str = "",
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16,
+    retries: Annotated[int, Field(ge=0, le=20)] = 5,
+    backoff_s: Annotated[float, Field(gt=0.0)] = 0.5,
+    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
+    wait_s: Annotated[float, Field(gt=0.0)] = 30.0,
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
+    greedy_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.75,
+    max_new_tokens: Annotated[int, Field(ge=8)] = 96,
+    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
+    max_failed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01,
+    ctx: Context,
+) -> Conversations:
+    """Let a server continue the train and validation prompts.
+
+    Args:
+        target: The model that the server serves; its tokenizer encodes the prompts.
+        base_url: The server's address with or without /v1; no credentials, query or fragment.
+        engine: The engine behind it; auto asks the server. openai is any other with /v1/completions.
+        model: The name of the served model; empty takes the first of /v1/models.
+        api_key_variable: The environment variable that holds its key; the key is written nowhere.
+        label: A description of the server; it is part of the step's key, and the server itself is not.
+        concurrency: Requests in flight.
+        retries: Further attempts for a prompt, after failures that may pass.
+        backoff_s: The first wait between attempts, seconds; it doubles, with jitter, and Retry-After is respected.
+        timeout_s: The longest that one answer may take, seconds.
+        wait_s: How long the server may take to answer for the first time, seconds.
+        temperature: Sampling temperature of the sampled answers.
+        greedy_share: The share of train prompts answered greedily; validation always is.
+        max_new_tokens: The longest answer, tokens.
+        max_prompt_tokens: Prompts of more tokens are skipped and counted.
+        shard_size: Rows of a shard.
+        max_failed: Share of the prompts that may fail; above it the step stops and keeps its answers for the next
+            attempt.
+    """
+    from components.data.responses.from_server import write_answers_by_server as run
+
+    return run(
+        target,
+        prompts,
+        base_url=base_url,
+        engine=engine,
+        model=model,
+        api_key_variable=api_key_variable,
+        label=label,
+        concurrency=concurrency,
+        retries=retries,
+        backoff_s=backoff_s,
+        timeout_s=timeout_s,
+        wait_s=wait_s,
+        temperature=temperature,
+        greedy_share=greedy_share,
+        max_new_tokens=max_new_tokens,
+        max_prompt_tokens=max_prompt_tokens,
+        shard_size=shard_size,
+        max_failed=max_failed,
+        ctx=ctx,
+    )
+
+
+def write_answers(
+    target: Target,
+    prompts: Prompts,
+    *,
+    max_new_tokens: Annotated[int, Field(ge=8)] = 96,
+    sampled_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25,
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
+    batch_size: Annotated[int, Field(ge=1)] = 64,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
+    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
+    ctx: Context,
+) -> Conversations:
+    """Continue the train and validation prompts with the target, in batches over its KV cache.
+
+    Args:
+        max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
+        sampled_share: The share of prompts whose answer is sampled; the others are greedy. Validation is always greedy.
+        temperature: Sampling temperature of the sampled answers.
+        batch_size: The most prompts answered together; bounds memory.
+        shard_size: Prompts of a shard, the unit of work of a worker, and the most that a kill loses.
+        max_prompt_tokens: Prompts of more tokens are left out and counted.
+    """
+    from components.data.responses.generate import write_answers as run
+
+    return run(
+        target,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        sampled_share=sampled_share,
+        temperature=temperature,
+        batch_size=batch_size,
+        shard_size=shard_size,
+        max_prompt_tokens=max_prompt_tokens,
+        ctx=ctx,
+    )
+
+
+def write_given_answers(
+    target: Target,
+    prompts: Prompts,
+    *,
+    thinking: Thinking = "drop",
+    turns: Turns = "all",
+    max_tokens: Annotated[int, Field(ge=16)] = 2048,
+    shard_size: Annotated[int, Field(ge=1)] = 256,
+    max_set_aside: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2,
+    ctx: Context,
+) -> Conversations:
+    """Convert the train and validation chats, with their source's answers, to token ids and answer masks.
+
+    Args:
+        target: Its tokenizer and chat template are used; its weights are not.
+        prompts: Those with a `conversation`, or with a chat and a `reference`; others have no answer and are counted.
+        thinking: What happens to the thinking in answers: keep all of it, drop it, or keep that of a row's last answer
+            only. Where a template writes earlier answers without thinking, each answer becomes a row of its own.
+        turns: Learn from all answers of a chat, or from the last one only.
+        max_tokens: The most tokens of a row; a longer chat loses its last turns, and is left out if no answer remains.
+        shard_size: Rows of a shard.
+        max_set_aside: Share of the chats with answers that may be set aside; above it the step stops and says why.
+    """
+    from components.data.responses.given import write_given_answers as run
+
+    return run(
+        target,
+        prompts,
+        thinking=thinking,
+        turns=turns,
+        max_tokens=max_tokens,
+        shard_size=shard_size,
+        max_set_aside=max_set_aside,
+        ctx=ctx,
+    )
+
+
+def collect_chats_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
+
+    Planning never uses the network: sources on a hub or in an object store count by name and revision alone."""
+    from components.data.collect.chats import collect_chats_fingerprint as fingerprint
+
+    return fingerprint(settings)
+
+
+def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content of `source`, for the step's key: the interpreter's version determines the library."""
+    from components.data.collect.corpus import collect_corpus_fingerprint as fingerprint
+
+    return fingerprint(settings)
+
+
+def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
+
+    Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION."""
+    from components.data.collect.prompts import collect_prompts_fingerprint as fingerprint
+
+    return fingerprint(settings)
+
+
+def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """File -> sha256 of `source` and `keep_out`, for the step's key."""
+    from components.data.collect.traffic import collect_traffic_fingerprint as fingerprint
+
+    return fingerprint(settings)
+
+
+def collect_workloads_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+    """File -> sha256 of every local source, for the step's key.
+
+    Planning never uses the network, so a preset on the hub counts by its name and revision alone."""
+    from components.data.collect.workloads import collect_workloads_fingerprint as fingerprint
+
+    return fingerprint(settings)

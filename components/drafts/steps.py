@@ -1,0 +1,141 @@
+"""The steps of components/drafts, as pipelines.yaml names them: what each takes, its settings, and what it makes.
+
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.contract import Context, Draft, Features, Target
+from components.drafts.settings import Method
+from components.weight_format import Weights
+
+
+def quantise_draft(
+    draft: Draft,
+    *,
+    weights: Weights = "int8",
+    group_size: Annotated[int, Field(ge=0, le=4096)] | None = None,
+    keep: list[str] = ["fc", "lm_head"],  # noqa: B006 - read, never changed
+    ctx: Context,
+) -> Draft:
+    """Store a trained drafter in fewer bits: weight-only, symmetric, rounded to nearest;
+    drafts/storage/quantisation.py says how.
+
+    Engines, measurements and further training see the rounded weights, dequantised as they are read. Norms, biases and
+    embeddings are never quantised; they and what `keep` names are stored in bfloat16.
+
+    Args:
+        draft: the drafter as it was trained.
+        weights: bf16 rounds every weight to bfloat16; int8 and int4 quantise the linear layers.
+        group_size: neighbouring inputs that share a scale; 0 gives every output channel one. Left out: 0 for int8, 32
+            for int4. It must divide the inputs of every layer. 32 is what llama.cpp's Q8_0 has.
+        keep: linear layers that stay in bfloat16, by the last part of their name. fc (EAGLE's entry, from the target's
+            large hidden states) is no quantised layer in SGLang, lm_head is none wherever engines quantise "Linear"
+            layers alone, and both have much to lose: every guess goes through them. [] quantises all, as llama.cpp's
+            converter does. A drafter need not have the layers of the default; any other name must be one of its own.
+    """
+    from components.drafts.quantise import quantise_draft as run
+
+    return run(draft, weights=weights, group_size=group_size, keep=keep, ctx=ctx)
+
+
+def train_draft(
+    target: Target,
+    features: Features | None = None,
+    start_from: Draft | None = None,
+    *,
+    method: Method = "eagle3",
+    settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
+    num_steps: Annotated[int, Field(ge=1)] = 400,
+    optimizer: Literal["muon", "adamw"] = "muon",
+    peak_lr: Annotated[float, Field(gt=0)] = 2e-3,
+    muon_lr_scale: Annotated[float, Field(gt=0)] = 10.0,
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01,
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0,
+    batch_tokens: Annotated[int, Field(ge=16)] = 1024,
+    max_tokens: Annotated[int, Field(ge=8)] = 2048,
+    packing: Literal["none", "bucket", "pack"] = "bucket",
+    order: Literal["given", "shuffled"] = "given",
+    draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    eval_every: Annotated[int, Field(ge=1)] = 50,
+    eval_rows: Annotated[int, Field(ge=1)] = 32,
+    checkpoint_every: Annotated[int, Field(ge=1)] = 50,
+    ctx: Context,
+) -> Draft:
+    """Train a drafter for a target and keep the weights with the best held-out acceptance length.
+
+    A method that learns nothing (prompt lookup) makes a Draft of its settings alone, in no time and without features.
+
+    Args:
+        target: the model to draft for.
+        features: its hidden states over its own answers, splits train and validation, stored (data.record_features) or
+            computed along the way (data.features_on_the_fly); trained methods need them.
+        start_from: a drafter to go on from instead of starting over, of the same method and shape: its weights and
+            vocabulary, a new optimiser. The schedule begins again with its warm-up, so give a peak_lr well below the
+            one it was trained with (a quarter). If no step improves on it, its own weights are kept.
+        method: how to draft; components/drafts/METHOD.py says what each one is.
+        settings: what methods are told, by method: {eagle3: {ttt_steps: 5}}; only the entry of `method` counts, the
+            others are checked too, so that a matrix over methods can hold those of all. What each method can be told,
+            with defaults: components/drafts/settings.py.
+        num_steps: optimiser steps.
+        optimizer: muon steps the matrices inside the drafter by Muon and the rest (LM head, norms) by AdamW; adamw
+            steps all by AdamW.
+        peak_lr: AdamW's learning rate after warm-up.
+        muon_lr_scale: Muon's learning rate, as a multiple of AdamW's.
+        warmup_share: share of num_steps that warms up linearly; a cosine follows.
+        weight_decay: decoupled decay of the matrices; norm weights do not decay.
+        clip_norm: largest gradient norm.
+        batch_tokens: tokens in a batch, padding included.
+        max_tokens: tokens of a conversation that are used, from its start.
+        packing: what shares a batch. bucket: conversations of similar length, one a row. pack: several in a row, each
+            with its own positions and attention, so that little is padding. none: as they come, a row each.
+        order: of the conversations. given: the curriculum that data.mix_chats declared with its `order`, followed in
+            every epoch (a batch then holds neighbours of that order, so that packing: bucket is none); where none was
+            declared, shuffled. shuffled: by the seed, another way every epoch.
+        draft_vocab_size: tokens the drafter can guess, the most frequent ones of the answers; 0 takes a quarter of the
+            target's vocabulary, at least 256 and at most 32000. For mtp it prunes the head while drafting, not
+            training.
+        precision: arithmetic of the training graph; auto is bfloat16 where the machine multiplies it natively.
+        eval_every: optimiser steps between looks at the held-out acceptance length.
+        eval_rows: held-out answers in such a look, at most.
+        checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
+    """
+    from components.drafts.training.from_features import train_draft as run
+
+    return run(
+        target,
+        features,
+        start_from,
+        method=method,
+        settings=settings,
+        num_steps=num_steps,
+        optimizer=optimizer,
+        peak_lr=peak_lr,
+        muon_lr_scale=muon_lr_scale,
+        warmup_share=warmup_share,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        batch_tokens=batch_tokens,
+        max_tokens=max_tokens,
+        packing=packing,
+        order=order,
+        draft_vocab_size=draft_vocab_size,
+        precision=precision,
+        eval_every=eval_every,
+        eval_rows=eval_rows,
+        checkpoint_every=checkpoint_every,
+        ctx=ctx,
+    )
+
+
+def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
+    """The content of a given draft model, for the step's key: file name -> sha256; {} where none is given."""
+    from components.drafts.training.from_features import train_draft_fingerprint as fingerprint
+
+    return fingerprint(settings)
