@@ -23,6 +23,7 @@ from statistics import fmean, median, quantiles
 from typing import Final, NamedTuple
 
 from components.rows import Request
+from components.speedup.statistics.bootstrap import steady
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,6 @@ def best_plain(requests: Iterable[Request]) -> list[Request]:
 
 def timed_pairs(requests: Iterable[Request]) -> dict[tuple[str, int], tuple[float, float]]:
     """(prompt, process) -> the mean tokens of its repetitions, and their seconds at the steady time of a token."""
-    from components.speedup.statistics.bootstrap import steady  # numpy, which no step is read with
 
     requests_of: dict[tuple[str, int], list[Request]] = {}
     for r in requests:

@@ -13,17 +13,15 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+from prefect import Flow
 from pydantic import Field, WithJsonSchema
 
 from flows.execution.local_run import RunOptions
 from flows.planning.step_signature import named_packages
 from flows.spec.params import ParamSpec
 from flows.spec.schema import PipelineSpec, load_spec
-
-if TYPE_CHECKING:
-    from prefect import Flow
 
 ROOT = Path(__file__).resolve().parents[1]
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -55,7 +53,6 @@ def compile_flow(pipeline: PipelineSpec, name: str, body: Callable[[Mapping[str,
     check of the values is off: the form and the server refuse a wrong one, and what reaches the flow all the same is
     refused by flows/spec/params.py in one line, where Prefect would print a page.
     """
-    from prefect import Flow
 
     def run(**values: Any) -> Any:
         return body(values)

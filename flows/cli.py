@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import Abort, Exit, TyperException
 
 from components.contract import UserError
 from flows.commands import choose_depth as choose
@@ -70,7 +71,6 @@ for _command in (
 
 def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | None = None) -> int:
     """Entry point of `draftsmith`; `packages` are where step addresses are looked up, by default `named_packages()`."""
-    from typer.exceptions import Abort, Exit, TyperException
 
     os.umask(0o077)  # chats, answers and databases of this home are for nobody else's eyes; children inherit it
     Invocation.packages, Invocation.debug = packages or named_packages(), False

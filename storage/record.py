@@ -23,9 +23,13 @@ from storage.artifacts.remote import drain_problems
 from storage.artifacts.sessions import session_of
 from storage.artifacts.store import Store
 from storage.artifacts.sync import catch_up, send
+from storage.history import query as results
+from storage.history.files import compact
+from storage.history.query import record_key, record_run
 from storage.history.segments import DamagedHistory
 from storage.journal import Journal
 from storage.redaction import without_secrets
+from storage.registry import registry, tracking
 from storage.registry.tracking import ServerDown, Tracker, tracking_uri
 
 RESYNC_HINT = "nothing is lost; `draftsmith resync` makes up for it"
@@ -121,7 +125,6 @@ def record_step(
     Raises:
         UserError: a row of the artifact does not have the columns and types of components/rows.py.
     """
-    from storage.history.query import record_key
 
     store = Store(run.home)
     run.journal.add(
@@ -167,8 +170,6 @@ def record_failure(step: Step, reason: str, seconds: float | None, run: Run) -> 
 
 def end_run(run: Run, status: str, reason: str = "") -> None:
     """Close a run. status: "completed" or "failed", with the one-line reason."""
-    from storage.history.files import compact
-    from storage.history.query import record_run
 
     run.journal.add("end", status=status, reason=reason)
     run.journal.close()
@@ -189,8 +190,6 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
     Raises:
         ArtifactsSkipped: some artifacts could not be read; it is raised last, when all others are recorded.
     """
-    from storage.history import query as results
-    from storage.registry import registry, tracking
 
     store = Store(home)
     if store.remote is not None:
@@ -225,7 +224,6 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
 
 
 def _register(artifact: Artifact, step: str, run: Run) -> None:
-    from storage.registry import registry
 
     source = None if run.mlflow_down or run.tracker.parent is None else run.tracker.child_run(step)
     version = registry.register(run.home, artifact.path, run.judge, source_run=source, may_promote=run.may_promote)

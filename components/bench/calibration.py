@@ -25,8 +25,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from components.bench.clock import threads
-from components.bench.prompts import open_drafter
+import torch
+
+from components.bench import clock
+from components.bench.clock import quiet_interpreter, threads
+from components.bench.prompts import fitting_prompts, open_drafter
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
@@ -221,7 +224,6 @@ def resolve_tuning(
     machine: Machine,
 ) -> Tuning:
     """The choice read from `tuning`, or else one timed here, decoding after the token ids of `context`."""
-    from components.bench.clock import quiet_interpreter
 
     tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
     if tuned is not None:
@@ -249,11 +251,6 @@ def autotune(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
-    import torch
-
-    from components.bench import clock
-    from components.bench.prompts import fitting_prompts
-    from components.targets.load import target_facts
 
     positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     context = fitting_prompts(target, positions, prompts, "test", TOKENS, ctx)[0].ids

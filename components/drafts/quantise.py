@@ -10,9 +10,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import Field
+from safetensors.torch import save_file
 
 from components.contract import Context, Draft, UserError
 from components.drafts.settings import Place
+from components.drafts.storage.files import read_draft, write_record
+from components.drafts.storage.quantisation import is_linear, layer_of, num_bytes, packed_layers, quantise_tensors
 from components.weight_format import DEFAULT_GROUP, Storage, Weights
 
 OF_TRAINED_WEIGHTS = ("held_out_al", "held_out_al_by_workload")
@@ -34,10 +37,6 @@ def quantise_draft(
     ctx: Context,
 ) -> Draft:
     """The step `drafts.quantise_draft`; its settings are explained in components/drafts/steps.py."""
-    from safetensors.torch import save_file
-
-    from components.drafts.storage.files import read_draft, write_record
-    from components.drafts.storage.quantisation import is_linear, layer_of, num_bytes, packed_layers, quantise_tensors
 
     record, tensors = read_draft(draft.path)
     label = f"drafts.quantise_draft: {record['method']} ({draft.key[:12]})"

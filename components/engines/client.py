@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from components.contract import UserError
 
@@ -99,7 +100,6 @@ class ServerInfo(NamedTuple):
 async def wait_until_ready(client: httpx.AsyncClient, server: ServerAddress, wait_s: float) -> ServerInfo:
     """Wait until a server answers and identify it; raises UserError after `wait_s` seconds without an answer."""
     import httpx
-    from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential
 
     retrying = AsyncRetrying(
         retry=retry_if_exception_type((httpx.TransportError, httpx.HTTPStatusError)),

@@ -6,14 +6,15 @@ S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); model.py adds host time, p
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
-
-if TYPE_CHECKING:
-    from components.speedup.policy import Policy
-    from components.speedup.select import Contender
+from components.speedup.policy import Policy, policy_summary, read_policy, served_choices, served_depths, write_policy
+from components.speedup.prediction.evidence import Evidence, add_chain, add_tree
+from components.speedup.prediction.flags import baseline_flags, thread_flags
+from components.speedup.prediction.predict import Rule
+from components.speedup.quantisation_cost import rounded_of, weights_costs
+from components.speedup.select import Contender, conclude
 
 
 def choose_depth(
@@ -29,11 +30,6 @@ def choose_depth(
     ctx: Context,
 ) -> DepthPolicy:
     """The step `speedup.choose_depth`; its settings are explained in components/speedup/steps.py."""
-    from components.speedup.policy import Policy, policy_summary, read_policy, served_depths, write_policy
-    from components.speedup.prediction.evidence import Evidence, add_chain, add_tree
-    from components.speedup.prediction.flags import baseline_flags, thread_flags
-    from components.speedup.prediction.predict import Rule
-    from components.speedup.select import conclude
 
     groups = _valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
@@ -86,8 +82,6 @@ Group = tuple[str, int | None]  # draft_key, tree_budget
 
 def _add_weights_costs(policy: Policy, groups: dict[Group, list[AcceptanceMap]], num_draws: int, ctx: Context) -> None:
     """Enter the cost of rounding weights, and the storage of each rounded drafter as its role."""
-    from components.speedup.policy import served_choices
-    from components.speedup.quantisation_cost import rounded_of, weights_costs
 
     chains = {key: maps for (key, budget), maps in groups.items() if budget is None}
     depths = {c.draft_key: c.depth_k for key in chains for c in served_choices(policy, key)}

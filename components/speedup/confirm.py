@@ -16,19 +16,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.promotion import Margins
 from components.rows import ALL, CostCell, DepthChoice, QualityFlag, Request, read_rows
-from components.speedup.policy import MeasuredArm, Policy
+from components.speedup.comparison.promotion_rule import champion_checks, enter_comparison
+from components.speedup.measured.measured import (
+    arm_of,
+    best_lookup,
+    lookup_flags,
+    measured_arms,
+    measured_flags,
+    too_many_ties,
+)
+from components.speedup.measured.rechoose import Posterior, choose_again, pick_drafter
+from components.speedup.policy import (
+    Gate,
+    GateCheck,
+    MeasuredArm,
+    Policy,
+    Winner,
+    faults_of,
+    policy_summary,
+    read_policy,
+    served_choices,
+    write_policy,
+)
 from components.speedup.prediction.costs import Setting, cost_table, round_cost
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from components.speedup.measured.rechoose import Posterior
-    from components.speedup.policy import GateCheck, Policy
+from components.speedup.statistics.bootstrap import PROMPTS
 
 
 def confirm_depth(
@@ -46,10 +61,6 @@ def confirm_depth(
     ctx: Context,
 ) -> DepthPolicy:
     """The step `speedup.confirm_depth`; its settings are explained in components/speedup/steps.py."""
-    from components.speedup.comparison.promotion_rule import champion_checks, enter_comparison
-    from components.speedup.measured.measured import lookup_flags, measured_arms, measured_flags
-    from components.speedup.measured.rechoose import choose_again
-    from components.speedup.policy import Gate, Winner, policy_summary, read_policy, write_policy
 
     if champion is not None and challenger is None:
         raise UserError("champion: it is compared with a challenger; give `challenger` too")
@@ -91,7 +102,6 @@ def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dic
 
     p_faster: id of an arm -> P(speedup > 1) by its measurement.
     """
-    from components.speedup.measured.measured import arm_of
 
     for rows in (policy.evals, policy.trees):
         for i, row in enumerate(rows):
@@ -122,7 +132,6 @@ def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dic
 
 def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     """predicted / measured - 1 on the same prompts; over all prompts where the measured ones have no maps."""
-    from components.speedup.measured.measured import arm_of
 
     arm = arm_of(policy, choice)
     if arm is not None and arm.speedup_pred is not None:
@@ -137,8 +146,6 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
     only_key: the one drafter that may win, or None. Drafters with faults (their output differs, their numbers are
     impossible) are excluded, unless all have faults.
     """
-    from components.speedup.measured.rechoose import pick_drafter
-    from components.speedup.policy import faults_of, served_choices
 
     candidates = [c for c in served_choices(policy) if c.depth_k > 0 and c.meas_lo is not None]
     candidates = [c for c in candidates if only_key in (None, c.draft_key)]
@@ -148,9 +155,6 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
 
 def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
     """The conditions of promotion, each with its value and limit."""
-    from components.speedup.measured.measured import arm_of, too_many_ties
-    from components.speedup.policy import GateCheck, faults_of
-    from components.speedup.statistics.bootstrap import PROMPTS
 
     if winner is None:
         return [GateCheck("depth_chosen_and_measured", False, 0.0, ">= 1")]
@@ -176,8 +180,6 @@ def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float,
 
 def _lookup_check(policy: Policy, winner: DepthChoice, minimum: float) -> GateCheck:
     """Speed over prompt lookup, which needs no training; every gate shows it, a setting makes it a condition."""
-    from components.speedup.measured.measured import best_lookup
-    from components.speedup.policy import GateCheck
 
     lookup = best_lookup(policy, winner)
     ratio = winner.speedup_meas / lookup.speedup if lookup is not None and winner.speedup_meas is not None else None
@@ -192,7 +194,6 @@ def _verdict(
     policy: Policy, winner: DepthChoice | None, checks: list[GateCheck], only_key: str | None
 ) -> tuple[str, list[str]]:
     """(use | do_not_speculate | undecided | invalid, reasons). only_key: the one drafter that is evaluated."""
-    from components.speedup.policy import faults_of, served_choices
 
     if winner is None:
         if any(c.depth_k > 0 and only_key in (None, c.draft_key) for c in served_choices(policy)):
@@ -219,7 +220,6 @@ def _verdict(
 def _verdict_of_interval(choice: DepthChoice, policy: Policy) -> str:
     """use | do_not_speculate | undecided by the measured interval; too few prompts, or a contradiction with the
     prediction, leave it undecided."""
-    from components.speedup.measured.measured import arm_of
 
     arm = arm_of(policy, choice)
     if arm is None or not arm.is_decisive or choice.meas_lo is None or choice.meas_hi is None:

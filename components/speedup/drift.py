@@ -7,13 +7,14 @@ by itself; where the interval of the change excludes zero, the rows and a flag r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.rows import ALL, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
-
-if TYPE_CHECKING:
-    from components.speedup.statistics.bootstrap import Estimate
+from components.speedup.policy import read_policy
+from components.speedup.prediction.replay import acceptance_length
+from components.speedup.statistics.bootstrap import PROMPTS, Estimate, draw_weights
 
 
 def measure_drift(
@@ -73,7 +74,6 @@ def _read_maps(source: Measurements, name: str) -> list[AcceptanceMap]:
 
 def _served_depth(policy: DepthPolicy | None, draft_key: str) -> int:
     """The depth that a policy chose for a drafter over all workloads; 0 without one."""
-    from components.speedup.policy import read_policy
 
     choices = read_policy(policy.path).choices if policy is not None else []
     return next((c.depth_k for c in choices if (c.draft_key, c.workload) == (draft_key, ALL)), 0)
@@ -117,10 +117,6 @@ def _drift_row(
 
 def _estimate_acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> Estimate:
     """`al` at a depth; prompts are sorted by name."""
-    import numpy as np
-
-    from components.speedup.prediction.replay import acceptance_length
-    from components.speedup.statistics.bootstrap import draw_weights
 
     weights = draw_weights(len(maps), num_draws, np.random.default_rng(seed))
     return acceptance_length(sorted(maps, key=lambda m: m.prompt_id), depth, weights)
@@ -128,7 +124,6 @@ def _estimate_acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: i
 
 def _few_prompts_flags(row: Drift) -> list[QualityFlag]:
     """A flag where a side has few prompts: the interval is wide, and a relevant change may go unseen."""
-    from components.speedup.statistics.bootstrap import PROMPTS
 
     fewest = min(row.num_prompts_then, row.num_prompts_now)
     if fewest >= PROMPTS.warn:

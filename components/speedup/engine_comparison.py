@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.definitions import al, counts, speedup
@@ -30,9 +30,9 @@ from components.rows import (
     read_rows,
     write_rows,
 )
-
-if TYPE_CHECKING:
-    from components.speedup.policy import PromptCounts
+from components.speedup.measured.measured import al_replayed
+from components.speedup.policy import PromptCounts, read_policy
+from components.speedup.prediction.replay import replay
 
 _OF_ANY_LENGTH: Final = ("ngram", "lookahead")
 """Methods that draft what they find, up to the depth; implementations search elsewhere, so only texts are compared."""
@@ -87,7 +87,6 @@ class _OurRounds:
         acceptance_map = self.maps.get((row.draft_key, row.prompt_id))
         if acceptance_map is None or acceptance_map.k_max < row.depth_k or acceptance_map.num_tokens < row.tokens_kept:
             return None
-        from components.speedup.prediction.replay import replay
 
         return len(replay(acceptance_map.accepted, row.depth_k, row.tokens_kept)), "maps"
 
@@ -166,7 +165,6 @@ def _read_engine(source: Measurements) -> _Engine:
 def _read_our_rounds(
     end_to_end: Measurements | None, acceptance: Sequence[Measurements], policy: DepthPolicy | None
 ) -> _OurRounds:
-    from components.speedup.policy import read_policy
 
     timed: dict[tuple[str, int, str], list[Request]] = {}
     for row in read_rows(end_to_end.path, Request) if end_to_end is not None else ():
@@ -260,7 +258,6 @@ def _comparison_row(
 
 def _al_pred(prediction: DepthEval, pairs: Sequence[_Pair], our_rounds: _OurRounds) -> float | None:
     """AL by the policy's replay of the paired prompts; of all its prompts where none is paired."""
-    from components.speedup.measured.measured import al_replayed
 
     if not pairs:
         return prediction.al

@@ -12,13 +12,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import ALL, AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
-
-if TYPE_CHECKING:
-    from components.speedup.statistics.bootstrap import Estimate
+from components.speedup.prediction.flags import QualityIssue
+from components.speedup.prediction.replay import acceptance_length
+from components.speedup.statistics.bootstrap import PROMPTS, Estimate, draw_weights
 
 UNKNOWN = "unknown"
 
@@ -124,10 +125,6 @@ def _training_languages(mix: Prompts) -> Counter[str]:
 
 def _estimate_acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws: int, seed: int) -> Estimate:
     """`al` at a depth; every drafter on the same prompts gets the same draws."""
-    import numpy as np
-
-    from components.speedup.prediction.replay import acceptance_length
-    from components.speedup.statistics.bootstrap import draw_weights
 
     weights = draw_weights(len(prompts), num_draws, np.random.default_rng([seed, 8]))
     return acceptance_length([drafter.maps[prompt] for prompt in prompts], depth, weights)
@@ -178,8 +175,6 @@ def _language_row(
 
 def _few_prompts_flags(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
     """Flags of languages with few prompts: intervals are wide, and a relevant difference may go unseen."""
-    from components.speedup.prediction.flags import QualityIssue
-    from components.speedup.statistics.bootstrap import PROMPTS
 
     few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < PROMPTS.warn]
     detail = f"fewer than {PROMPTS.warn} prompts; its intervals are wide"

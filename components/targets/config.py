@@ -6,6 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from components.contract import UserError
 from components.outside_json import read_object
 from components.targets.interface import kv_bytes_per_token, shape_of
@@ -46,8 +49,6 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
 
 def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
     """The transformers configuration in `folder`; raises UserError in one line."""
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     read_object(folder / "config.json", MAX_CONFIG_BYTES)  # checked before transformers reads it
     try:

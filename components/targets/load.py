@@ -27,6 +27,8 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from components.contract import Target, UserError
 from components.targets.config import facts_of, one_line, read_config, resolve_dtype
@@ -116,8 +118,6 @@ def _check_types(dtypes: Mapping[str, str], location: str) -> None:
 
 def _transformers_model(folder: Path, dtype: torch.dtype, trust: bool, location: str) -> Any:
     """The model as transformers loads it. Raises UserError for a missing weight, which it would initialise."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the errors below say it in one line
@@ -167,7 +167,6 @@ def target_facts(target: Target) -> dict[str, Any]:
 
 def open_tokenizer(target: Target | Path) -> Any:
     """The target's tokenizer (transformers' AutoTokenizer); raises UserError in one line."""
-    from transformers import AutoTokenizer
 
     folder, record = open_record(target if isinstance(target, Path) else target.path)
     try:

@@ -17,17 +17,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.contract import UserError
 from components.promotion import Margins, ServingSetup
 from components.rows import ALL
+from components.speedup.comparison.paired import Ratio
+from components.speedup.comparison.pairing import compare_ways
 from storage import journal
 from storage.artifacts.store import Store
+from storage.history.pairs import measured_of
 from storage.history.query import query
-
-if TYPE_CHECKING:
-    from components.speedup.comparison.paired import Ratio
+from storage.registry.registry import versions_of
 
 COLUMNS = ("quantity", "workload", "a", "b", "ratio", "lo", "hi", "margin", "num_prompts", "verdict")
 EXIT_CODES = {"better": 0, "not_worse": 0, "worse": 1}
@@ -62,8 +63,6 @@ class Outcome:
 
 def compare(home: Path, a: Side, b: Side, margins: Margins) -> Outcome:
     """A against B over everything the history knows of them. margins: shares by which A may lie below."""
-    from components.speedup.comparison.pairing import compare_ways
-    from storage.history.pairs import measured_of
 
     outcome = Outcome(a, b)
     if a.target_key and b.target_key and a.target_key != b.target_key:
@@ -135,7 +134,6 @@ def find_champion(store: Store, other: Side) -> Side:
     Raises:
         UserError: no champion drafts for this target.
     """
-    from storage.registry.registry import versions_of
 
     champions: list[tuple[bool, float, Side]] = []
     for name in sorted({row.name for row in journal.promotions(store.home)}):
@@ -152,7 +150,6 @@ def find_champion(store: Store, other: Side) -> Side:
 
 
 def _side_of_version(home: Path, reference: str, name: str, which: str) -> Side:
-    from storage.registry.registry import versions_of
 
     versions = versions_of(home, name)
     for number, aliases, tags in versions:

@@ -17,12 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components.contract import UserError
+from components.speedup.comparison.promotion_rule import judge
+from flows.console.inspect_output import is_model
 from flows.execution.local_run import RunOptions, RunOutcome, execute
 from flows.planning import fingerprint
 from flows.planning.plan import Plan, PlannedStep, make_plan
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import Store
+from storage.registry.registry import find_release, versions_of
 
 _VERSION = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
 REASON = "measured again"
@@ -95,9 +98,6 @@ def run_remeasurement(again: Remeasurement, options: RunOptions) -> RunOutcome:
 
 def _find_release(store: Store, reference: str) -> str:
     """The key of the release that was named."""
-    from components.speedup.comparison.promotion_rule import judge
-    from flows.console.inspect_output import is_model
-    from storage.registry.registry import find_release, versions_of
 
     version = _VERSION.fullmatch(reference)
     if version is not None:

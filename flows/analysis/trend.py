@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from components.contract import UserError
+from components.report.pages.trend import TrendSeries, write_trend
 from flows.spec.diagnostics import did_you_mean
 from storage.history.query import open_history
 
@@ -155,7 +156,6 @@ def draw(trend: Trend, over: str, to: Path) -> None:
     Raises:
         UserError: the folder is not there, or there is nothing to draw.
     """
-    from components.report.pages.trend import TrendSeries, write_trend
 
     if not trend.dots:
         raise UserError(f"trend: no value of {trend.metric} yet, so there is nothing to draw")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from components.contract import UserError
+from components.engines.depth_settings import engine_lines, engine_settings, engines_without_method
 from components.rows import ALL
 from flows.commands.terminal import Seed, echo, out
+from flows.console.query_output import print_answer
 
 if TYPE_CHECKING:
     from components.speedup.policy import Policy
@@ -78,9 +81,7 @@ def choose_depth(
     Exit codes: 0 a choice (also: do not speculate, or undecided), 1 the
     numbers are invalid, 2 a row or an option is wrong.
     """
-    from dataclasses import asdict
 
-    from components.engines.depth_settings import engine_settings, engines_without_method
     from components.speedup.imported.policy import policy_from
     from components.speedup.imported.rows import read_imported_rows
     from components.speedup.prediction.predict import Rule
@@ -113,7 +114,6 @@ def _shares(text: str) -> dict[str, float]:
 
 def _print(policy: Policy, settings: dict[str, Any]) -> None:
     """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
-    from components.engines.depth_settings import engine_lines
     from components.speedup.policy_markdown import (
         Cells,
         choice_cells,
@@ -122,7 +122,6 @@ def _print(policy: Policy, settings: dict[str, Any]) -> None:
         mixture_line,
         ranking_cells,
     )
-    from flows.console.query_output import print_answer
 
     def show(title: str, cells: Cells) -> None:
         echo(f"\n{title}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
 from flows.commands.inspect import named_values
 from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, echo_error, out
-from flows.console.query_output import Format
+from flows.console.query_output import Format, print_in
 from storage.artifacts.store import Store, default_home, require_writable
 
 
@@ -28,7 +29,6 @@ def remeasure(
     file: File = DEFAULT_FILE,
 ) -> None:
     """Measure a finished release again. Nothing is trained; its evidence is added to, and the gate decides anew."""
-    from dataclasses import replace
 
     from flows.analysis.remeasure import plan_remeasurement, run_remeasurement
     from flows.console.progress import Display
@@ -69,7 +69,6 @@ def compare(
     """A against B on the same prompts. Exit code 0: A is not worse; 1: it is; 3: undecided or not comparable."""
     from flows.analysis.compare import compare as weigh
     from flows.analysis.compare import find_champion, find_side
-    from flows.console.query_output import print_in
 
     store = Store()
     side_a = find_side(store, a, depth_a, tree_a)
@@ -102,7 +101,6 @@ def trend(
 ) -> None:
     """One number over runs, machines or versions: a table, a line of bars, a picture."""
     from flows.analysis.trend import draw, find_trend, spark_lines, table
-    from flows.console.query_output import print_in
 
     result = find_trend(default_home(), metric, named_values(filters), limit)
     print_in(format_, out, *table(result, over.value))

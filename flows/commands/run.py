@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from flows.commands.terminal import (
     echo,
     out,
 )
+from flows.spec.params import parse_params
 from storage.artifacts.store import Store, default_home, require_writable
 
 if TYPE_CHECKING:
@@ -82,7 +84,6 @@ def run(
     file: File = DEFAULT_FILE,
 ) -> None:
     """Run a pipeline; finished steps are reused. Killed, the same command goes on where it was."""
-    from dataclasses import replace
 
     from flows.console.progress import Display
     from flows.console.run_summary import print_run_summary
@@ -109,7 +110,6 @@ def run(
 
 
 def _typed_params(file: Path, pipeline: str, texts: Sequence[str]) -> dict[str, Any]:
-    from flows.spec.params import parse_params
     from flows.spec.schema import load_spec, pipeline_of
 
     return parse_params(pipeline, pipeline_of(load_spec(file), pipeline).params, texts) if texts else {}

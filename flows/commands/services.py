@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from components.contract import UserError
 from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, echo_error
-from storage.artifacts.store import default_home, require_writable
-
-if TYPE_CHECKING:
-    from flows.services.processes import Settings
+from flows.services.client import ApiError, PrefectApi, auth_file, is_held, pid_file, running, worker_is_online
+from flows.services.control import attached, links, memory_mib, require_file, start, states, stop
+from flows.services.processes import Settings, check_ports
+from flows.services.supervisor import kill_leftovers
+from storage.artifacts.store import Store, default_home, require_writable
 
 PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Where Prefect's server and pages answer.")]
 MlflowPort = Annotated[int, typer.Option(min=1, max=65535, help="Where MLflow's server and pages answer.")]
@@ -26,11 +27,7 @@ def up(
     mlflow_port: MlflowPort = 5000,
 ) -> None:
     """Start Prefect, MLflow and a worker, deploy every pipeline, and keep them running (until Ctrl-C, or `down`)."""
-    from flows.services.client import is_held, pid_file, running
-    from flows.services.control import attached, require_file, start
     from flows.services.doctor import check_versions
-    from flows.services.processes import Settings, check_ports
-    from flows.services.supervisor import kill_leftovers
 
     home = default_home()
     require_file(file)
@@ -61,7 +58,6 @@ def up(
 
 def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
     """Wait for every part, deploy, tell where everything is; whether the pipelines were deployed."""
-    from flows.services.client import running
     from flows.services.control import StartFailed, deploy, wait_until_healthy
 
     began = time.monotonic()
@@ -83,15 +79,12 @@ def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
 
 def down() -> None:
     """Stop everything that `up` has started; runs that were going on say Crashed and go on when they are retried."""
-    from flows.services.control import stop
 
     echo("stopped" if stop(default_home()) else "nothing was running")
 
 
 def status() -> None:
     """What runs, how it is, how much memory it takes, where its pages are. Exit code 1 when something is not well."""
-    from flows.services.client import ApiError, PrefectApi, running, worker_is_online
-    from flows.services.control import memory_mib, states
 
     home = default_home()
     services = running(home)
@@ -124,7 +117,6 @@ def doctor(
     from flows.services.doctor import examine
 
     if repair:
-        from storage.artifacts.store import Store
         from storage.repair import repair as mend
 
         for line in mend(default_home(), Store()) or ["nothing to repair"]:
@@ -149,7 +141,6 @@ def deploy(
     from flows.planning.external_inputs import kind_of_source
     from flows.planning.wiring import check_spec
     from flows.spec.schema import load_spec
-    from storage.artifacts.store import Store
 
     store = Store()
     check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=Invocation.packages)
@@ -170,8 +161,6 @@ def deploy(
 
 
 def _show_links() -> None:
-    from flows.services.client import auth_file, running
-    from flows.services.control import links
 
     home = default_home()
     services = running(home)

@@ -14,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from components.contract import UserError
+from components.data.formats.chats import dropped_examples
 from flows.console.progress import duration
 from flows.console.query_output import print_answer
 from flows.spec.diagnostics import one_line
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.records import PromotionRow
+from storage.registry.registry import changed_facts, notice_moves, versions_of
 
 MAX_FILES = 12
 
@@ -61,8 +63,6 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
         say(f"  {name}", one_line(value, 200))
     files = content["files"]
     if "dropped.parquet" in files and presence.artifact is not None:
-        from components.data.formats.chats import dropped_examples
-
         for row in dropped_examples(store.path_of(key)):
             place = f"{row['source']} {row['where']}: " if row["where"] else ""
             say("dropped, such as", one_line(f"{row['reason']}: {place}{row['excerpt']}", 200))
@@ -92,7 +92,6 @@ def is_model(home: Path, name: str) -> bool:
 
 def print_model(home: Path, name: str, console: Console) -> None:
     """The versions of a model and its promotion log; what was moved by hand in MLflow is noticed first."""
-    from storage.registry.registry import changed_facts, notice_moves, versions_of
 
     notice_moves(home)
     versions = [_version(*version) for version in versions_of(home, name)]

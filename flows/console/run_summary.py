@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
+from components.report.summary import summarise
 from flows.console.progress import duration
 from flows.execution.local_run import RunOutcome
 
@@ -48,8 +49,6 @@ def print_run_summary(outcome: RunOutcome, console: Console) -> None:
         if isinstance(artifact, Measurements) and "drift" in artifact.info:
             places["drift"] = str(artifact.info["drift"])
     if policy is not None:
-        from components.report.summary import summarise
-
         places = summarise(policy.info, release.info if release is not None else None, places)
     for label, value in places.items():
         say(f"  {label:<18} {value}")

@@ -17,17 +17,26 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+from uuid import UUID
 
 import psutil
+from prefect import Flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.results import ResultStore
+from prefect.settings import get_current_settings
+from prefect.states import Failed
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from components.contract import Mapper, ReportProgress, UserError
 from components.remote_code import allow_code
+from flows.execution.engine import Engine
 from flows.execution.step_process import place_for_sockets
 from flows.spec.diagnostics import one_line
-
-if TYPE_CHECKING:
-    from flows.execution.engine import Engine
 
 PACKAGE_OF: Final = {"dask": "prefect_dask", "ray": "prefect_ray"}
 DELIVERY_TIMEOUT_S: Final = 20.0
@@ -65,8 +74,6 @@ def connect(engine: Engine) -> None:
 
 def _connection() -> dict[str, Any]:
     """What a child process needs to report to this run, as JSON values."""
-    from prefect.context import FlowRunContext
-    from prefect.settings import get_current_settings
 
     run = FlowRunContext.get()
     assert run is not None and run.flow_run is not None, "a step of a Prefect run is a task inside its flow"
@@ -85,8 +92,6 @@ def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper
         if not shards:
             return
         os.environ.update(order["environment"])
-        from prefect import task
-        from prefect.cache_policies import NO_CACHE
 
         cluster = str(order["cluster"])
         with _cluster(order, scratch) as runner, _inside(order["flow_run_id"], runner):
@@ -123,7 +128,6 @@ def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote
 
     remote_code: models whose own code may run; the worker may be one that others have started.
     """
-    from prefect.states import Failed
 
     with _one_at_a_time:
         allow_code(remote_code)
@@ -136,8 +140,6 @@ def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote
 def deliver(task: Any, task_run: Any, state: Any) -> None:
     """Send what Prefect has queued in a worker before the shard counts as done: a worker may end without notice."""
     del task, task_run, state
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
 
     for worker in (EventsWorker, APILogWorker):
         worker.drain_all(timeout=DELIVERY_TIMEOUT_S, at_exit=False)
@@ -211,7 +213,6 @@ def _join_ray(address: str, stack: ExitStack) -> Any:
     """A task runner on a Ray cluster that is there. Its head forks a server for every client, and a fork that meets a
     call of gRPC dies (Ray 2.60: 1 of 12 on two busy cores); the next one has no reason to."""
     from prefect_ray import RayTaskRunner
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
     def join() -> Any:
         return stack.enter_context(RayTaskRunner(address=address, init_kwargs={"log_to_driver": False}))
@@ -238,12 +239,6 @@ def _ray_folder() -> Iterator[str]:
 @contextmanager
 def _inside(flow_run_id: str, runner: Any) -> Iterator[None]:
     """Be inside a flow run that goes on in another process, so that tasks submitted here belong to it."""
-    from uuid import UUID
-
-    from prefect import Flow
-    from prefect.client.orchestration import get_client
-    from prefect.context import FlowRunContext
-    from prefect.results import ResultStore
 
     with get_client(sync_client=True) as client:
         context = FlowRunContext(

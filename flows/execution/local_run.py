@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contract import Artifact, NothingNew, UserError
+from components.speedup.comparison.promotion_rule import judge
 from flows.execution.engine import Engine, OnEvent, StepFailed
 from flows.planning.plan import Plan, PlannedStep, make_plan
 from flows.planning.step_signature import PACKAGES
@@ -103,7 +104,6 @@ def execute(
 
     how: "direct" or "prefect", for the record, with Prefect's id of the flow run. run_steps: runs an engine.
     """
-    from components.speedup.comparison.promotion_rule import judge
     from storage.record import begin_run, end_run, record_failure, record_step
 
     started = time.monotonic()

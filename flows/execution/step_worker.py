@@ -34,8 +34,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import psutil
+
 from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
 from components.remote_code import allow_code
+from flows.planning.step_signature import resolve
 from storage.redaction import holds_password, is_secret_name, without_secrets
 
 GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
@@ -87,7 +90,6 @@ def _watch(worker: int, stop_requests: list[float]) -> int | None:
 
 def _kill_tree() -> None:
     """Kill every process below this one; as the sub-reaper it also finds those that hid in a new session."""
-    import psutil
 
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
@@ -135,7 +137,6 @@ def _run_worker(connection: Connection, order: Mapping[str, Any], guard_pid: int
 
 def _run_step(order: Mapping[str, Any], send: Any) -> int:
     """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
-    from flows.planning.step_signature import resolve
 
     try:
         step = resolve(order["address"], tuple(order["packages"]))

@@ -11,14 +11,22 @@ import getpass
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prefect import get_client, pause_flow_run
+from prefect.context import FlowRunContext
+from prefect.exceptions import FlowPauseTimeout
+from prefect.input import RunInput
+from prefect.states import Running
+from pydantic import Field
 
 from components.contract import UserError
 from components.report.tables import Table
+from components.speedup.comparison.promotion_rule import judge
 from flows.execution.local_run import RunOutcome
-
-if TYPE_CHECKING:
-    from storage.registry.promotion_gate import Decision
+from storage.registry.promotion_gate import Decision
+from storage.registry.registry import promote
+from storage.registry.tracking import open_client
 
 SECONDS_BETWEEN_LOOKS = 3
 # (fact of a version, what people call it)
@@ -50,7 +58,6 @@ def questions(home: Path, outcome: RunOutcome) -> list[Question]:
     waiting = [version for version in outcome.registered if version.waits]
     if not waiting:
         return []
-    from storage.registry.tracking import open_client
 
     client = open_client(home)
 
@@ -85,7 +92,6 @@ def ask(home: Path, outcome: RunOutcome, minutes: float, say: Callable[[str], No
 
     say: receives one line when the run starts to wait.
     """
-    from prefect.exceptions import FlowPauseTimeout
 
     lines = []
     for question in questions(home, outcome):
@@ -118,8 +124,6 @@ def by_hand(question: Question) -> str:
 
 
 def _promote(home: Path, question: Question, answer: Any) -> str:
-    from components.speedup.comparison.promotion_rule import judge
-    from storage.registry.registry import promote
 
     try:
         reason = f"approved in the Prefect UI{_approval_reason(answer)}"
@@ -130,9 +134,6 @@ def _promote(home: Path, question: Question, answer: Any) -> str:
 
 def _pause(question: Question, minutes: float) -> Any:
     """Pause this run with the form; the answer has `promote` (yes or no), `who` and `why`."""
-    from prefect import pause_flow_run
-    from prefect.input import RunInput
-    from pydantic import Field
 
     class Approval(RunInput):
         promote: bool = Field(default=False, description="Make this version the champion.")
@@ -147,9 +148,6 @@ def _pause(question: Question, minutes: float) -> Any:
 
 def _resume_run() -> None:
     """Back to Running: a run that ends while its pause has run out would be called Failed by the server."""
-    from prefect import get_client
-    from prefect.context import FlowRunContext
-    from prefect.states import Running
 
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "asked inside a flow run"

@@ -18,7 +18,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.events.actions import RunDeployment
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
 
 from components.contract import UserError
 from components.machine import num_usable_cores
@@ -29,12 +41,6 @@ from flows.planning.step_signature import PACKAGES
 from flows.services.client import WORK_POOL
 from flows.spec.diagnostics import did_you_mean
 from flows.spec.schema import PipelineSpec, ScheduleSpec, Spec, TriggerSpec, load_spec
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import DeploymentSchedule
-    from prefect.client.schemas.responses import DeploymentResponse
-    from prefect.events.schemas.automations import Automation, AutomationCore
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "draftsmith"
@@ -67,7 +73,6 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
     Raises:
         UserError: the file is wrong, or names a work pool that is not there.
     """
-    from prefect.client.orchestration import get_client
 
     spec = load_spec(file)
     with get_client(sync_client=True) as client:
@@ -97,8 +102,6 @@ def apply_changes(changes: list[Change]) -> int:
     Raises:
         UserError: the server refuses one.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
 
     done = 0
     with get_client(sync_client=True) as client:
@@ -125,7 +128,6 @@ def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str,
     Raises:
         UserError: a pipeline of this file has the name of another file's deployment.
     """
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     deployments: dict[str, DeploymentResponse] = {}
@@ -166,9 +168,6 @@ def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, int | None]) 
 
 
 def _create_pool(client: SyncPrefectClient) -> None:
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-    from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template, concurrency_limit=runs_at_once())
@@ -179,7 +178,6 @@ def _create_pool(client: SyncPrefectClient) -> None:
 
 
 def _limit_pool(client: SyncPrefectClient) -> None:
-    from prefect.client.schemas.actions import WorkPoolUpdate
 
     client.update_work_pool(WORK_POOL, WorkPoolUpdate(concurrency_limit=runs_at_once()))
 
@@ -191,7 +189,6 @@ def _desired_deployment(
 
     The run starts in the file's folder, so relative paths mean the same as on the command line; nothing is copied.
     """
-    from prefect.utilities.callables import parameter_schema
 
     flow = compile_flow(pipeline, name, lambda values: None)
     schema = parameter_schema(flow.fn).model_dump(mode="json", exclude_unset=True)
@@ -226,7 +223,6 @@ def _deployment_changes(name: str, desired: Mapping[str, Any], deployed: Deploym
     if deployed is None:
 
         def create(client: SyncPrefectClient) -> None:
-            from prefect.client.schemas.objects import ConcurrencyOptions
 
             options = desired["concurrency_options"]
             fields = {**desired, "concurrency_options": ConcurrencyOptions(**options) if options else None}
@@ -240,7 +236,6 @@ def _deployment_changes(name: str, desired: Mapping[str, Any], deployed: Deploym
     if differs:
 
         def update(client: SyncPrefectClient) -> None:
-            from prefect.client.schemas.actions import DeploymentUpdate
 
             fields = dict(differs)
             if "concurrency_options" in fields or "concurrency_limit" in fields:  # the server wants both together
@@ -303,8 +298,6 @@ def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, dict[str, 
 
 def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
     def create(client: SyncPrefectClient) -> None:
-        from prefect.client.schemas.actions import DeploymentScheduleCreate
-        from prefect.client.schemas.schedules import CronSchedule
 
         when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
         request = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
@@ -315,7 +308,6 @@ def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPre
 
 def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
     def update(client: SyncPrefectClient) -> None:
-        from prefect.client.schemas.schedules import CronSchedule
 
         when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
         assert existing.deployment_id is not None
@@ -377,8 +369,6 @@ def _expected_event(trigger: TriggerSpec, file: Path) -> dict[str, Any]:
 
 
 def _automation(name: str, identity: Any, trigger: TriggerSpec, file: Path, mark: str, enabled: bool) -> AutomationCore:
-    from prefect.events.actions import RunDeployment
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     return AutomationCore(
         name=name,
@@ -393,7 +383,6 @@ def _differs(
     client: SyncPrefectClient, automation: Automation, pipeline: str, trigger: TriggerSpec, file: Path
 ) -> bool:
     """Whether an automation would do anything else than the file says. A pipeline not yet deployed has a new id."""
-    from prefect.exceptions import ObjectNotFound
 
     try:
         identity = deployment_id(client, pipeline)

@@ -23,11 +23,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prefect.client.orchestration import get_client
+
 from components.contract import UserError
+from flows.catalog import pipelines_file
+from flows.orchestration.flow import prepare
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import default_home
 from storage.artifacts.whole_files import replace_file
+from storage.registry.registry import notice_moves
+from storage.registry.tracking import has_database
 
 SECONDS_BETWEEN_LOOKS = 5.0
 FILE_EVENT = "draftsmith.file.new"
@@ -109,7 +115,6 @@ class Watcher:
             del known_files[removed]
 
     def _moves(self) -> Iterator[dict[str, Any]]:
-        from storage.registry.registry import notice_moves
 
         first = "moves" not in self.state
         if _has_registry(self.home):
@@ -140,7 +145,6 @@ class Watcher:
 
 def send(events: list[dict[str, Any]]) -> None:
     """Send events to Prefect's server; returns when it has accepted them all. Raises its client's errors."""
-    from prefect.client.orchestration import get_client
 
     body = [{name: value for name, value in event.items() if name != "stamps"} for event in events]
     with get_client(sync_client=True) as client:
@@ -192,15 +196,12 @@ def _event(event: str, resource: str, name: str, payload: dict[str, Any], unique
 
 
 def _has_registry(home: Path) -> bool:
-    from storage.registry.tracking import has_database
 
     return has_database(home)
 
 
 def main() -> None:
     """Watch the file of $DRAFTSMITH_PIPELINES on this home until a signal comes."""
-    from flows.catalog import pipelines_file
-    from flows.orchestration.flow import prepare
 
     stop = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):

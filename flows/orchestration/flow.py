@@ -13,7 +13,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prefect import Flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
 
 from components.contract import Artifact, NothingNew, UserError
 from flows.execution.clusters import connect
@@ -28,9 +35,6 @@ from flows.spec.diagnostics import one_line
 from flows.spec.schema import load_spec, pipeline_of
 from storage.artifacts.store import Store
 from storage.redaction import without_secrets
-
-if TYPE_CHECKING:
-    from prefect import Flow
 
 DELIVERY_TIMEOUT_S = 20.0
 
@@ -93,8 +97,6 @@ def _run_flow(
 
 def _deliver_queued() -> None:
     """Deliver the logs and events in Prefect's queues; once its server has stopped they are retried for a minute."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
 
     for worker in (EventsWorker, APILogWorker):
         worker.drain_all(timeout=DELIVERY_TIMEOUT_S)
@@ -138,8 +140,6 @@ def run_as_tasks(
     results: receives the outcome or the error of the run, for a caller in the same process.
     whole: the run goes to the pipeline's end. somebody_may_answer: there is a UI to ask for an approval in.
     """
-    from prefect.runtime import flow_run
-    from prefect.states import Completed, Failed
 
     screen = Screen(plan, store, watched=somebody_may_answer)
     screen.show_plan()
@@ -189,9 +189,6 @@ def _ask_approval(
 
 def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:
     """Run the plan's steps in order, each as a Prefect task."""
-    from prefect import task
-    from prefect.cache_policies import NO_CACHE
-    from prefect.states import Completed, Failed
 
     connect(engine)
     artifacts: dict[str, Artifact] = dict(engine.plan.sources)
@@ -237,7 +234,6 @@ def catalog_flow(pipeline: str, options: RunOptions) -> Flow[..., Any]:
     from flows.catalog import compile_flow
 
     def body(values: Mapping[str, Any]) -> Any:
-        from prefect.states import Completed, Failed
 
         params = dict(values)
         dry_run = bool(params.pop("dry_run", False))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prefect.server.api.server import create_app as prefect_app
+
 from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, allowed_hosts
 
 if TYPE_CHECKING:
@@ -14,13 +16,11 @@ if TYPE_CHECKING:
 
 def create_app() -> ASGIApp:
     """Prefect's API, UI and background services, for hosts and origins we know."""
-    from prefect.server.api.server import create_app as prefect_app
 
     return KnownPlacesOnly(prefect_app(final=True), allowed_hosts())
 
 
 def create_temporary_app() -> ASGIApp:
     """Prefect's API alone, for the time of one run (flows/orchestration/temporary_server.py)."""
-    from prefect.server.api.server import create_app as prefect_app
 
     return KnownPlacesOnly(prefect_app(), frozenset(LOOPBACK))

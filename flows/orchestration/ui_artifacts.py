@@ -14,7 +14,17 @@ from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
+from prefect.concurrency.sync import concurrency
+
 from components.contract import Artifact, Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, Release
+from components.data.formats.chats import dropped_examples
 from components.report.prefect_cards import (
     answers_card,
     chats_card,
@@ -135,7 +145,6 @@ class Screen:
 
     def _take_slot(self) -> None:
         """Show that this machine is being measured on. The guard is the engine's OS lock; this only makes it seen."""
-        from prefect.concurrency.sync import concurrency
 
         if self._slot is not None:
             return
@@ -156,7 +165,6 @@ class Screen:
         if step.name in self._progress:
             _update_progress(self._progress[step.name], percent)
             return
-        from prefect.artifacts import create_progress_artifact
 
         artifact_id = create_progress_artifact(
             percent, key=_key(f"progress-{step.name}"), description=str(event["what"])
@@ -166,7 +174,6 @@ class Screen:
 
     def _markdown(self, key: str, text: str | Callable[[], str], description: str) -> None:
         def create() -> None:
-            from prefect.artifacts import create_markdown_artifact
 
             if content := text if isinstance(text, str) else text():
                 create_markdown_artifact(content, key=_key(key), description=description)
@@ -194,19 +201,16 @@ def _mlflow_link(store: Store, outcome: RunOutcome) -> str:
 
 
 def _dropped(chats: Chats) -> list[dict[str, str]]:
-    from components.data.formats.chats import dropped_examples
 
     return dropped_examples(chats.path)
 
 
 def _link(address: str, key: str, text: str) -> None:
-    from prefect.artifacts import create_link_artifact
 
     create_link_artifact(address, key=_key(key), link_text=text, description=text)
 
 
 def _update_progress(artifact: UUID, percent: float) -> None:
-    from prefect.artifacts import update_progress_artifact
 
     update_progress_artifact(artifact, percent)
 
@@ -217,6 +221,5 @@ def _key(name: str) -> str:
 
 
 def _logger() -> Any:
-    from prefect import get_run_logger
 
     return get_run_logger()

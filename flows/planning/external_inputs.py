@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
+from components.speedup.comparison.promotion_rule import judge
 from flows.spec.diagnostics import did_you_mean
 from storage.artifacts.records import RECORD_FILE, ArtifactRecord, BadRecord, read_checked
 from storage.artifacts.store import Store
@@ -97,7 +98,6 @@ class Sources:
         return type(self.artifacts[name]).__name__
 
     def _find_version(self, named: re.Match[str]) -> Artifact:
-        from components.speedup.comparison.promotion_rule import judge
         from storage.registry.registry import find_release
 
         reference = f"registry:{named['name']}@{named['which']}"

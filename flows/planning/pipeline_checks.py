@@ -24,12 +24,14 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from components.contract import UserError
+from components.data.sources.overlap import Origin, after_split, origins_of, share_questions
 from components.engines.profiles import UNKNOWN, TargetFacts, packing_refusals, refusals
 from components.outside_json import read_object
+from components.targets.rope_scaling import rope_scaling_of
+from components.targets.source import local_folder
 from components.weight_format import Storage
 
 if TYPE_CHECKING:
-    from components.data.sources.overlap import Origin
     from flows.planning.wiring import WiredStep
 
 _CARRY_ROWS: Final = ("Chats", "Prompts", "Conversations", "Features", "Draft")
@@ -57,7 +59,6 @@ def check_train_eval_overlap(steps: Sequence[WiredStep]) -> Iterator[tuple[int, 
 def _shared_sources(
     giver: WiredStep, benchmark: WiredStep, by_name: Mapping[str, WiredStep]
 ) -> Iterator[tuple[int, str]]:
-    from components.data.sources.overlap import after_split, share_questions
 
     for reader, read, kept_out in _origins(giver, by_name, frozenset()):
         for _, bench_origin, _ in _origins(benchmark, by_name, frozenset()):
@@ -88,7 +89,6 @@ def _origins(
     step: WiredStep, by_name: Mapping[str, WiredStep], kept_out: frozenset[str]
 ) -> Iterator[tuple[WiredStep, Origin, frozenset[str]]]:
     """(step, origin, prompts kept out on the way) for every source named by a step or by those whose rows it takes."""
-    from components.data.sources.overlap import origins_of
 
     kept_out = kept_out.union(_names(step.inputs.get("keep_out", [])))
     room, _, name = step.function.address.partition(".")
@@ -194,7 +194,6 @@ def _target_config(step: WiredStep, steps: Mapping[str, WiredStep]) -> Any:
     loaded = steps.get(str(step.inputs.get("target")))
     if loaded is None or loaded.function.address != LOADS:
         return None
-    from components.targets.source import local_folder
 
     try:
         folder = local_folder(str(loaded.settings.get("model", "")))
@@ -207,7 +206,6 @@ def _target_config(step: WiredStep, steps: Mapping[str, WiredStep]) -> Any:
 
 def _facts(config: Any) -> TargetFacts | None:
     """The facts in a config.json; None where it does not say them."""
-    from components.targets.rope_scaling import rope_scaling_of
 
     whole = config if isinstance(config, dict) else {}
     config = whole.get("text_config", whole)  # sizes; the architecture often stands at top level alone

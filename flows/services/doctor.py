@@ -38,7 +38,9 @@ from flows.services.client import (
 )
 from flows.services.processes import Settings, check_ports
 from flows.services.supervisor import processes_of_home
+from storage.artifacts.store import Store
 from storage.registry.tracking import database_fault
+from storage.repair import find_damage
 
 BREAKS_SERVER = {
     "fastapi": ("0.151", "turns null into an error and breaks deploying; from 0.155 Prefect's server does not start"),
@@ -171,8 +173,6 @@ def revisions(package: str) -> tuple[set[str], set[str]]:
 
 def _check_damages(home: Path) -> Iterator[Finding]:
     """Read every file of the home: a failing disk changes neither time nor size."""
-    from storage.artifacts.store import Store
-    from storage.repair import find_damage
 
     store, is_whole = Store(home), True
     for damage in find_damage(home, store):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flows.services.client import LOOPBACK
 from flows.services.server_guard import BehindPassword, KnownPlacesOnly, OwnArtifactsOnly, allowed_hosts
+from storage.registry.tracking import ensure_database
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -32,8 +33,6 @@ def main() -> None:
     home, port = Path(sys.argv[1]), int(sys.argv[2])
     database = os.environ["MLFLOW_BACKEND_STORE_URI"]
     if database.startswith("sqlite:"):  # flows/services/databases.py has prepared any other
-        from storage.registry.tracking import ensure_database
-
         ensure_database(home)
 
     import uvicorn

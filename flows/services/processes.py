@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 from components.contract import UserError
 from flows.services.client import (
     LOOPBACK,
@@ -199,7 +201,6 @@ def check_ports(settings: Settings) -> None:
 
 def _process_on(port: int) -> str:
     """ " by process ID (NAME)" for the process that listens on a port; "" where it is not ours to see."""
-    import psutil
 
     try:
         for connection in psutil.net_connections("tcp"):

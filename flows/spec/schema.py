@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import keyword
 import re
+import zoneinfo
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from components.contract import UserError
@@ -411,7 +413,6 @@ def trigger_problems(pipeline: str, trigger: TriggerSpec, pipelines: Mapping[str
 
 def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
     """("cron" or "timezone", what is wrong)."""
-    from cronsim import CronSim, CronSimError
 
     fields = cron.upper().split()
     try:
@@ -421,7 +422,6 @@ def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
         next(CronSim(cron, datetime(2024, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration):
         yield "cron", f"{show(cron)} is not a cron line of five fields (minute hour day month weekday) that ever comes"
-    import zoneinfo
 
     try:
         if timezone.startswith(("posix", "right/")):  # other forms of the same files, which Prefect does not take

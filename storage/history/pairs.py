@@ -10,6 +10,7 @@ from typing import Any
 
 from components.promotion import ArmPrompt, MeasuredRows
 from components.rows import AcceptanceMap
+from storage.history.query import open_history
 
 _ARMS = Path(__file__).with_name("paired_prompts.sql")
 _MAPS = """
@@ -21,7 +22,6 @@ ORDER BY created_at DESC, artifact_key, prompt_id"""
 
 def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
     """The measured rows of some drafters. Maps come the newest first; their proxy_accepted is left out (empty)."""
-    from storage.history.query import open_history
 
     drafts: dict[str, Any] = {"drafts": [key for key in draft_keys if key]}
     with open_history(home) as run_query:

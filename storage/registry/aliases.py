@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from storage import journal
 from storage.artifacts.sync import send_promotion
 from storage.artifacts.whole_files import replace_file
+from storage.history.query import UNREADABLE, record_promotion, rows_of
 from storage.history.records import PromotionRow, new_promotion
 from storage.registry.tracking import RELEASES, ensure_experiment
 
@@ -95,7 +96,6 @@ def log_external_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
 
 def _moves_missing_from_log(home: Path, logged: Iterable[PromotionRow]) -> list[PromotionRow]:
     """The moves that are in the history and not in the log."""
-    from storage.history.query import UNREADABLE, rows_of
 
     logged_ids = {row.promotion_id for row in logged}
     try:
@@ -169,7 +169,6 @@ def _apply(home: Path, client: MlflowClient, row: PromotionRow) -> None:
 
 def log_move(home: Path, row: PromotionRow) -> None:
     """Put an entry into the promotion log, the shared store and the history; each takes it once."""
-    from storage.history.query import record_promotion
 
     journal.log_promotion(home, row)
     send_promotion(row)

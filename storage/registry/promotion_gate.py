@@ -18,6 +18,7 @@ from pathlib import Path
 
 from components.promotion import Check, Evidence, Judge, ServingSetup
 from storage.history.pairs import measured_of
+from storage.history.query import query
 
 _ENGINES = Path(__file__).with_name("engine_gate.sql")
 
@@ -87,7 +88,6 @@ def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str
 
 def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
     """Checks that serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
-    from storage.history.query import query
 
     draft_key = challenger.get("draftsmith.draft_key", "")
     names, rows = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})

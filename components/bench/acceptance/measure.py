@@ -12,17 +12,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 
+from components.bench.acceptance.chain_map import acceptance_map, count_in_draft_vocabulary, repeated_bigrams
+from components.bench.acceptance.trees import check_branching, tree_acceptance, tree_shape
+from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
 from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target
+from components.decoding.chain import LOOPS
+from components.drafts.interface import Drafter, TreeProposer
+from components.drafts.settings import LookaheadSettings
+from components.drafts.storage.files import read_record
 from components.files import written_whole
 from components.rows import AcceptanceMap, write_rows
-
-if TYPE_CHECKING:
-    from components.bench.prompts import EncodedPrompt
-    from components.drafts.interface import Drafter
+from components.targets.load import cached_target, target_facts
+from components.weight_format import Storage
 
 
 def measure_acceptance(
@@ -38,9 +44,6 @@ def measure_acceptance(
     ctx: Context,
 ) -> Measurements:
     """The step `bench.measure_acceptance`; its settings are explained in components/bench/steps.py."""
-    from components.bench.prompts import fitting_prompts
-    from components.drafts.storage.files import read_record
-    from components.targets.load import target_facts
 
     record = read_record(draft.path)
     k_max = min(max_depth or record["num_steps"], record["max_depth"])
@@ -92,8 +95,6 @@ def measure_acceptance(
 
 def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
     """Positions past the answer that a map needs: for draft tokens, or the window of a method with its own loop."""
-    from components.decoding.chain import LOOPS
-    from components.drafts.settings import LookaheadSettings
 
     if record["method"] not in LOOPS:
         return k_max
@@ -102,7 +103,6 @@ def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
 
 def _weight_columns(record: Mapping[str, Any]) -> dict[str, str]:
     """Row columns of a quantised drafter; {} for unquantised weights."""
-    from components.weight_format import Storage
 
     storage = Storage.from_record(record)
     return {} if storage is None else {"weights": storage.description, "quantised_from": str(record["quantised_from"])}
@@ -126,13 +126,6 @@ class MapShard:
 
 def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
     """Answer and map the prompts of one shard and write its file; returns their number. Runs in any process."""
-    import torch
-
-    from components.bench.acceptance.chain_map import acceptance_map, count_in_draft_vocabulary, repeated_bigrams
-    from components.bench.acceptance.trees import check_branching, tree_acceptance, tree_shape
-    from components.bench.prompts import greedy_answers, kept_length
-    from components.drafts.interface import TreeProposer
-    from components.targets.load import cached_target
 
     torch.set_num_threads(shard.num_threads)
     model = cached_target(shard.target.path, shard.device, shard.dtype)
@@ -177,7 +170,5 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
 @functools.lru_cache(maxsize=1)
 def _cached_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> Drafter:
     """The drafter, kept open from shard to shard."""
-    from components.bench.prompts import open_drafter
-    from components.targets.load import cached_target
 
     return open_drafter(Draft(key="", path=draft), cached_target(target, device, dtype))

@@ -13,25 +13,34 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.bench import clock
-from components.bench.calibration import Tuning
-from components.bench.cost.blocks import LONGEST_ANSWER, BlockConditions, Grid, Setting, cost_cells, run_block
+from components.bench.acceptance.trees import tree_arms
+from components.bench.calibration import Tuning, resolve_tuning
+from components.bench.cost.blocks import (
+    LONGEST_ANSWER,
+    BlockConditions,
+    Grid,
+    Setting,
+    cost_cells,
+    longest_context,
+    run_block,
+)
+from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
+from components.bench.end_to_end.compare import check_loop_supports
 from components.bench.end_to_end.request_rows import LOAD_OF_OTHERS
 from components.bench.measurement.process import FIRST_SHARE, ArmRun, Measuring, seconds_a_token, slice_length
 from components.bench.measurement.stopping import cost_half_widths
-from components.bench.prompts import EncodedPrompt
+from components.bench.prompts import EncodedPrompt, fitting_prompts
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.drafts.storage.files import read_record
 from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from components.bench.end_to_end.arms import Arm
+from components.speedup.statistics.bootstrap import steady
+from components.targets.load import target_facts
 
 NUM_TEXTS = 8
 
@@ -57,11 +66,6 @@ def measure_step_cost(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.measure_step_cost`; its settings are explained in components/bench/steps.py."""
-    from components.bench.calibration import resolve_tuning
-    from components.bench.cost.blocks import Grid, Setting, longest_context
-    from components.bench.end_to_end.compare import check_loop_supports
-    from components.bench.prompts import fitting_prompts
-    from components.targets.load import target_facts
 
     for draft in drafts:
         check_loop_supports(draft, batch_sizes, trees)
@@ -96,9 +100,6 @@ def _headline_facts(cells: Sequence[CostCell]) -> dict[str, Any]:
 
 def plan_arms(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
     """Plain decoding, on both kernels with a rival, and every drafter at every depth and as trees."""
-    from components.bench.acceptance.trees import tree_arms
-    from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
-    from components.drafts.storage.files import read_record
 
     arms = [PLAIN, *([RIVAL] if rival else [])]
     for draft in drafts:
@@ -112,7 +113,6 @@ def plan_arms(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, 
 
 def medians(cells: Sequence[CostCell]) -> dict[str, float]:
     """Phase -> steady time over all blocks in ms, such as "eagle3 verify k=3" -> 5.2; batch and length if several."""
-    from components.speedup.statistics.bootstrap import steady
 
     batches, lengths = ({getattr(cell, name) for cell in cells} for name in ("batch_size", "kv_len"))
     groups: dict[str, list[float]] = {}

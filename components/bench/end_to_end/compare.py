@@ -9,21 +9,27 @@ of every round are kept as cost cells, so that predictions can be compared with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from components.bench import clock
+from components.bench.acceptance.trees import tree_arms
+from components.bench.calibration import Tuning, resolve_tuning
+from components.bench.cost.blocks import BlockConditions, Setting, cost_cells
+from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm, depths_to_run, read_policy_depths
+from components.bench.end_to_end.request_rows import Conditions, request_rows, round_rows, rounded, run_flags
+from components.bench.end_to_end.timed_runs import GroupRun, Study, StudyPlan, timed_runs
+from components.bench.measurement.process import Measuring
+from components.bench.measurement.stopping import check_settled
+from components.bench.prompts import EncodedPrompt, fitting_prompts, spread
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.decoding.chain import LOOPS
 from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
+from components.drafts.storage.files import read_record
 from components.rows import CostCell, Request, write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from components.bench.calibration import Tuning
-    from components.bench.end_to_end.arms import Arm
-    from components.bench.end_to_end.timed_runs import GroupRun, Study
-    from components.bench.prompts import EncodedPrompt
+from components.targets.load import open_target, target_facts
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
 
@@ -52,13 +58,6 @@ def compare_end_to_end(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.compare_end_to_end`; its settings are explained in components/bench/steps.py."""
-    from components.bench.calibration import resolve_tuning
-    from components.bench.end_to_end.arms import read_policy_depths
-    from components.bench.end_to_end.timed_runs import Study, StudyPlan
-    from components.bench.measurement.process import Measuring
-    from components.bench.measurement.stopping import check_settled
-    from components.bench.prompts import fitting_prompts, spread
-    from components.targets.load import target_facts
 
     for draft in drafts:
         check_loop_supports(draft, batch_sizes, trees)
@@ -105,10 +104,6 @@ def plan_arms(
 
     Side arms are shown in the results, but take no part in the decision which depth to serve.
     """
-    from components.bench.acceptance.trees import tree_arms
-    from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm, depths_to_run
-    from components.decoding.chain import LOOPS
-    from components.drafts.storage.files import read_record
 
     lookup = [Arm("ngram", "", depth) for depth in lookup_depths]
     arms, side = [PLAIN, *([RIVAL] if rival else []), *lookup], set(lookup)
@@ -136,8 +131,6 @@ def drop_timed(warm_up: Sequence[EncodedPrompt], timed_prompts: Sequence[Encoded
 
 def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
     """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
-    from components.decoding.chain import LOOPS
-    from components.drafts.storage.files import read_record
 
     method = read_record(draft.path)["method"]
     if method not in LOOPS:
@@ -161,11 +154,6 @@ def _write_rows(
     ctx: Context,
 ) -> dict[str, Any]:
     """Write the rows: requests compared with plain decoding, rounds, costs, quality flags. Returns facts for `info`."""
-    from components.bench import clock
-    from components.bench.end_to_end.request_rows import Conditions, request_rows, round_rows, run_flags
-    from components.bench.end_to_end.timed_runs import timed_runs
-    from components.drafts.storage.files import read_record
-    from components.targets.load import open_target
 
     runs = timed_runs(study.group_runs)
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
@@ -196,7 +184,6 @@ def study_cost_cells(
     group_runs: Sequence[GroupRun], target_key: str, dtype: str, num_threads: int, load: float | None
 ) -> list[CostCell]:
     """The phases of every arm's rounds as cost cells: one block for each prompt, kv_len the mean context of all."""
-    from components.bench.cost.blocks import BlockConditions, Setting, cost_cells
 
     contexts = [
         len(prompt.ids) + len(decoded.tokens) / 2
@@ -218,7 +205,6 @@ def study_cost_cells(
 
 def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
     """One record an arm, pooled over prompts: decode tokens/s, speedup over plain, acceptance length, identity."""
-    from components.bench.end_to_end.request_rows import rounded
 
     timed = [r for r in requests if counts(r)]
     groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}

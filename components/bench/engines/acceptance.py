@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from prometheus_client.parser import text_string_to_metric_families
+
 _SGLANG_COUNTS: Final = (
     ("spec_num_correct_drafts", "spec_num_proposed_drafts"),
     ("spec_accepted_drafts", "spec_proposed_drafts"),
@@ -129,7 +131,6 @@ class Counters:
 
 def read_counters(text: str) -> Counters | None:
     """vLLM's speculation counters from the text of /metrics; None without any (no speculation, other engine)."""
-    from prometheus_client.parser import text_string_to_metric_families
 
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}

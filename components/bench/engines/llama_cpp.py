@@ -26,18 +26,20 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from components.bench.end_to_end.compare import drop_timed
 from components.bench.engines.acceptance import Acceptance
-from components.bench.prompts import EncodedPrompt
+from components.bench.engines.connect import ServerPrompt
+from components.bench.engines.rows import decode_expected
+from components.bench.engines.server import server_prompt
+from components.bench.prompts import EncodedPrompt, fitting_prompts, spread_by_workload
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.rows import EngineAcceptance, Request
-
-if TYPE_CHECKING:
-    from components.bench.prompts import EncodedPrompt
-
+from components.rows import EngineAcceptance, Request, write_rows
+from components.targets.file_digests import sha256_of
+from components.targets.load import open_tokenizer, target_facts
 
 _METHODS: Final[dict[str, str]] = {
     "draft-simple": "draft-model",
@@ -75,10 +77,6 @@ def measure_llama_cpp(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.measure_llama_cpp`; its settings are explained in components/bench/steps.py."""
-    from components.bench.end_to_end.compare import drop_timed
-    from components.bench.prompts import fitting_prompts, spread_by_workload
-    from components.rows import write_rows
-    from components.targets.load import open_tokenizer, target_facts
 
     tools = Tools.locate(programs, model, draft_model, depths)
     version = read_version(version_output(tools.plain))
@@ -132,7 +130,6 @@ def _plan_runs(
 
 def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
     """The GGUF files, programs and libraries that the settings name, for the step's key: file -> sha256."""
-    from components.targets.file_digests import sha256_of
 
     model, draft = str(settings["model"]), str(settings.get("draft_model", ""))
     depths = settings.get("depths", [3, 7])
@@ -203,7 +200,6 @@ def _run_program(
     prompt_file: Path,
 ) -> Run:
     """Run one process; every failure becomes a Run with its reason."""
-    from components.bench.engines.server import server_prompt
 
     text = server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids).text
     if text is None:
@@ -254,8 +250,6 @@ def _expected_texts(
     target: Target, runs: Sequence[Run], tokenizer: Any, num_compared: int, max_new_tokens: int, ctx: Context
 ) -> dict[str, str]:
     """prompt_id -> the text of our own plain greedy answer, for the first prompts of each workload."""
-    from components.bench.engines.connect import ServerPrompt
-    from components.bench.engines.rows import decode_expected
 
     timed = {run.prompt.prompt_id: run.prompt for run in runs if not run.is_warmup}
     server_prompts = [ServerPrompt(p.prompt_id, p.workload, p.ids, None) for p in timed.values()]

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.bench.end_to_end.identity import NOT_COMPARED, Identity, IdentityChecker
 from components.bench.end_to_end.request_rows import rounded, sha256_of_tokens
+from components.bench.engines.connect import Answer, Connected, ServerPrompt
 from components.contract import Context, Target, UserError
 from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
 from components.rows import EngineAcceptance, Request, Round
+from components.targets.generate import continue_batch
+from components.targets.load import open_target
 
 if TYPE_CHECKING:
-    from components.bench.engines.connect import Answer, Connected, ServerPrompt
     from components.bench.engines.server import Turn, TurnResult
 
 
@@ -94,8 +96,6 @@ def decode_expected(
     """
     if not num_compared:
         return None
-    from components.targets.generate import continue_batch
-    from components.targets.load import open_target
 
     own_dtype: Literal["float32", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float32"
     model = open_target(target, device=ctx.device, dtype=own_dtype, kernel="plain")

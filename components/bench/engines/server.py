@@ -15,18 +15,28 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import httpx
 from pydantic import Field
 
-from components.bench.engines.connect import EngineServer
+from components.bench.end_to_end.compare import drop_timed
+from components.bench.engines.acceptance import Acceptance
+from components.bench.engines.connect import (
+    Answer,
+    Connected,
+    EngineServer,
+    ServerPrompt,
+    connect,
+    empty_cache,
+    read_server_counters,
+    send_request,
+)
+from components.bench.prompts import fitting_prompts, spread_by_workload
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
-
-if TYPE_CHECKING:
-    import httpx
-
-    from components.bench.engines.acceptance import Acceptance
-    from components.bench.engines.connect import Answer, Connected, ServerPrompt
+from components.engines.client import text_of
+from components.rows import write_rows
+from components.targets.load import open_tokenizer, target_facts
 
 
 @dataclass(frozen=True)
@@ -71,11 +81,7 @@ def measure_server(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.measure_server`; its settings are explained in components/bench/steps.py."""
-    from components.bench.end_to_end.compare import drop_timed
     from components.bench.engines.rows import EngineSession, decode_expected
-    from components.bench.prompts import fitting_prompts, spread_by_workload
-    from components.rows import write_rows
-    from components.targets.load import open_tokenizer, target_facts
 
     if num_compared and temperature > 0:
         raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
@@ -124,8 +130,6 @@ def with_draft_key(server: EngineServer, draft: Draft | None) -> EngineServer:
 
 def server_prompt(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> ServerPrompt:
     """A prompt as token ids, and as a text that encodes to the same ids, for servers that take text only."""
-    from components.bench.engines.connect import ServerPrompt
-    from components.engines.client import text_of
 
     return ServerPrompt(prompt_id, workload, ids, text_of(tokenizer, ids))
 
@@ -149,9 +153,7 @@ class Sweep:
         timeout_s: float,
     ) -> list[TurnResult]:
         """Run all turns; results in their order, warm-up first."""
-        import httpx
 
-        from components.bench.engines.connect import connect
         from components.bench.engines.rows import arm_of, check_arms_differ
 
         # One connection per request: a server may close an idle one just as a request is sent.
@@ -186,7 +188,6 @@ class Sweep:
 
     async def _run_turn(self, client: httpx.AsyncClient, turn: Turn) -> TurnResult:
         """Run one closed loop: each of `concurrency` workers sends its next request when its last one has ended."""
-        from components.bench.engines.connect import empty_cache, read_server_counters, send_request
 
         if not await empty_cache(client, turn.server):
             address = turn.server.settings.base_url

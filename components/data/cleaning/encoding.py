@@ -11,6 +11,10 @@ import functools
 import re
 from typing import Any, Final
 
+import ftfy
+from ftfy import TextFixerConfig
+from ftfy.badness import is_bad
+
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff\ud800-\udfff]")
 _RUN: Final = re.compile("[^\x00-\x7f]{6,}")
 _CLAUSE: Final = re.compile("[^\x00-\x7f，。！？；：、]{6,}")
@@ -40,11 +44,9 @@ def is_mojibake(text: str) -> bool:
         return True
     if not _LEADING.search(text):
         return False
-    from ftfy.badness import is_bad
 
     if not is_bad(text):
         return False
-    import ftfy
 
     repaired: str = ftfy.fix_encoding(text)
     return repaired != text  # `is_bad` alone also matches formulae and emoticons
@@ -59,7 +61,6 @@ def repair(text: str) -> str:
     if text.isascii() and not has_control_characters(text):
         return text
     repaired = _repaired_chinese(text) if not text.isascii() else text
-    import ftfy
 
     repaired = ftfy.fix_text(repaired, _config())
     return _CONTROL.sub("", repaired).removeprefix("\ufeff")
@@ -67,7 +68,6 @@ def repair(text: str) -> str:
 
 @functools.cache
 def _config() -> Any:
-    from ftfy import TextFixerConfig
 
     return TextFixerConfig(
         unescape_html=False,

@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from components.contract import Chats, Context, ReportProgress, UserError
+from components.data.cleaning.encoding import repair
+from components.data.cleaning.language import domain_of, language_of, language_of_messages
+from components.data.cleaning.redaction import redact, require_redaction
 from components.data.cleaning.rules import Cleaning, drop_reason, pattern_faults
 from components.data.formats.chats import (
     EXCERPT_CHARACTERS,
@@ -40,6 +43,7 @@ from components.data.sources.listing import SourceFile, UnusableFile, list_files
 from components.data.sources.shapes import read_content
 from components.data.sources.streams import is_url
 from components.data.sources.turns import BadRow, Message, field_names, valid_text
+from components.targets.file_digests import sha256_of
 
 _SHARD_BYTES: Final = 32 << 20
 _SHARD_FILES: Final = 256
@@ -84,7 +88,6 @@ def collect_chats_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
 
     Planning never uses the network: sources on a hub or in an object store count by name and revision alone.
     """
-    from components.targets.file_digests import sha256_of
 
     digests: dict[str, str] = {}
     for declared in settings["sources"]:
@@ -280,8 +283,6 @@ class _ShardCollector:
     def run(self) -> dict[str, Any]:
         """Read all files; returns the counts."""
         if self.shard.redact:
-            from components.data.cleaning.redaction import require_redaction
-
             require_redaction()
         with ChatWriter(self.folder) as self.chats, DroppedWriter(self.folder) as self.dropped:
             for unusable in self.shard.unusable:
@@ -358,8 +359,6 @@ class _ShardCollector:
 
     def _drop(self, reason: str, location: str, excerpt: str) -> None:
         if self.shard.redact:
-            from components.data.cleaning.redaction import redact
-
             excerpt, _ = redact(excerpt[: 2 * EXCERPT_CHARACTERS])  # also redact data that crosses the cut
         self.dropped.write(reason, self.name, location, excerpt)
         self.counts["read"] += 1
@@ -371,14 +370,12 @@ class _ShardCollector:
             self.broken.append(f"{name}: {message}")
 
     def _language(self, chat: Chat) -> str:
-        from components.data.cleaning.language import language_of, language_of_messages
 
         preset = self.source.chat_preset
         language = self.source.language or (preset.language if preset is not None else "")
         return language or (language_of_messages(chat.messages) if chat.messages else language_of(chat.text))
 
     def _domain(self, chat: Chat, row: Any) -> str:
-        from components.data.cleaning.language import domain_of
 
         preset = self.source.chat_preset
         field = self.source.domain_field or (preset.domain_field if preset is not None else "")
@@ -387,7 +384,6 @@ class _ShardCollector:
         return self.source.domain or domain_of(chat.as_text())
 
     def _repaired(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
-        from components.data.cleaning.encoding import repair
 
         fields = ("content", "reasoning_content")
         repaired = repair(text), tuple(_with_changes(message, fields, repair) for message in messages)
@@ -395,7 +391,6 @@ class _ShardCollector:
         return repaired
 
     def _redacted(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
-        from components.data.cleaning.redaction import redact
 
         def redact_text(text: str) -> str:
             clear, counts = redact(text)

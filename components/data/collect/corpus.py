@@ -17,13 +17,12 @@ import platform
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.contract import Chats, Context, Corpus, UserError
+from components.data.formats.chats import Chat, read_chats
+from components.data.formats.splits import hash_number
 from components.data.sources.python_stdlib import HELD_OUT_PERCENT, stdlib_files
-
-if TYPE_CHECKING:
-    from components.data.formats.chats import Chat
 
 
 def collect_corpus(*, source: str, with_tests: bool, min_characters: int, ctx: Context) -> Corpus:
@@ -78,8 +77,6 @@ def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def corpus_from_chats(chats: Chats, *, held_out_percent: int, min_characters: int, ctx: Context) -> Corpus:
     """The step `data.corpus_from_chats`; its settings are explained in components/data/steps.py."""
-    from components.data.formats.chats import read_chats
-    from components.data.formats.splits import hash_number
     from components.targets.pretraining.tokenizer import MARKUP
 
     counts: Counter[str] = Counter()

@@ -20,6 +20,7 @@ from components.data.sources.files import SetAside, find_files, printable, read_
 from components.data.sources.hub import PREFIX, hub_rows, parse_hub_source, source_files
 from components.data.sources.python_stdlib import functions_in, stdlib_files
 from components.data.sources.shapes import BadRow, Question, read_label, read_shape
+from components.targets.file_digests import sha256_of
 
 STDLIB: Final = "python-stdlib"
 
@@ -88,7 +89,6 @@ def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def digests_of(source: str) -> dict[str, str]:
     """The files of a source of `collect_prompts`: name -> sha256."""
-    from components.targets.file_digests import sha256_of
 
     if source == STDLIB:
         total = hashlib.sha256()

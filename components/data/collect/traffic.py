@@ -34,6 +34,7 @@ from components.data.sources.files import (
     read_rows,
 )
 from components.data.sources.shapes import BadRow, read_label, read_shape, unwrap_row
+from components.targets.file_digests import sha256_of
 
 
 def collect_traffic(
@@ -90,7 +91,6 @@ def collect_traffic(
 
 def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
     """File -> sha256 of `source` and `keep_out`, for the step's key."""
-    from components.targets.file_digests import sha256_of
 
     files, _ = traffic_files(str(settings["source"]))
     digests = {str(file): sha256_of(file) for file in files}

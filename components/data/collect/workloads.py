@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from components.contract import Context, Prompts, Target, UserError
 from components.data.collect.prompts import prompt_of
-from components.data.formats.prompts import Prompt, write_prompts
+from components.data.formats.control_marks import HoldsControlMark
+from components.data.formats.prompts import Prompt, encode_prompt, write_prompts
 from components.data.formats.splits import select_prompts, split_prompts
 from components.data.sources.files import printable
 from components.data.sources.shapes import BadRow, Question, read_label, read_shape
 from components.data.sources.workload_presets import Preset
 from components.data.sources.workloads import WorkloadSource, local_files, source_of, tables
+from components.targets.file_digests import sha256_of
 
 _BATCH: Final = 8
 """Number of first turns that are answered in one batch."""
@@ -87,7 +89,6 @@ def collect_workloads_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]
 
     Planning never uses the network, so a preset on the hub counts by its name and revision alone.
     """
-    from components.targets.file_digests import sha256_of
 
     sources = [source_of(item) for item in settings["sources"]]
     return {str(file): sha256_of(file) for source in sources for file in local_files(source)}
@@ -226,8 +227,6 @@ def _ask_later_turns(
     target: Target, candidates: Sequence[Candidate], max_answer_tokens: int, ctx: Context
 ) -> list[Prompt]:
     """One prompt for every later turn: a chat that holds the target's greedy answers to the earlier turns."""
-    from components.data.formats.control_marks import HoldsControlMark
-    from components.data.formats.prompts import encode_prompt
     from components.targets.generate import continue_batch
     from components.targets.load import open_target, open_tokenizer
 

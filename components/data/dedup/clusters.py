@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow
+from numpy.typing import NDArray
 
 from components.data.dedup.minhash import CLEAN
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Small = NDArray[np.uint32]
     Places = NDArray[np.int64]
     Marks = NDArray[np.bool_]
@@ -296,7 +296,6 @@ class Sketches:
         return matches
 
     def _open(self, file: Path) -> Any:
-        import pyarrow
 
         return pyarrow.ipc.open_file(self._stack.enter_context(pyarrow.memory_map(str(file))))
 

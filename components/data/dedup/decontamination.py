@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import parquet
 
 from components.contract import Prompts, UserError
 from components.data.dedup.text_units import Units, ngrams, normalised, units_of
 from components.data.formats.prompts import Prompt, read_prompts
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Hashes = NDArray[np.uint64]
     Places = NDArray[np.int64]
 
@@ -282,8 +283,6 @@ def _are_frequent(hashes: Hashes, owners: Places) -> NDArray[np.bool_]:
 
 def write_items(file: Path, items: Sequence[Item]) -> None:
     """Write items to a file for the workers that search for them."""
-    import pyarrow
-    from pyarrow import parquet
 
     rows = [vars(item) for item in items]
     schema = pyarrow.schema([(name, pyarrow.string()) for name in ("prompt_id", "workload", "part", "text")])
@@ -293,6 +292,5 @@ def write_items(file: Path, items: Sequence[Item]) -> None:
 @functools.lru_cache(maxsize=1)
 def cached_index(file: Path, n: int, overlap: float) -> BenchmarkIndex:
     """The index of the items in a file, built once in each process."""
-    from pyarrow import parquet
 
     return BenchmarkIndex([Item(**row) for row in parquet.read_table(file).to_pylist()], n, overlap)

@@ -19,19 +19,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import parquet
 
 from components.contract import Chats, Context, Prompts, UserError
-from components.data.dedup.clusters import CONTAMINATED, NEAR, REASONS, RowDecisions, Sketches, jaccard
-from components.data.dedup.decontamination import Item
-from components.data.dedup.minhash import turns_of
-from components.data.formats.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches
-
-if TYPE_CHECKING:
-    import pyarrow
-    from numpy.typing import NDArray
+from components.data.dedup.clusters import CONTAMINATED, NEAR, REASONS, RowDecisions, Sketches, decide_rows, jaccard
+from components.data.dedup.decontamination import MIN_TURN, Item, items_of, num_too_short, write_items
+from components.data.dedup.minhash import SketchShard, banding, sketch_part, turns_of
+from components.data.formats.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches, read_manifest
 
 _ITEMS: Final = "benchmarks.parquet"
 
@@ -49,10 +48,6 @@ def deduplicate(
     ctx: Context,
 ) -> Chats:
     """The step `data.deduplicate`; its settings are explained in components/data/steps.py."""
-    from components.data.dedup.clusters import Sketches, decide_rows
-    from components.data.dedup.decontamination import MIN_TURN, items_of, num_too_short, write_items
-    from components.data.dedup.minhash import SketchShard, banding, sketch_part
-    from components.data.formats.chats import read_manifest
 
     parts = [one.path / part for one in chats for part in read_manifest(one)["parts"]]
     items = items_of(keep_out or [])
@@ -95,7 +90,6 @@ def _log_summary(info: Mapping[str, Any], ctx: Context) -> None:
 
 
 def _check_preferred(prefer: Sequence[str], chats: Sequence[Chats]) -> None:
-    from components.data.formats.chats import read_manifest
 
     sources = sorted({name for one in chats for name in read_manifest(one)["by_source"]})
     for name in prefer:
@@ -122,8 +116,6 @@ def write_deduplicated(
     parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item], ctx: Context
 ) -> dict[str, Any]:
     """Write the parts, the manifest and `dropped.parquet`; returns the counts: read = kept + dropped."""
-    import pyarrow
-    from pyarrow import parquet
 
     dropped_rows = _describe_dropped(parts, sketches, decisions, items)
     counts: Counter[str] = Counter()
@@ -161,7 +153,6 @@ def write_deduplicated(
 
 
 def _dropped_schema() -> pyarrow.Schema:
-    import pyarrow
 
     texts = ("reason", "source", "where", "excerpt", "row_id", "kept_id", "kept_where")
     fields = [pyarrow.field(name, pyarrow.string(), False) for name in texts]
@@ -172,7 +163,6 @@ def _dropped_schema() -> pyarrow.Schema:
 def _describe_dropped(
     parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item]
 ) -> _DroppedRows:
-    import pyarrow
 
     places = np.flatnonzero(decisions.reason)
     reasons, kept_by = decisions.reason[places], decisions.kept_by[places]

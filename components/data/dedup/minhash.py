@@ -35,6 +35,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import parquet
 
 from components.contract import ReportProgress
 from components.data.dedup.decontamination import Hit, cached_index
@@ -42,12 +45,9 @@ from components.data.dedup.text_units import mix_bits, ngrams, normalised, units
 from components.files import written_whole
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Small = NDArray[np.uint32]
     Hashes = NDArray[np.uint64]
     Places = NDArray[np.int64]
-    import pyarrow
 
 MIN_RECALL: Final = 0.99
 """The share of pairs exactly at the threshold that must become candidates."""
@@ -171,8 +171,6 @@ class _Batch:
 
 def sketch_part(shard: SketchShard, report_progress: ReportProgress) -> int:
     """Write the sketch of one part; returns its number of rows. Runs in any process that sees the paths."""
-    import pyarrow
-    from pyarrow import parquet
 
     schema = sketch_schema(shard.cut)
     done = size = 0
@@ -200,7 +198,6 @@ def sketch_schema(cut: Banding) -> pyarrow.Schema:
     preference: rank of the row's source among the preferred ones. tie: a hash of source and where. item, share,
     matched: the benchmark item in the row (CLEAN: none). band_N: the key of each band, 0 for a row without shingles.
     """
-    import pyarrow
 
     wide, text = pyarrow.uint64(), pyarrow.string()
     columns = {"digest": pyarrow.binary(16), "preference": pyarrow.uint32(), "num_chars": pyarrow.int64()}
@@ -252,7 +249,6 @@ def _batches(part: Any) -> Iterator[_Batch]:
 
 
 def _sketch(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    import pyarrow
 
     num_rows = len(batch.row_ids)
     turns = units_of(batch.turns)

@@ -13,12 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
+from safetensors import safe_open
 
 from components.contract import Context, UserError
-
-if TYPE_CHECKING:
-    from components.data.features.format import Storage
+from components.data.features.format import Storage, bytes_per_token
+from components.data.features.passes import forward_pass, group_rows, padded_tokens
+from components.data.formats.responses import read_shard
+from components.targets.load import cached_target
 
 SPARE_BYTES: Final = 256 << 20
 """Disk space left free for everything else."""
@@ -40,7 +44,6 @@ class Probe:
 
 def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, *, share_left: float) -> None:
     """Log the size of the features on disk; raises UserError when the disk has no room for the share left to write."""
-    from components.data.features.format import bytes_per_token
 
     size = num_tokens * bytes_per_token(hidden_size, storage)
     what = "ids and masks only" if storage == "none" else f"4 x {hidden_size} {storage}"
@@ -60,7 +63,6 @@ def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> flo
 
     probe: `answers` is one of the shards.
     """
-    from components.data.features.passes import group_rows, padded_tokens
 
     if ctx.mapper is not None:
         return None
@@ -72,11 +74,6 @@ def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> flo
 
 def seconds_per_token(probe: Probe) -> float:
     """Seconds per token, padding included, measured on passes over a few groups of rows of a shard."""
-    import torch
-
-    from components.data.features.passes import forward_pass, group_rows
-    from components.data.formats.responses import read_shard
-    from components.targets.load import cached_target
 
     torch.set_num_threads(probe.num_threads)
     rows = [conversation.ids for conversation in read_shard(probe.answers)]
@@ -98,7 +95,6 @@ def seconds_per_token(probe: Probe) -> float:
 
 def lengths_of(shard: Path) -> list[int]:
     """Tokens of each conversation of a shard of answers, without reading them."""
-    from safetensors import safe_open
 
     with safe_open(shard, framework="pt") as file:
         lengths: list[int] = file.get_tensor("offsets").diff().tolist()

@@ -18,24 +18,25 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
 
 from components.contract import Context, Conversations, Features, ReportProgress, Target
 from components.data.features.estimate import Probe, check_space, estimated_seconds, format_duration
+from components.data.features.format import FeatureRow, Storage, encode
+from components.data.features.passes import forward_passes
+from components.data.formats.responses import Conversation, open_answers, read_shard, shard_name
 from components.files import sweep, unfinished, written_whole
-
-if TYPE_CHECKING:
-    from components.data.features.format import FeatureRow, Storage
-    from components.data.formats.responses import Conversation
-    from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget
+from components.targets.load import cached_target, target_facts, threads_for
 
 
 def record_features(
     target: Target, answers: Conversations, *, tokens_per_pass: int, storage: Literal["bf16", "fp8"], ctx: Context
 ) -> Features:
     """The step `data.record_features`; its settings are explained in components/data/steps.py."""
-    from components.data.formats.responses import open_answers
-    from components.targets.load import target_facts, threads_for
 
     facts = target_facts(target)
     names = open_answers(answers).shards
@@ -81,10 +82,6 @@ class FeatureShard:
 
 def record_shard(shard: FeatureShard, report_progress: ReportProgress) -> int:
     """Write the features of one shard of answers; returns its number of rows. Runs in any process with the paths."""
-    import torch
-
-    from components.data.formats.responses import read_shard
-    from components.targets.load import cached_target
 
     torch.set_num_threads(shard.num_threads)
     conversations = read_shard(shard.answers)
@@ -95,11 +92,6 @@ def record_shard(shard: FeatureShard, report_progress: ReportProgress) -> int:
 def _write_shard(
     shard: FeatureShard, model: AbstractTarget, conversations: Sequence[Conversation], report_progress: ReportProgress
 ) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from components.data.features.format import encode
-    from components.data.features.passes import forward_passes
 
     ids = [conversation.ids for conversation in conversations]
     lengths = [len(row) for row in ids]
@@ -128,7 +120,6 @@ def write_features_manifest(
     ctx: Context, target: Target, answers: Conversations, names: Sequence[str], facts: dict[str, Any]
 ) -> Features:
     """Write manifest.json for the shards `names` of ctx.out, which mirror those of answers; returns the artifact."""
-    from components.targets.load import target_facts
 
     shape = target_facts(target)["shape"]
     rows = [row for number, name in enumerate(names) for row in _manifest_rows(answers.path / name, number)]
@@ -141,8 +132,6 @@ def write_features_manifest(
 
 def _manifest_rows(shard: Path, number: int) -> list[FeatureRow]:
     """The manifest's rows of one shard of answers."""
-    from components.data.features.format import FeatureRow
-    from components.data.formats.responses import read_shard, shard_name
 
     assert shard.name == shard_name(number)
     return [
@@ -189,8 +178,6 @@ def _manifest_of(
 
 def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pass: int, ctx: Context) -> Features:
     """The step `data.features_on_the_fly`; its settings are explained in components/data/steps.py."""
-    from components.data.formats.responses import open_answers
-    from components.targets.load import target_facts, threads_for
 
     facts = target_facts(target)
     names = open_answers(answers).shards

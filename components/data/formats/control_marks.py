@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import jinja2
+
 Turns = Sequence[Mapping[str, Any]]
 
 INLINE_THINKING: Final = re.compile(r"\A\s*(?:<think>)?((?:(?!</think>).)*)</think>\s*", re.DOTALL)
@@ -117,7 +119,6 @@ def _looks_like_a_mark(token: str) -> bool:
 
 def _literals(tokenizer: Any) -> Iterator[str]:
     """The marks in chat templates: in their text outside of tags, and in the strings inside tags."""
-    import jinja2
 
     templates = tokenizer.chat_template or ""
     for template in templates.values() if isinstance(templates, Mapping) else (templates,):

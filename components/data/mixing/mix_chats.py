@@ -20,21 +20,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
+import numpy
+from numpy.typing import NDArray
 from pydantic import Field
 
 from components.contract import Chats, Context, Prompts, Target, UserError
-from components.data.formats.chats import Chat, DroppedWriter, batch_chats, iter_batches, most_first
+from components.data.formats.chats import Chat, DroppedWriter, batch_chats, iter_batches, most_first, read_manifest
 from components.data.mixing.plan import Order, Plan, Strata, TrainingSplit, Unit, line_order, reasons_text
-from components.data.mixing.row_index import DIMENSIONS, Rows, prompt_of_chat
+from components.data.mixing.row_index import (
+    DIMENSIONS,
+    Rows,
+    count_by_tokenizer,
+    estimate_by_characters,
+    prompt_of_chat,
+    read_rows,
+)
 from components.data.mixing.sampling import LEFT_OUT, TooSmall, order_keys
 from components.data.mixing.splits import EVALUATION, REASONS, Splits, StrataShares, assign_splits
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from components.data.mixing.row_index import Rows
 
 Place = tuple[str | int, ...]
 
@@ -101,8 +105,6 @@ def mix_chats_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[t
 
 
 def _read(chats: Sequence[Chats], target: Target | None, chars_per_token: Mapping[str, float], ctx: Context) -> Rows:
-    from components.data.formats.chats import read_manifest
-    from components.data.mixing.row_index import count_by_tokenizer, estimate_by_characters, read_rows
 
     total = sum(int(read_manifest(artifact)["num_rows"]) for artifact in chats)
     if not total:
@@ -125,7 +127,6 @@ def _check_evaluation(splits: Splits, quotas: Mapping[str, int], ctx: Context) -
 
 def _order_lines(rows: Rows, splits: Splits, training: TrainingSplit, order: Order, seed: int) -> Lines:
     """The lines of `prompts.jsonl`: test, warm-up and validation first, as in data.collect_prompts."""
-    import numpy
 
     evaluation = numpy.concatenate([splits.evaluation[split] for split in EVALUATION])
     order_of_lines = line_order(rows, training.rows, training.repeats, order, seed)
@@ -209,7 +210,6 @@ def write_lines(
     reasons: [rows] an index into REASONS. size: of all lines, in characters, estimated. workload: the column by which
     results are grouped. report_progress: called with the number of rows read so far.
     """
-    import numpy
 
     num_buckets = min(_MAX_BUCKETS, max(1, -(-2 * size // _BUCKET_CHARACTERS)))
     per_bucket = max(1, -(-len(lines.rows) // num_buckets))
@@ -268,7 +268,6 @@ def strata_table(
 
     unit: [rows] the size by which shares are computed: tokens, or 1.
     """
-    import numpy
 
     table = []
     candidates, train, shares = training.candidates, training.rows, training.shares
@@ -327,6 +326,5 @@ def _share_text(entry: Mapping[str, Any], word: str) -> str:
 
 
 def _totals(labels: NDArray[Any], weights: NDArray[Any] | None, count: int) -> list[int]:
-    import numpy
 
     return [int(number) for number in numpy.bincount(labels, weights=weights, minlength=count)]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from components.contract import UserError
+from components.data.formats.splits import hash_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -163,7 +164,6 @@ def order_keys(values: NDArray[Any], salt: str) -> NDArray[Any]:
     import numpy
 
     from components.data.dedup.text_units import mix_bits
-    from components.data.formats.splits import hash_number
 
     return mix_bits(values ^ numpy.uint64(hash_number(f"mix chats:{salt}")))
 

@@ -13,18 +13,25 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import httpx
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
-from components.data.formats.responses import summarise, write_manifest
-from components.engines.client import BaseUrl, Engine, ServerAddress
+from components.data.formats.responses import shard_name, summarise, write_manifest, write_shard
+from components.data.responses.generate import Job, NotAnswered, conversation_of, jobs_of
+from components.data.responses.preview import sample_of_shards
+from components.data.responses.server_client import (
+    CompletionClient,
+    Journal,
+    RefusedPrompt,
+    RequestOptions,
+    RetryableError,
+    ServerAnswer,
+)
+from components.engines.client import BaseUrl, Engine, ServerAddress, wait_until_ready
 from components.files import sweep
-
-if TYPE_CHECKING:
-    import httpx
-
-    from components.data.responses.generate import Job, NotAnswered
-    from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
+from components.targets.load import open_tokenizer, target_facts
 
 MIN_CONSECUTIVE_FAILURES: Final = 8
 """After so many failures in a row, and two for each request in flight, the server counts as gone."""
@@ -53,9 +60,6 @@ def write_answers_by_server(
     ctx: Context,
 ) -> Conversations:
     """The step `data.write_answers_by_server`; its settings are explained in components/data/steps.py."""
-    from components.data.responses.generate import jobs_of
-    from components.data.responses.server_client import RequestOptions
-    from components.targets.load import open_tokenizer, target_facts
 
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
@@ -105,10 +109,6 @@ class _ServerRun:
 
     async def run(self, wait_s: float) -> None:
         """Request every answer that the journal does not hold yet; raises UserError where too many prompts fail."""
-        import httpx
-
-        from components.data.responses.server_client import CompletionClient, Journal
-        from components.engines.client import wait_until_ready
 
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         timeout = httpx.Timeout(self.options.timeout_s)
@@ -151,7 +151,6 @@ class _ServerRun:
     async def _request_one(
         self, client: httpx.AsyncClient, completions: CompletionClient, journal: Journal, job: Job
     ) -> None:
-        from components.data.responses.server_client import RefusedPrompt, RetryableError
 
         try:
             answer = await completions.complete(client, job)
@@ -179,7 +178,6 @@ def _write_artifact(
     work: _ServerRun, target: Target, shard_size: int, skipped: NotAnswered, label: str
 ) -> Conversations:
     """Write the answers; returns the artifact, with the counts of answered, failed and skipped prompts."""
-    from components.data.responses.preview import sample_of_shards
 
     ctx, names = work.ctx, _write_shards(work, shard_size)
     origin = f"The server at {work.server.base_url} answered these prompts."
@@ -206,8 +204,6 @@ def _write_artifact(
 
 def _write_shards(work: _ServerRun, shard_size: int) -> list[str]:
     """Write the answered prompts as shards, in the order of the jobs; returns the names of the shards."""
-    from components.data.formats.responses import shard_name, write_shard
-    from components.data.responses.generate import conversation_of
 
     rows = [job for job in work.jobs if job.prompt_id in work.answers]
     names = []

@@ -7,21 +7,33 @@ also after a kill; finished shards are not written again. Test prompts are not a
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import encode_prompt, read_prompts
-from components.data.formats.responses import ANSWERED_SPLITS, summarise, write_manifest
+from components.data.formats.responses import (
+    ANSWERED_SPLITS,
+    AnswerRow,
+    Conversation,
+    distinct_bigram_ratio,
+    shard_name,
+    summarise,
+    write_manifest,
+    write_shard,
+)
+from components.data.responses.preview import sample_of_shards
 from components.files import sweep, unfinished
-
-if TYPE_CHECKING:
-    from components.data.formats.responses import Conversation
-    from components.targets.interface import AbstractTarget
+from components.targets.generate import ContinuationRequest, continue_rows, row_generator
+from components.targets.interface import AbstractTarget
+from components.targets.load import cached_target, open_tokenizer, target_facts, threads_for
 
 
 def write_answers(
@@ -37,9 +49,6 @@ def write_answers(
     ctx: Context,
 ) -> Conversations:
     """The step `data.write_answers`; its settings are explained in components/data/steps.py."""
-    from components.data.formats.responses import shard_name
-    from components.data.responses.preview import sample_of_shards
-    from components.targets.load import open_tokenizer, target_facts, threads_for
 
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
@@ -130,7 +139,6 @@ def jobs_of(
     prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, ctx: Context
 ) -> tuple[list[Job], NotAnswered]:
     """Every prompt to answer, by split and then by length, so that a batch pads little; and counts of the others."""
-    import hashlib
 
     jobs, left_out, seed = [], NotAnswered(), ctx.seed
     for split in ANSWERED_SPLITS:
@@ -155,10 +163,6 @@ def jobs_of(
 
 def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:
     """Answer the prompts of one shard and write its file, on any machine with these paths; returns answer tokens."""
-    import torch
-
-    from components.data.formats.responses import write_shard
-    from components.targets.load import cached_target
 
     torch.set_num_threads(shard.num_threads)
     model = cached_target(shard.target, shard.device)
@@ -169,7 +173,6 @@ def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:
 
 def answer(model: AbstractTarget, shard: AnswerShard, report_progress: ReportProgress) -> list[Conversation]:
     """Answer the prompts of one shard; returns the conversations in its order."""
-    from components.targets.generate import ContinuationRequest, continue_rows, row_generator
 
     asks = [
         ContinuationRequest(
@@ -191,9 +194,6 @@ def conversation_of(
     job: Job, answer_ids: Sequence[int], *, ended: bool, temperature: float, answered_by: str = "target"
 ) -> Conversation:
     """A conversation whose mask covers the answer's ids. temperature: used where the job is sampled."""
-    import torch
-
-    from components.data.formats.responses import AnswerRow, Conversation, distinct_bigram_ratio
 
     ids = torch.tensor([*job.ids, *answer_ids])
     row = AnswerRow(

@@ -12,17 +12,39 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
-from components.data.formats.responses import ANSWERED_SPLITS, summarise, write_manifest
-from components.data.responses.assistant_mask import Thinking, ThinkingStyle, Turns
-
-if TYPE_CHECKING:
-    from components.data.formats.prompts import Prompt
-    from components.data.formats.responses import Conversation
-    from components.data.responses.assistant_mask import ChatRow, MaskedChat
-    from components.data.sources.turns import Message
+from components.data.formats.prompts import Prompt, parse_prompt
+from components.data.formats.responses import (
+    ANSWERED_SPLITS,
+    AnswerRow,
+    Conversation,
+    distinct_bigram_ratio,
+    read_notes,
+    read_shard,
+    shard_name,
+    summarise,
+    write_manifest,
+    write_shard,
+)
+from components.data.responses.assistant_mask import (
+    ChatRow,
+    LeftOut,
+    MaskedChat,
+    Thinking,
+    ThinkingStyle,
+    Turns,
+    can_write_thinking,
+    mask_chat,
+    rows_of_chat,
+    thinking_style,
+)
+from components.data.responses.preview import pieces_of_chat, sample_row, write_sample
+from components.data.sources.turns import Message
+from components.targets.load import open_tokenizer, target_facts
 
 LINES_PER_PART = 1024
 SAMPLES_PER_PART = 3
@@ -41,10 +63,6 @@ def write_given_answers(
     ctx: Context,
 ) -> Conversations:
     """The step `data.write_given_answers`; its settings are explained in components/data/steps.py."""
-    from components.data.formats.responses import read_notes
-    from components.data.responses.assistant_mask import thinking_style
-    from components.data.responses.preview import write_sample
-    from components.targets.load import open_tokenizer, target_facts
 
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
@@ -114,10 +132,6 @@ class PartNotes:
 
 def mask_part(part: ChatPart, report_progress: ReportProgress) -> int:
     """Mask the chats of one part and write its file, on any machine with these paths; returns the number of rows."""
-    from components.data.formats.responses import write_shard
-    from components.data.responses.assistant_mask import LeftOut
-    from components.data.responses.preview import pieces_of_chat, sample_row
-    from components.targets.load import open_tokenizer
 
     tokenizer = open_tokenizer(Target("", part.target))
     conversations: list[Conversation] = []
@@ -145,7 +159,6 @@ def mask_part(part: ChatPart, report_progress: ReportProgress) -> int:
 
 def _masked_rows(tokenizer: Any, prompt: Prompt, part: ChatPart) -> list[MaskedChat] | str:
     """The rows of one chat that fit max_tokens, or a reason why it has none."""
-    from components.data.responses.assistant_mask import LeftOut, can_write_thinking, rows_of_chat
 
     chat = answered_chat(prompt)
     if chat is None:
@@ -165,7 +178,6 @@ def _masked_rows(tokenizer: Any, prompt: Prompt, part: ChatPart) -> list[MaskedC
 
 def _fitted(row: ChatRow, max_tokens: int) -> MaskedChat | None:
     """The masked row with as many of its answers as fit; None where not even the first answer fits."""
-    from components.data.responses.assistant_mask import mask_chat
 
     masked = mask_chat(row)
     if len(masked.ids) <= max_tokens:
@@ -184,9 +196,6 @@ def answered_chat(prompt: Prompt) -> tuple[Message, ...] | None:
 
 
 def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversation:
-    import torch
-
-    from components.data.formats.responses import AnswerRow, Conversation, distinct_bigram_ratio
 
     answer = [token for token, masked in zip(chat.ids, chat.mask, strict=True) if masked]
     row = AnswerRow(
@@ -266,7 +275,6 @@ def _line_blocks(prompts: Prompts) -> list[tuple[int, int]]:
 
 def _prompts_of(part: ChatPart) -> Iterator[Prompt]:
     """The prompts of one part that are for train and validation."""
-    from components.data.formats.prompts import parse_prompt
 
     with part.prompts.open("rb") as lines:
         lines.seek(part.start)
@@ -278,7 +286,6 @@ def _prompts_of(part: ChatPart) -> Iterator[Prompt]:
 
 def _regroup(parts: Sequence[Path], shard_size: int, ctx: Context) -> list[str]:
     """Write shards of equal size from the parts, in order; returns their names."""
-    from components.data.formats.responses import read_shard, shard_name, write_shard
 
     names: list[str] = []
     pending: list[Conversation] = []

@@ -12,13 +12,11 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from components.data.formats.responses import AnswerRow, Conversation, read_shard
+from components.data.responses.assistant_mask import MaskedChat, roles_in
 from components.text import visible
-
-if TYPE_CHECKING:
-    from components.data.formats.responses import AnswerRow, Conversation
-    from components.data.responses.assistant_mask import MaskedChat
 
 MAX_ROWS: Final = 12
 MAX_CHARACTERS: Final = 3000
@@ -64,7 +62,6 @@ def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[dict[str, 
 
 def pieces_of_chat(chat: MaskedChat) -> list[dict[str, Any]]:
     """A masked chat cut where the role or the mask changes."""
-    from components.data.responses.assistant_mask import roles_in
 
     text = chat.row.text
     role_at = ["template"] * len(text)
@@ -82,7 +79,6 @@ def pieces_of_chat(chat: MaskedChat) -> list[dict[str, Any]]:
 
 def sample_of_shards(folder: Path, shards: Sequence[str], tokenizer: Any, about: str) -> None:
     """Write a sample of tokenised answers, with rows spread evenly over the shards."""
-    from components.data.formats.responses import read_shard
 
     rows = []
     for name in shards[:: max(1, -(-len(shards) // MAX_ROWS))]:

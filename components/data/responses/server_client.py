@@ -27,15 +27,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from components.contract import UserError
 from components.data.responses.generate import Job
 from components.engines.client import ServerAddress, ServerInfo, ids_of_answer, text_of
-
-if TYPE_CHECKING:
-    import httpx
-    from tenacity import RetryCallState
+from components.targets.generate import row_generator
 
 MAX_REPLY_BYTES: Final = 16 << 20
 MAX_WAIT_S: Final = 60.0
@@ -87,7 +87,6 @@ class CompletionClient:
 
     async def complete(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
         """The answer to one prompt; raises RefusedPrompt, or RetryableError when the last attempt failed."""
-        from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
@@ -101,14 +100,12 @@ class CompletionClient:
         raise AssertionError("the last attempt raises")
 
     def _wait(self, state: RetryCallState) -> float:
-        from tenacity import wait_random_exponential
 
         error = state.outcome.exception() if state.outcome is not None else None
         retry_after = error.retry_after if isinstance(error, RetryableError) else 0.0
         return max(retry_after, wait_random_exponential(multiplier=self.options.backoff_s, max=MAX_WAIT_S)(state))
 
     async def _attempt(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
-        import httpx
 
         prompt = "" if self._takes_ids else text_of(self.options.tokenizer, job.ids)
         if prompt is None:
@@ -144,7 +141,6 @@ class CompletionClient:
         Every sampling parameter is sent: a server takes omitted ones from the model's generation_config.json. SGLang
         takes no seed per request outside of its deterministic mode, so its samples differ from run to run.
         """
-        from components.targets.generate import row_generator
 
         root, temperature = self.server.root, self.options.temperature if job.sampled else 0.0
         seed = row_generator(self.options.seed, job.prompt_id).initial_seed() % 2**31

@@ -6,6 +6,7 @@ device, a link that leads out of the folder) is never opened: it is reported lik
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import stat
@@ -126,8 +127,6 @@ def _list_local(source: ChatSource) -> Listing:
             raise UserError(f"sources: {path}: {fault[1]}")
         listing.files.append(SourceFile(str(path), path.name, path.stat().st_size))
     elif magic := _MAGIC.search(source.path):
-        import glob
-
         root = Path(os.path.dirname(source.path[: magic.start()]) or ".").expanduser()
         for name in glob.iglob(str(path), recursive=True):
             if not os.path.isdir(name):

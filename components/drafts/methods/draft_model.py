@@ -26,6 +26,7 @@ from typing import Any, ClassVar, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 from components.contract import Target, UserError
 from components.drafts.interface import (
@@ -37,7 +38,14 @@ from components.drafts.interface import (
     Sampling,
     StepLosses,
 )
-from components.drafts.methods.small_llama import Chains, LlamaStack, narrower
+from components.drafts.methods.small_llama import (
+    Chains,
+    LlamaStack,
+    narrower,
+    num_parameters_of,
+    open_model,
+    resolve_model,
+)
 from components.drafts.network.layers import BlockShape, initialise, shift_left
 from components.drafts.network.sampling import Ancestry, DraftSampler
 from components.drafts.network.target_weights import head_rows
@@ -103,7 +111,6 @@ class DraftModel(AbstractDraft):
     @classmethod
     def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of a given model in draft.json: settings, num_steps, max_depth, num_parameters."""
-        from components.drafts.methods.small_llama import num_parameters_of, resolve_model
 
         resolved = resolve_model(target, DraftModelSettings.model_validate(dict(settings)))
         depths = {"num_steps": resolved.chain_depth, "max_depth": MAX_DEPTH}
@@ -162,8 +169,6 @@ class DraftModel(AbstractDraft):
     def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
         if self.settings.model:
-            from components.drafts.methods.small_llama import open_model
-
             name = "bfloat16" if dtype == torch.bfloat16 else "float32"
             self._decoder = open_model(self.settings, str(self.draft_ids.device), name, kernel)  # type: ignore[arg-type]
             self.kernel = self._decoder.kernel
@@ -277,7 +282,6 @@ def _drop_draft_tokens(state: DraftModelState) -> None:
 
 def _llama_config(shape: BlockShape, num_layers: int, vocab_size: int) -> Any:
     """The transformers configuration of a trained draft model."""
-    from transformers import LlamaConfig
 
     return LlamaConfig(
         vocab_size=vocab_size,

@@ -42,6 +42,7 @@ from components.drafts.methods.mtp_decoding import (
     propose_at_every_position,
     run_modules,
 )
+from components.drafts.methods.mtp_native import MtpNative
 from components.drafts.network.cached_block import CachedBlock, TokenTable, linear_kernel
 from components.drafts.network.layers import (
     AttentionProjections,
@@ -87,8 +88,6 @@ class Mtp(AbstractDraft):
     def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> AbstractDraft:
         """As AbstractDraft; settings: MtpSettings, all optional. With `start: own` it is an MtpNative."""
         if settings.get("start") == "own":
-            from components.drafts.methods.mtp_native import MtpNative
-
             return MtpNative.build(target, settings, draft_ids)
         shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
         draft = cls(target, shape, draft_ids, int(settings.get("mtp_modules", 3)))

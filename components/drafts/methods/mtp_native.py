@@ -24,6 +24,7 @@ from typing import Any, ClassVar, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposal, Sampling, StepLosses
@@ -43,7 +44,6 @@ class NativeMtpModule(nn.Module):
 
     def __init__(self, config: Any, layout: NativeMtpLayout) -> None:
         super().__init__()
-        from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):  # only to read the model's classes
             body = AutoModelForCausalLM.from_config(config).get_decoder()
@@ -178,7 +178,6 @@ class MtpNative(AbstractDraft):
 
     def new_state(self, capacity: int) -> NativeMtpState:
         """State for one sequence; its cache grows."""
-        from transformers import DynamicCache
 
         return NativeMtpState(DynamicCache())
 
@@ -211,7 +210,6 @@ class _Unrolled:
 
     def __init__(self, draft: MtpNative, last: Tensor, next_ids: Tensor, rows: Tensor, causal: CausalMask) -> None:
         """last: [B, T, H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R]; causal: what the T columns see."""
-        from transformers import DynamicCache
 
         self.draft, self.positions, self.num_steps, self.cache = draft, causal.at(rows), 0, DynamicCache()
         visible = causal.visible

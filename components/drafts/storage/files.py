@@ -25,12 +25,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import Draft, Target, UserError
+from components.drafts import METHODS
 from components.drafts.interface import AbstractDraft, Drafter
 from components.drafts.network.vocabulary import ids_of, membership_of, offsets_of
 from components.drafts.settings import SETTINGS, settings_class
 from components.drafts.storage.quantisation import dequantise_tensors
 from components.outside_json import read_object
 from components.targets.interface import AbstractTarget
+from components.targets.load import target_facts
 from components.tensor_files import require_finite
 from components.tensor_headers import read_header
 from components.weight_format import Storage
@@ -41,7 +43,6 @@ VOCABULARY_TENSORS = ("d2t", "t2d")
 
 def method_class(method: str) -> Any:
     """The class of a method in METHODS; raises UserError for an unknown name."""
-    from components.drafts import METHODS
 
     if method not in METHODS:
         raise UserError(f"drafting method '{method}' is unknown; known are {', '.join(sorted(METHODS))}")
@@ -89,7 +90,6 @@ def write_record(directory: Path, record: Mapping[str, Any]) -> None:
 
 def save_untrained(directory: Path, method: str, settings: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """Write draft.json, the only file of a method without training, and return its facts. Reads no weight."""
-    from components.targets.load import target_facts
 
     shape = target_facts(target)["shape"]
     record = method_class(method).untrained_record(target, settings)

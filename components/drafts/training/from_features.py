@@ -30,11 +30,19 @@ from components.drafts.network.vocabulary import (
     describe_vocabulary,
 )
 from components.drafts.settings import Method, Place, Settings, check_settings, resolve_settings, settings_of_method
-from components.drafts.storage.files import check_target, method_class, pop_vocabulary, read_draft, save_draft
+from components.drafts.storage.files import (
+    check_target,
+    method_class,
+    pop_vocabulary,
+    read_draft,
+    save_draft,
+    save_untrained,
+)
 from components.drafts.training.batches import BatchOrder, Packing
 from components.drafts.training.loop import Schedule, greedy_examples, train
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
+from components.targets.source import load_target_fingerprint
 
 FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's inputs
 
@@ -294,7 +302,6 @@ def train_draft(
         return _untrained_draft(target, start_from, method, method_settings, ctx)
     if features is None:
         raise UserError(f"train_draft: method {method} is trained: wire data.record_features into `features`")
-    from components.drafts.training.loop import Schedule
 
     schedule = Schedule(
         num_steps=num_steps,
@@ -318,7 +325,6 @@ def _untrained_draft(
     target: Target, start_from: Draft | None, method: str, method_settings: Settings, ctx: Context
 ) -> Draft:
     """Make the Draft of a method without training."""
-    from components.drafts.storage.files import save_untrained
 
     if start_from is not None:
         raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
@@ -327,7 +333,6 @@ def _untrained_draft(
 
 def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
     """The content of a given draft model, for the step's key: file name -> sha256; {} where none is given."""
-    from components.targets.source import load_target_fingerprint
 
     model = settings["settings"].get("draft-model", {}).get("model", "")
     return load_target_fingerprint({"model": model}) if model and settings["method"] == "draft-model" else {}

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from components.engines.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines, shallower_than
 from components.publish.card.lineage import Lineage
 from components.publish.card.training_data import REASONS, training_data
@@ -56,7 +58,6 @@ def _yaml_scalar(text: str) -> str:
 
 def write_card(file: Path, record: dict[str, Any], evidence: Evidence) -> None:
     """Render README.md. record: release.json so far."""
-    import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

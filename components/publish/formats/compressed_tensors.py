@@ -25,6 +25,7 @@ from components.drafts.storage.quantisation import (
     SHAPE,
     WEIGHT,
     check_layer,
+    dequantise_tensors,
     is_linear,
     layer_of,
     packed_layers,
@@ -213,7 +214,6 @@ def check_packed(checkpoint: Checkpoint, specs: Mapping[str, Spec], storage: Sto
 
 def dequantise_checkpoint(checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
     """The checkpoint with its quantised weights in float32, and without its quantization_config."""
-    from components.drafts.storage.quantisation import dequantise_tensors
 
     config = {name: value for name, value in checkpoint.config.items() if name != CONFIG}
     return Checkpoint(config, dequantise_tensors(checkpoint.tensors, storage, "checkpoint"))

@@ -7,17 +7,27 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from components.contract import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from components.drafts.interface import AbstractDraft
-    from components.publish.formats.exact_check import Checkpoint
-    from components.publish.formats.interface import AbstractLayout, DrafterState, Source
-    from components.targets.interface import AbstractTarget, TargetShape
+from components.drafts.interface import AbstractDraft
+from components.drafts.storage.files import read_draft, read_stored
+from components.drafts.storage.quantisation import packed_layers
+from components.publish.formats.checkpoint_files import read_checkpoint, write_checkpoint
+from components.publish.formats.compressed_tensors import (
+    check_packed,
+    dequantise_checkpoint,
+    lay_out_quantised,
+    packed_specs,
+    parse_storage,
+)
+from components.publish.formats.exact_check import Checkpoint, check_stated_dtype, check_tensors, name_of
+from components.publish.formats.interface import AbstractLayout, DrafterState, Source
+from components.targets.interface import AbstractTarget, TargetShape
+from components.weight_format import Storage
 
 # format -> "module:class". A stranger's folder is tried against them in this order.
 FORMATS: dict[str, str] = {
@@ -54,13 +64,6 @@ def check_checkpoint(
 
     shape: of the target that it is meant for; None checks it against its own config only.
     """
-    from components.publish.formats.compressed_tensors import (
-        check_packed,
-        dequantise_checkpoint,
-        packed_specs,
-        parse_storage,
-    )
-    from components.publish.formats.exact_check import check_stated_dtype, check_tensors
 
     storage = parse_storage(checkpoint.config, location)
     layout.check_config(checkpoint.config, location)
@@ -81,8 +84,6 @@ def write_format(name: str, drafter: DrafterState, source: Source, folder: Path)
 
     Returns {"num_tensors", "num_params", "dtype"}. Raises UserError, one line.
     """
-    from components.publish.formats.checkpoint_files import write_checkpoint
-    from components.publish.formats.compressed_tensors import lay_out_quantised
 
     layout = layout_of(name)
     checkpoint = (
@@ -116,8 +117,6 @@ def _copy_tokenizer_file(file: Path, copy: Path) -> None:
 
 def count_weights(checkpoint: Checkpoint) -> tuple[int, str]:
     """(number of parameters, dtype); for quantised weights, the parameters they stand for and the format in words."""
-    from components.publish.formats.compressed_tensors import dequantise_checkpoint, parse_storage
-    from components.publish.formats.exact_check import name_of
 
     storage = parse_storage(checkpoint.config, "")
     tensors = checkpoint.tensors if storage is None else dequantise_checkpoint(checkpoint, storage).tensors
@@ -141,7 +140,6 @@ def read_folder(folder: Path, shape: TargetShape | None = None, format: str = ""
 
     format: the expected format; "" recognises it.
     """
-    from components.publish.formats.checkpoint_files import read_checkpoint
 
     location = folder.name or str(folder)
     checkpoint = read_checkpoint(folder, location)
@@ -157,10 +155,8 @@ def reopen_drafter(
 
     draft_ids: int64 [N], the draft vocabulary in ascending order, for formats that use the target's whole LM head.
     """
-    import torch
 
     from components.drafts.storage.files import check_tensors, method_class, pop_vocabulary
-    from components.publish.formats.compressed_tensors import dequantise_checkpoint, parse_storage
 
     name, checkpoint = read_folder(folder, source.shape, format)
     layout = layout_of(name)
@@ -183,16 +179,12 @@ def reopen_drafter(
 
 def drafter_state_of(record: Mapping[str, Any], tensors: Mapping[str, Any]) -> DrafterState:
     """The state of a drafter from the record and tensors of `drafts.files.read_draft`."""
-    from components.publish.formats.interface import DrafterState
 
     return DrafterState(str(record["method"]), dict(record["settings"]), dict(tensors))
 
 
 def read_drafter_state(folder: Path) -> DrafterState:
     """The drafter in a Draft artifact's folder, with its quantised layers where it has any."""
-    from components.drafts.storage.files import read_draft, read_stored
-    from components.drafts.storage.quantisation import packed_layers
-    from components.weight_format import Storage
 
     record, tensors = read_draft(folder)
     storage, drafter = Storage.from_record(record), drafter_state_of(record, tensors)

@@ -7,22 +7,30 @@ head size then shows within seconds, not after hours of training. Only the recor
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from torch import Tensor
 
 from components.contract import Context, Page, Target, UserError
+from components.decoding.chain import decode
+from components.drafts.interface import Drafter
+from components.drafts.network.vocabulary import default_size, membership_of, offsets_of
 from components.drafts.settings import Method, Place, check_settings, resolve_settings, settings_of_method
-from components.engines.profiles import GGUF_BASES, Engine, formats_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from components.drafts.interface import Drafter
-    from components.publish.formats.interface import DrafterState, Source
-    from components.targets.interface import AbstractTarget
+from components.drafts.storage.files import method_class
+from components.engines.profiles import GGUF_BASES, Engine, formats_for, kind_of, profile_of
+from components.publish.formats.gguf import CONVERTER, write_gguf
+from components.publish.formats.interface import DrafterState, Source
+from components.publish.formats.mtp import stitch
+from components.publish.formats.registry import reopen_drafter, write_format
+from components.publish.release.export import refuse_unserved, source_of
+from components.targets.interface import AbstractTarget
+from components.targets.load import open_target
 
 PROMPT_TOKENS, NEW_TOKENS, DEPTH = 6, 12, 3
 
@@ -52,12 +60,6 @@ def try_release(
     ctx: Context,
 ) -> Page:
     """The step `publish.try_release`; its settings are explained in components/publish/steps.py."""
-    import torch
-
-    from components.decoding.chain import decode
-    from components.drafts.network.vocabulary import default_size
-    from components.publish.release.export import source_of
-    from components.targets.load import open_target
 
     torch.set_num_threads(ctx.num_threads)
     # The plain kernel needs no calibration, and speed does not matter here.
@@ -91,11 +93,6 @@ def try_release_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list
 
 def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
     """Try one method; returns the formats in which its untrained drafter was written and read back."""
-    import shutil
-
-    from components.publish.formats.gguf import write_gguf
-    from components.publish.formats.mtp import stitch
-    from components.publish.release.export import refuse_unserved
 
     source, ctx = trial.source, trial.ctx
     refuse_unserved(method, settings, source, trial.engines, method)
@@ -129,9 +126,6 @@ def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str
 
 def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, drafts: Tensor) -> None:
     """Write a drafter in a format, reopen it, and check that it decodes as before."""
-    import torch
-
-    from components.publish.formats.registry import reopen_drafter, write_format
 
     write_format(format, state, trial.source, folder)
     again = reopen_drafter(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
@@ -140,7 +134,6 @@ def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, dr
 
 def _check_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
     """Open a copy of the target with the module in it, read its module, and check that it decodes as before."""
-    from components.targets.load import open_target
 
     again = open_target(folder, kernel="plain", dtype="float32")
     drafter, _ = _untrained_drafter(method, settings, trial.vocab_size, again)
@@ -151,11 +144,6 @@ def _untrained_drafter(
     method: str, settings: dict[str, Any], vocab_size: int, target: AbstractTarget
 ) -> tuple[Drafter, DrafterState]:
     """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
-    import torch
-
-    from components.drafts.network.vocabulary import membership_of, offsets_of
-    from components.drafts.storage.files import method_class
-    from components.publish.formats.interface import DrafterState
 
     ids = torch.arange(vocab_size)
     network = method_class(method).build(target, settings, ids.to(target.device))
@@ -167,7 +155,6 @@ def _untrained_drafter(
 
 def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
     """Greedy draft tokens from every position of the trial's text, int64 [T - 1, depth]."""
-    import torch
 
     text = torch.tensor(trial.prompt + trial.plain)
     out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=True)
@@ -179,9 +166,6 @@ def _check_unchanged(
     method: str, format: str, trial: Trial, target: AbstractTarget, drafter: Drafter, before: Tensor
 ) -> None:
     """Raises UserError unless the drafter proposes the same tokens as before its export, and changes no output."""
-    import torch
-
-    from components.decoding.chain import decode
 
     after = _greedy_drafts(trial, target, drafter)
     if before.shape != after.shape or not torch.equal(before, after):
@@ -194,7 +178,6 @@ def _check_unchanged(
 
 def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: str) -> str:
     """The format that an engine gets, in words. readable: those it reads, best first; through: those tried."""
-    from components.publish.formats.gguf import CONVERTER
 
     if not readable:
         return "no file"
@@ -206,11 +189,6 @@ def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: 
 
 def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
     """Write index.html, the format that each engine gets of each method and the evidence for it, and tried.json."""
-    from pathlib import Path
-
-    import jinja2
-
-    from components.engines.profiles import kind_of, profile_of
 
     rows = []
     for method, formats in tried.items():

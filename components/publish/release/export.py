@@ -31,19 +31,37 @@ import json
 import platform
 import re
 import shutil
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import yaml
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
-from components.engines.profiles import GGUF_BASES, Engine, Format, formats_for, remark_on
+from components.drafts.network.layers import BlockShape
+from components.drafts.storage.files import read_record
+from components.engines.depth_settings import engine_settings
+from components.engines.launch import cannot_load, not_served
+from components.engines.profiles import GGUF_BASES, Engine, Format, formats_for, refusals, remark_on
+from components.git_state import code_state
 from components.outside_json import read_object
+from components.publish.card.card import Evidence, launch_commands, write_card
+from components.publish.card.lineage import lineage_of
+from components.publish.card.provenance import provenance, write_provenance
+from components.publish.formats.gguf import unknown_pre_tokenizer, write_gguf
+from components.publish.formats.interface import Source, facts_of
+from components.publish.formats.mtp import stitch
+from components.publish.formats.registry import TOKENIZER, read_drafter_state, write_format
 from components.publish.names import public_name, public_settings, public_value
+from components.publish.release.checksums import file_records, files_of, write_sums
+from components.publish.release.target_copies import HOLDS_TARGET, holds_target
 from components.rows import ALL
+from components.targets.config import read_config
+from components.targets.file_digests import sha256_of
+from components.targets.interface import shape_of
+from components.targets.source import BUILTIN, list_files, local_folder, open_record
 from components.weight_format import Storage
-
-if TYPE_CHECKING:
-    from components.publish.card.card import Evidence
-    from components.publish.formats.interface import Source
 
 
 def export_release(
@@ -61,9 +79,6 @@ def export_release(
     ctx: Context,
 ) -> Release:
     """The step `publish.export_release`; its settings are explained in components/publish/steps.py."""
-    from components.drafts.storage.files import read_record
-    from components.publish.card.card import Evidence
-    from components.publish.card.lineage import lineage_of
 
     policy_facts = _read_policy(policy)
     winner = _select_winner(policy_facts, drafts)
@@ -113,11 +128,6 @@ def _release_record(
     target_name: str,
 ) -> dict[str, Any]:
     """release.json's entries about target, drafter, formats and engines, with public names only."""
-    from components.drafts.storage.files import read_record
-    from components.engines.depth_settings import engine_settings
-    from components.engines.launch import cannot_load, not_served
-    from components.publish.formats.gguf import unknown_pre_tokenizer
-    from components.publish.formats.interface import facts_of
 
     draft_record = read_record(winner.path)
     method, settings, facts = str(draft_record["method"]), draft_record["settings"], facts_of(source.shape)
@@ -168,7 +178,6 @@ def _select_winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:
 
 def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
     """The formats of a drafter for these engines. Raises UserError, one line, where one of them could not serve it."""
-    from components.drafts.storage.files import read_record
 
     record = read_record(draft.path)
     method, settings = str(record["method"]), dict(record["settings"])
@@ -178,13 +187,6 @@ def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tup
 
 def source_of(target: Target) -> Source:
     """The target as layouts need it, with the drafters' head size where the target's own is odd."""
-    from types import SimpleNamespace
-
-    from components.drafts.network.layers import BlockShape
-    from components.publish.formats.interface import Source
-    from components.targets.config import read_config
-    from components.targets.interface import shape_of
-    from components.targets.source import open_record
 
     folder, record = open_record(target.path)
     model = str(record["model"])
@@ -204,10 +206,6 @@ def _export_drafter(
     llama_cpp: str = "",
 ) -> dict[str, dict[str, Any]]:
     """Write one drafter in its formats, each only if its checks pass. Returns folder name -> facts."""
-    from components.publish.formats.gguf import write_gguf
-    from components.publish.formats.mtp import stitch
-    from components.publish.formats.registry import read_drafter_state, write_format
-    from components.publish.release.target_copies import HOLDS_TARGET, holds_target
 
     drafter = read_drafter_state(draft.path)
     packed = drafter.storage is not None and drafter.storage.bits is not None
@@ -260,8 +258,6 @@ def refuse_unserved(
     storage: Storage | None = None,
 ) -> None:
     """Raises UserError, one line, where one of the engines could not serve such a drafter. label: what it is called."""
-    from components.engines.profiles import refusals
-    from components.publish.formats.interface import facts_of
 
     for engine in engines:
         for reason in refusals(engine, method, settings, facts_of(source.shape), storage):
@@ -338,8 +334,6 @@ def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str, *, draftin
 
 def _write_target_record(target: Target, file: Path) -> None:
     """Write target.json: where the target and its tokenizer are, with the size and sha256 of every file."""
-    from components.targets.file_digests import sha256_of
-    from components.targets.source import list_files
 
     if (target.path / "target.json").is_file():
         shutil.copyfile(target.path / "target.json", file)
@@ -357,17 +351,12 @@ def _target_files(folder: Path) -> dict[str, str]:
 
 
 def _is_tokenizer_file(name: str) -> bool:
-    from components.publish.formats.registry import TOKENIZER
 
     return any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER)
 
 
 def write_documents(folder: Path, record: dict[str, Any], evidence: Evidence, policy: DepthPolicy) -> None:
     """Write policy, model card, provenance.json and release.json; SHA256SUMS last, over everything else."""
-    from components.git_state import code_state
-    from components.publish.card.card import launch_commands, write_card
-    from components.publish.card.provenance import provenance, write_provenance
-    from components.publish.release.checksums import file_records, files_of, write_sums
 
     for name in POLICY_FILES:
         if (policy.path / name).is_file():
@@ -386,7 +375,6 @@ def write_documents(folder: Path, record: dict[str, Any], evidence: Evidence, po
 
 def versions() -> dict[str, str]:
     """Package -> version of the software that writes the release."""
-    from importlib.metadata import PackageNotFoundError, version
 
     by_package = {"python": platform.python_version()}
     for name in ("draftsmith", "torch", "transformers", "safetensors", "tokenizers"):
@@ -399,9 +387,6 @@ def versions() -> dict[str, str]:
 
 def read_licence(folder: Path | None) -> str:
     """The licence of a model by its README's front matter, else its LICENSE file; "" where it has neither."""
-    import yaml
-
-    from components.targets.source import BUILTIN, local_folder
 
     if folder is None:
         return ""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
+from transformers import AutoTokenizer
 
 from components.contract import Draft, UserError
 from components.decoding.chain import decode
@@ -39,7 +40,6 @@ class DraftedTarget(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load tokenizer, target and drafter; called once by MLflow."""
-        from transformers import AutoTokenizer
 
         folder = Path(context.artifacts["release"]) / "draftsmith"
         if not (folder / "serve.json").is_file():

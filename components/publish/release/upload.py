@@ -32,19 +32,26 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import jinja2
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, is_offline_mode
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.sha import git_hash
 
 from components.contract import Context, Measurements, Page, Release, UserError
+from components.engines.launch import HUB_ID
 from components.publish.card.lineage import RECORD as ARTIFACT_RECORD
 from components.publish.formats.checkpoint_files import link_or_copy, read_json
 from components.publish.formats.gguf import gguf_texts
 from components.publish.names import find_name, public_name, public_settings
 from components.publish.release.checksums import FILE, file_records, files_of, write_sums
+from components.publish.release.target_copies import formats_with_target_weights
+from components.publish.release.validate import validate_folder
 from components.rows import ALL, UNTRAINED, EngineComparison, read_rows, table_of
+from components.targets.file_digests import sha256_of
 from components.targets.source import BUILTIN
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 TOKEN = "HF_TOKEN"
 ENDPOINT = "HF_ENDPOINT"
@@ -67,8 +74,6 @@ class Hub:
         except UserError:
             raise
         except Exception as error:  # the many kinds of network and hub failures
-            from huggingface_hub import is_offline_mode
-
             message = " ".join(str(error).split()).replace(self.token, "***")[:300] or type(error).__name__
             if is_offline_mode():
                 message = "steps may not reach the hub; allow it with `draftsmith run --online`"
@@ -86,8 +91,6 @@ def upload_release(
     ctx: Context,
 ) -> Page:
     """The step `publish.upload_release`; its settings are explained in components/publish/steps.py."""
-    from components.publish.formats.checkpoint_files import read_json
-    from components.publish.release.validate import validate_folder
 
     token = os.environ.get(TOKEN, "").strip()
     if not token:
@@ -119,7 +122,6 @@ def upload_release(
 
 
 def _hub(repo: str, revision: str, token: str) -> Hub:
-    from huggingface_hub import HfApi
 
     return Hub(HfApi(endpoint=os.environ.get(ENDPOINT) or None, token=token), repo, revision, token)
 
@@ -141,10 +143,6 @@ def _is_public(hub: Hub, target: Mapping[str, Any]) -> bool:
     target: target.json. The model that was loaded counts, not its `target_name`: a privately tuned model may bear the
     name of the public one that it was tuned from.
     """
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    from components.engines.launch import HUB_ID
-    from components.targets.source import BUILTIN
 
     if target["folder"] == BUILTIN:
         return True
@@ -166,8 +164,6 @@ def _refuse_private_target(record: Mapping[str, Any], texts: tuple[str, str, str
 
     texts: name of the repository, branch and commit message. names: the target's private names.
     """
-    from components.publish.names import find_name
-    from components.publish.release.target_copies import formats_with_target_weights
 
     for name, remedy in formats_with_target_weights(record["formats"]).items():
         raise UserError(
@@ -197,9 +193,6 @@ def _make_repository(hub: Hub, private: bool) -> bool:
 
 def _commit(hub: Hub, folder: Path, message: str, ctx: Context) -> dict[str, Any]:
     """Commit the release to the repository; returns {"commit", "url", "commit_url", "new_commit", ...}."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    from components.publish.release.checksums import FILE, files_of
 
     api, repo, revision = hub.api, hub.repo, hub.revision
     before = hub.request("look at the branch", lambda: api.model_info(repo, revision=revision)).sha
@@ -229,7 +222,6 @@ def _commit(hub: Hub, folder: Path, message: str, ctx: Context) -> dict[str, Any
 
 def _files_of_earlier_release(hub: Hub, commit: str, scratch: Path) -> set[str]:
     """The files of an earlier release that are still in the repository; an empty set where there is none."""
-    from components.publish.formats.checkpoint_files import read_json
 
     remote_files = hub.request("list its files", lambda: set(hub.api.list_repo_files(hub.repo, revision=commit)))
     if "release.json" not in remote_files:
@@ -244,11 +236,6 @@ def _files_of_earlier_release(hub: Hub, commit: str, scratch: Path) -> set[str]:
 
 def _verify_upload(hub: Hub, folder: Path, commit: str) -> None:
     """Raises UserError unless the hub lists every file of the release with the digest of what was sent."""
-    from huggingface_hub.hf_api import RepoFile
-    from huggingface_hub.utils.sha import git_hash
-
-    from components.publish.release.checksums import FILE, files_of
-    from components.targets.file_digests import sha256_of
 
     listing = hub.request(
         "read back what is there", lambda: list(hub.api.list_repo_tree(hub.repo, recursive=True, revision=commit))
@@ -270,7 +257,6 @@ def _verify_upload(hub: Hub, folder: Path, commit: str) -> None:
 
 def _write_page(folder: Path, facts: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write index.html: the release, its address and its facts."""
-    import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.contract import UserError
-
-if TYPE_CHECKING:
-    from components.publish.formats.exact_check import Checkpoint
-    from components.targets.interface import TargetShape
+from components.engines.profiles import ENGINES, NORM_FLAGS, TAPPED, profile_of, refusals, remark_on
+from components.publish.card.provenance import FILE, check_provenance
+from components.publish.formats.checkpoint_files import read_json
+from components.publish.formats.compressed_tensors import parse_storage
+from components.publish.formats.eagle3 import misread
+from components.publish.formats.exact_check import Checkpoint
+from components.publish.formats.gguf import check_gguf
+from components.publish.formats.interface import facts_of
+from components.publish.formats.registry import count_weights, layout_of, read_folder
+from components.publish.release.checksums import check_sums
+from components.targets.config import read_config
+from components.targets.interface import TargetShape, shape_of
+from components.targets.rope_scaling import rope_scaling_of
+from components.targets.source import local_folder
 
 
 def validate_folder(folder: Path, target: str = "") -> list[str]:
@@ -19,9 +28,6 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     folder: a drafter's checkpoint, a release (its checksums and every format are checked), or a GGUF file.
     target: "builtin" or a folder in Hugging Face format to compare with; "" checks the drafter by itself.
     """
-    from components.publish.formats.gguf import check_gguf
-    from components.publish.formats.registry import count_weights, layout_of, read_folder
-    from components.targets.rope_scaling import rope_scaling_of
 
     if folder.suffix == ".gguf":
         count = check_gguf(folder, folder.parent.name)
@@ -50,9 +56,6 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
 
 def _validate_release(folder: Path, target: str) -> list[str]:
     """Check the checksums of a release, its provenance and each of its formats."""
-    from components.publish.card.provenance import FILE, check_provenance
-    from components.publish.formats.checkpoint_files import read_json
-    from components.publish.release.checksums import check_sums
 
     sums = check_sums(folder)
     record = read_json(folder / "release.json", folder.name)
@@ -76,11 +79,6 @@ def _validate_release(folder: Path, target: str) -> list[str]:
 
 def _engine_lines(format: str, checkpoint: Checkpoint, shape: TargetShape) -> list[str]:
     """One line an engine: that it reads such a checkpoint for this target, or why it does not."""
-    from components.engines.profiles import ENGINES, NORM_FLAGS, TAPPED, profile_of, refusals, remark_on
-    from components.publish.formats.compressed_tensors import parse_storage
-    from components.publish.formats.eagle3 import misread
-    from components.publish.formats.interface import facts_of
-    from components.publish.formats.registry import layout_of
 
     config = checkpoint.config
     storage = parse_storage(config, "")
@@ -113,9 +111,6 @@ def _engine_lines(format: str, checkpoint: Checkpoint, shape: TargetShape) -> li
 
 
 def _target_shape(target: str) -> TargetShape:
-    from components.targets.config import read_config
-    from components.targets.interface import shape_of
-    from components.targets.source import local_folder
 
     folder = local_folder(target)
     if folder is None:

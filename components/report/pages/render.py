@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import jinja2
+import jinja2
 
 
 def render(template: str, facts: Mapping[str, Any]) -> str:
@@ -18,7 +17,6 @@ def render(template: str, facts: Mapping[str, Any]) -> str:
 
 def environment() -> jinja2.Environment:
     """The environment of the templates in this folder, with their filter `unbroken`."""
-    import jinja2
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.forward.static_cache import StaticCache, additive, tree_mask
@@ -163,8 +165,6 @@ class FastTarget(AbstractTarget):
 
     def _rotation_table(self, capacity: int) -> Tensor:
         """e^{i t w_j} for column t and pair j, complex64 [capacity, 1, head_dim / 2], frequencies of transformers."""
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         rope_type = rope_parameters(self._config).get("rope_type", "default")
         initialise = (

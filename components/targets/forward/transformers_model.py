@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from components.contract import UserError
 from components.targets.config import one_line
@@ -40,7 +42,6 @@ class SlotCache(AbstractCache):
         self.lengths = torch.zeros(batch_size, dtype=torch.int64)
         self.live = torch.zeros(batch_size, 0, dtype=torch.bool)  # [B, slots], on the CPU
         self._bytes_per_token = bytes_per_token
-        from transformers.cache_utils import DynamicLayer
 
         self.takes_others = all(type(layer) is DynamicLayer for layer in cache.layers)
 
@@ -176,7 +177,6 @@ class TransformersTarget(AbstractTarget):
 
     def new_cache(self, batch_size: int, capacity: int) -> SlotCache:
         """As AbstractTarget, but memory grows with use; `capacity` is still enforced."""
-        from transformers import DynamicCache
 
         return SlotCache(DynamicCache(config=self.model.config), batch_size, capacity, self._bytes_per_token)
 

@@ -11,15 +11,35 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
 
 from components.contract import Context, Corpus, Target, UserError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from tokenizers import Tokenizer
-
-    from components.targets.pretraining.plan import TrainingPlan
+from components.targets.config import facts_of
+from components.targets.hf_files import save_model
+from components.targets.pretraining.llama import LlamaShape
+from components.targets.pretraining.plan import TrainingPlan, pack_documents, read_documents
+from components.targets.pretraining.quality import held_out_windows, measure_quality
+from components.targets.pretraining.tokenizer import (
+    CHAT_TEMPLATE,
+    MARKUP,
+    ROLE_TOKENS,
+    save_tokenizer,
+    text_pieces,
+    train_byte_bpe,
+)
+from components.targets.pretraining.training_run import (
+    LATEST,
+    TrainingRun,
+    checkpoint_weights,
+    join_group,
+    keep_freed_memory,
+    leave_group,
+)
+from components.targets.pretraining.worker import STREAM_FILES, extra_processes
 
 
 def pretrain_target(
@@ -51,7 +71,6 @@ def pretrain_target(
     ctx: Context,
 ) -> Target:
     """The step `targets.pretrain_target`; its settings are explained in components/targets/steps.py."""
-    from components.targets.pretraining.worker import STREAM_FILES
 
     decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats
     settings: dict[str, Any] = dict(locals())
@@ -94,10 +113,6 @@ _PLAN_SETTINGS = (
 
 
 def _make_plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -> TrainingPlan:
-    import torch
-
-    from components.targets.pretraining.llama import LlamaShape
-    from components.targets.pretraining.plan import TrainingPlan
 
     fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
     longest = max(schedule["sequence_length"], schedule["decay_sequence_length"])
@@ -127,16 +142,6 @@ def _make_plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Conte
 
 
 def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    from components.targets.pretraining.plan import read_documents
-    from components.targets.pretraining.tokenizer import (
-        CHAT_TEMPLATE,
-        ROLE_TOKENS,
-        save_tokenizer,
-        text_pieces,
-        train_byte_bpe,
-    )
 
     if not all((ctx.out / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
@@ -154,7 +159,6 @@ def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokeniz
 
 def is_chats(corpus: Corpus) -> bool:
     """Whether its documents are written in chat markup."""
-    from components.targets.pretraining.tokenizer import MARKUP
 
     return corpus.info.get("markup") == MARKUP
 
@@ -162,9 +166,6 @@ def is_chats(corpus: Corpus) -> bool:
 def _token_stream(
     name: str, corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, int], ctx: Context
 ) -> np.ndarray:
-    import numpy as np
-
-    from components.targets.pretraining.plan import pack_documents
 
     path = ctx.scratch / name
     if not path.exists():
@@ -183,11 +184,6 @@ def _train(
     checkpoint_minutes: float,
     ctx: Context,
 ) -> float:
-    import torch
-
-    from components.targets.pretraining.quality import held_out_windows
-    from components.targets.pretraining.training_run import TrainingRun, join_group, keep_freed_memory, leave_group
-    from components.targets.pretraining.worker import extra_processes
 
     torch.set_num_threads(1 if plan.num_processes > 1 else ctx.num_threads)
     keep_freed_memory()
@@ -217,10 +213,6 @@ def _drop_metrics_after(step: int, ctx: Context) -> None:
 def _write_target(
     plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context
 ) -> Target:
-    from components.targets.config import facts_of
-    from components.targets.hf_files import save_model
-    from components.targets.pretraining.quality import measure_quality
-    from components.targets.pretraining.training_run import LATEST, checkpoint_weights
 
     _, weights = checkpoint_weights(ctx.scratch / LATEST)
     save_model(ctx.out, plan.shape, weights)

@@ -16,21 +16,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from components.targets.pretraining.plan import pack_documents, read_documents, source_group
+from components.targets.pretraining.llama import LeanLlama
+from components.targets.pretraining.plan import TrainingPlan, pack_documents, read_documents, source_group
 from components.targets.pretraining.tokenizer import ANSWER_BEGINS, BOS_ID, EOS_ID, PAD_ID
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from components.targets.pretraining.llama import LeanLlama
-    from components.targets.pretraining.plan import TrainingPlan
 
 NUM_PROMPTS: Final = 64
 PROMPT_TOKENS: Final = 64
@@ -126,7 +123,6 @@ def greedy_continuations(folder: Path, prompts: np.ndarray, num_tokens: int, dty
 
     PAD on the left of a prompt is masked.
     """
-    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).eval()
     tokens = torch.from_numpy(prompts)
@@ -163,7 +159,6 @@ def measure_quality(
 
     Prompts come from the first group in alphabetical order ("stdlib" before "stdlib-tests"), or from all chats.
     """
-    from components.targets.pretraining.llama import LeanLlama
 
     dtype = getattr(torch, plan.dtype)
     windows = held_out_windows(held_out, tokenizer, plan.shape.max_positions)

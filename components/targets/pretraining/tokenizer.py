@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 BOS: Final = "<|bos|>"
 EOS: Final = "<|eos|>"
@@ -30,7 +30,6 @@ PAD_ID: Final = 2
 
 def train_byte_bpe(texts: Iterable[str], vocab_size: int, more_specials: Sequence[str] = ()) -> Tokenizer:
     """Learn merges from texts. vocab_size: tokens, counting the specials (three and these more) and the 256 bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -51,7 +50,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_tokens: int, chat_tem
     No special token is added by itself: a prompt is code from the middle of a file, which has no beginning mark, or a
     chat, whose template writes its own. max_tokens: the model's longest text.
     """
-    from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

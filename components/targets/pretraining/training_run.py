@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -40,16 +40,15 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.contract import UserError
+from components.targets.hf_files import llama_config
 from components.targets.pretraining.llama import LeanLlama, initial_weights
 from components.targets.pretraining.plan import TokenWindows, TrainingPlan
 from components.targets.pretraining.quality import held_out_loss
 from components.targets.pretraining.tokenizer import EOS_ID, PAD_ID
 from components.tensor_files import read_tensors
-
-if TYPE_CHECKING:
-    from components.targets.pretraining.plan import TrainingPlan
 
 REPORT_EVERY = 20
 """Steps between reports."""
@@ -441,9 +440,6 @@ class GreedyWriter:
     """Continues prompts greedily with the current weights, by transformers' cached generation."""
 
     def __init__(self, plan: TrainingPlan) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        from components.targets.hf_files import llama_config
 
         dtype: Any = getattr(torch, plan.dtype)
         facts = {name: value for name, value in llama_config(plan.shape, dtype).items() if name != "torch_dtype"}

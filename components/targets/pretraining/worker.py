@@ -16,8 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+import torch
+
 import components
 from components.targets.pretraining.plan import TrainingPlan, plan_from_json
+from components.targets.pretraining.training_run import TrainingRun, join_group, keep_freed_memory, leave_group
 
 RENDEZVOUS = "rendezvous"
 STREAM_FILES = ("tokens.npy", "decay_tokens.npy")
@@ -50,10 +54,6 @@ def extra_processes(plan: TrainingPlan, scratch: Path) -> Iterator[Path]:
 
 def main(scratch: Path, meeting: Path, rank: int) -> None:
     """Train beside process 0 until the plan is done."""
-    import numpy as np
-    import torch
-
-    from components.targets.pretraining.training_run import TrainingRun, join_group, keep_freed_memory, leave_group
 
     torch.set_num_threads(1)
     keep_freed_memory()
