@@ -17,7 +17,7 @@ from components.data.mixing.sampling import TooSmall
 from components.data.responses.assistant_mask import Thinking, Turns
 from components.data.sources.chats import ChatSource
 from components.data.sources.workloads import WorkloadSource
-from components.engines.client import BaseUrl, Engine
+from components.engines.server_address import BaseUrl, ServerEngine
 
 _DEFAULT: Final = Cleaning()
 
@@ -450,7 +450,7 @@ def write_answers_by_server(
     prompts: Prompts,
     *,
     base_url: BaseUrl,
-    engine: Engine = "auto",
+    engine: ServerEngine = "auto",
     model: str = "",
     api_key_variable: str = "",
     label: str = "",

@@ -1,29 +1,21 @@
-"""A model server: its address, its API key and its engine.
+"""Talk to a model server: wait until it answers, identify its engine, and turn token ids into text and back.
 
-The steps that let a server answer prompts and those that measure servers share this file. Replies are never trusted to
-be well-formed; anything unexpected becomes one line that names the address.
-
-Conversion between token ids and text, for servers that take or return text only.
+Replies are never trusted to be well-formed; anything unexpected becomes one line that names the address. Some servers
+take or return text only, so ids are converted with the target's tokenizer and refused where they would not survive.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from components.contract import UserError
+from components.engines.server_address import ServerAddress, ServerEngine
 
-if TYPE_CHECKING:
-    import httpx
-
-Engine = Literal["auto", "vllm", "sglang", "llama.cpp", "transformers", "openai"]
-
-_ENGINE_PROBES: Final[tuple[tuple[Engine, str, str], ...]] = (
+_ENGINE_PROBES: Final[tuple[tuple[ServerEngine, str, str], ...]] = (
     ("vllm", "/version", "version"),
     ("sglang", "/get_server_info", "version"),
     ("llama.cpp", "/props", "build_info"),
@@ -32,61 +24,6 @@ _ENGINE_PROBES: Final[tuple[tuple[Engine, str, str], ...]] = (
 
 _LOADING_STATUSES: Final = (429, 502, 503, 504)
 """HTTP status codes of servers that still load their model."""
-
-
-BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#@\s]*)?$")]
-
-
-class ServerAddress(BaseModel):
-    """The settings that describe one server.
-
-    base_url: the address with or without /v1, such as http://127.0.0.1:8000; no credentials, query or fragment.
-    engine: the engine behind it; auto asks the server. openai is any other engine with /v1/completions.
-    model: the name of the served model; empty takes the first of /v1/models.
-    api_key_variable: the environment variable that holds the key; the key is written nowhere.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    setting: ClassVar[str] = "base_url"  # name of the step's setting; errors begin with it
-
-    base_url: BaseUrl
-    engine: Engine = "auto"
-    model: str = ""
-    api_key_variable: str = ""
-
-    @property
-    def root(self) -> str:
-        """The address without /v1."""
-        return self.base_url.rstrip("/").removesuffix("/v1")
-
-    @property
-    def location(self) -> str:
-        """The beginning of every error about this server."""
-        return f"{self.setting}: {self.base_url}"
-
-    def headers(self) -> dict[str, str]:
-        """HTTP headers with the key, empty without one; raises UserError when the variable holds no usable key."""
-        key = self._key()
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
-    def without_key(self, message: str) -> str:
-        """A message of the server or a library, as one line of at most 300 characters, without the key."""
-        key = self._key()
-        for form in (key, json.dumps(key)[1:-1]) if key else ():  # as it is, and as a JSON text holds it
-            message = message.replace(form, "***")
-        return " ".join(message.split())[:300]
-
-    def _key(self) -> str:
-        """The key, stripped, checked here because HTTP libraries quote a bad header in their errors; "" without one."""
-        if not self.api_key_variable:
-            return ""
-        location = f"{self.location}: ${self.api_key_variable}"
-        key = os.environ.get(self.api_key_variable, "").strip()
-        if not key:
-            raise UserError(f"{location} is not set; put the server's key there")
-        if not (key.isascii() and key.isprintable()):
-            raise UserError(f"{location} is no key: only printable ASCII characters can be sent; set it again")
-        return key
 
 
 class ServerInfo(NamedTuple):
@@ -99,8 +36,6 @@ class ServerInfo(NamedTuple):
 
 async def wait_until_ready(client: httpx.AsyncClient, server: ServerAddress, wait_s: float) -> ServerInfo:
     """Wait until a server answers and identify it; raises UserError after `wait_s` seconds without an answer."""
-    import httpx
-
     retrying = AsyncRetrying(
         retry=retry_if_exception_type((httpx.TransportError, httpx.HTTPStatusError)),
         wait=wait_exponential(multiplier=0.2, max=3),
@@ -148,8 +83,6 @@ async def _identify(client: httpx.AsyncClient, server: ServerAddress, headers: d
 
 async def _get_json(client: httpx.AsyncClient, address: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """The JSON object at an address, None where there is none."""
-    import httpx
-
     try:
         reply = await client.get(address, headers=headers)
         payload = reply.json() if reply.status_code == 200 else None

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from components.bench.engines.acceptance import Acceptance, Counters, read_acceptance, read_counters
-from components.engines.client import ServerAddress, wait_until_ready
+from components.engines.client import wait_until_ready
+from components.engines.server_address import ServerAddress
 
 if TYPE_CHECKING:
     import httpx

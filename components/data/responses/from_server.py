@@ -29,7 +29,8 @@ from components.data.responses.server_client import (
     RetryableError,
     ServerAnswer,
 )
-from components.engines.client import BaseUrl, Engine, ServerAddress, wait_until_ready
+from components.engines.client import wait_until_ready
+from components.engines.server_address import BaseUrl, ServerAddress, ServerEngine
 from components.files import sweep
 from components.targets.load import open_tokenizer, target_facts
 
@@ -42,7 +43,7 @@ def write_answers_by_server(
     prompts: Prompts,
     *,
     base_url: BaseUrl,
-    engine: Engine,
+    engine: ServerEngine,
     model: str,
     api_key_variable: str,
     label: str,

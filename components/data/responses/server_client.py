@@ -34,7 +34,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from components.contract import UserError
 from components.data.responses.generate import Job
-from components.engines.client import ServerAddress, ServerInfo, ids_of_answer, text_of
+from components.engines.client import ServerInfo, ids_of_answer, text_of
+from components.engines.server_address import ServerAddress
 from components.targets.generate import row_generator
 
 MAX_REPLY_BYTES: Final = 16 << 20

@@ -20,7 +20,8 @@ from components.data import collect_prompts, write_answers, write_answers_by_ser
 from components.data.formats.responses import open_answers
 from components.data.responses.generate import Job
 from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
-from components.engines.client import ServerAddress, ServerInfo, ids_of_answer, text_of
+from components.engines.client import ServerInfo, ids_of_answer, text_of
+from components.engines.server_address import ServerAddress
 from components.targets import load_target
 from components.targets.load import open_tokenizer
 
