@@ -18,10 +18,11 @@ from markdown_it import MarkdownIt
 from components.contract import UserError
 from components.engines.depth_settings import settings_for
 from components.engines.launch import launch_lines
+from components.html_pages import environment
+from components.report import pages
 from components.report.charts.svg import Point, Series, bar_chart, line_chart
-from components.report.pages.render import environment
-from components.report.tables import Table
 from components.rows import QualityFlag, write_rows
+from components.tables import Table
 from components.text import in_code, in_markdown, in_mermaid, one_line
 from flows.console.query_output import cell
 from flows.spec.schema import load_spec
@@ -113,7 +114,7 @@ def test_a_chart_and_a_page_cell_hold_no_foreign_tag(text: str) -> None:
         assert not {node.tag.split("}")[-1] for node in ET.fromstring(chart).iter()} & {"script", "img", "a", "image"}
     grid = '{% from "grid.html.jinja" import grid %}{{ grid(table) }}{{ title }}'
     page = Tags()
-    page.feed(environment().from_string(grid).render(table=Table([text], [[text]]), title=text))
+    page.feed(environment(Path(pages.__file__).parent).from_string(grid).render(table=Table([text], [[text]]), title=text))
     assert page.seen <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
 
 

@@ -27,7 +27,6 @@ from components.report.charts.depth import acceptance_chart, cost_chart, margina
 from components.report.charts.export import as_image, picture
 from components.report.pages.languages import language_table
 from components.report.tables import (
-    Table,
     arm_table,
     chain_or_tree,
     choice_table,
@@ -58,6 +57,7 @@ from components.rows import (
     Request,
     read_rows,
 )
+from components.tables import Table
 from components.text import in_markdown
 
 # An artifact's page is narrow, so the table of depths is shown in two parts.

@@ -1,37 +1,18 @@
-"""The tables of reports. A `Table` is a header and rows of text, so that Markdown and HTML show the same numbers.
+"""The tables of reports: depths, choices, arms, the gate, comparisons, drift, flags, fewer bits and engines.
 
-The table of the acceptance lost by storing drafters in fewer bits (policy.json: weights).
-
-The table that compares an engine serving the drafter with our own loop and with the prediction.
+Each takes rows or parts of policy.json and returns a `Table` of text, which Markdown, HTML and CSV show alike.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from components.rows import ALL, DepthChoice, DepthEval, Drift, EngineComparison, PairedComparison, QualityFlag
-from components.text import in_markdown
+from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
 
 _METHOD_TITLES: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
-
-
-class Table(NamedTuple):
-    """A table of text cells. stressed: index of the row to emphasise, None for no row."""
-
-    header: list[str]
-    rows: list[list[str]]
-    stressed: int | None = None
-
-    def markdown(self) -> str:
-        """The table in GitHub's Markdown; a stressed row is bold."""
-        lines = [_markdown_line(map(in_markdown, self.header)), _markdown_line(["---"] * len(self.header))]
-        for index, row in enumerate(self.rows):
-            escaped = [in_markdown(cell) for cell in row]
-            cells = [f"**{cell}**" if cell and index == self.stressed else cell for cell in escaped]
-            lines.append(_markdown_line(cells))
-        return "\n".join(lines) + "\n"
 
 
 def depth_table(evals: Sequence[DepthEval], chosen_depth: int | None = None) -> Table:
@@ -49,7 +30,7 @@ def depth_table(evals: Sequence[DepthEval], chosen_depth: int | None = None) -> 
             format_percent(e.marginal_gain),
             format_percent(e.marginal_cost),
             f"{format_ratio(e.speedup_pred)}{format_interval(e.pred_lo, e.pred_hi) if e.depth_k else ''}",
-            f"{format_ratio(e.speedup_meas)}{format_interval(e.meas_lo, e.meas_hi)}",
+            format_estimate(e.speedup_meas, e.meas_lo, e.meas_hi),
             format_percent(e.p_best),
             format_percent(e.regret),
         ]
@@ -100,7 +81,7 @@ def choice_table(
             *(["all" if c.kv_len is None else str(c.kv_len)] if contexts else []),
             str(c.depth_k),
             f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-            f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
+            format_estimate(c.speedup_meas, c.meas_lo, c.meas_hi),
             format_percent(c.pred_error, sign=True),
             "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
             *([format_percent(c.loss)] if losses else []),
@@ -132,7 +113,7 @@ def edge_table(choices: Iterable[DepthChoice], evals: Iterable[DepthEval], roles
             depth_text = f"{depth}" + (" (chosen)" if depth == c.depth_k else "")
             against = "-" if e is at_choice else f"{100 * (e.speedup_pred / at_choice.speedup_pred - 1):+.1f} %"
             predicted = f"{format_ratio(e.speedup_pred)}{format_interval(e.pred_lo, e.pred_hi) if depth else ''}"
-            measured = f"{format_ratio(e.speedup_meas)}{format_interval(e.meas_lo, e.meas_hi)}"
+            measured = format_estimate(e.speedup_meas, e.meas_lo, e.meas_hi)
             name = drafter_name(c.method, c.draft_key, roles)
             rows.append(
                 [
@@ -159,7 +140,7 @@ def ranking_table(ranking: Sequence[Mapping[str, Any]]) -> Table | None:
             chain_or_tree(r["tree_budget"]),
             "-" if r["draft_vocab"] is None else str(r["draft_vocab"]),
             str(r["depth_k"]),
-            f"{format_ratio(r['speedup_pred'])}{format_interval(r['pred_lo'], r['pred_hi'])}",
+            format_estimate(r["speedup_pred"], r["pred_lo"], r["pred_hi"]),
             format_percent(r["p_best"]),
             format_percent(r["regret"]),
         ]
@@ -210,7 +191,7 @@ def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None
             *("-" if a[name] is None else f"{a[name]:.2f}" for name in ("al", "al_replayed")),
             format_percent(a["draft_acceptance_rate"]),
             format_ratio(a["speedup_pred"]),
-            f"{format_ratio(a['speedup'])}{format_interval(a['lo'], a['hi'])}",
+            format_estimate(a["speedup"], a["lo"], a["hi"]),
             str(a["num_prompts"]),
             str(a["checked"]),
             str(a["ties"]),
@@ -297,27 +278,6 @@ def flag_table(flags: Iterable[QualityFlag]) -> Table:
             drafters, values = list(dict.fromkeys(drafters)), values[:1]
         rows.append([severity, code.replace("_", " "), ", ".join(drafters), ", ".join(values), detail])
     return Table(["severity", "flag", "drafter", "value", "what it means"], rows)
-
-
-def format_ratio(value: float | None) -> str:
-    """1.2345 -> 1.23x; None -> "-" (not measured)."""
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def format_percent(value: float | None, sign: bool = False) -> str:
-    """0.1234 -> 12.3 %; None -> "-"."""
-    if value is None:
-        return "-"
-    return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
-
-
-def format_interval(lo: float | None, hi: float | None) -> str:
-    """A 95 % interval as written after its value; "" where it was not measured."""
-    return "" if lo is None or hi is None else f" [{lo:.2f}, {hi:.2f}]"
-
-
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 WEIGHT_VERDICTS = {"lower": "lower", "higher": "higher", "undecided": "no difference shown"}

@@ -21,8 +21,8 @@ from prefect.states import Running
 from pydantic import Field
 
 from components.contract import UserError
-from components.report.tables import Table
 from components.speedup.comparison.promotion_rule import judge
+from components.tables import Table
 from flows.execution.local_run import RunOutcome
 from storage.registry.promotion_gate import Decision
 from storage.registry.registry import promote

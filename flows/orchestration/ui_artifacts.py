@@ -33,7 +33,7 @@ from components.report.prefect_cards import (
     mix_card,
     page_card,
 )
-from components.report.tables import Table
+from components.tables import Table
 from components.text import in_markdown
 from flows.console.plan_output import as_mermaid
 from flows.execution.local_run import RunOutcome

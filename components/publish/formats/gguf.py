@@ -26,7 +26,7 @@ import torch
 
 from components.contract import Context, UserError
 from components.drafts.storage.quantisation import Packed
-from components.engines.profiles import GGUF_BASES
+from components.methods import METHODS
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.registry import write_format
 from components.targets.source import BUILTIN, local_folder
@@ -66,9 +66,9 @@ def write_gguf(
         base = Path(work) / "draft"
         few_bits = drafter.storage if drafter.storage is not None and drafter.storage.bits else None
         # The converter reads floats and packs them itself: the dequantised float32 lose nothing.
-        facts = write_format(
-            GGUF_BASES[drafter.method], drafter if few_bits is None else drafter._replace(storage=None), source, base
-        )
+        format = METHODS[drafter.method].gguf_base
+        assert format is not None, "gguf is written for methods that llama.cpp's converter reads"
+        facts = write_format(format, drafter if few_bits is None else drafter._replace(storage=None), source, base)
         out = folder / "draft.gguf"
         kind = few_bits.weights if few_bits is not None else facts["dtype"]
         command = [str(base), "--outfile", str(out), "--outtype", TYPES[kind]]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from torch import Tensor
 
@@ -23,7 +22,9 @@ from components.drafts.interface import Drafter
 from components.drafts.network.vocabulary import default_size, membership_of, offsets_of
 from components.drafts.settings import Method, Place, check_settings, resolve_settings, settings_of_method
 from components.drafts.storage.files import method_class
-from components.engines.profiles import GGUF_BASES, Engine, formats_for, kind_of, profile_of
+from components.engines.profiles import Engine, formats_for, kind_of, profile_of
+from components.html_pages import write_html
+from components.methods import METHODS
 from components.publish.formats.gguf import CONVERTER, write_gguf
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.mtp import stitch
@@ -107,8 +108,8 @@ def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str
         shutil.rmtree(folder, ignore_errors=True)
         if format == "gguf":
             if write_gguf(state, source, folder, trial.llama_cpp, ctx) is None:
-                base = GGUF_BASES[method]  # export_release writes this folder instead, for the converter
-                if base not in formats:
+                base = METHODS[method].gguf_base  # export_release writes this folder instead, for the converter
+                if base is not None and base not in formats:
                     _round_trip(base, folder, state, trial, drafts)
                     through.append(base)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -184,7 +185,7 @@ def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: 
     if readable[0] in through:
         return readable[0]
     assert readable[0] == "gguf", "every other format went through, or the step has failed"
-    return f"{GGUF_BASES[method]}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
+    return f"{METHODS[method].gguf_base}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
 
 
 def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
@@ -201,10 +202,6 @@ def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, A
             rows.append((method, profile.title, _format_for_engine(served.formats, formats, method), evidence, depth))
         if not engines:
             rows.append((method, "none named", ", ".join(formats) or "no file", "", ""))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True
-    )
-    text = environment.get_template("dry_run.html.jinja").render(rows=rows)
-    (folder / "index.html").write_text(text, encoding="utf-8")
+    write_html(folder, Path(__file__).with_name("dry_run.html.jinja"), {"rows": rows})
     record = {"tried": tried, "engines": list(engines)}
     (folder / "tried.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -43,8 +43,9 @@ from components.drafts.network.layers import BlockShape
 from components.drafts.storage.files import read_record
 from components.engines.depth_settings import engine_settings
 from components.engines.launch import cannot_load, not_served
-from components.engines.profiles import GGUF_BASES, Engine, Format, formats_for, refusals, remark_on
+from components.engines.profiles import Engine, Format, formats_for, refusals, remark_on
 from components.git_state import code_state
+from components.methods import METHODS
 from components.outside_json import read_object
 from components.publish.card.card import Evidence, launch_commands, write_card
 from components.publish.card.lineage import lineage_of
@@ -221,7 +222,8 @@ def _export_drafter(
             weights = stitch(source.folder, folder, drafter.tensors, source.shape.num_layers)
         elif format == "gguf":
             weights = write_gguf(drafter, source, folder, llama_cpp, ctx)
-            base = GGUF_BASES[drafter.method]
+            base = METHODS[drafter.method].gguf_base
+            assert base is not None, "gguf is written for methods that llama.cpp's converter reads"
             if weights is None and packed:
                 raise UserError("gguf: only llama.cpp's converter packs weights: install it, or give bf16")
             if weights is None and base not in formats:  # the folder that the converter reads

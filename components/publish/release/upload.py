@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jinja2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, is_offline_mode
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
@@ -42,6 +41,8 @@ from huggingface_hub.utils.sha import git_hash
 
 from components.contract import Context, Measurements, Page, Release, UserError
 from components.engines.launch import HUB_ID
+from components.html_pages import write_html
+from components.methods import is_trained
 from components.publish.card.lineage import RECORD as ARTIFACT_RECORD
 from components.publish.formats.checkpoint_files import link_or_copy, read_json
 from components.publish.formats.gguf import gguf_texts
@@ -49,7 +50,7 @@ from components.publish.names import find_name, public_name, public_settings
 from components.publish.release.checksums import FILE, file_records, files_of, write_sums
 from components.publish.release.target_copies import formats_with_target_weights
 from components.publish.release.validate import validate_folder
-from components.rows import ALL, UNTRAINED, EngineComparison, read_rows, table_of
+from components.rows import ALL, EngineComparison, read_rows, table_of
 from components.targets.file_digests import sha256_of
 from components.targets.source import BUILTIN
 
@@ -116,7 +117,7 @@ def upload_release(
     done = _commit(hub, folder, commit_message, ctx)
     _verify_upload(hub, folder, done["commit"])
     facts = {"repo": repo, "revision": revision, "private": is_private, "release_key": release.key, **done}
-    _write_page(ctx.out, facts, record)
+    write_html(ctx.out, Path(__file__).with_name("upload.html.jinja"), {"facts": facts, "record": record})
     ctx.note(f"{'uploaded to' if done['new_commit'] else 'already at'} {done['url']} as commit {done['commit'][:12]}")
     return Page.of_step(ctx, facts)
 
@@ -255,23 +256,13 @@ def _verify_upload(hub: Hub, folder: Path, commit: str) -> None:
             raise UserError(f"repo: {hub.repo}: {name} is not what was sent; upload again with --force")
 
 
-def _write_page(folder: Path, facts: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Write index.html: the release, its address and its facts."""
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True
-    )
-    text = environment.get_template("upload.html.jinja").render(facts=facts, record=record)
-    (folder / "index.html").write_text(text, encoding="utf-8")
-
-
 def engines_with_mismatch(folders: Iterable[Path], draft_key: str) -> list[str]:
     """Engines, with their versions, whose newest comparison is a mismatch. folders: of Measurements artifacts."""
     newest: dict[tuple[str, str, int, int], tuple[float, list[EngineComparison]]] = {}
     for folder in folders:
         finished = _finished_at(folder)
         for row in read_rows(folder, EngineComparison):
-            compared = row.verdict != "not_compared" or (row.method in UNTRAINED and row.num_compared > 0)
+            compared = row.verdict != "not_compared" or (not is_trained(row.method) and row.num_compared > 0)
             if row.draft_key != draft_key or row.workload != ALL or not compared:
                 continue
             key = (row.engine, row.method, row.depth_k, row.concurrency)

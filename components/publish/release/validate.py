@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from components.contract import UserError
-from components.engines.profiles import ENGINES, NORM_FLAGS, TAPPED, profile_of, refusals, remark_on
+from components.engines.profiles import ENGINES, NORM_FLAGS, profile_of, refusals, remark_on
+from components.methods import METHODS
 from components.publish.card.provenance import FILE, check_provenance
 from components.publish.formats.checkpoint_files import read_json
 from components.publish.formats.compressed_tensors import parse_storage
@@ -100,7 +101,7 @@ def _engine_lines(format: str, checkpoint: Checkpoint, shape: TargetShape) -> li
         # An existing drafter is rotated as its own config says, whatever the target's says.
         facts = facts_of(shape) if fixed is None else dataclasses.replace(facts_of(shape), rope_theta=fixed)
         reason = next(refusals(engine, method, settings, facts, storage), "")
-        if not reason and method in TAPPED:
+        if not reason and METHODS[method].reads_taps:
             reason = misread(profile, checkpoint, shape)
         if fixed is not None and theta != fixed:
             reason = f"{profile.title} rotates every drafter by rope_theta {fixed:g}, and this one's is {theta:g}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from components.report.tables import Table
+from components.tables import Table
 
 
 @lru_cache(maxsize=1)

@@ -12,17 +12,17 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
+from components.html_pages import write_html
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.charts.export import write_pictures
-from components.report.pages.render import render
 from components.report.pages.training_data import trained_on
 from components.report.summary import VERDICTS, read_policy, summarise, verdict_in_words
 from components.report.tables import (
-    Table,
     arm_table,
     choice_table,
     comparison_table,
@@ -52,6 +52,7 @@ from components.rows import (
     Request,
     read_rows,
 )
+from components.tables import Table
 
 
 def write_page(
@@ -74,10 +75,9 @@ def write_page(
     served = read_rows(engines.path, EngineComparison) if engines is not None else []
     facts["served"] = engine_table(served) if served else None
     facts["trained_on"] = trained_on(answers or [])
-    text = render("page.html.jinja", facts)
-    (ctx.out / "index.html").write_text(text, encoding="utf-8")
+    size = write_html(ctx.out, Path(__file__).parent / "page.html.jinja", facts)
     write_pictures(ctx.out, charts_of(facts), tables_of(facts))
-    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
+    return Page.of_step(ctx, {"title": title, "bytes": size, "verdict": facts["verdict"]})
 
 
 def page_facts(

@@ -6,15 +6,17 @@ It reads the rows of `speedup.measure_languages` and, where a depth was chosen b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
+from components.html_pages import write_html
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
-from components.report.pages.render import render
 from components.report.pages.training_data import trained_on
-from components.report.tables import Table, format_interval, format_percent, format_ratio, method_title
+from components.report.tables import method_title
 from components.rows import ALL, AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
+from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
 
 NAMES: Final = {
     "ar": "Arabic",
@@ -44,11 +46,10 @@ def compare_languages(
     """The step `report.compare_languages`; its settings are explained in components/report/steps.py."""
     facts = languages_facts(languages, policy, title)
     facts["trained_on"] = trained_on(answers or [])
-    text = render("languages.html.jinja", facts)
-    (ctx.out / "index.html").write_text(text, encoding="utf-8")
+    size = write_html(ctx.out, Path(__file__).parent / "languages.html.jinja", facts)
     one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
     write_pictures(ctx.out, {"languages": one_chart}, [("languages", facts["table"]), ("speedups", facts["speedups"])])
-    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": " ".join(facts["sentences"])})
+    return Page.of_step(ctx, {"title": title, "bytes": size, "verdict": " ".join(facts["sentences"])})
 
 
 def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: str) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def speedup_table(
                 mixes[c.draft_key],
                 str(c.depth_k),
                 f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-                f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
+                format_estimate(c.speedup_meas, c.meas_lo, c.meas_hi),
                 c.verdict.replace("_", " "),
             ]
             for c in of_languages

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Page, UserError
+from components.html_pages import write_html
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
-from components.report.pages.render import render
 from components.report.summary import read_policy, verdict_in_words
-from components.report.tables import Table, flag_table, format_interval, format_ratio
+from components.report.tables import flag_table
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
+from components.tables import Table, format_estimate, format_interval, format_ratio
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,10 @@ class Drafter:
 def compare_methods(drafts: list[Draft], policy: DepthPolicy, *, title: str, ctx: Context) -> Page:
     """The step `report.compare_methods`; its settings are explained in components/report/steps.py."""
     facts = methods_facts(drafts, policy, title)
-    text = render("methods.html.jinja", facts)
-    (ctx.out / "index.html").write_text(text, encoding="utf-8")
+    size = write_html(ctx.out, Path(__file__).parent / "methods.html.jinja", facts)
     one_chart = side_by_side((name, chart) for name, _, chart in facts["charts"])
     write_pictures(ctx.out, {"methods": one_chart}, [("methods", facts["table"]), ("trees", facts["trees"])])
-    return Page.of_step(ctx, {"title": title, "bytes": len(text.encode()), "verdict": facts["verdict"]})
+    return Page.of_step(ctx, {"title": title, "bytes": size, "verdict": facts["verdict"]})
 
 
 def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]]
                 f"{e.al:.2f}{format_interval(e.al_lo, e.al_hi) if c.depth_k else ''}",
                 f"{e.cost_ratio:.2f}",
                 f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-                f"{format_ratio(c.speedup_meas)}{format_interval(c.meas_lo, c.meas_hi)}",
+                format_estimate(c.speedup_meas, c.meas_lo, c.meas_hi),
                 c.verdict.replace("_", " "),
             ]
         )
@@ -117,7 +118,7 @@ def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]]
     for a in arms:
         if a["workload"] == ALL and a["method"] not in {*methods, "none"} and not a["draft_key"]:
             al = "-" if a["al"] is None else f"{a['al']:.2f} on {a['num_prompts']} timed prompts"
-            speed = f"{format_ratio(a['speedup'])}{format_interval(a['lo'], a['hi'])}"
+            speed = format_estimate(a["speedup"], a["lo"], a["hi"])
             rows.append([a["method"], "0", "-", str(a["depth_k"]), al, "-", "-", speed, "-"])
     header = ["method", "parameters", "training minutes", "depth", "AL", "cost", "predicted", "measured", "verdict"]
     return Table(header, rows, next((i for i, d in enumerate(drafters) if d.choice.draft_key == winner), None))
@@ -169,7 +170,7 @@ def tree_table(drafters: Sequence[Drafter]) -> Table | None:
                     f"{tree.al:.2f}",
                     "-" if chain is None else f"{chain.al:.2f}",
                     f"{tree.cost_ratio:.2f}",
-                    f"{format_ratio(tree.speedup_pred)}{format_interval(tree.pred_lo, tree.pred_hi)}",
+                    format_estimate(tree.speedup_pred, tree.pred_lo, tree.pred_hi),
                     "-" if chain is None else format_ratio(chain.speedup_pred),
                     "tree" if tree.speedup_pred > best else "chain",
                 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.html_pages import render
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
-from components.report.pages.render import render
-from components.report.tables import Table
+from components.tables import Table
 
 
 class TrendSeries(NamedTuple):
@@ -41,7 +42,10 @@ def write_trend(
     )
     about = f"{metric} over {over}, {sum(len(series.values) for series in drawn)} values.{rest}"
     table = Table(list(columns), [[_cell_text(cell) for cell in row] for row in rows])
-    return render("trend.html.jinja", {"title": f"Trend of {metric}", "about": about, "chart": chart, "table": table})
+    return render(
+        Path(__file__).parent / "trend.html.jinja",
+        {"title": f"Trend of {metric}", "about": about, "chart": chart, "table": table},
+    )
 
 
 def _cell_text(value: Any) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.html_pages import unbroken
+from components.report import pages
 from components.report.charts import svg as charts
 from components.report.charts.svg import PALETTE, STYLES, Point, Series, bar_chart, line_chart
-from components.report.pages.render import unbroken
 from components.report.tables import flag_table
 from components.rows import QualityFlag
 
-SHEET = (Path(charts.__file__).parent / "style.css.jinja").read_text(encoding="utf-8")
+SHEET = (Path(pages.__file__).parent / "style.css.jinja").read_text(encoding="utf-8")
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", SHEET, re.DOTALL)[:2]
 
 # What remains of linear RGB to an eye without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
