@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from components.contract import UserError
 
+JsonObject = dict[str, Any]
+"""An object of JSON whose fields this house does not fix: a config from outside, info of an artifact, settings."""
 MOST_BYTES: Final = 256 << 20
 """Of one file. The largest that people have are tokenizer.json and the index of a checkpoint: tens of megabytes."""
 MOST_DEPTH: Final = 100
@@ -32,7 +34,7 @@ def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
     return parse_json(data, str(file))
 
 
-def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+def read_object(file: Path, most_bytes: int = MOST_BYTES) -> JsonObject:
     """The content of a file whose JSON must be an object; raises UserError as `read_json` does."""
     content = read_json(file, most_bytes)
     if not isinstance(content, dict):

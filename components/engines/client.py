@@ -14,6 +14,8 @@ from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_af
 
 from components.contract import UserError
 from components.engines.server_address import ServerAddress, ServerEngine
+from components.outside_json import JsonObject
+from components.text import message_of
 
 _ENGINE_PROBES: Final[tuple[tuple[ServerEngine, str, str], ...]] = (
     ("vllm", "/version", "version"),
@@ -50,7 +52,7 @@ async def wait_until_ready(client: httpx.AsyncClient, server: ServerAddress, wai
                     models.raise_for_status()
     except RetryError as error:
         failure = error.last_attempt.exception()
-        message = " ".join(str(failure).split())[:200] or type(failure).__name__
+        message = message_of(failure, 200)
         raise UserError(f"{server.location}: no answer within {wait_s:g} s ({message}); start it first") from error
     if models.status_code >= 400 and not server.model:
         raise UserError(f"{server.location}: /v1/models says {models.status_code}; name the `model` it serves")
@@ -81,7 +83,7 @@ async def _identify(client: httpx.AsyncClient, server: ServerAddress, headers: d
     return ("transformers" if isinstance(paths, dict) and "/load_model" in paths else "openai"), ""
 
 
-async def _get_json(client: httpx.AsyncClient, address: str, headers: dict[str, str]) -> dict[str, Any] | None:
+async def _get_json(client: httpx.AsyncClient, address: str, headers: dict[str, str]) -> JsonObject | None:
     """The JSON object at an address, None where there is none."""
     try:
         reply = await client.get(address, headers=headers)

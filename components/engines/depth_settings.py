@@ -29,7 +29,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from components.engines.profiles import EAGLES, GIVEN_MODEL, OWN_MTP, Engine, profile_of
+from components.engines.profiles import GIVEN_MODEL, OWN_MTP, Engine, profile_of
+from components.methods import METHODS
+from components.outside_json import JsonObject
 from components.rows import ALL, DepthChoice
 
 ENGINE_OF_SETTING: Final[dict[str, Engine]] = {
@@ -53,7 +55,7 @@ _MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "
 _ALL_CONTEXTS = 2**31 - 1
 
 
-def engine_settings(policy: Mapping[str, Any], without: Collection[Engine]) -> dict[str, Any]:
+def engine_settings(policy: JsonObject, without: Collection[Engine]) -> JsonObject:
     """The settings for the winner's depth; {} where the verdict is not to draft, or not to believe it.
 
     policy: policy.json. without: engines that cannot load this drafter and therefore get no settings.
@@ -88,7 +90,7 @@ def engines_without_method(method: str) -> set[Engine]:
     return {one for one in engines if is_known and not kinds & {*profile_of(one).methods}}
 
 
-def engine_lines(engines: Mapping[str, Any]) -> list[str]:
+def engine_lines(engines: JsonObject) -> list[str]:
     """One line for each engine, ready to copy."""
     lines = []
     for name, settings in engines.items():
@@ -99,7 +101,7 @@ def engine_lines(engines: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> dict[str, Any]:
+def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> JsonObject:
     """Settings by engine; {} where all depths are 0.
 
     by_batch: measured batch size -> depth. contexts: choices by context length.
@@ -109,12 +111,12 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
     if deepest == 0:
         return {}
     depth = first or deepest
-    vllm: dict[str, Any] = {"num_speculative_tokens": deepest}
+    vllm: JsonObject = {"num_speculative_tokens": deepest}
     if method in _VLLM_ONE_DEPTH:
         vllm["num_speculative_tokens"] = depth
     if method in _VLLM:
         vllm = {"method": _VLLM[method], **vllm}
-    tensorrt: dict[str, Any] = {"max_draft_len": deepest}
+    tensorrt: JsonObject = {"max_draft_len": deepest}
     if len(ranges) > 1:
         if method not in _VLLM_ONE_DEPTH:
             vllm["num_speculative_tokens_per_batch_size"] = ranges
@@ -126,12 +128,12 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
     llama_cpp: list[Any] = ["--spec-draft-n-max", depth, "--spec-draft-p-min", 0]
     if method in _LLAMA_CPP:
         llama_cpp = ["--spec-type", _LLAMA_CPP[method], *llama_cpp]
-    mnn: dict[str, Any] = {"draft_predict_length": depth}
+    mnn: JsonObject = {"draft_predict_length": depth}
     if method in _MNN:
         mnn = {"speculative_type": _MNN[method], **mnn}
-    if method in EAGLES:
+    if method in METHODS and METHODS[method].llama_block == "eagle":
         mnn |= {"eagle_depth": depth, "eagle_topk": 1}
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "measured_batch_sizes": sorted(by_batch),
         "vllm": {"speculative_config": vllm},
         "sglang": {"flags": [str(word) for word in sglang]},

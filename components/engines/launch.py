@@ -10,13 +10,13 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from components.engines.depth_settings import ENGINE_OF_SETTING
-from components.engines.profiles import GGUF_BASES, Engine, TargetFacts, kind_of, profile_of, refusals
+from components.engines.profiles import Engine, Settings, TargetFacts, kind_of, profile_of, refusals
+from components.methods import METHODS, gguf_base_of
+from components.outside_json import JsonObject
 from components.weight_format import Storage
 
-Engines = Mapping[str, Any]
 LAUNCHED: Mapping[str, Engine] = {"vLLM": "vllm", "SGLang": "sglang", "llama.cpp": "llama.cpp"}
 """Title of each engine that has a command here -> the engine."""
 FOLDER_OF_TARGET = "TARGET"
@@ -34,10 +34,10 @@ VLLM_METHODS = {
 def launch_lines(
     method: str,
     depth: int,
-    engines: Engines,
+    engines: JsonObject,
     target: str,
     folders: Mapping[str, str] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
 ) -> list[tuple[str, str]]:
     """(engine title, command) for serving at a depth; [] where nothing is to be drafted or no engine serves the method.
 
@@ -72,7 +72,7 @@ def at_revision(model: str) -> tuple[str, str]:
     return (name, revision) if HUB_ID.fullmatch(name) else (model, "")
 
 
-def shallower_than(depth: int, method: str, settings: Mapping[str, Any]) -> dict[str, int]:
+def shallower_than(depth: int, method: str, settings: Settings) -> dict[str, int]:
     """Engine -> draft tokens a round in its command, where these are fewer than the chosen depth."""
     kind = kind_of(method, settings)
     served = {title: profile_of(engine).methods.get(kind) for title, engine in LAUNCHED.items()}
@@ -82,7 +82,7 @@ def shallower_than(depth: int, method: str, settings: Mapping[str, Any]) -> dict
 
 def not_served(
     method: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     target: TargetFacts,
     storage: Storage | None,
     formats: Collection[str],
@@ -104,7 +104,7 @@ def not_served(
         reasons.setdefault(
             "llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes"
         )
-    if unknown_tokenizer and "gguf" not in formats and set(GGUF_BASES.values()) & set(formats):
+    if unknown_tokenizer and "gguf" not in formats and {entry.gguf_base for entry in METHODS.values()} & {*formats}:
         advice = (
             "llama.cpp's converter does not know this target's tokenizer; export with llama.cpp among the engines and"
         )
@@ -114,7 +114,7 @@ def not_served(
 
 def cannot_load(
     method: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     target: TargetFacts,
     storage: Storage | None,
     formats: Collection[str],
@@ -127,7 +127,7 @@ def cannot_load(
     without: set[Engine] = {LAUNCHED[title] for title in not_served}
     for engine in set(ENGINE_OF_SETTING.values()) - without:
         served = profile_of(engine).methods.get(kind_of(method, settings))
-        read = {*served.formats, *({GGUF_BASES.get(method)} if "gguf" in served.formats else ())} if served else set()
+        read = {*served.formats, *({gguf_base_of(method)} if "gguf" in served.formats else ())} if served else set()
         unread = served is not None and served.formats and not read & {*formats}
         if unread or any(refusals(engine, method, settings, target, storage)):
             without.add(engine)
@@ -137,10 +137,10 @@ def cannot_load(
 def _vllm_command(
     method: str,
     depth: int,
-    engines: Engines,
+    engines: JsonObject,
     model: str,
     folders: Mapping[str, str],
-    settings: Mapping[str, Any],
+    settings: Settings,
     draft_model: str,
 ) -> str:
     if "vllm" not in engines:
@@ -169,11 +169,11 @@ def _vllm_command(
     return f"vllm serve {model} {overrides}--speculative-config {shlex.quote(json.dumps(config))}"
 
 
-def _without_batch_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_batch_sizes(config: JsonObject) -> JsonObject:
     return {name: value for name, value in config.items() if "per_batch" not in name}
 
 
-def _folder_for(engine: Engine, method: str, settings: Mapping[str, Any], folders: Mapping[str, str]) -> str:
+def _folder_for(engine: Engine, method: str, settings: Settings, folders: Mapping[str, str]) -> str:
     """The folder of the best format that an engine reads of a drafter; "" where the release has none."""
     served = profile_of(engine).methods.get(kind_of(method, settings))
     return next((f"./{folders[name]}" for name in (served.formats if served else ()) if name in folders), "")
@@ -181,10 +181,10 @@ def _folder_for(engine: Engine, method: str, settings: Mapping[str, Any], folder
 
 def _sglang_command(
     method: str,
-    engines: Engines,
+    engines: JsonObject,
     model: str,
     folders: Mapping[str, str],
-    settings: Mapping[str, Any],
+    settings: Settings,
     draft_model: str,
 ) -> str:
     if "sglang" not in engines:
@@ -202,7 +202,7 @@ def _sglang_command(
     return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
 
 
-def _llama_cpp_command(method: str, engines: Engines, model: str, folders: Mapping[str, str]) -> str:
+def _llama_cpp_command(method: str, engines: JsonObject, model: str, folders: Mapping[str, str]) -> str:
     if "llama_cpp" not in engines:
         return ""
     flags = shlex.join(engines["llama_cpp"]["flags"])

@@ -1,13 +1,13 @@
 """Engine profiles: which drafters an engine serves, and why not the others; known before anything is trained.
 
-The profiles are data (profiles.py). This module reads them without importing torch: `draftsmith check` calls it for
-every pipeline that names engines, and the dry run for the refusals that depend on the target's config.
+PROFILES holds the facts about each engine, with the version that they hold for. The functions before it turn them into
+formats to write and reasons to refuse. `draftsmith check` calls them for every pipeline that names engines, so nothing
+here imports torch; the dry run adds the refusals that depend on the target's config.
 
-The engine profiles: facts about each engine with the version they hold for; profiles.py explains the fields.
-
-Read in November 2026: vLLM 0.32.0, llama.cpp of llama-cpp-python 0.3.36 and speculators 0.9.0 in their own sources,
-SGLang's models of the same month, TensorRT-LLM 1.3, OpenVINO GenAI 2026.4 and MNN 3.6.1 in their manuals and exporters,
-transformers 5.23. "tried" means that the engine ran one of our checkpoints and gave our own loop's tokens.
+The facts were read in November 2026: vLLM 0.32.0, llama.cpp of llama-cpp-python 0.3.36 and speculators 0.9.0 in their
+own sources, SGLang's models of the same month, TensorRT-LLM 1.3, OpenVINO GenAI 2026.4 and MNN 3.6.1 in their manuals
+and exporters, transformers 5.23. "tried" means that the engine ran one of our checkpoints and gave the tokens of our
+own loop.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from components.methods import METHODS
+from components.methods import Format as Format
 from components.weight_format import Storage
 
 Engine = Literal["vllm", "sglang", "llama.cpp", "mnn", "tensorrt-llm", "transformers", "openvino", "speculators"]
-Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
+Settings = Mapping[str, Any]
+"""The settings of a drafting method as draft.json keeps them, with names and values of the method's own."""
 TapsAt = Literal["top", "inner", "inner as inputs"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
@@ -102,7 +105,7 @@ class Profile:
     max_layers:    decoder layers that a drafter of the EAGLE family may have.
     dtypes:        those of a drafter's weights that it loads.
     few_bits:      how it loads weights that were quantised here; None: not at all.
-    architectures: targets whose layers it can tap for EAGLE-3 (TAPPED); () for any, or where it is not known.
+    architectures: targets whose layers it can tap for EAGLE-3 (reads_taps); () for any, or where it is not known.
     """
 
     title: str
@@ -124,22 +127,6 @@ UNKNOWN = "unknown"
 SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
 NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
 """Config flags of EAGLE-3's norms, off by default. The first two are EAGLE-3.1's, and the only ones trained here."""
-EAGLES = ("eagle1", "hass", "eagle3", "p-eagle")
-TAPPED = ("eagle3", "p-eagle")
-"""Methods that read several layers of the target; others read its last hidden state, which every engine has."""
-DEFAULT_FORMATS: dict[str, tuple[Format, ...]] = {
-    "eagle1": ("eagle1",),
-    "hass": ("eagle1",),
-    "eagle3": ("eagle3",),
-    "p-eagle": ("speculators",),
-    "medusa": ("medusa",),
-    "mtp": ("mtp",),
-    OWN_MTP: ("stitched",),
-    "draft-model": ("causal-lm",),
-}
-"""Formats that are written when no engine is named."""
-GGUF_BASES: dict[str, Format] = {"eagle3": "eagle3", "draft-model": "causal-lm"}
-"""Method -> the format that llama.cpp's converter reads."""
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
@@ -149,7 +136,7 @@ NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
 """Format -> layers that it stores changed, so not quantised as measured; None: it stores no quantised layer."""
 
 
-def kind_of(method: str, settings: Mapping[str, Any]) -> str:
+def kind_of(method: str, settings: Settings) -> str:
     """The key of `Profile.methods` for a drafter. settings: the method's own."""
     if method == "mtp" and settings.get("start") == "own":
         return OWN_MTP
@@ -162,11 +149,13 @@ def profile_of(engine: str) -> Profile:
     return PROFILES[engine]
 
 
-def formats_for(method: str, settings: Mapping[str, Any], engines: Sequence[str]) -> tuple[Format, ...]:
+def formats_for(method: str, settings: Settings, engines: Sequence[str]) -> tuple[Format, ...]:
     """The formats to write for a drafter: the preferred one of each engine; without engines the method's own."""
     kind = kind_of(method, settings)
     if not engines:
-        return DEFAULT_FORMATS.get(kind, ())
+        if kind == OWN_MTP:
+            return ("stitched",)
+        return METHODS[kind].default_formats if kind in METHODS else ()
     by_engine = [profile_of(engine).methods[kind].formats for engine in engines if kind in profile_of(engine).methods]
     return tuple(dict.fromkeys(formats[0] for formats in by_engine if formats))
 
@@ -174,7 +163,7 @@ def formats_for(method: str, settings: Mapping[str, Any], engines: Sequence[str]
 def refusals(
     engine: str,
     method: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     target: TargetFacts | None = None,
     storage: Storage | None = None,
 ) -> Iterator[str]:
@@ -218,13 +207,13 @@ def refusals(
         )
     if storage is not None and storage.bits is not None:
         yield from _few_bits_refusals(engine, profile, kind, storage)
-    if method in EAGLES:
+    if method in METHODS and METHODS[method].llama_block == "eagle":
         yield from _eagle_refusals(engine, profile, method, settings)
         if target is not None:
             yield from _target_refusals(engine, profile, method, target)
 
 
-def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Mapping[str, Any]) -> Iterator[str]:
+def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Settings) -> Iterator[str]:
     trained_norms = NORM_FLAGS[:2]
     dropped = sorted(name for name in NORM_FLAGS if settings.get(name) and name not in profile.norm_flags)
     if dropped and set(dropped) <= set(trained_norms):
@@ -248,7 +237,7 @@ def remark_on(engine: str, storage: Storage | None) -> str:
     return "" if few is None or storage is None else few.remarks.get(storage.weights, "")
 
 
-def packing_refusals(method: str, settings: Mapping[str, Any], storage: Storage | None) -> Iterator[str]:
+def packing_refusals(method: str, settings: Settings, storage: Storage | None) -> Iterator[str]:
     """Why the method's own formats cannot hold quantised weights, each reason one clause with its remedy."""
     if storage is None or storage.bits is None:
         return
@@ -295,7 +284,7 @@ def _target_refusals(engine: str, profile: Profile, method: str, target: TargetF
             f"{profile.title} gives a drafter the target's heads, and heads of size {target.head_dim} cannot be rotated"
             f" in pairs: leave {engine} out of engines"
         )
-    tapped = method in TAPPED and target.architecture != UNKNOWN
+    tapped = method in METHODS and METHODS[method].reads_taps and target.architecture != UNKNOWN
     if tapped and profile.architectures and target.architecture not in profile.architectures:
         yield (
             f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"

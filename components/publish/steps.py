@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Page, Release, Target
-from components.drafts.settings import Method
 from components.engines.profiles import Engine
+from components.methods import MethodName
 
 
 def try_release(
     target: Target,
     *,
-    methods: Annotated[list[Method], Field(min_length=1)] = ["eagle3"],  # noqa: B006 - read, never changed
+    methods: Annotated[list[MethodName], Field(min_length=1)] = ["eagle3"],  # noqa: B006 - read, never changed
     settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
     draft_vocab_size: Annotated[int, Field(ge=0)] = 0,
     engines: list[Engine] = [],  # noqa: B006 - read, never changed

@@ -10,12 +10,11 @@ same as vLLM's in every round (benchmarks/engine_cases.py, EngineCases.our_round
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from components.contract import UserError
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Spec
+from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import (
     AbstractLayout,
     DrafterState,
@@ -64,15 +63,15 @@ class CausalLmLayout(AbstractLayout):
             tensors["lm_head.weight"] = head
         return Checkpoint({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **block}, tensors)
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return "model.embed_tokens.weight" in names and "model.norm.weight" in names
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_architecture(config, ("LlamaForCausalLM",), location)
         check_facts(config, {"model_type": Fact(str, only=("llama",))}, location)
         check_block(config, location)
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         hidden, vocab_size = int(config["hidden_size"]), int(config["vocab_size"])
         specs = {"model.embed_tokens.weight": Spec((vocab_size, hidden)), "model.norm.weight": Spec((hidden,))}
         for layer in range(config["num_hidden_layers"]):
@@ -80,7 +79,7 @@ class CausalLmLayout(AbstractLayout):
         # Tied, engines use the embedding, whatever lm_head a file has.
         return specs if config.get("tie_word_embeddings") else specs | {"lm_head.weight": Spec((vocab_size, hidden))}
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         """A draft model may have its own width, its own heads and its own rotary base."""
         check_positions(config, shape, location)
 

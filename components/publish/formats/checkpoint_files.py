@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.publish.formats.exact_check import Checkpoint, require_equal
 from components.tensor_headers import headers_in, read_header, unique_names
 
@@ -85,7 +86,7 @@ def read_checkpoint(folder: Path, location: str) -> Checkpoint:
     return Checkpoint(config, tensors)
 
 
-def read_json(file: Path, location: str) -> dict[str, Any]:
+def read_json(file: Path, location: str) -> JsonObject:
     """The JSON object in a regular file. Raises UserError, one line."""
     label = f"{location}/{file.name}"
     require_plain(file, label)
@@ -142,7 +143,7 @@ def _check_index(index: Path, files: list[Path], location: str) -> None:
         )
 
 
-def checked_header(file: Path, label: str) -> dict[str, Any]:
+def checked_header(file: Path, label: str) -> JsonObject:
     """The tensor table of a safetensors file, without its data. Raises UserError, one line."""
     require_plain(file, label)
     return read_header(file, label)

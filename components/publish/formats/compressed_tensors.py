@@ -30,7 +30,8 @@ from components.drafts.storage.quantisation import (
     layer_of,
     packed_layers,
 )
-from components.publish.formats.exact_check import Checkpoint, Spec
+from components.outside_json import JsonObject
+from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
 from components.weight_format import BITS, Storage
 
@@ -75,9 +76,9 @@ def lay_out_quantised(layout: AbstractLayout, drafter: DrafterState, source: Sou
     return Checkpoint({**checkpoint.config, CONFIG: quantization_config(drafter.storage, head)}, stored)
 
 
-def quantization_config(storage: Storage, head: bool) -> dict[str, Any]:
+def quantization_config(storage: Storage, head: bool) -> JsonObject:
     """The `quantization_config` of config.json. head: whether the LM head is quantised."""
-    weights: dict[str, Any] = {
+    weights: JsonObject = {
         "num_bits": storage.bits,
         "type": "int",
         "symmetric": True,
@@ -101,7 +102,7 @@ def _ending_pattern(name: str) -> str:
     return f"re:.*{name}$"
 
 
-def parse_storage(config: Mapping[str, Any], location: str) -> Storage | None:
+def parse_storage(config: Config, location: str) -> Storage | None:
     """How a checkpoint's weights are stored, by its config.json; None without a quantization_config.
 
     Raises:
@@ -153,7 +154,7 @@ def parse_storage(config: Mapping[str, Any], location: str) -> Storage | None:
     return Storage(named[bits], int(size) if grouped else 0, tuple(keep))  # type: ignore[arg-type]
 
 
-def _targets(config: Mapping[str, Any]) -> list[str]:
+def _targets(config: Config) -> list[str]:
     (group,) = config[CONFIG]["config_groups"].values()
     return list(group["targets"])
 
@@ -166,9 +167,7 @@ def _parse_ignored(pattern: Any, label: str) -> str:
     return ending[1] if ending is not None else pattern
 
 
-def packed_specs(
-    specs: Mapping[str, Spec], config: Mapping[str, Any], storage: Storage, location: str
-) -> dict[str, Spec]:
+def packed_specs(specs: Mapping[str, Spec], config: Config, storage: Storage, location: str) -> dict[str, Spec]:
     """The specs of a layout with every quantised layer replaced by its packed tensors.
 
     Raises:

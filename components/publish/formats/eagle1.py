@@ -14,13 +14,12 @@ Three traps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from components.contract import UserError
 from components.drafts.methods.eagle1 import token_scale_of
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Spec
+from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
 from components.publish.formats.llama_block import (
     IS_LLAMA,
@@ -62,17 +61,17 @@ class Eagle1Layout(AbstractLayout):
                 tensors["fc.bias"] = fuse.new_zeros(fuse.shape[0])
         return Checkpoint(config, tensors)
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return "fc.weight" in names and "d2t" not in names and "Eagle3" not in str(config.get("architectures"))
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_architecture(config, (*ARCHITECTURES, "LlamaForCausalLM"), location)
         check_facts(config, IS_LLAMA, location)
         check_block(config, location)
         if config["num_hidden_layers"] != 1:
             raise UserError(f"{location}/config.json: num_hidden_layers is {config['num_hidden_layers']}, must be 1")
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         hidden = int(config["hidden_size"])
         return {
             "fc.weight": Spec((hidden, 2 * hidden)),
@@ -81,7 +80,7 @@ class Eagle1Layout(AbstractLayout):
             "embed_tokens.weight": Spec((int(config["vocab_size"]), hidden), optional=True),
         }
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_positions(config, shape, location)
         check_width(config, shape, location)
 

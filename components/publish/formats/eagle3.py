@@ -9,14 +9,14 @@ and flags that vLLM reads; an engine's profile says whether it honours them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
 from components.engines.profiles import NORM_FLAGS, Profile
-from components.publish.formats.exact_check import Checkpoint, Spec, check_vocabulary
+from components.publish.formats.exact_check import Checkpoint, Config, Spec, check_vocabulary
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size
 from components.publish.formats.llama_block import (
     COUNT,
@@ -57,12 +57,12 @@ class Eagle3Layout(AbstractLayout):
         }
         return Checkpoint(config, drop_whole_vocabulary(drafter.tensors, shape.vocab_size))
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return any(name.startswith("midlayer.") for name in names) or (
             "Eagle3" in str(config.get("architectures")) and "speculators_model_type" not in config
         )
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_architecture(config, ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"), location)
         check_facts(config, IS_LLAMA, location)
         check_block(config, location)
@@ -76,14 +76,14 @@ class Eagle3Layout(AbstractLayout):
             )
         check_eagle3(config, location)
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         return eagle3_specs(config, config, "midlayer.")
 
     def check_values(self, checkpoint: Checkpoint, location: str) -> None:
         check_vocabulary_pair(checkpoint, location)
         check_embedding(checkpoint, checkpoint.config, location)
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_positions(config, shape, location)
         check_width(config, shape, location)
         check_taps(config, shape.num_layers, location)
@@ -111,7 +111,7 @@ def check_vocabulary_pair(checkpoint: Checkpoint, location: str) -> None:
         check_vocabulary(checkpoint.tensors["d2t"], checkpoint.tensors["t2d"], location)
 
 
-def check_embedding(checkpoint: Checkpoint, block: Mapping[str, Any], location: str) -> None:
+def check_embedding(checkpoint: Checkpoint, block: Config, location: str) -> None:
     """Check that a drafter of another width than its target has its own embedding. Raises UserError, one line."""
     hidden, tapped = block["hidden_size"], checkpoint.config.get("target_hidden_size")
     if tapped not in (None, hidden) and "embed_tokens.weight" not in checkpoint.tensors:
@@ -132,7 +132,7 @@ def dtype_of(drafter: DrafterState) -> torch.dtype:
     return next((t.dtype for _, t in sorted(drafter.tensors.items()) if t.is_floating_point()), torch.float32)
 
 
-def eagle3_flags(config: Mapping[str, Any], location: str) -> dict[str, bool]:
+def eagle3_flags(config: Config, location: str) -> dict[str, bool]:
     """fc_norm and norm_output as settings of method eagle3. Raises UserError for norms that our network lacks."""
     for name in ("norm_before_fc", "norm_before_residual"):
         if config.get(name):
@@ -140,7 +140,7 @@ def eagle3_flags(config: Mapping[str, Any], location: str) -> dict[str, bool]:
     return {name: bool(config.get(name)) for name in ("fc_norm", "norm_output")}
 
 
-def check_architecture(config: Mapping[str, Any], allowed: tuple[str, ...], location: str) -> None:
+def check_architecture(config: Config, allowed: tuple[str, ...], location: str) -> None:
     """Check that the first entry of `architectures` is one of `allowed`. Raises UserError, one line."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or architectures[0] not in allowed:
@@ -149,7 +149,7 @@ def check_architecture(config: Mapping[str, Any], allowed: tuple[str, ...], loca
         )
 
 
-def check_eagle3(config: Mapping[str, Any], location: str) -> None:
+def check_eagle3(config: Config, location: str) -> None:
     """Check the fields that EAGLE-3 adds to a block: draft vocabulary, width of the taps, norm flags, tapped layers."""
     facts = {"draft_vocab_size": COUNT, "target_hidden_size": Fact(int, least=1, optional=True), **FLAGS}
     check_facts(config, facts, location)
@@ -164,7 +164,7 @@ def check_eagle3(config: Mapping[str, Any], location: str) -> None:
     check_taps(config, None, location)
 
 
-def tap_ids(config: Mapping[str, Any]) -> list[int] | None:
+def tap_ids(config: Config) -> list[int] | None:
     """The tapped layers as Hugging Face hidden_states indices; None where the config names none.
 
     At top level id i is the input of layer i, hidden_states[i] (vLLM, llama.cpp, speculators); in `eagle_config` it is
@@ -196,7 +196,7 @@ def misread(profile: Profile, checkpoint: Checkpoint, shape: TargetShape) -> str
     return ""
 
 
-def check_taps(config: Mapping[str, Any], num_layers: int | None, location: str) -> None:
+def check_taps(config: Config, num_layers: int | None, location: str) -> None:
     """Check the tapped layers: ascending, the same at both places of the config, and never the last layer's output.
 
     num_layers: of the target; None skips the last of these checks. Raises UserError, one line.
@@ -225,7 +225,7 @@ def check_taps(config: Mapping[str, Any], num_layers: int | None, location: str)
         )
 
 
-def eagle3_specs(config: Mapping[str, Any], block: Mapping[str, Any], first: str) -> dict[str, Spec]:
+def eagle3_specs(config: Config, block: Config, first: str) -> dict[str, Spec]:
     """Expected tensors of an EAGLE-3 network. block: its Llama fields; first: prefix of its first layer's names."""
     hidden, vocab_size, drafted = int(block["hidden_size"]), int(block["vocab_size"]), int(config["draft_vocab_size"])
     tapped = int(config.get("target_hidden_size") or hidden)

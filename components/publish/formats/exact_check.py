@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.tensor_files import require_finite
 
+Config = Mapping[str, Any]
+"""A checkpoint's config.json: anybody's, so that every field is checked where it is read."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -29,7 +32,7 @@ class Spec(NamedTuple):
 class Checkpoint(NamedTuple):
     """A checkpoint in some format: its config.json and its tensors under that format's names."""
 
-    config: dict[str, Any]
+    config: JsonObject
     tensors: dict[str, Tensor]
 
 
@@ -59,7 +62,7 @@ def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Spec], l
         raise UserError(f"{location}: weights mix {abbreviate(sorted(map(name_of, floats)))}; all must share one dtype")
 
 
-def check_stated_dtype(config: Mapping[str, Any], tensors: Mapping[str, Tensor], location: str) -> None:
+def check_stated_dtype(config: Config, tensors: Mapping[str, Tensor], location: str) -> None:
     """Check that config.json states the weights' dtype, under either of its two keys. Raises UserError."""
     stored = {name_of(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     for key in ("torch_dtype", "dtype"):

@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from components.drafts.storage.quantisation import Packed
 from components.methods import METHODS
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.registry import write_format
+from components.release_record import WeightCounts
 from components.targets.source import BUILTIN, local_folder
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -55,7 +55,7 @@ def find_converter(named: str = "") -> Path | None:
 
 def write_gguf(
     drafter: DrafterState, source: Source, folder: Path, llama_cpp: str, ctx: Context
-) -> dict[str, Any] | None:
+) -> WeightCounts | None:
     """Write `draft.gguf` into a folder and return its facts; None and a note where the converter is missing."""
     converter = find_converter(llama_cpp)
     if converter is None:

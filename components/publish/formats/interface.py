@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -24,8 +24,9 @@ from components.contract import UserError
 from components.drafts.network.target_weights import head_rows
 from components.drafts.storage.quantisation import Packed
 from components.engines.profiles import TargetFacts
+from components.outside_json import JsonObject
 from components.publish.formats.checkpoint_files import WEIGHTS, tensors_in
-from components.publish.formats.exact_check import Checkpoint, Spec
+from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.targets.interface import AbstractTarget, TargetShape
 from components.targets.load import open_target
 from components.weight_format import Storage
@@ -42,7 +43,7 @@ class DrafterState(NamedTuple):
     """
 
     method: str
-    settings: dict[str, Any]
+    settings: JsonObject
     tensors: dict[str, Tensor]
     storage: Storage | None = None
     packed: Mapping[str, Packed] = MappingProxyType({})
@@ -118,22 +119,22 @@ class AbstractLayout(ABC):
         """Config and tensors of a drafter. Raises UserError only where the format cannot hold such a drafter."""
 
     @abstractmethod
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         """Whether a stranger's checkpoint is meant to be of this format."""
 
     @abstractmethod
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         """Raises UserError, one line, for the first field of config.json that is missing or wrong."""
 
     @abstractmethod
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         """The tensors that a checkpoint with this config must or may have."""
 
     def check_values(self, checkpoint: Checkpoint, location: str) -> None:  # noqa: B027 - most formats have nothing to add
         """Raises UserError for tensors of the right shape with wrong values."""
 
     @abstractmethod
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         """Raises UserError where the checkpoint cannot be for this target."""
 
     @abstractmethod

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from components.contract import UserError
-from components.publish.formats.exact_check import Spec, name_of
+from components.outside_json import JsonObject
+from components.publish.formats.exact_check import Config, Spec, name_of
 from components.targets.interface import TargetShape
-
-Config = Mapping[str, Any]
 
 
 class Fact(NamedTuple):
@@ -61,7 +60,7 @@ BLOCK_FACTS: dict[str, Fact] = {
 }
 
 
-def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int, dtype: torch.dtype) -> dict[str, Any]:
+def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int, dtype: torch.dtype) -> JsonObject:
     """The fields of a block with the target's heads, positions and rotary base.
 
     `rope_theta` is at top level, because engines that look only there fall back to 10000. max_position_embeddings is

@@ -9,14 +9,13 @@ of it each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 import torch
 
 from components.contract import UserError
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Spec, name_of
+from components.publish.formats.exact_check import Checkpoint, Config, Spec, name_of
 from components.publish.formats.interface import (
     AbstractLayout,
     DrafterState,
@@ -75,14 +74,14 @@ class MedusaLayout(AbstractLayout):
                 tensors[name] = whole_vocabulary(tensors[name], d2t, shape.vocab_size).clone()
         return Checkpoint(config, tensors)
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return config.get("model_type") == "medusa" or "medusa_num_heads" in config
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_architecture(config, ("MedusaModel",), location)
         check_facts(config, FACTS, location)
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         hidden, layers = int(config["hidden_size"]), int(config["medusa_num_layers"])
         specs: dict[str, Spec] = {}
         for head in range(int(config["medusa_num_heads"])):
@@ -92,7 +91,7 @@ class MedusaLayout(AbstractLayout):
             specs[f"{head}.{layers}.weight"] = Spec((int(config["vocab_size"]), hidden))
         return specs
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_width(config, shape, location)
         if config["vocab_size"] != shape.vocab_size:
             raise UserError(

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from safetensors import safe_open
@@ -43,7 +43,14 @@ from components.contract import UserError
 from components.drafts.methods.mtp_native_weights import find_native_mtp
 from components.publish.formats.checkpoint_files import link_or_copy, save_weights
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Spec, check_tensors, check_vocabulary, require_equal
+from components.publish.formats.exact_check import (
+    Checkpoint,
+    Config,
+    Spec,
+    check_tensors,
+    check_vocabulary,
+    require_equal,
+)
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
 from components.publish.formats.llama_block import (
     IS_LLAMA,
@@ -57,6 +64,7 @@ from components.publish.formats.llama_block import (
     check_width,
     head_dim_of,
 )
+from components.release_record import WeightCounts
 from components.targets.interface import TargetShape
 from components.targets.source import list_files
 
@@ -87,17 +95,17 @@ class MtpLayout(AbstractLayout):
         }
         return Checkpoint(config, without_vocabulary(drafter.tensors))
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return "num_nextn_predict_layers" in config or any(name.endswith(".eh_proj.weight") for name in names)
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_architecture(config, ("LlamaMtpModel",), location)
         check_facts(config, IS_LLAMA, location)
         check_block(config, location)
         check_facts(config, {"num_nextn_predict_layers": LAYERS}, location)
         check_facts(config, {"mtp_first_hidden": Fact(str, only=("post_norm", "pre_norm"))}, location)
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         hidden, vocab_size = int(config["hidden_size"]), int(config["vocab_size"])
         specs: dict[str, Spec] = {}
         for layer in range(
@@ -115,7 +123,7 @@ class MtpLayout(AbstractLayout):
             }
         return specs
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_positions(config, shape, location)
         check_width(config, shape, location)
         check_numbering(config, shape, location)
@@ -143,7 +151,7 @@ def check_omitted_vocabulary(drafter: DrafterState, vocab_size: int, location: s
         check_vocabulary(vocabulary["d2t"], vocabulary["t2d"], location)
 
 
-def check_numbering(config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+def check_numbering(config: Config, shape: TargetShape, location: str) -> None:
     """Check that the modules' layer numbers continue the target's. Raises UserError, one line."""
     if config["num_hidden_layers"] != shape.num_layers:
         raise UserError(
@@ -201,10 +209,10 @@ class MimoLayout(AbstractLayout):
         shared = zip(SHARED, (source.embedding(), source.head()), strict=True)
         return Checkpoint(config, tensors | {name: tensor.to(dtype).clone() for name, tensor in shared})
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return "MiMo" in str(config.get("architectures")) or any(name.startswith(PREFIX) for name in names)
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_architecture(config, ("MiMoForCausalLM",), location)
         check_facts(config, {"model_type": Fact(str, only=("qwen2", "mimo"))}, location)
         check_block(config, location)
@@ -215,7 +223,7 @@ class MimoLayout(AbstractLayout):
                 f" hidden_size {config['hidden_size']}, and vLLM's Qwen2 block takes their size from it"
             )
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         hidden, vocab_size = int(config["hidden_size"]), int(config["vocab_size"])
         widths = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
         widths["v"] = widths["k"]
@@ -229,7 +237,7 @@ class MimoLayout(AbstractLayout):
             **{name: Spec((vocab_size, hidden)) for name in SHARED},
         }
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_positions(config, shape, location)
         check_width(config, shape, location)
         check_numbering(config, shape, location)
@@ -270,7 +278,7 @@ def _swap_halves(weight: Tensor) -> Tensor:
 MODULE_PREFIX = "module."  # prefix of the drafter's tensor names
 
 
-def stitch(source: Path, out: Path, tensors: Mapping[str, Tensor], num_layers: int) -> dict[str, Any]:
+def stitch(source: Path, out: Path, tensors: Mapping[str, Tensor], num_layers: int) -> WeightCounts:
     """Write the model in `source` into `out` with the tensors of a fine-tuned module (mtp_native.py) in place of its
     own.
 

@@ -26,6 +26,7 @@ from components.publish.formats.compressed_tensors import (
 )
 from components.publish.formats.exact_check import Checkpoint, check_stated_dtype, check_tensors, name_of
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
+from components.release_record import WeightCounts
 from components.targets.interface import AbstractTarget, TargetShape
 from components.weight_format import Storage
 
@@ -79,7 +80,7 @@ def check_checkpoint(
     layout.check_values(checkpoint, location)
 
 
-def write_format(name: str, drafter: DrafterState, source: Source, folder: Path) -> dict[str, Any]:
+def write_format(name: str, drafter: DrafterState, source: Source, folder: Path) -> WeightCounts:
     """Write a drafter in a format: it is checked before anything is written, and read back and checked again after.
 
     Returns {"num_tensors", "num_params", "dtype"}. Raises UserError, one line.
@@ -156,7 +157,7 @@ def reopen_drafter(
     draft_ids: int64 [N], the draft vocabulary in ascending order, for formats that use the target's whole LM head.
     """
 
-    from components.drafts.storage.files import check_tensors, method_class, pop_vocabulary
+    from components.drafts.storage.files import build_draft, check_tensors, pop_vocabulary
 
     name, checkpoint = read_folder(folder, source.shape, format)
     layout = layout_of(name)
@@ -169,7 +170,7 @@ def reopen_drafter(
         ids = pop_vocabulary(folder, tensors, vocab_size)
     else:
         ids = draft_ids if layout.shares_head and draft_ids is not None else torch.arange(vocab_size)
-    draft: AbstractDraft = method_class(state.method).build(target, state.settings, ids.to(target.device))
+    draft: AbstractDraft = build_draft(state.method, target, state.settings, ids.to(target.device))
     check_tensors(folder, tensors, draft.state_dict())
     draft.load_state_dict(tensors)
     draft.eval().requires_grad_(False)

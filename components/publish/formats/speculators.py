@@ -12,10 +12,10 @@ reads: padding, or the first token of a text (column t reads x_{t+1}).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.publish.formats.eagle3 import (
     NUM_TAPS,
     TAPS,
@@ -30,7 +30,7 @@ from components.publish.formats.eagle3 import (
     eagle3_flags,
     eagle3_specs,
 )
-from components.publish.formats.exact_check import Checkpoint, Spec
+from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, replace_prefix
 from components.publish.formats.llama_block import (
     COUNT,
@@ -63,7 +63,7 @@ class SpeculatorsLayout(AbstractLayout):
         inner = inner_size(drafter, shape)
         block = block_config(shape, intermediate_size=inner, num_layers=num_layers, dtype=dtype_of(drafter))
         depth = drafter.settings.get("parallel_depth" if kind == "peagle" else "ttt_steps", 3)
-        config: dict[str, Any] = {
+        config: JsonObject = {
             "architectures": [ARCHITECTURES[kind][0]],
             "speculators_model_type": kind,
             "speculators_version": VERSION,
@@ -111,10 +111,10 @@ class SpeculatorsLayout(AbstractLayout):
                 tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
         return Checkpoint(config, tensors)
 
-    def recognises(self, config: Mapping[str, Any], names: frozenset[str]) -> bool:
+    def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return "speculators_model_type" in config or "speculators_config" in config
 
-    def check_config(self, config: Mapping[str, Any], location: str) -> None:
+    def check_config(self, config: Config, location: str) -> None:
         check_facts(config, {"speculators_model_type": Fact(str, only=tuple(TYPES.values()))}, location)
         kind = str(config["speculators_model_type"])
         check_architecture(config, ARCHITECTURES[kind], location)
@@ -139,7 +139,7 @@ class SpeculatorsLayout(AbstractLayout):
                 raise UserError(f"{location}/config.json: mask_token_id {config['mask_token_id']} is no token")
         _check_proposals(config, kind, location)
 
-    def expected(self, config: Mapping[str, Any]) -> dict[str, Spec]:
+    def expected(self, config: Config) -> dict[str, Spec]:
         block = config[LAYER]
         specs = eagle3_specs(config, block, "layers.0.")
         for layer in range(1, block["num_hidden_layers"]):
@@ -154,7 +154,7 @@ class SpeculatorsLayout(AbstractLayout):
         check_vocabulary_pair(checkpoint, location)
         check_embedding(checkpoint, checkpoint.config[LAYER], location)
 
-    def check_target(self, config: Mapping[str, Any], shape: TargetShape, location: str) -> None:
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_positions(config[LAYER], shape, location)
         check_width({**config[LAYER], **config}, shape, location)
         check_taps(config, shape.num_layers, location)
@@ -169,7 +169,7 @@ class SpeculatorsLayout(AbstractLayout):
         config, block = checkpoint.config, checkpoint.config[LAYER]
         tensors = dict(checkpoint.tensors)
         embedding = tensors.pop("embed_tokens.weight", None)
-        settings: dict[str, Any] = {"intermediate_size": block["intermediate_size"]}
+        settings: JsonObject = {"intermediate_size": block["intermediate_size"]}
         flags = eagle3_flags(config, self.format)
         depth = int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
         if config["speculators_model_type"] == "eagle3":
@@ -196,7 +196,7 @@ def _spare_token(shape: TargetShape) -> int:
     )
 
 
-def _check_proposals(config: Mapping[str, Any], kind: str, location: str) -> None:
+def _check_proposals(config: Config, kind: str, location: str) -> None:
     """Check the fields of speculators_config that vLLM and speculators read. Raises UserError, one line."""
     section = config.get("speculators_config")
     at = f"{location}/config.json"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from components.contract import UserError
 from components.publish.formats.checkpoint_files import require_plain
+from components.release_record import FileRecord
 from components.targets.file_digests import sha256_of
 
 FILE = "SHA256SUMS"
@@ -27,7 +27,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(name for name in paths if name not in (FILE, STORE_RECORD))
 
 
-def file_records(folder: Path, names: Iterable[str]) -> list[dict[str, Any]]:
+def file_records(folder: Path, names: Iterable[str]) -> list[FileRecord]:
     """{"path", "bytes", "sha256"} of each of these files in a folder."""
     return [{"path": n, "bytes": (folder / n).stat().st_size, "sha256": sha256_of(folder / n)} for n in names]
 

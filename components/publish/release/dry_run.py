@@ -20,11 +20,11 @@ from components.contract import Context, Page, Target, UserError
 from components.decoding.chain import decode
 from components.drafts.interface import Drafter
 from components.drafts.network.vocabulary import default_size, membership_of, offsets_of
-from components.drafts.settings import Method, Place, check_settings, resolve_settings, settings_of_method
-from components.drafts.storage.files import method_class
+from components.drafts.settings import Place, check_settings, resolve_settings, settings_of_method
+from components.drafts.storage.files import build_draft
 from components.engines.profiles import Engine, formats_for, kind_of, profile_of
 from components.html_pages import write_html
-from components.methods import METHODS
+from components.methods import METHODS, MethodName
 from components.publish.formats.gguf import CONVERTER, write_gguf
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.mtp import stitch
@@ -53,7 +53,7 @@ class Trial:
 def try_release(
     target: Target,
     *,
-    methods: list[Method],
+    methods: list[MethodName],
     settings: dict[str, dict[str, Any]],
     draft_vocab_size: int,
     engines: list[Engine],
@@ -72,7 +72,9 @@ def try_release(
     trial = Trial(opened_target, source_of(target), prompt, plain, size, engines, llama_cpp, ctx)
     tried: dict[str, list[str]] = {}
     for done, method in enumerate(methods):
-        tried[method] = _try_method(method, resolve_settings(settings_of_method(method, settings), ctx.seed), trial)
+        tried[method] = _try_method(
+            method, resolve_settings(settings_of_method(method, settings), ctx.seed).model_dump(mode="json"), trial
+        )
         ctx.progress(done + 1, len(methods), "methods")
     _write_page(ctx.out, tried, settings, engines)
     summary = "; ".join(f"{method}: {', '.join(names) or 'no file'}" for method, names in tried.items())
@@ -147,7 +149,7 @@ def _untrained_drafter(
     """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
 
     ids = torch.arange(vocab_size)
-    network = method_class(method).build(target, settings, ids.to(target.device))
+    network = build_draft(method, target, settings, ids.to(target.device))
     network.eval().requires_grad_(False)
     tensors = {name: tensor.detach().float().cpu() for name, tensor in network.state_dict().items()}
     tensors |= {"d2t": offsets_of(ids), "t2d": membership_of(ids, target.shape.vocab_size)}

@@ -16,25 +16,20 @@ exception is `stitched`, a copy of the target's checkpoint with its MTP module r
 Folders of this machine are named by their last part, and the target by `target_name`. Only draftsmith/ keeps paths:
 target.json and draft.json load a local target and a local draft model from them. An upload removes them
 (upload.py).
-
-The parts of a release beside its formats: the folder draftsmith/, the documents and the checksums.
-
-MLflow serves from draftsmith/ (mlflow_model.py). The documents are the model card, the depth policy, provenance.json
-and release.json; SHA256SUMS covers every file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 import platform
 import re
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -46,7 +41,7 @@ from components.engines.launch import cannot_load, not_served
 from components.engines.profiles import Engine, Format, formats_for, refusals, remark_on
 from components.git_state import code_state
 from components.methods import METHODS
-from components.outside_json import read_object
+from components.outside_json import JsonObject, read_object
 from components.publish.card.card import Evidence, launch_commands, write_card
 from components.publish.card.lineage import lineage_of
 from components.publish.card.provenance import provenance, write_provenance
@@ -56,7 +51,17 @@ from components.publish.formats.mtp import stitch
 from components.publish.formats.registry import TOKENIZER, read_drafter_state, write_format
 from components.publish.names import public_name, public_settings, public_value
 from components.publish.release.checksums import file_records, files_of, write_sums
-from components.publish.release.target_copies import HOLDS_TARGET, holds_target
+from components.publish.release.target_copies import holds_target
+from components.release_record import (
+    RELEASE,
+    EngineRecords,
+    FormatRecord,
+    ReleaseKeys,
+    ReleaseRecord,
+    ServeRecord,
+    WeightCounts,
+    write_json,
+)
 from components.rows import ALL
 from components.targets.config import read_config
 from components.targets.file_digests import sha256_of
@@ -87,7 +92,7 @@ def export_release(
     source = source_of(target)
     if target_name:
         source = dataclasses.replace(source, name=target_name)
-    written: dict[str, dict[str, Any]] = {}
+    written: dict[str, FormatRecord] = {}
     for done, draft in enumerate(exported):
         formats = promised_formats(draft, source, engines)
         if not formats:
@@ -99,16 +104,22 @@ def export_release(
         written |= _export_drafter(draft, source, formats, ctx, used_names=set(written), llama_cpp=llama_cpp)
         ctx.progress(done + 1, len(exported), "drafters")
     serve = write_draftsmith_folder(ctx.out / "draftsmith", target, winner, policy_facts)
-    record = {
-        **_release_record(target, winner, policy_facts, source, written, target_name),
+    keys: ReleaseKeys = {
+        "policy": policy.key,
+        "acceptance": [m.key for m in acceptance],
+        "end_to_end": end_to_end.key,
+        "release": ctx.key,
+    }
+    # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
+    public_target_name = target_name or public_name(str(target.info.get("model", "")))
+    record: ReleaseRecord = {
+        "target": {"key": target.key, **public_value(_scalar_facts(target.info)), "model": public_target_name},
+        "draft": {"key": winner.key, **public_value(_scalar_facts(winner.info))},
+        **_served_by_engines(winner, policy_facts, source, written),
+        "policy": {name: policy_facts[name] for name in POLICY_PARTS},
         "serve": serve,
         "license": license,
-        "keys": {
-            "policy": policy.key,
-            "acceptance": [m.key for m in acceptance],
-            "end_to_end": end_to_end.key,
-            "release": ctx.key,
-        },
+        "keys": keys,
         "versions": versions(),
     }
     lineage = lineage_of([target, *exported, policy, *acceptance, end_to_end])
@@ -120,38 +131,26 @@ def export_release(
     return Release.of_step(ctx, _release_info(record, policy_facts))
 
 
-def _release_record(
-    target: Target,
-    winner: Draft,
-    policy: dict[str, Any],
-    source: Source,
-    written: dict[str, dict[str, Any]],
-    target_name: str,
-) -> dict[str, Any]:
-    """release.json's entries about target, drafter, formats and engines, with public names only."""
-
+def _served_by_engines(
+    winner: Draft, policy: JsonObject, source: Source, written: dict[str, FormatRecord]
+) -> EngineRecords:
+    """release.json's entries about settings, formats and engines, with public names only."""
     draft_record = read_record(winner.path)
     method, settings, facts = str(draft_record["method"]), draft_record["settings"], facts_of(source.shape)
-    formats = [str(one["format"]) for one in written.values() if one["draft_key"] == winner.key]
+    storage = Storage.from_record(draft_record)
+    formats = [one["format"] for one in written.values() if one["draft_key"] == winner.key]
     refused = not_served(
-        *(method, settings, facts, Storage.from_record(draft_record), formats),
-        unknown_tokenizer=bool(unknown_pre_tokenizer(source)),
+        *(method, settings, facts, storage, formats), unknown_tokenizer=bool(unknown_pre_tokenizer(source))
     )
-    without = cannot_load(method, settings, facts, Storage.from_record(draft_record), formats, refused)
-    # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
-    public_target_name = target_name or public_name(str(target.info.get("model", "")))
     return {
-        "target": {"key": target.key, **public_value(_scalar_facts(target.info)), "model": public_target_name},
-        "draft": {"key": winner.key, **public_value(_scalar_facts(winner.info))},
         "settings": public_settings(settings),
         "formats": written,
         "not_served": refused,
-        "engines": engine_settings(policy, without),
-        "policy": {k: policy[k] for k in ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")},
+        "engines": engine_settings(policy, cannot_load(method, settings, facts, storage, formats, refused)),
     }
 
 
-def _read_policy(policy: DepthPolicy) -> dict[str, Any]:
+def _read_policy(policy: DepthPolicy) -> JsonObject:
     """policy.json of speedup.confirm_depth (or choose_depth). Raises UserError where there is none."""
     file = policy.path / "policy.json"
     if not file.is_file():
@@ -159,7 +158,7 @@ def _read_policy(policy: DepthPolicy) -> dict[str, Any]:
     return read_object(file)
 
 
-def _select_winner(policy: dict[str, Any], drafts: list[Draft]) -> Draft:
+def _select_winner(policy: JsonObject, drafts: list[Draft]) -> Draft:
     """The drafter that won; without a winner the best predicted one, released with depth 0 ("do not speculate")."""
     by_key = {d.key: d for d in drafts}
     if policy["winner"]:
@@ -205,16 +204,16 @@ def _export_drafter(
     *,
     used_names: set[str],
     llama_cpp: str = "",
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, FormatRecord]:
     """Write one drafter in its formats, each only if its checks pass. Returns folder name -> facts."""
 
     drafter = read_drafter_state(draft.path)
     packed = drafter.storage is not None and drafter.storage.bits is not None
-    written: dict[str, dict[str, Any]] = {}
+    written: dict[str, FormatRecord] = {}
     for format in formats:
         name = format if format not in used_names else f"{format}-{draft.key[:8]}"
-        weights: dict[str, Any] | None
-        folder, facts = ctx.out / name, {"draft_key": draft.key, "method": drafter.method, "format": format}
+        weights: WeightCounts | None
+        folder, stored_format = ctx.out / name, format
         if format == "stitched":
             assert source.folder is not None
             if packed:
@@ -228,14 +227,19 @@ def _export_drafter(
                 raise UserError("gguf: only llama.cpp's converter packs weights: install it, or give bf16")
             if weights is None and base not in formats:  # the folder that the converter reads
                 name = base if base not in used_names else f"{base}-{draft.key[:8]}"
-                facts["format"] = base
+                stored_format = base
                 weights = write_format(base, drafter, source, ctx.out / name)
         else:
             weights = write_format(format, drafter, source, folder)
         if weights:
-            copies_target = holds_target(facts["format"], drafter.method, drafter.settings, source.shape.hidden_size)
-            written[name] = {**facts, HOLDS_TARGET: copies_target, **weights}
-            if remark := rounding_remark(format, drafter.storage, str(weights["dtype"])):
+            written[name] = {
+                "draft_key": draft.key,
+                "method": drafter.method,
+                "format": stored_format,
+                "holds_target": holds_target(stored_format, drafter.method, drafter.settings, source.shape.hidden_size),
+                **weights,
+            }
+            if remark := rounding_remark(format, drafter.storage, weights["dtype"]):
                 ctx.note(f"{name}: {remark}")
     return written
 
@@ -253,7 +257,7 @@ def rounding_remark(format: Format, storage: Storage | None, dtype: str) -> str:
 
 def refuse_unserved(
     method: str,
-    settings: dict[str, Any],
+    settings: JsonObject,
     source: Source,
     engines: list[Engine],
     label: str,
@@ -266,12 +270,12 @@ def refuse_unserved(
             raise UserError(f"engines: {label}: {reason}")
 
 
-def _scalar_facts(info: Any) -> dict[str, Any]:
+def _scalar_facts(info: Mapping[str, object]) -> JsonObject:
     """The entries of an artifact's info that are single values."""
     return {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) or v is None}
 
 
-def _release_info(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+def _release_info(record: ReleaseRecord, policy: JsonObject) -> JsonObject:
     """The release's info, with which a registry tags its version."""
     serve = record["serve"]
     pooled = [c for c in policy["choices"] if c["workload"] == ALL and c["draft_key"] == serve["draft_key"]]
@@ -297,9 +301,11 @@ def _release_info(record: dict[str, Any], policy: dict[str, Any]) -> dict[str, A
 
 
 POLICY_FILES = ("policy.json", "policy.md")
+POLICY_PARTS = ("verdict", "reasons", "winner", "gate", "rule", "choices", "flags")
+"""Parts of policy.json that release.json repeats."""
 
 
-def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: dict[str, Any]) -> dict[str, Any]:
+def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: JsonObject) -> ServeRecord:
     """Write `draftsmith/`, from which mlflow_model.py serves, and return the content of its serve.json."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
@@ -307,7 +313,7 @@ def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: 
             shutil.copyfile(source, folder / source.name)
     _write_target_record(target, folder / "target.json")
     winner = policy["winner"] if policy["verdict"] in ("use", "undecided") else None
-    serve = {
+    serve: ServeRecord = {
         "method": str(draft.info["method"]),
         "draft_key": draft.key,
         "target_key": target.key,
@@ -315,11 +321,11 @@ def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: 
         "depth_by_workload": _depth_by_workload(policy["choices"], draft.key, drafting=winner is not None),
         "verdict": policy["verdict"],
     }
-    (folder / "serve.json").write_text(json.dumps(serve, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "serve.json", serve)
     return serve
 
 
-def _depth_by_workload(choices: list[dict[str, Any]], draft_key: str, *, drafting: bool) -> dict[str, int]:
+def _depth_by_workload(choices: list[JsonObject], draft_key: str, *, drafting: bool) -> dict[str, int]:
     """Workload -> the depth to serve one drafter with, at the smallest batch size.
 
     It is 0 for a workload that measured slower, and for all workloads unless `drafting`.
@@ -343,7 +349,7 @@ def _write_target_record(target: Target, file: Path) -> None:
     files = list_files(target.path, target.key[:12])  # a target that was trained here: the artifact is the model
     facts = {one.name: {"size": one.stat().st_size, "sha256": sha256_of(one)} for one in files}
     record = {"model": str(target.path), "folder": str(target.path), "trust_remote_code": False, "dtype": None}
-    file.write_text(json.dumps({**record, "files": facts}, indent=1) + "\n", encoding="utf-8")
+    write_json(file, {**record, "files": facts})
 
 
 def _target_files(folder: Path) -> dict[str, str]:
@@ -357,7 +363,7 @@ def _is_tokenizer_file(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER)
 
 
-def write_documents(folder: Path, record: dict[str, Any], evidence: Evidence, policy: DepthPolicy) -> None:
+def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, policy: DepthPolicy) -> None:
     """Write policy, model card, provenance.json and release.json; SHA256SUMS last, over everything else."""
 
     for name in POLICY_FILES:
@@ -371,7 +377,7 @@ def write_documents(folder: Path, record: dict[str, Any], evidence: Evidence, po
     write_card(folder / "README.md", record, evidence)
     write_provenance(folder, provenance(record, evidence.lineage, target_files, code))
     record["files"] = file_records(folder, files_of(folder))
-    (folder / "release.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / RELEASE, record)
     write_sums(folder)
 
 

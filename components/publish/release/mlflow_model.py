@@ -14,7 +14,6 @@ one).
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from components.decoding.session import Session
 from components.definitions import al
 from components.drafts.interface import Sampling
 from components.drafts.storage.files import open_draft
+from components.release_record import read_serve
 from components.targets.load import open_target
 from components.targets.source import find_folder, open_record
 
@@ -41,12 +41,8 @@ class DraftedTarget(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Load tokenizer, target and drafter; called once by MLflow."""
 
-        folder = Path(context.artifacts["release"]) / "draftsmith"
-        if not (folder / "serve.json").is_file():
-            raise UserError(
-                f"{folder}: no serve.json; the artifact `release` must be a directory made by publish.export_release"
-            )
-        self.serve: dict[str, Any] = json.loads((folder / "serve.json").read_text(encoding="utf-8"))
+        release = Path(context.artifacts["release"])
+        self.serve, folder = read_serve(release), release / "draftsmith"
         self.settings = SETTINGS | dict(context.model_config or {})
         other_target = str(self.settings["target"])
         target_source = find_folder(other_target) if other_target else folder
@@ -70,7 +66,7 @@ class DraftedTarget(PythonModel):
         """Continue one prompt."""
         settings = self.settings
         ids = self.tokenizer(prompt)["input_ids"]
-        depth = int(settings["depth"]) if int(settings["depth"]) >= 0 else int(self.serve["depth_k"])
+        depth = int(settings["depth"]) if int(settings["depth"]) >= 0 else self.serve["depth_k"]
         decoded = decode(
             self.target,
             self.draft if depth else None,

@@ -11,17 +11,17 @@ EAGLE-3, P-EAGLE and Medusa with heads of their own. EAGLE-1, EAGLE-3 and MTP ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-HOLDS_TARGET = "holds_target"
-"""Key of this fact of a format in release.json."""
+from components.engines.profiles import Settings
+from components.release_record import FormatRecord
+
 ALWAYS = ("stitched", "mimo", "speculators")
 """Formats that hold weights of the target for every drafter."""
 BY_SETTINGS = {"medusa": "train with head: own", "draft-model": "train with a hidden_size of its own"}
 """Methods for which it depends on the settings -> the remedy."""
 
 
-def holds_target(format: str, method: str, settings: Mapping[str, Any], target_width: int) -> bool:
+def holds_target(format: str, method: str, settings: Settings, target_width: int) -> bool:
     """Whether a drafter written in a format holds weights of its target. settings: the method's own."""
     if format in ALWAYS:
         return True
@@ -30,7 +30,7 @@ def holds_target(format: str, method: str, settings: Mapping[str, Any], target_w
     return method == "medusa" and settings.get("head") == "tied"
 
 
-def formats_with_target_weights(formats: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def formats_with_target_weights(formats: Mapping[str, FormatRecord]) -> dict[str, str]:
     """Folder -> remedy, for every folder with weights of the target. formats: release.json's.
 
     In a release without the fact, methods whose settings decide count as holding them.
@@ -39,6 +39,6 @@ def formats_with_target_weights(formats: Mapping[str, Mapping[str, Any]]) -> dic
     for name, facts in sorted(formats.items()):
         if facts["format"] in ALWAYS:
             remedies[name] = "export other formats"
-        elif facts.get(HOLDS_TARGET, facts["method"] in BY_SETTINGS):
+        elif facts.get("holds_target", facts["method"] in BY_SETTINGS):
             remedies[name] = BY_SETTINGS.get(facts["method"], "export other formats")
     return remedies
