@@ -51,8 +51,7 @@ async def wait_until_ready(client: httpx.AsyncClient, server: ServerAddress, wai
                 if models.status_code in _LOADING_STATUSES:
                     models.raise_for_status()
     except RetryError as error:
-        failure = error.last_attempt.exception()
-        message = message_of(failure, 200)
+        message = message_of(error.last_attempt.exception() or error, 200)
         raise UserError(f"{server.location}: no answer within {wait_s:g} s ({message}); start it first") from error
     if models.status_code >= 400 and not server.model:
         raise UserError(f"{server.location}: /v1/models says {models.status_code}; name the `model` it serves")

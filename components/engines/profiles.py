@@ -85,7 +85,7 @@ class TargetFacts:
     num_key_value_heads: int
     head_dim: int
     rope_theta: float
-    rope_scaling: str = ""  # targets/rope_scaling.py
+    rope_scaling: str = ""  # targets/shape.py
 
 
 @dataclass(frozen=True)

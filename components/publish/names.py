@@ -1,11 +1,9 @@
-"""Public names of models, files and settings: without folders of this machine and without buckets.
+"""Public names: of models, files and settings without this machine's folders, and the search for a private name.
 
 A path is useless elsewhere and may be private: in a release, except in draftsmith/, it is replaced by its last part.
-Before an upload, the release is searched once more (upload.py).
+Before an upload, the release is searched once more (release/upload.py).
 
-Search a text for the names of a private target, in any case, Unicode form, escape or spelling of separators.
-
-A name is found as whole words: `Secret-LLM` in `secret_llm_chats.jsonl`, `models--a--secret-llm` and
+A private name is found as whole words: `Secret-LLM` in `secret_llm_chats.jsonl`, `models--a--secret-llm` and
 `acme%2Fsecret%2Dllm`, but not `llama` in `LlamaForCausalLM`. Escapes of JSON and of addresses are decoded, and text is
 compared by NFKC and case folding, so that a composed letter equals a decomposed one.
 """
@@ -19,6 +17,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from components.outside_json import JsonObject
 
 DATA_SET = "hf:"  # a data set in Hugging Face format, on the hub or in a folder
 _LOCAL = re.compile(r"^(?:[/~.]|[A-Za-z]:[\\/])")
@@ -39,7 +39,7 @@ def public_name(model: str) -> str:
     return Path(model).name if here else model
 
 
-def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def public_settings(settings: Mapping[str, Any]) -> JsonObject:
     """A drafter's settings with its given draft model by its public name."""
     public = {"model": public_name(str(settings["model"]))} if settings.get("model") else {}
     return {**settings, **public}

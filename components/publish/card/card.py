@@ -3,11 +3,9 @@
 Numbers come from policy.json, its timed requests and the records of the lineage; the text is in card.md.jinja. The card
 states what was not measured or recorded.
 
-The limits of a release, from measured rows only: what was measured, and where drafting is not worth it.
-
-Nothing is extrapolated to another batch size, context length, workload or temperature: without a row it is "not
-measured". A depth counts as faster when the lower end of its 95 % interval is above 1, as slower when the upper end is
-below 1.
+Its limits come from measured rows only. Nothing is extrapolated to another batch size, context length, workload or
+temperature: without a row it is "not measured". A depth counts as faster when the lower end of its 95 % interval is
+above 1, as slower when the upper end is below 1.
 """
 
 from __future__ import annotations
@@ -17,15 +15,18 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
 from components.engines.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines, shallower_than
+from components.outside_json import JsonObject
 from components.publish.card.lineage import Lineage
 from components.publish.card.training_data import REASONS, training_data
+from components.release_record import ReleaseRecord
 from components.rows import ALL, Request, read_rows
+from components.tables import format_estimate, format_interval, format_percent, format_ratio
 from components.text import in_code, in_markdown
 
 
@@ -37,11 +38,14 @@ class Evidence:
     target_licence: from the target's files, "" where they have none.
     """
 
-    policy: dict[str, Any]
+    policy: JsonObject
     lineage: Lineage
     end_to_end: Path
     max_positions: int
     target_licence: str = ""
+
+
+NOT_MEASURED = "not measured"
 
 
 class SafeText(str):
@@ -56,7 +60,7 @@ def _yaml_scalar(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z][\w.-]*", text) else json.dumps(text)
 
 
-def write_card(file: Path, record: dict[str, Any], evidence: Evidence) -> None:
+def write_card(file: Path, record: ReleaseRecord, evidence: Evidence) -> None:
     """Render README.md. record: release.json so far."""
 
     environment = jinja2.Environment(
@@ -69,17 +73,17 @@ def write_card(file: Path, record: dict[str, Any], evidence: Evidence) -> None:
         finalize=lambda value: value if isinstance(value, SafeText) else in_markdown(value),
     )
     environment.filters.update(
-        x=_safe(format_ratio),
-        num=_safe(format_number),
-        ci=_safe(format_interval),
-        pct=_safe(format_percent),
+        x=_safe(partial(format_ratio, missing=NOT_MEASURED)),
+        num=_safe(lambda value: NOT_MEASURED if value is None else f"{value:.2f}"),
+        ci=_safe(lambda bounds: format_interval(*bounds).lstrip()),
+        pct=_safe(partial(format_percent, missing=NOT_MEASURED)),
     )
     environment.filters.update(code=_safe(in_code), yaml=_safe(_yaml_scalar), verbatim=SafeText)
     text = environment.get_template("card.md.jinja").render(card_facts(record, evidence))
     file.write_text(text, encoding="utf-8")
 
 
-def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
+def card_facts(record: ReleaseRecord, evidence: Evidence) -> JsonObject:
     """The variables of the template."""
     policy, draft_key, depth = evidence.policy, record["serve"]["draft_key"], record["serve"]["depth_k"]
     choices = [c for c in policy["choices"] if c["draft_key"] == draft_key]
@@ -125,7 +129,7 @@ def card_facts(record: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def launch_commands(record: dict[str, Any]) -> dict[str, str]:
+def launch_commands(record: ReleaseRecord) -> dict[str, str]:
     """Engine -> the command that serves the release at the chosen depth, without the engines in `not_served`."""
     lines = launch_lines(
         record["serve"]["method"],
@@ -138,53 +142,29 @@ def launch_commands(record: dict[str, Any]) -> dict[str, str]:
     return {engine: command for engine, command in lines if engine not in record["not_served"]}
 
 
-def _target_in_commands(record: dict[str, Any]) -> str:
+def _target_in_commands(record: ReleaseRecord) -> str:
     """The target in commands: its name, or a placeholder where the name has spaces and is no path."""
     model = str(record["target"]["model"] or FOLDER_OF_TARGET)
     return FOLDER_OF_TARGET if any(character.isspace() for character in model) else model
 
 
-def _folder_placeholder(record: dict[str, Any], on_hub: bool) -> str:
+def _folder_placeholder(record: ReleaseRecord, on_hub: bool) -> str:
     """The word in the commands that the reader replaces by the target's folder; "" where there is none."""
     word = FOLDER_OF_TARGET if on_hub else _target_in_commands(record)  # a stitched copy needs none
     commands = record["launch"].values()
     return word if any(word in shlex.split(command) for command in commands) else ""
 
 
-def folders_of(record: dict[str, Any]) -> dict[str, str]:
+def folders_of(record: ReleaseRecord) -> dict[str, str]:
     """Format -> folder, of the drafter that is served."""
     served = (pair for pair in record["formats"].items() if pair[1]["draft_key"] == record["serve"]["draft_key"])
     return {facts["format"]: folder for folder, facts in served}
 
 
-def _matching_interval(e: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
+def _matching_interval(e: JsonObject, a: JsonObject) -> JsonObject:
     """The interval of a DepthEval that belongs to an AcceptanceSummary, or {}."""
     same = (e["workload"], e["depth_k"]) == (a["workload"], a["depth_k"])
     return {k: e[k] for k in ("al", "al_lo", "al_hi")} if same else {}
-
-
-def format_ratio(value: float | None) -> str:
-    """1.2345 -> 1.23x; None -> "not measured"."""
-    return "not measured" if value is None else f"{value:.2f}x"
-
-
-def format_number(value: float | None) -> str:
-    """Two decimals, or "not measured"."""
-    return "not measured" if value is None else f"{value:.2f}"
-
-
-def format_percent(value: float | None) -> str:
-    """0.123 -> 12.3 %."""
-    return "not measured" if value is None else f"{100 * value:.1f} %"
-
-
-def format_interval(bounds: tuple[float | None, float | None]) -> str:
-    """(lo, hi) -> [1.23, 1.45]; nothing when not measured."""
-    lo, hi = bounds
-    return "" if lo is None or hi is None else f"[{lo:.2f}, {hi:.2f}]"
-
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -195,9 +175,9 @@ class Limits:
     size of the timed requests. Lengths are in tokens.
     """
 
-    batch_sizes: Rows
+    batch_sizes: Sequence[JsonObject]
     largest_timed: int | None
-    contexts: Rows
+    contexts: Sequence[JsonObject]
     longest_context: int | None
     prompt_tokens: tuple[int, int] | None
     answer_tokens: int | None
@@ -207,7 +187,7 @@ class Limits:
     max_positions: int
 
 
-def measured_limits(policy: Mapping[str, Any], draft_key: str, end_to_end: Path, max_positions: int) -> Limits:
+def measured_limits(policy: JsonObject, draft_key: str, end_to_end: Path, max_positions: int) -> Limits:
     """The batch sizes, context lengths, texts and temperatures that were measured of a drafter; None for no rows.
 
     end_to_end: the folder of the timed comparison. max_positions: tokens that the target's config allows.
@@ -232,7 +212,7 @@ def measured_limits(policy: Mapping[str, Any], draft_key: str, end_to_end: Path,
     )
 
 
-def not_worth_it(policy: Mapping[str, Any], draft_key: str, depth: int, limits: Limits) -> list[str]:
+def not_worth_it(policy: JsonObject, draft_key: str, depth: int, limits: Limits) -> list[str]:
     """Sentences: where drafting is slower or not shown to be faster, with numbers; then what was not measured."""
     return [
         *_cases_without_drafting(policy, draft_key, limits),
@@ -241,7 +221,7 @@ def not_worth_it(policy: Mapping[str, Any], draft_key: str, depth: int, limits: 
     ]
 
 
-def _cases_without_drafting(policy: Mapping[str, Any], draft_key: str, limits: Limits) -> Iterator[str]:
+def _cases_without_drafting(policy: JsonObject, draft_key: str, limits: Limits) -> Iterator[str]:
     """Workloads, batch sizes and context lengths at which the policy does not draft."""
     choices = [c for c in policy["choices"] if c["draft_key"] == draft_key]
     smallest = min(c["batch_size"] for c in choices)
@@ -256,17 +236,17 @@ def _cases_without_drafting(policy: Mapping[str, Any], draft_key: str, limits: L
             yield f"contexts of {c['kv_len']} tokens, batch size {c['batch_size']}: do not speculate{_reasons(c)}"
 
 
-def _drafts_nothing(choice: Mapping[str, Any]) -> bool:
+def _drafts_nothing(choice: JsonObject) -> bool:
     return choice["depth_k"] == 0 or choice["verdict"] in ("do_not_speculate", "invalid")
 
 
-def _reasons(choice: Mapping[str, Any]) -> str:
+def _reasons(choice: JsonObject) -> str:
     """The reasons of a choice in brackets; "" where it has none."""
     reasons = "; ".join(choice.get("reasons") or [])
     return f" ({reasons})" if reasons else ""
 
 
-def _arms_not_faster(policy: Mapping[str, Any], draft_key: str, depth: int) -> Iterator[str]:
+def _arms_not_faster(policy: JsonObject, draft_key: str, depth: int) -> Iterator[str]:
     """Timed arms slower than plain decoding or not shown to be faster, and prompt lookup where it was as fast."""
     pooled = [a for a in policy["arms"] if a["workload"] == ALL and a.get("tree_budget") is None]
     arms = [a for a in pooled if a["draft_key"] == draft_key]
@@ -275,20 +255,20 @@ def _arms_not_faster(policy: Mapping[str, Any], draft_key: str, depth: int) -> I
         if a["depth_k"] == 0:
             if a["speedup"] is not None and a["speedup"] < 1.0:
                 yield (
-                    f"requests that draft nothing while it is loaded, batch size {a['batch_size']}: {_ratio(a)} of the"
+                    f"requests that draft nothing while it is loaded, batch size {a['batch_size']}: {format_estimate(a['speedup'], a['lo'], a['hi'])} of the"
                     " speed of the best plain decoding"
                 )
         elif a["hi"] is not None and a["hi"] < 1.0:
-            yield f"{at}: slower than plain decoding, measured {_ratio(a)}"
+            yield f"{at}: slower than plain decoding, measured {format_estimate(a['speedup'], a['lo'], a['hi'])}"
         elif a["lo"] is not None and a["lo"] <= 1.0:
-            yield f"{at}: not shown to be faster than plain decoding, measured {_ratio(a)}"
+            yield f"{at}: not shown to be faster than plain decoding, measured {format_estimate(a['speedup'], a['lo'], a['hi'])}"
     at_depth = {a["batch_size"]: a for a in arms if a["depth_k"] == depth and depth}
     for a in pooled:
         arm = at_depth.get(a["batch_size"])
         if arm is not None and a["method"] == "ngram" and a["speedup"] >= arm["speedup"]:
             yield (
-                f"batch size {a['batch_size']}: prompt lookup, which needs no drafter, was as fast, {_ratio(a)} beside"
-                f" {_ratio(arm)}"
+                f"batch size {a['batch_size']}: prompt lookup, which needs no drafter, was as fast, {format_estimate(a['speedup'], a['lo'], a['hi'])} beside"
+                f" {format_estimate(arm['speedup'], arm['lo'], arm['hi'])}"
             )
 
 
@@ -303,8 +283,3 @@ def _unmeasured(limits: Limits) -> Iterator[str]:
     if limits.temperatures == [0.0]:
         yield "sampling (temperature above 0): not measured"
     yield "other machines, other engines, other kinds of prompts: not measured, and the best depth moves"
-
-
-def _ratio(arm: Mapping[str, Any]) -> str:
-    bounds = "" if arm["lo"] is None or arm["hi"] is None else f" [{arm['lo']:.2f}, {arm['hi']:.2f}]"
-    return f"{arm['speedup']:.2f}x{bounds}"

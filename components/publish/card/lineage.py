@@ -11,9 +11,9 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from components.contract import Artifact
+from components.outside_json import JsonObject
 
 RECORD = "artifact.json"
 
@@ -30,11 +30,11 @@ class ArtifactRecord:
     has_record: bool = False
     kind: str = ""
     uses: str = ""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    machine: JsonObject = field(default_factory=dict)
     seed: int | None = None
     code: str = ""
     commit: str = ""

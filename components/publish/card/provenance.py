@@ -17,13 +17,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
-from typing import Any
 
 from components.contract import UserError
 from components.git_state import CodeState
+from components.outside_json import JsonObject
 from components.publish.card.lineage import ArtifactRecord, Lineage
 from components.publish.card.training_data import DataSource, sources_of
 from components.publish.names import public_value
+from components.release_record import ReleaseRecord
 
 FILE = "provenance.json"
 SPEC = "1.6"
@@ -32,10 +33,9 @@ NOT_ON_WEIGHTS = frozenset({"prefect", "mlflow", "duckdb"})
 MACHINE = ("device", "device_name", "cpu_model", "num_cores", "ram_gib", "machine_id")
 FACTS = (str, int, float, bool)
 _PYTHON = "python"
-Json = dict[str, Any]
 
 
-def provenance(record: Mapping[str, Any], lineage: Lineage, target_files: Mapping[str, str], code: CodeState) -> Json:
+def provenance(record: ReleaseRecord, lineage: Lineage, target_files: Mapping[str, str], code: CodeState) -> JsonObject:
     """The bill of materials. record: release.json so far. target_files: file of the target -> sha256."""
     key = str(record["keys"]["release"])
     roots = [record["serve"]["target_key"], *(one["draft_key"] for one in record["formats"].values())]
@@ -43,11 +43,11 @@ def provenance(record: Mapping[str, Any], lineage: Lineage, target_files: Mappin
     direct = list(dict.fromkeys([*roots, record["keys"]["end_to_end"]]))
     artifacts = [_component(artifact, record, target_files) for artifact in lineage.values()]
     unknown = [artifact.key for artifact in lineage.values() if not artifact.has_record]
-    tool: Json = {"type": "application", "name": "draftsmith", "version": record["versions"]["draftsmith"]}
+    tool: JsonObject = {"type": "application", "name": "draftsmith", "version": record["versions"]["draftsmith"]}
     if code.commit:
         tool["pedigree"] = {"commits": [{"uid": code.commit}]}
     tool["properties"] = _properties({"files changed since the commit": _yes_or_no(code.changed)})
-    subject: Json = {
+    subject: JsonObject = {
         "type": "machine-learning-model",
         "bom-ref": key,
         "name": f"{record['serve']['method']} drafter for {record['target']['model'] or 'a target'}",
@@ -80,12 +80,12 @@ def provenance(record: Mapping[str, Any], lineage: Lineage, target_files: Mappin
     }
 
 
-def write_provenance(folder: Path, content: Json) -> None:
+def write_provenance(folder: Path, content: JsonObject) -> None:
     """Write provenance.json into a release."""
     (folder / FILE).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def check_provenance(content: Mapping[str, Any], record: Mapping[str, Any], location: str) -> tuple[int, int]:
+def check_provenance(content: JsonObject, record: ReleaseRecord, location: str) -> tuple[int, int]:
     """(number of artifacts, of packages). Raises UserError, one line, where it does not belong to that release.json."""
     label = f"{location}/{FILE}"
     try:
@@ -112,13 +112,13 @@ def check_provenance(content: Mapping[str, Any], record: Mapping[str, Any], loca
     return len(refs) - packages, packages
 
 
-def _component(artifact: ArtifactRecord, record: Mapping[str, Any], target_files: Mapping[str, str]) -> Json:
+def _component(artifact: ArtifactRecord, record: ReleaseRecord, target_files: Mapping[str, str]) -> JsonObject:
     """One artifact of the lineage as a CycloneDX component."""
     is_model = artifact.kind in ("Target", "Draft") or artifact.key in (
         record["serve"]["target_key"],
         record["serve"]["draft_key"],
     )
-    component: Json = {
+    component: JsonObject = {
         "type": "machine-learning-model" if is_model else "data",
         "bom-ref": artifact.key,
         "name": _component_name(artifact, record),
@@ -132,9 +132,7 @@ def _component(artifact: ArtifactRecord, record: Mapping[str, Any], target_files
         component["components"] = [
             _file_component(name, digest, artifact.key) for name, digest in sorted(artifact.files.items())
         ]
-    facts: dict[str, Any] = {
-        "record": "on this machine when released" if artifact.has_record else "not on this machine"
-    }
+    facts: JsonObject = {"record": "on this machine when released" if artifact.has_record else "not on this machine"}
     if artifact.has_record:
         info = {name: value for name, value in artifact.info.items() if isinstance(value, FACTS) and name != "model"}
         facts |= {
@@ -159,25 +157,25 @@ def _component(artifact: ArtifactRecord, record: Mapping[str, Any], target_files
     return component
 
 
-def _component_name(artifact: ArtifactRecord, record: Mapping[str, Any]) -> str:
+def _component_name(artifact: ArtifactRecord, record: ReleaseRecord) -> str:
     if artifact.key == record["serve"]["target_key"]:
         return str(record["target"]["model"] or "target")
     return f"{artifact.info['method']} drafter" if artifact.kind == "Draft" else (artifact.kind or "artifact")
 
 
-def _file_component(name: str, digest: str, key: str) -> Json:
+def _file_component(name: str, digest: str, key: str) -> JsonObject:
     hashes = [{"alg": "SHA-256", "content": digest}]
     return {"type": "file", "bom-ref": f"{key}/{name}", "name": name, "hashes": hashes}
 
 
-def _component_data(source: DataSource) -> Json:
+def _component_data(source: DataSource) -> JsonObject:
     """A source of rows, as CycloneDX's componentData."""
     facts = {"rows read": source.rows_read, "rows kept": source.rows_kept, "licence": source.licence or "not stated"}
     facts |= {f"rows in {split}": count for split, count in source.rows_by_split.items()}
     return {"type": "dataset", "name": source.name or "unnamed", "contents": {"properties": _properties(facts)}}
 
 
-def _package_components(lineage: Iterable[ArtifactRecord], now: Mapping[str, str]) -> Iterator[Json]:
+def _package_components(lineage: Iterable[ArtifactRecord], now: Mapping[str, str]) -> Iterator[JsonObject]:
     """Python and the packages that touched the weights, each version once, with the kinds of artifacts that it made."""
     # A package that is importable but not installed has a sentence in place of its version.
     current = {name: one for name, one in now.items() if " " not in one}
@@ -189,7 +187,7 @@ def _package_components(lineage: Iterable[ArtifactRecord], now: Mapping[str, str
     for (name, one), kinds in sorted(used.items()):
         if name == "draftsmith":
             continue
-        component: Json = {"type": "platform" if name == _PYTHON else "library", "name": name, "version": one}
+        component: JsonObject = {"type": "platform" if name == _PYTHON else "library", "name": name, "version": one}
         component["bom-ref"] = f"{name}@{one}"
         if name != _PYTHON:
             component["purl"] = f"pkg:pypi/{name}@{one.replace('+', '%2B')}"
@@ -199,7 +197,7 @@ def _package_components(lineage: Iterable[ArtifactRecord], now: Mapping[str, str
         yield component
 
 
-def _package_licence(name: str, used_version: str) -> Json | None:
+def _package_licence(name: str, used_version: str) -> JsonObject | None:
     """The licence of an installed package; None where it has no short one, or another version is installed."""
     try:
         if version(name) != used_version:
@@ -213,7 +211,7 @@ def _package_licence(name: str, used_version: str) -> Json | None:
     return {"license": {"name": named}} if re.fullmatch(r"[\w .,()+/-]{2,60}", named) else None
 
 
-def _properties(facts: Mapping[str, Any]) -> list[Json]:
+def _properties(facts: JsonObject) -> list[JsonObject]:
     """Facts as CycloneDX properties; unknown ones (None or "") are left out."""
     return [
         {"name": f"draftsmith:{name}", "value": str(value).lower() if isinstance(value, bool) else str(value)}

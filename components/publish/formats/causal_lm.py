@@ -32,7 +32,7 @@ from components.publish.formats.llama_block import (
     check_positions,
     head_dim_of,
 )
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 
 
 @final

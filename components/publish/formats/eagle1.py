@@ -30,7 +30,7 @@ from components.publish.formats.llama_block import (
     check_positions,
     check_width,
 )
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 
 ARCHITECTURES = ("LlamaForCausalLMEagle", "EagleLlamaForCausalLM")
 

@@ -29,7 +29,7 @@ from components.publish.formats.llama_block import (
     check_positions,
     check_width,
 )
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 FLAG = Fact(bool, optional=True)

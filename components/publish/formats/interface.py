@@ -27,8 +27,9 @@ from components.engines.profiles import TargetFacts
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint_files import WEIGHTS, tensors_in
 from components.publish.formats.exact_check import Checkpoint, Config, Spec
-from components.targets.interface import AbstractTarget, TargetShape
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
+from components.targets.shape import TargetShape
 from components.weight_format import Storage
 
 EMBEDDING = ("embed_tokens.weight", "wte.weight")

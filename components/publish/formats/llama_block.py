@@ -15,7 +15,7 @@ import torch
 from components.contract import UserError
 from components.outside_json import JsonObject
 from components.publish.formats.exact_check import Config, Spec, name_of
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 
 
 class Fact(NamedTuple):

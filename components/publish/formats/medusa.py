@@ -24,7 +24,7 @@ from components.publish.formats.interface import (
     without_vocabulary,
 )
 from components.publish.formats.llama_block import COUNT, DTYPES, LAYERS, Fact, check_facts, check_width
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 
 PREFIX = "medusa_head."
 FACTS = {

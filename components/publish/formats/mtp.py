@@ -65,7 +65,7 @@ from components.publish.formats.llama_block import (
     head_dim_of,
 )
 from components.release_record import WeightCounts
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 from components.targets.source import list_files
 
 

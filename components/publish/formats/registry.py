@@ -27,7 +27,8 @@ from components.publish.formats.compressed_tensors import (
 from components.publish.formats.exact_check import Checkpoint, check_stated_dtype, check_tensors, name_of
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
 from components.release_record import WeightCounts
-from components.targets.interface import AbstractTarget, TargetShape
+from components.targets.interface import AbstractTarget
+from components.targets.shape import TargetShape
 from components.weight_format import Storage
 
 # format -> "module:class". A stranger's folder is tried against them in this order.

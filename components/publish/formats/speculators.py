@@ -42,7 +42,7 @@ from components.publish.formats.llama_block import (
     check_positions,
     check_width,
 )
-from components.targets.interface import TargetShape
+from components.targets.shape import TargetShape
 
 VERSION = "0.9.0"
 TYPES = {"eagle3": "eagle3", "p-eagle": "peagle"}

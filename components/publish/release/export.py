@@ -65,7 +65,7 @@ from components.release_record import (
 from components.rows import ALL
 from components.targets.config import read_config
 from components.targets.file_digests import sha256_of
-from components.targets.interface import shape_of
+from components.targets.shape import shape_of
 from components.targets.source import BUILTIN, list_files, local_folder, open_record
 from components.weight_format import Storage
 

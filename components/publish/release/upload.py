@@ -1,23 +1,19 @@
 """Step `publish.upload_release`: a release to the Hugging Face hub, in one commit, only where a pipeline asks for it.
 
 Our pipelines do not have this step, and steps reach a hub only under `draftsmith run --online`. The step uploads a copy
-without this machine's folders (upload.py). The copy is validated again and searched for private names, and
-the upload is refused while an engine that serves the drafter is known to differ from our own loop.
+without this machine's folders. The copy is validated again and searched for private names, and the upload is refused
+while an engine that serves the drafter is known to differ from our own loop.
 
 The token comes only from the environment, $HF_TOKEN. One commit holds the whole release, and removes files of an
 earlier release that are not in this one; other files of the repository stay. huggingface_hub neither sends files again
 that the hub has (after a killed upload) nor makes an empty commit, so a second upload of a release makes no second
 commit. The hub's listing is then compared with our checksums.
 
-Engines whose output differs from our own loop's, by the comparisons in the same store as a release.
-
-This is the promotion gate's rule (storage/registry/engine_gate.sql) for a step, which has no database: the newest
+The promotion gate's rule about engines (storage/registry/engine_gate.sql) holds here without a database: the newest
 comparison of an engine counts, and one that could not compare is ignored.
 
-The copy of a release that may leave this machine, and the search for private names in it.
-
-Only draftsmith/target.json and draft.json name folders of this machine. In the copy they name models as the rest of the
-release does, and release.json and SHA256SUMS are written anew. Copies of the same release are equal byte for byte.
+In the copy, draftsmith/target.json and draft.json, which alone name folders of this machine, name models as the rest of
+the release does; release.json and SHA256SUMS are written anew. Copies of the same release are equal byte for byte.
 Weights are hard-linked, not copied, where the disk allows.
 """
 
@@ -29,10 +25,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, is_offline_mode
 from huggingface_hub.errors import RepositoryNotFoundError
@@ -43,6 +39,7 @@ from components.contract import Context, Measurements, Page, Release, UserError
 from components.engines.launch import HUB_ID
 from components.html_pages import write_html
 from components.methods import is_trained
+from components.outside_json import JsonObject
 from components.publish.card.lineage import RECORD as ARTIFACT_RECORD
 from components.publish.formats.checkpoint_files import link_or_copy, read_json
 from components.publish.formats.gguf import gguf_texts
@@ -50,6 +47,7 @@ from components.publish.names import find_name, public_name, public_settings
 from components.publish.release.checksums import FILE, file_records, files_of, write_sums
 from components.publish.release.target_copies import formats_with_target_weights
 from components.publish.release.validate import validate_folder
+from components.release_record import RELEASE, ReleaseRecord, write_json
 from components.rows import ALL, EngineComparison, read_rows, table_of
 from components.targets.file_digests import sha256_of
 from components.targets.source import BUILTIN
@@ -127,7 +125,7 @@ def _hub(repo: str, revision: str, token: str) -> Hub:
     return Hub(HfApi(endpoint=os.environ.get(ENDPOINT) or None, token=token), repo, revision, token)
 
 
-def _refuse_flagged(record: Mapping[str, Any], engines: list[str]) -> None:
+def _refuse_flagged(record: ReleaseRecord, engines: list[str]) -> None:
     """Raises UserError where the release, or a comparison of it with an engine, is flagged as a mismatch."""
     flags = (flag for flag in record["policy"]["flags"] if flag["draft_key"] in ("", record["serve"]["draft_key"]))
     flagged = [str(flag["detail"]) for flag in flags if flag["code"] == "engine_mismatch"]
@@ -138,7 +136,7 @@ def _refuse_flagged(record: Mapping[str, Any], engines: list[str]) -> None:
         )
 
 
-def _is_public(hub: Hub, target: Mapping[str, Any]) -> bool:
+def _is_public(hub: Hub, target: JsonObject) -> bool:
     """Whether anybody can read this target: it is the built-in one, or the hub shows it to a caller without a token.
 
     target: target.json. The model that was loaded counts, not its `target_name`: a privately tuned model may bear the
@@ -160,7 +158,7 @@ def _is_public(hub: Hub, target: Mapping[str, Any]) -> bool:
     return hub.request(f"find out whether {name} is public", readable_without_token)
 
 
-def _refuse_private_target(record: Mapping[str, Any], texts: tuple[str, str, str], names: tuple[str, ...]) -> None:
+def _refuse_private_target(record: ReleaseRecord, texts: tuple[str, str, str], names: tuple[str, ...]) -> None:
     """Raises UserError where a public repository would name a private target, or hold its weights.
 
     texts: name of the repository, branch and commit message. names: the target's private names.
@@ -192,7 +190,7 @@ def _make_repository(hub: Hub, private: bool) -> bool:
     return bool(remote.private)
 
 
-def _commit(hub: Hub, folder: Path, message: str, ctx: Context) -> dict[str, Any]:
+def _commit(hub: Hub, folder: Path, message: str, ctx: Context) -> JsonObject:
     """Commit the release to the repository; returns {"commit", "url", "commit_url", "new_commit", ...}."""
 
     api, repo, revision = hub.api, hub.repo, hub.revision
@@ -225,11 +223,11 @@ def _files_of_earlier_release(hub: Hub, commit: str, scratch: Path) -> set[str]:
     """The files of an earlier release that are still in the repository; an empty set where there is none."""
 
     remote_files = hub.request("list its files", lambda: set(hub.api.list_repo_files(hub.repo, revision=commit)))
-    if "release.json" not in remote_files:
+    if RELEASE not in remote_files:
         return set()
     file = hub.request(
         "read the release that is there",
-        lambda: hub.api.hf_hub_download(hub.repo, "release.json", revision=commit, local_dir=scratch),
+        lambda: hub.api.hf_hub_download(hub.repo, RELEASE, revision=commit, local_dir=scratch),
     )
     listed = {str(one.get("path")) for one in read_json(Path(file), hub.repo).get("files", []) if isinstance(one, dict)}
     return listed & remote_files
@@ -286,7 +284,7 @@ def _finished_at(folder: Path) -> float:
     return float(json.loads(file.read_text(encoding="utf-8")).get("finished_at", 0.0)) if file.is_file() else 0.0
 
 
-TARGET, DRAFT, RECORD = "draftsmith/target.json", "draftsmith/draft.json", "release.json"
+TARGET, DRAFT = "draftsmith/target.json", "draftsmith/draft.json"
 SCANNED_BYTES = 1 << 20
 """Bytes of a binary file that are searched: headers and metadata are at its beginning."""
 BINARY = (".safetensors",)
@@ -306,31 +304,28 @@ _HOME = re.compile(r"(?<![\w.:/-])/(?:home|Users|root)/[^\s\"'`|]+")
 _PATH = re.compile(r"(?<![\w./:<-])/(?:[\w.@+-]+/)+[\w.@+-]+")
 
 
-def write_public_copy(release: Path, folder: Path) -> dict[str, Any]:
+def write_public_copy(release: Path, folder: Path) -> ReleaseRecord:
     """Write the copy into an emptied folder; returns its release.json. Raises UserError for a broken release."""
-    record = read_json(release / RECORD, release.name)
+    record: ReleaseRecord = read_json(release / RELEASE, release.name)  # type: ignore[assignment]  # validated before
     shutil.rmtree(folder, ignore_errors=True)
     for name in files_of(release):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if name not in (TARGET, DRAFT, RECORD):
+        if name not in (TARGET, DRAFT, RELEASE):
             link_or_copy(release / name, folder / name)
-    public_target = str(record["target"]["model"])
     target = read_json(release / TARGET, release.name)
-    builtin_folder = BUILTIN if target["folder"] == BUILTIN else ""
-    _write_json(
-        folder / TARGET, {**target, "model": BUILTIN if builtin_folder else public_target, "folder": builtin_folder}, 1
-    )
+    is_builtin = target["folder"] == BUILTIN
+    public = {"model": BUILTIN, "folder": BUILTIN} if is_builtin else {"model": record["target"]["model"], "folder": ""}
+    write_json(folder / TARGET, {**target, **public})
     if (release / DRAFT).is_file():
         draft = read_json(release / DRAFT, release.name)
-        _write_json(folder / DRAFT, {**draft, "settings": public_settings(draft["settings"])}, 2)
-    files = [name for name in files_of(folder) if name != RECORD]
-    listed = file_records(folder, files)
-    _write_json(folder / RECORD, {**record, "files": listed}, 1)
+        write_json(folder / DRAFT, {**draft, "settings": public_settings(draft["settings"])}, indent=2)
+    record["files"] = file_records(folder, [name for name in files_of(folder) if name != RELEASE])
+    write_json(folder / RELEASE, record)
     write_sums(folder)
-    return {**record, "files": listed}
+    return record
 
 
-def private_names(release: Path, record: Mapping[str, Any]) -> tuple[str, ...]:
+def private_names(release: Path, record: ReleaseRecord) -> tuple[str, ...]:
     """The names of a private target on this machine: its hub id and the last part of it, or the name of its folder.
 
     For a folder with a common name (final, checkpoint-1200, a commit) it is the first folder above with another one.
@@ -424,7 +419,3 @@ def _local_folders(release: Path) -> list[str]:
     return sorted(
         place if Path(place) in models_here else f"{place}/" for place in folders if len(Path(place).parts) > 1
     )
-
-
-def _write_json(file: Path, content: Mapping[str, Any], indent: int) -> None:
-    file.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")

@@ -17,9 +17,9 @@ from components.publish.formats.gguf import check_gguf
 from components.publish.formats.interface import facts_of
 from components.publish.formats.registry import count_weights, layout_of, read_folder
 from components.publish.release.checksums import check_sums
+from components.release_record import RELEASE, ReleaseRecord
 from components.targets.config import read_config
-from components.targets.interface import TargetShape, shape_of
-from components.targets.rope_scaling import rope_scaling_of
+from components.targets.shape import TargetShape, rope_scaling_of, shape_of
 from components.targets.source import local_folder
 
 
@@ -33,7 +33,7 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     if folder.suffix == ".gguf":
         count = check_gguf(folder, folder.parent.name)
         return [f"{folder}: a GGUF file of {count} tensors; llama.cpp checks the rest when it loads it"]
-    if (folder / "release.json").is_file():
+    if (folder / RELEASE).is_file():
         return _validate_release(folder, target)
     shape = _target_shape(target) if target else None
     format, checkpoint = read_folder(folder, shape)
@@ -59,13 +59,13 @@ def _validate_release(folder: Path, target: str) -> list[str]:
     """Check the checksums of a release, its provenance and each of its formats."""
 
     sums = check_sums(folder)
-    record = read_json(folder / "release.json", folder.name)
+    record: ReleaseRecord = read_json(folder / RELEASE, folder.name)  # type: ignore[assignment]  # checked here
     try:
         files = {str(file["path"]): str(file["sha256"]) for file in record["files"]}
         formats = {str(name): str(facts.get("format", "")) for name, facts in record["formats"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder.name}/release.json: no list of files and formats ({error!r:.80})") from error
-    listed = {name: digest for name, digest in sums.items() if name != "release.json"}
+    listed = {name: digest for name, digest in sums.items() if name != RELEASE}
     if differs := sorted(name for name in listed.keys() | files.keys() if listed.get(name) != files.get(name)):
         raise UserError(f"{folder.name}/release.json: says otherwise than SHA256SUMS of {differs[0]}; copy both again")
     artifacts, packages = check_provenance(read_json(folder / FILE, folder.name), record, folder.name)
