@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export GOMP_SPINCOUNT ?= 3000
 
-.PHONY: setup demo test test-system test-engines test-gpu soak bench lint clean
+.PHONY: setup demo test test-system test-engines test-gpu soak bench lint docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,9 +15,11 @@ help:
 	@echo "                  g++ are installed, with llama.cpp (built once, ten minutes or more; skipped without them)"
 	@echo "make test-gpu     the tests that need a CUDA device"
 	@echo "make lint         formatting, lint and type checks"
+	@echo "make docs         the documentation as a site in site/ (installs mkdocs-material; make test checks its links and"
+	@echo "                  examples without it)"
 	@echo "make soak         long campaigns (kills, mutants, torn files, full disks); records in benchmarks/results/"
 	@echo "make bench        timings and the identity campaign; records in benchmarks/results/"
-	@echo "make clean        remove .venv and everything Draftsmith made (.draftsmith)"
+	@echo "make clean        remove .venv, site and everything Draftsmith made (.draftsmith)"
 
 $(READY): install.py constraints.txt pyproject.toml
 	@$(PYTHON) install.py
@@ -49,6 +51,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+.venv/.docs-ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: .venv/.docs-ready
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
+	@echo "the documentation is in site/; open site/index.html, or: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -rs
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "hypothesis and not gpu and not system and not engines"
@@ -57,4 +67,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.all
 
 clean:
-	rm -rf .venv .draftsmith
+	rm -rf .venv .draftsmith site

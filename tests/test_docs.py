@@ -7,30 +7,34 @@ of its page beside it.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import random
 import re
 import shlex
-import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
+from random_rows import random_session
 from report_study import make_report_study
 
 from components.contract import Context, Prompts
+from components.rows import write_rows
 from flows.cli import main
 from flows.planning.step_signature import resolve
 from storage.artifacts.store import Store
-from storage.history.query import named_queries, query, remember_artifact, view_names
+from storage.history.query import named_queries, query, record_artifact, view_names
+from tools import docs_reference
 from tools.docs_reference import command_table, history_columns, link_steps, pages, step_addresses
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)[^\n]*?(?:title=\"([^\"]+)\")?[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 GENERATED = "reference/"
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -123,6 +127,16 @@ def placeholders(folder: Path, text: str) -> None:
         (folder / block.title).write_text(block.text, encoding="utf-8")
 
 
+@pytest.fixture
+def packages_of_pages() -> Iterator[None]:
+    """Packages that a page shows are imported anew by the next test."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] == "mysteps":
+            del sys.modules[name]
+
+
 def page_files(folder: Path, page: Path) -> list[str]:
     """Write the titled blocks of a page; the packages among them."""
     packages = []
@@ -140,6 +154,7 @@ WHOLE = [block for block in blocks("yaml") if block.text.startswith("pipelines:"
 PARTS = [block for block in blocks("yaml") if not block.text.startswith("pipelines:")]
 
 
+@pytest.mark.usefixtures("packages_of_pages")
 @pytest.mark.parametrize("block", WHOLE, ids=lambda block: block.page.name)
 def test_whole_pipelines_are_right(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -172,6 +187,7 @@ def test_parts_of_pipelines_name_steps_inputs_and_settings_that_exist(block: Blo
         assert function.settings({**settings, **inserted})[1] == [], f"{block.page.name}: settings of {step['uses']}"
 
 
+@pytest.mark.usefixtures("packages_of_pages")
 def test_the_step_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (package,) = page_files(tmp_path, ROOT / "docs" / "extend.md")
@@ -216,12 +232,12 @@ def test_every_command_and_option_exists() -> None:
         seen += 1
         if name in ("run", "plan") and rest and re.fullmatch(r"[a-z-]+", rest[0]):
             assert rest[0] in PIPELINES, where
-            values = [word.split("=")[0] for before, word in zip(rest, rest[1:], strict=False) if before == "-p"]
+            values = [word.split("=")[0] for before, word in itertools.pairwise(rest) if before == "-p"]
             assert set(values) <= set(PIPELINES[rest[0]].get("params", {})), where
         if name == "query" and rest and re.fullmatch(r"[a-z][\w-]*", rest[0]):
             assert rest[0] in named_queries(), where
             parameters = {parameter.name for parameter in named_queries()[rest[0]].parameters}
-            values = [word.split("=")[0] for before, word in zip(rest, rest[1:], strict=False) if before == "-p"]
+            values = [word.split("=")[0] for before, word in itertools.pairwise(rest) if before == "-p"]
             assert set(values) <= parameters, where
     assert seen > 40
 
@@ -237,17 +253,20 @@ def test_what_make_is_asked_for_exists() -> None:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home whose history holds a finished study."""
     folder = tmp_path_factory.mktemp("recorded")
+    (folder / "study").mkdir()
     home, study = folder / "home", make_report_study(folder / "study")
     store = Store(home)
     made = [*study["acceptance"], *study["cost"], study["end_to_end"], study["policy"]]
     for number, artifact in enumerate(made):
-        out, _ = store.begin(key := f"{number:064x}")
+        out, _ = store.open_staging(key := f"{number:064x}")
         for file in artifact.path.iterdir():
             if file.is_file():
                 (out / file.name).write_bytes(file.read_bytes())
+        if artifact is study["end_to_end"]:
+            write_rows(out, [row for rows in random_session(random.Random(1)) for row in rows])
         record = {"pipeline": "toy", "step": "s", "run_id": "r", "seconds": 1.0, "machine": {"machine_id": "m"}}
         kind = type(artifact).__name__
-        remember_artifact(home, store.finish(key, kind, artifact.info, record).path)
+        record_artifact(home, store.commit(key, kind, artifact.info, record).path)
     return home
 
 
@@ -287,10 +306,9 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     assert (ROOT / "docs" / "images" / "report.png").stat().st_size < 300_000
 
 
-def test_the_reference_is_written_without_mkdocs(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "tools.docs_reference", str(tmp_path)]
-    out = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert len(out.splitlines()) == len([*tmp_path.rglob("*.md")]) == 4
-
-
-Check = Callable[[Any], None]
+def test_the_reference_is_written_without_mkdocs(
+    tmp_path: Path, generated: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["docs_reference", str(tmp_path)])
+    docs_reference.main()
+    assert {address: (tmp_path / address).read_text(encoding="utf-8") for address in generated} == generated

@@ -1,0 +1,295 @@
+"""The measured numbers of the documentation: docs/benchmarks.md between its two marks, made from the newest records.
+
+    python -m benchmarks.numbers_table [--print]
+
+Without --print the page is written anew. Only records of one machine count, two cores without a GPU, so that what
+somebody else's `make bench` leaves beside them changes nothing. A heading is the name of a record; README and pages
+link numbers to it, and tests/test_readme_numbers.py looks each of them up there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Any
+
+from benchmarks.engines_table import ELSEWHERE, line_of, table
+from benchmarks.record import RESULTS, ROOT
+
+MACHINE = "2cfee56fde51e37c"
+"""Where the numbers were taken: two cores, no GPU."""
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
+Row = tuple[str, ...]
+
+
+def record(name: str) -> dict[str, Any]:
+    """The newest record of a benchmark on that machine."""
+    files = sorted(RESULTS.glob(f"{name}-20*.json"), reverse=True)
+    records: Iterable[dict[str, Any]] = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    return next(one for one in records if one["machine"]["machine_id"] == MACHINE)
+
+
+def markdown(head: Row, rows: Iterable[Row]) -> str:
+    """A Markdown table."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def repeatability() -> tuple[str, str]:
+    """Ten measurements of the same drafters."""
+    found = record("repeatability")
+    of, reached, busy = len(found["runs"]), found["reached"], sum(run["busy"] for run in found["runs"])
+    return (
+        f"The same two drafters of `quickstart` were measured {of} times, {busy} of them beside a load on one of "
+        "the cores that comes and goes.",
+        markdown(
+            ("what", "times"),
+            [
+                ("the chosen depth is the best one or within 2 % of it", f"{reached['choice']} of {of}"),
+                ("the prediction is within 10 % of what was measured", f"{reached['predicted']} of {of}"),
+                ("the printed interval holds the speed pooled over all of them", f"{reached['holds']} of {of}"),
+            ],
+        ),
+    )
+
+
+def training_speed() -> tuple[str, str]:
+    """A training step of EAGLE-3 beside that of speculators."""
+    found = record("training-speed")
+    rows = [
+        (f"width {result['shape']['hidden_size']}", f"{ours['times_as_fast']:.1f}", f"{ours['memory_ratio']:.2f}")
+        for result in (found["results"][shape] for shape in ("builtin", "medium"))
+        for ours in [result["ours, LM head frozen"]]
+    ]
+    return (
+        f"A training step of EAGLE-3 beside that of speculators {found['speculators']}; the LM head is frozen on both "
+        "sides. The first line is the built-in target's shape.",
+        markdown(("shape", "times as fast", "share of its memory"), rows),
+    )
+
+
+def trees(dtype: str) -> tuple[str, str]:
+    """Chains beside trees."""
+    found = record(f"trees-{dtype}")
+    best: dict[tuple[str, str], float] = {}
+    for drafter in found["drafters"]:
+        for arm in drafter["arms"]:
+            kind = (drafter["method"], arm["arm"].split()[0])
+            best[kind] = max(best.get(kind, 0.0), arm["speedup"])
+    names = {
+        ("eagle3", "chain"): "EAGLE-3 chain",
+        ("eagle3", "tree"): "EAGLE-3 tree",
+        ("mtp", "chain"): "MTP chain",
+        ("mtp", "tree"): "MTP tree",
+        ("mtp", "two-row"): "MTP two-row",
+    }
+    return (
+        f"Speed against plain decoding in {dtype}, one sequence, best of several depths and tree sizes, at commit "
+        f"{found['commit'].rstrip('+')}.",
+        markdown(tuple(names.values()), [tuple(f"{best[kind]:.2f}" for kind in names)]),
+    )
+
+
+def million_rows() -> tuple[str, str]:
+    """Datasets of a hundred thousand and a million rows."""
+    sizes = record("datasets_at_scale")["sizes"]
+    large, small = sizes["1000000"], sizes["100000"]
+    seconds = round(large["seconds"]["all"])
+    shares = {value for name, value in large["planted"].items() if name.startswith(("recall", "precision"))}
+    assert shares == {1.0}, "the text says that all was found and nothing else lost"
+    return (
+        "A million rows of chats are collected, deduplicated and mixed. All planted duplicates and benchmark prompts "
+        "were found, and nothing else was lost to them.",
+        markdown(
+            ("what", "number"),
+            [
+                ("time", f"{seconds // 60} min {seconds % 60} s"),
+                ("memory at most", f"{large['peak_gib']:.1f} GiB"),
+                ("times the time of a tenth of the rows", f"{large['seconds']['all'] / small['seconds']['all']:.1f}"),
+            ],
+        ),
+    )
+
+
+def answering_speed() -> tuple[str, str]:
+    """The target's answers beside transformers."""
+    found = record("answering-speed")["found"]
+    rows = [
+        (name, f"{v['tokens_per_s']['ours']:.0f}", f"{v['tokens_per_s']['generate']:.0f}", f"{v['ratio']:.1f}")
+        for name, v in found.items()
+    ]
+    return (
+        "The target's answers (`data.write_answers`) beside `transformers` `generate`, in tokens a second.",
+        markdown(("model and dtype", "ours", "generate", "times as fast"), rows),
+    )
+
+
+def feature_precision() -> tuple[str, str]:
+    """Features in fp8 beside bf16."""
+    found = record("feature-precision")["results"]
+    assert all(abs(v["mean_difference"]) < v["spread_between_seeds"] for v in found.values()), "the text says so"
+    rows = [
+        (method, *(f"{fmean(result['held_out_al'][kind]):.3f}" for kind in ("bf16", "fp8")))
+        for method, result in found.items()
+    ]
+    return (
+        "Held-out acceptance length of drafters trained on stored features, means of two seeds, which differ by more.",
+        markdown(("method", "bf16", "fp8"), rows),
+    )
+
+
+def packing() -> tuple[str, str]:
+    """Ways of filling a batch."""
+    found = record("packing")["results"]
+    ways = ("none", "bucket", "pack")
+    rows = [(method, *(f"{found[method][way]['times_as_fast_as_none']:.2f}" for way in ways)) for method in found]
+    return "Training speed by `packing`, times that of `none`.", markdown(("method", *ways), rows)
+
+
+def languages() -> tuple[str, str]:
+    """What a bilingual mix is worth."""
+    names = {"zh": "Chinese", "en": "English"}
+    rows = []
+    by_place = {(row["language"], len(row["trained_on"])): row for row in record("languages")["results"]}
+    for code, name in names.items():
+        both, one = by_place[code, 2], by_place[code, 1]
+        change = f"{one['change']:.2f} [{one['change_lo']:.2f}, {one['change_hi']:.2f}]"
+        rows.append((name, f"{both['al']:.2f}", f"{one['al']:.2f}", change))
+    return (
+        "Acceptance length of EAGLE-3 by language on about 1,000 English and 1,000 Chinese Alpaca chats "
+        "(`eaglechat-mini`).",
+        markdown(("language", "trained on both", "trained without Chinese", "change"), rows),
+    )
+
+
+def fewer_bits() -> tuple[str, str]:
+    """What rounding a drafter's weights costs."""
+    rows = []
+    for drafter in record("quantised-drafts")["drafters"]:
+        for row in drafter["rows"]:
+            if row["depth_k"] != 3 or (row["weights"] == "int4" and (row["group_size"] != 32 or not row.get("keep"))):
+                continue
+            group = f", groups of {row['group_size']}" if row["group_size"] else ""
+            keep = f", {' and '.join(row['keep'])} kept in bf16" if row.get("keep") else ""
+            cost = f"{-row['change']:.3f} [{-row['change_hi']:.3f}, {-row['change_lo']:.3f}]"
+            shown = "no loss shown" if row["verdict"] == "undecided" else cost
+            rows.append((drafter["method"], f"{row['weights']}{group}{keep}", shown))
+    return (
+        "What fewer bits cost two drafters of `quickstart` at depth 3, in tokens a round, with 95 % intervals.",
+        markdown(("method", "weights", "cost"), rows),
+    )
+
+
+def history() -> tuple[str, str]:
+    """How long questions take."""
+    found = record("history")
+    times = found["query_ms_p50"]
+    slowest = max(times, key=times.__getitem__)
+    return (
+        f"Named queries over a history of {found['runs']:,} runs, medians.",
+        markdown(
+            ("what", "number"),
+            [
+                ("named queries", str(len(times))),
+                (f"the slowest (`{slowest}`)", f"{times[slowest] / 1000:.2f} s"),
+                ("size of the history", f"{found['megabytes']:.1f} MB"),
+            ],
+        ),
+    )
+
+
+def commands() -> tuple[str, str]:
+    """How long commands take to answer."""
+    rows = []
+    for name, times in record("commands")["commands"].items():
+        command, comma, rest = name.partition(",")
+        rows.append((f"`draftsmith {command}`{comma}{rest}", f"{times['median_s']:.2f} s"))
+    return "How long a command takes, medians.", markdown(("command", "time"), rows)
+
+
+SOAK = {
+    "soak-kills": ("a tiny pipeline is killed at random moments; nothing finished is lost or made twice", "kills"),
+    "soak-services": ("a server, the worker or a run is killed under `draftsmith up`", "kills"),
+    "soak-pipeline-mutants": (
+        "mutants of `pipelines.yaml`: what `check` accepts compiles and runs, every fault is named where it stands",
+        "mutants",
+    ),
+    "soak-torn-homes": ("torn and flipped bytes in every kind of kept file", "cases"),
+    "soak-full-disks": ("runs on disks that fill up", "disks"),
+    "soak-models": ("mutants of models, drafters and checkpoints", "cases"),
+    "soak-data-files": ("damaged data files", "num_files"),
+    "soak-clocks": ("jumps of the clock", "jumps"),
+    "soak-vanishing-store": ("a shared store that goes away and comes back", "outages"),
+}
+"""Record of a campaign -> what it does, and the field that counts its cases."""
+
+
+def soak() -> tuple[str, str]:
+    """Campaigns: how many cases, how many faults."""
+    rows = []
+    for name, (what, count) in SOAK.items():
+        found = record(name)
+        rows.append((f"`{name}`", what, f"{found[count]:,}", str(len(found["faults"]))))
+    return (
+        "Campaigns of `make soak`. After a kill the weights are those of an undisturbed run, bit for bit.",
+        markdown(("record", "what happens", "cases", "faults"), rows),
+    )
+
+
+def engines() -> tuple[str, str]:
+    """Which engine serves which format."""
+    elsewhere = json.loads(ELSEWHERE.read_text(encoding="utf-8"))
+    return (
+        "Every format in every engine, on drafters trained for a minute. AL is in tokens a round. Engines show a draft "
+        "model the first token of a text, which our loop does not; the lines of the small LM count ours with that "
+        "token.",
+        table([line_of(line) for line in [*record("engines")["lines"], *elsewhere]]),
+    )
+
+
+def sections() -> dict[str, tuple[str, str]]:
+    """Name of a record -> (what was measured, its table), in the order of the page."""
+    return {
+        "repeatability": repeatability(),
+        "training-speed": training_speed(),
+        "packing": packing(),
+        "trees-float32": trees("float32"),
+        "trees-bfloat16": trees("bfloat16"),
+        "answering-speed": answering_speed(),
+        "datasets_at_scale": million_rows(),
+        "feature-precision": feature_precision(),
+        "quantised-drafts": fewer_bits(),
+        "languages": languages(),
+        "engines": engines(),
+        "history": history(),
+        "commands": commands(),
+        "soak": soak(),
+    }
+
+
+def text() -> str:
+    """Everything between the marks."""
+    parts = [f"## {name}\n\n{what}\n\n{numbers}" for name, (what, numbers) in sections().items()]
+    return "\n\n".join(parts)
+
+
+def committed() -> str:
+    """What stands between the marks of the page now."""
+    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
+
+
+def main() -> None:
+    """Print the table, or write it into the page."""
+    if "--print" in sys.argv[1:]:
+        print(text())
+        return
+    page = PAGE.read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text()}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,413 @@
+"""The reference pages of the documentation, written from the code: steps, settings of methods, commands, queries.
+
+mkdocs calls `on_files` when it builds the site, so that these pages are never written by hand and never committed.
+Without mkdocs, `python -m tools.docs_reference FOLDER` writes them as Markdown.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import os
+import re
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # mkdocs runs a hook without the repository on its path
+    sys.path.insert(0, str(ROOT))
+
+ROOM_ORDER = ("targets", "data", "drafts", "bench", "speedup", "publish", "report")
+STEP_IN_TEXT = re.compile(rf"(?<![\[`])`((?:{'|'.join(ROOM_ORDER)})\.[a-z]\w+)`(?![\]`])")
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Address of a page under docs/ -> its Markdown."""
+    return {
+        "reference/steps.md": steps_page(),
+        "reference/method-settings.md": methods_page(),
+        "reference/commands.md": commands_page(),
+        "reference/queries.md": queries_page(),
+    }
+
+
+def steps_page() -> str:
+    """Every step, room by room: inputs, settings, defaults and meaning."""
+    out = [
+        "# Steps and their settings",
+        "This page is made from the signatures and docstrings of the steps. A step's address is what `uses:` takes. "
+        "Inputs are given under `in:`, settings under `with:`. A setting without a default must be given. A step that "
+        "measures runs alone on its machine, and what it makes is reused on that machine only.",
+    ]
+    for room, addresses in step_addresses().items():
+        out += [f"## {room}", escape(_room_about(room))]
+        for address in addresses:
+            out += _step(address)
+    return "\n\n".join(out) + "\n"
+
+
+@cache
+def step_addresses() -> dict[str, list[str]]:
+    """Room -> the addresses of its steps, in alphabetical order."""
+    import importlib
+
+    found: dict[str, list[str]] = {}
+    for room in ROOM_ORDER:
+        module = importlib.import_module(f"components.{room}")
+        functions = inspect.getmembers(module, inspect.isfunction)
+        found[room] = [f"{room}.{name}" for name, _ in functions if not name.startswith("_")]
+    return found
+
+
+def _room_about(room: str) -> str:
+    import importlib
+
+    return first_paragraph(inspect.getdoc(importlib.import_module(f"components.{room}")) or "")
+
+
+def _step(address: str) -> Iterator[str]:
+    from flows.planning.step_signature import resolve
+
+    step = resolve(address)
+    about, arguments = split_docstring(inspect.getdoc(step.function) or "")
+    measures = " It measures." if step.measures else ""
+    yield f"### {address} {{#{address}}}"
+    yield about
+    yield f"It makes **{step.kind.__name__}**.{measures}"
+    if step.slots:
+        rows = [
+            (
+                f"`{name}`",
+                f"{slot}{', optional' if slot.optional else ''}",
+                arguments.get(name) or first_paragraph(inspect.getdoc(slot.kind) or ""),
+            )
+            for name, slot in step.slots.items()
+        ]
+        yield table(("input", "kind", "meaning"), rows)
+    schema = step.adapter.json_schema()
+    rows = [
+        (f"`{name}`", type_words(field), _default(step.defaults, name), arguments.get(name, ""))
+        for name, field in schema["properties"].items()
+    ]
+    if rows:
+        yield table(("setting", "type", "default", "meaning"), rows)
+    for definition in schema.get("$defs", {}).values():
+        yield from _nested(definition)
+
+
+def _nested(definition: Mapping[str, Any]) -> Iterator[str]:
+    """A mapping that a setting takes, such as one source of chats."""
+    about, fields = split_docstring(definition.get("description", ""), flat=True)
+    rows = [
+        (
+            f"`{name}`",
+            type_words(field),
+            f"`{show(field['default'])}`" if "default" in field else "must be given",
+            fields[name] or field.get("description", ""),
+        )
+        for name, field in definition["properties"].items()
+    ]
+    yield f"**{definition['title']}.** {about}"
+    yield table(("key", "type", "default", "meaning"), rows)
+
+
+def methods_page() -> str:
+    """The settings of every drafting method."""
+    from components.drafts.settings import settings_class
+    from components.methods import METHODS
+
+    out = [
+        "# Settings of the methods",
+        "`drafts.train_draft` takes these under `settings:`, by method: `settings: {eagle3: {ttt_steps: 5}}`. Only the "
+        "entry of the trained method counts, so that one `matrix` can hold those of all. This page is made from "
+        "`components/drafts/settings.py`.",
+    ]
+    for method in METHODS:
+        cls = settings_class(method)
+        meanings = attribute_docstrings(cls)
+        properties = cls.model_json_schema()["properties"]
+        rows = [
+            (
+                f"`{name}`",
+                type_words(field),
+                f"`{show(field['default'])}`" if "default" in field else "",
+                meanings[name],
+            )
+            for name, field in properties.items()
+        ]
+        out += [f"## {method}", escape(first_paragraph(inspect.getdoc(cls) or "")), table(SETTING_HEAD, rows)]
+    return "\n\n".join(out) + "\n"
+
+
+SETTING_HEAD = ("setting", "type", "default", "meaning")
+
+
+def commands_page() -> str:
+    """What every command says under --help."""
+    out = [
+        "# Commands",
+        "Every command says this under `--help`. Exit codes are 0 (done), 1 (a run failed), 2 (the input is wrong, a "
+        "line for each fault) and 130 (interrupted); commands with others say so.",
+    ]
+    for name in command_table():
+        out += [f"## {name}", f"```text\n{_help_of(name)}\n```"]
+    return "\n\n".join(out) + "\n"
+
+
+@cache
+def command_table() -> dict[str, Any]:
+    """Name of a command -> the command as typer built it."""
+    import typer
+
+    from flows.cli import app
+
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def _help_of(name: str) -> str:
+    from flows.cli import main
+
+    out = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        with contextlib.redirect_stdout(out):
+            main([name, "--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    return out.getvalue().strip()
+
+
+def queries_page() -> str:
+    """The named queries, and every view and table with its columns."""
+    from storage.history.query import named_queries
+
+    out = [
+        "# Named queries, views and tables",
+        '`draftsmith query NAME` asks a named query; `-p NAME=VALUE` gives it a parameter. `draftsmith query "SELECT '
+        '..."` asks the views and tables in SQL. This page is made from the files that define them.',
+        "## Named queries",
+    ]
+    for query in named_queries().values():
+        out += [f"### {query.name}", escape(query.about)]
+        if query.parameters:
+            rows = [
+                (f"`{p.name}`", p.kind, "" if p.default is None else f"`{p.default}`", p.about)
+                for p in query.parameters
+            ]
+            out.append(table(("parameter", "type", "default", "meaning"), rows))
+    columns = history_columns()
+    views = view_comments()
+    out.append("## Views")
+    for name, comment in views.items():
+        out += [f"### {name}", escape(comment), _column_list(columns[name])]
+    out += ["## Tables", "Rows of these are written by steps, runs and promotions; the views are made of them."]
+    for name in sorted(set(columns) - set(views)):
+        out += [f"### {name}", *_table_about(name), _column_list(columns[name])]
+    return "\n\n".join(part for part in out if part) + "\n"
+
+
+def _column_list(columns: Iterable[str]) -> str:
+    return "Columns: " + ", ".join(f"`{name}`" for name in columns) + "."
+
+
+def _table_about(name: str) -> Iterator[str]:
+    from components.rows import TABLES
+
+    if name not in TABLES:
+        return
+    about, fields = split_docstring(inspect.getdoc(TABLES[name]) or "", flat=True)
+    yield about
+    rows = [(f"`{field}`", meaning) for field, meaning in fields.items() if meaning]
+    if rows:
+        yield table(("column", "meaning"), rows)
+
+
+@cache
+def history_columns() -> dict[str, list[str]]:
+    """Every view and table that a question can name -> its columns, from an empty history."""
+    from storage.history.query import open_history, view_names
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        names = view_names(home)
+        with open_history(home) as run_query:
+            return {name: list(run_query(f"SELECT * FROM {name} LIMIT 0", {})[0]) for name in names}
+
+
+def view_comments() -> dict[str, str]:
+    """View -> the comment above it in views.sql."""
+    text = (ROOT / "storage" / "history" / "views.sql").read_text(encoding="utf-8")
+    found = re.findall(r"((?:^--.*\n)*)^CREATE VIEW (\w+) AS", text, re.MULTILINE)
+    return {name: " ".join(line.lstrip("- ") for line in comment.splitlines()) for comment, name in found}
+
+
+def split_docstring(text: str, *, flat: bool = False) -> tuple[str, dict[str, str]]:
+    """What stands before the arguments, as Markdown, and argument -> what it says.
+
+    flat: the arguments are not under "Args:" but are the lines "name: meaning" after the first paragraph.
+    """
+    if flat:
+        about, _, rest = text.partition("\n\n")
+    else:
+        about, _, rest = text.partition("\nArgs:\n")
+        rest = textwrap.dedent(rest.split("\nRaises:")[0].split("\nReturns:")[0])
+    arguments: dict[str, str] = _Arguments()
+    name = ""
+    for line in rest.splitlines():
+        if begins := re.match(r"([a-z]\w*)(?:\[\w\])?: (.*)", line):
+            name = begins[1]
+            arguments[name] = begins[2]
+        elif name and line.strip():
+            arguments[name] += " " + line.strip()
+    paragraphs = [escape(" ".join(part.split())) for part in about.strip().split("\n\n")]
+    return "\n\n".join(paragraphs), arguments
+
+
+class _Arguments(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def attribute_docstrings(cls: type) -> dict[str, str]:
+    """Field -> the string under it, of a class and its bases; a subclass that says nothing leaves the base's words."""
+    found: dict[str, str] = _Arguments()
+    for base in reversed(cls.__mro__):
+        if base.__module__.split(".")[0] not in ("components", "flows", "storage"):
+            continue
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(node, ast.ClassDef)
+        for field, after in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                found[field.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def type_words(schema: Mapping[str, Any]) -> str:
+    """A JSON schema in words: "int, 1 to 64", "list of `cpu`, `cuda`", "text or null"."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(type_words(part) for part in schema["anyOf"]))
+    if "$ref" in schema:
+        return str(schema["$ref"]).rsplit("/", 1)[-1]
+    if "enum" in schema:
+        return ", ".join(f"`{show(value)}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{show(schema['const'])}`"
+    kind = schema.get("type")
+    if kind == "array":
+        items = type_words(schema.get("items", {}))
+        return f"list of {items}" if items else "list"
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        inner = type_words(values) if isinstance(values, Mapping) else ""
+        return f"mapping to {inner}" if inner else "mapping"
+    word = {"integer": "int", "number": "float", "boolean": "true or false", "string": "text", "null": "null"}
+    return word.get(str(kind), "") + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f", {low:g} to {high:g}"
+    words = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "more than", "exclusiveMaximum": "under"}
+    return "".join(f", {word} {schema[key]:g}" for key, word in words.items() if schema.get(key) is not None)
+
+
+def _default(defaults: Mapping[str, Any], name: str) -> str:
+    return f"`{show(defaults[name])}`" if name in defaults else "must be given"
+
+
+def show(value: Any) -> str:
+    """A value as pipelines.yaml would have it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value or '""'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(show, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {show(item)}" for key, item in value.items()) + "}"
+    return str(value)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; the last column is prose and is escaped."""
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for *cells, last in rows:
+        lines.append("| " + " | ".join([*(cell.replace("|", "\\|") for cell in cells), escape(last)]) + " |")
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """Prose of a docstring as Markdown: what is no code span shows as it is written."""
+    parts = text.split("`")
+    outside = [
+        re.sub(r"([*<|])", r"\\\1", part) if i % 2 == 0 else part.replace("|", "\\|") for i, part in enumerate(parts)
+    ]
+    return "`".join(outside)
+
+
+def first_paragraph(text: str) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def link_steps(markdown: str, up: str) -> str:
+    """Step addresses in code spans become links to the reference; code blocks and headings stay as they are."""
+    known = {address for addresses in step_addresses().values() for address in addresses}
+
+    def link(match: re.Match[str]) -> str:
+        return f"[`{match[1]}`]({up}reference/steps.md#{match[1]})" if match[1] in known else match[0]
+
+    pieces = re.split(r"(^```.*?^```|^#.*?$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(piece if i % 2 else STEP_IN_TEXT.sub(link, piece) for i, piece in enumerate(pieces))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs: adds the generated pages and the changelog."""
+    from mkdocs.structure.files import File
+
+    for address, content in pages().items():
+        files.append(File.generated(config, address, content=content))
+    files.append(File.generated(config, "changelog.md", abs_src_path=str(ROOT / "CHANGELOG.md")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Called by mkdocs: links the steps that a page names."""
+    if page.file.src_uri.startswith("reference/"):
+        return markdown
+    return link_steps(markdown, "../" * page.file.src_uri.count("/"))
+
+
+def main() -> None:
+    """Write the pages into a folder."""
+    folder = Path(sys.argv[1])
+    for address, content in pages().items():
+        place = folder / address
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content, encoding="utf-8")
+        print(place)
+
+
+if __name__ == "__main__":
+    main()
