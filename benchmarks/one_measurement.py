@@ -22,9 +22,9 @@ from components.bench import calibration as autotune
 from components.bench import compare_end_to_end, measure_acceptance, measure_step_cost
 from components.contract import Context, Draft, Measurements, Prompts, Target
 from components.machine import describe_machine, num_usable_cores
+from components.policy import read_policy
 from components.rows import ALL, CostCell, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import read_policy
 from storage.artifacts.store import Store
 
 

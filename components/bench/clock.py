@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from components.speedup.statistics.bootstrap import steady
+from components.definitions import steady
 
 
 class BlockStat(NamedTuple):

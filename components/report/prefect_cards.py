@@ -1,15 +1,11 @@
-"""Markdown of measurements and decisions for the Prefect UI: tables, and charts as data URIs.
+"""Markdown for the Prefect UI: of decisions and measurements, of datasets, and of answers with their training mask.
 
 The UI renders GitHub's Markdown in a page of its own, so a chart contains its colours and is embedded in an image
 address: nothing is fetched. Every number in a chart is also in a table beside it.
 
-Markdown of datasets for the Prefect UI: rows read, rows left out and why, shares that a mix asked for and got.
-
-Counts come from the artifacts' info; no rows are read again. Names and excerpts are untrusted.
-
-Markdown of Conversations for the Prefect UI: counts, and a few chats that show which pieces are trained on.
-
-Markdown has no colours, so a black square in a table marks these pieces; `sample.html` beside the shards has colours.
+Counts of datasets come from the artifacts' info; no rows are read again. Names and excerpts are untrusted. Markdown has
+no colours, so a black square in a table marks the pieces of a chat that are trained on; `sample.html` beside the shards
+has colours.
 """
 
 from __future__ import annotations
@@ -19,10 +15,12 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from components.contract import Chats, Conversations, DepthPolicy, Measurements, Page, Prompts
 from components.definitions import accept_joint_everywhere, tokens_per_s
+from components.outside_json import JsonObject
+from components.policy import read_policy
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.charts.export import as_image, picture
 from components.report.pages.languages import language_table
@@ -67,18 +65,17 @@ COST = ("depth", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added"
 
 def decision_card(policy: DepthPolicy) -> str:
     """The depth decision: choices, every depth, charts, measured arms and the promotion gate."""
-    file = policy.path / "policy.json"
-    raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    content = read_policy(policy.path)
     every_choice = read_rows(policy.path, DepthChoice)
     choices = [c for c in every_choice if c.kv_len is None]
     contexts = [c for c in every_choice if c.kv_len is not None]
     evals = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
-    arms = [arm for arm in raw.get("arms") or [] if arm["workload"] == ALL]
-    roles = raw.get("roles") or {}
-    parts = [choice_table(choices, raw.get("winner"), roles).markdown()]
+    arms = [arm for arm in content.arms if arm.workload == ALL]
+    roles = content.roles
+    parts = [choice_table(choices, content.winner, roles).markdown()]
     if comparisons := read_rows(policy.path, PairedComparison):
         parts += ["### challenger against champion\n", comparison_table(comparisons).markdown()]
-    if weights := weights_table(raw.get("weights") or []):
+    if weights := weights_table(content.weights):
         parts += ["### weights in fewer bits\n", weights.markdown()]
     if contexts:
         parts += ["### by context length\n", choice_table(contexts, None, roles).markdown()]
@@ -97,15 +94,14 @@ def decision_card(policy: DepthPolicy) -> str:
         if len(of_drafter) > 2:
             parts.append(picture(workload_chart(of_drafter), f"{choice.method}: speedup by workload"))
         parts.append(picture(marginal_chart(by_depth), f"{choice.method}: does one more draft pay?"))
-        maps = raw.get("acceptance") or []
-        summaries = [a for a in maps if a["draft_key"] == choice.draft_key and a["workload"] == ALL]
+        summaries = [a for a in content.acceptance if a.draft_key == choice.draft_key and a.workload == ALL]
         if summaries:
-            deepest = max(summaries, key=lambda a: a["depth_k"])
+            deepest = max(summaries, key=lambda a: a.depth_k)
             parts.append(picture(acceptance_chart(deepest), f"{choice.method}: how often the i-th draft is kept"))
     if arms:
         parts += ["### measured end to end\n", arm_table(arms, roles).markdown()]
-    if raw.get("gate"):
-        parts += ["### promotion gate\n", gate_table(raw["gate"]).markdown()]
+    if content.gate:
+        parts += ["### promotion gate\n", gate_table(content.gate).markdown()]
     return "\n".join(parts)
 
 
@@ -261,7 +257,7 @@ def chats_card(chats: Chats, examples: Sequence[Mapping[str, str]]) -> str:
 
 def mix_card(prompts: Prompts) -> str:
     """Shares asked for and got of every source, language and domain; "" for prompts that are not of data.mix_chats."""
-    mix: Sequence[Mapping[str, Any]] = prompts.info.get("mix") or ()
+    mix: Sequence[JsonObject] = prompts.info.get("mix") or ()
     if not mix:
         return ""
     header = ["", "asked", "got", "rows", "tokens", "validation", "test", "rows read"]
@@ -304,7 +300,7 @@ def answers_card(answers: Conversations) -> str:
     file = answers.path / "sample.json"
     if not file.is_file():
         return ""
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    rows: list[JsonObject] = json.loads(file.read_text(encoding="utf-8"))["rows"]
     info = answers.info
     lines = [f"{info.get('num_answer_tokens', 0):,} answer tokens of {info.get('num_tokens', 0):,}"]
     for name in ("languages", "domains"):
@@ -319,7 +315,7 @@ def answers_card(answers: Conversations) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _sample_row(row: Mapping[str, Any]) -> str:
+def _sample_row(row: JsonObject) -> str:
     title = " · ".join(str(row[name]) for name in ("row_id", "workload", "split", "language") if row[name])
     lines = [
         ["■" if piece["masked"] else "", str(piece["role"]), _short_piece(str(piece["text"]))]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
-
-from components.contract import DepthPolicy, UserError
 
 VERDICTS = {
     "use": "Use it",
@@ -14,15 +11,6 @@ VERDICTS = {
     "undecided": "Undecided",
     "invalid": "Invalid measurement",
 }
-
-
-def read_policy(policy: DepthPolicy) -> dict[str, Any]:
-    """policy.json of a depth policy. Raises UserError where there is none."""
-    file = policy.path / "policy.json"
-    if not file.is_file():
-        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
 
 
 def verdict_in_words(facts: Mapping[str, Any]) -> str:

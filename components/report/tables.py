@@ -1,14 +1,15 @@
 """The tables of reports: depths, choices, arms, the gate, comparisons, drift, flags, fewer bits and engines.
 
-Each takes rows or parts of policy.json and returns a `Table` of text, which Markdown, HTML and CSV show alike.
+Each takes rows or parts of a policy and returns a `Table` of text, which Markdown, HTML and CSV show alike.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
+from components.policy import Gate, MeasuredArm, RankedDrafter, WeightsCost, Winner
 from components.rows import ALL, DepthChoice, DepthEval, Drift, EngineComparison, PairedComparison, QualityFlag
 from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
 
@@ -64,7 +65,7 @@ def distinct_names(drafters: Iterable[tuple[str, str]]) -> dict[tuple[str, str],
 
 
 def choice_table(
-    choices: Iterable[DepthChoice], winner: Mapping[str, Any] | None = None, roles: Mapping[str, str] | None = None
+    choices: Iterable[DepthChoice], winner: Winner | None = None, roles: Mapping[str, str] | None = None
 ) -> Table:
     """One line for each drafter and workload. roles: draft_key -> challenger | champion.
 
@@ -89,7 +90,7 @@ def choice_table(
         ]
         for c in choices
     ]
-    wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner["draft_key"] and c.workload == ALL]
+    wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner.draft_key and c.workload == ALL]
     header = ["drafter", "workload", *(["batch"] if batches else []), *(["context"] if contexts else []), "depth"]
     header += ["predicted", "measured", "gap", "P(S > 1)", *(["lost at one depth"] if losses else []), "verdict"]
     return Table(header, rows, wins[0] if wins else None)
@@ -131,36 +132,36 @@ def edge_table(choices: Iterable[DepthChoice], evals: Iterable[DepthEval], roles
     return Table(header, rows) if any("(chosen)" not in row[2] for row in rows) else None
 
 
-def ranking_table(ranking: Sequence[Mapping[str, Any]]) -> Table | None:
+def ranking_table(ranking: Sequence[RankedDrafter]) -> Table | None:
     """Every drafter in every shape (policy.json: ranking); None for fewer than two rows."""
     rows = [
         [
-            r["method"],
-            r["draft_key"][:12],
-            chain_or_tree(r["tree_budget"]),
-            "-" if r["draft_vocab"] is None else str(r["draft_vocab"]),
-            str(r["depth_k"]),
-            format_estimate(r["speedup_pred"], r["pred_lo"], r["pred_hi"]),
-            format_percent(r["p_best"]),
-            format_percent(r["regret"]),
+            r.method,
+            r.draft_key[:12],
+            chain_or_tree(r.tree_budget),
+            "-" if r.draft_vocab is None else str(r.draft_vocab),
+            str(r.depth_k),
+            format_estimate(r.speedup_pred, r.pred_lo, r.pred_hi),
+            format_percent(r.p_best),
+            format_percent(r.regret),
         ]
         for r in ranking
     ]
     header = ["drafter", "key", "shape", "draft vocabulary", "depth", "predicted", "P(best)", "regret"]
-    return Table(header, rows, next((i for i, r in enumerate(ranking) if r["chosen"]), None)) if len(rows) > 1 else None
+    return Table(header, rows, next((i for i, r in enumerate(ranking) if r.chosen), None)) if len(rows) > 1 else None
 
 
-def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None = None) -> Table:
+def arm_table(arms: Iterable[MeasuredArm], roles: Mapping[str, str] | None = None) -> Table:
     """Every measured arm of policy.json, fastest first; speedups against the best plain kernel on the same prompts.
 
     Shape, batch size, dtype and kernel have a column only where they differ or are unusual.
     """
-    arms = sorted(arms, key=lambda a: (a["workload"] != ALL, a["workload"], -a["speedup"]))
+    arms = sorted(arms, key=lambda a: (a.workload != ALL, a.workload, -a.speedup))
     optional = {
-        "shape": [chain_or_tree(a.get("tree_budget")) for a in arms],
-        "batch": [str(a["batch_size"]) for a in arms],
-        "dtype": [a["dtype"] for a in arms],
-        "kernel": [kernel_name(a["kernel"]) for a in arms],
+        "shape": [chain_or_tree(a.tree_budget) for a in arms],
+        "batch": [str(a.batch_size) for a in arms],
+        "dtype": [a.dtype for a in arms],
+        "kernel": [kernel_name(a.kernel) for a in arms],
     }
     common = {"shape": "chain", "batch": "1"}
     varying = (
@@ -182,20 +183,20 @@ def arm_table(arms: Iterable[Mapping[str, Any]], roles: Mapping[str, str] | None
     header += ["prompts", "compared", "ties", "differ"]
     rows = [
         [
-            drafter_name(a["method"], a["draft_key"], roles or {}),
-            str(a["depth_k"]),
-            a["workload"],
+            drafter_name(a.method, a.draft_key, roles or {}),
+            str(a.depth_k),
+            a.workload,
             *(cells[i] for cells in varying.values()),
-            f"{a['tokens_per_s']:.1f}",
-            f"{a['plain_tokens_per_s']:.1f}",
-            *("-" if a[name] is None else f"{a[name]:.2f}" for name in ("al", "al_replayed")),
-            format_percent(a["draft_acceptance_rate"]),
-            format_ratio(a["speedup_pred"]),
-            format_estimate(a["speedup"], a["lo"], a["hi"]),
-            str(a["num_prompts"]),
-            str(a["checked"]),
-            str(a["ties"]),
-            str(a["divergences"]),
+            f"{a.tokens_per_s:.1f}",
+            f"{a.plain_tokens_per_s:.1f}",
+            *("-" if length is None else f"{length:.2f}" for length in (a.al, a.al_replayed)),
+            format_percent(a.draft_acceptance_rate),
+            format_ratio(a.speedup_pred),
+            format_estimate(a.speedup, a.lo, a.hi),
+            str(a.num_prompts),
+            str(a.checked),
+            str(a.ties),
+            str(a.divergences),
         ]
         for i, a in enumerate(arms)
     ]
@@ -212,16 +213,16 @@ def kernel_name(kernel: str) -> str:
     return kernel.split("[")[0]
 
 
-def gate_table(gate: Mapping[str, Any]) -> Table:
+def gate_table(gate: Gate) -> Table:
     """The promotion gate, check by check."""
     rows = [
         [
-            c["name"].replace("_", " "),
-            "-" if c["value"] is None else f"{c['value']:.4g}",
-            c["limit"],
-            "yes" if c["passed"] else "NO",
+            c.name.replace("_", " "),
+            "-" if c.value is None else f"{c.value:.4g}",
+            c.limit,
+            "yes" if c.passed else "NO",
         ]
-        for c in gate["checks"]
+        for c in gate.checks
     ]
     return Table(["check", "value", "asked", "passed"], rows)
 
@@ -284,18 +285,18 @@ WEIGHT_VERDICTS = {"lower": "lower", "higher": "higher", "undecided": "no differ
 WEIGHT_HEADER = ["drafter", "weights", "depth", "AL as trained", "AL (95 %)", "change (95 %)", "prompts", "verdict"]
 
 
-def weights_table(costs: Sequence[Mapping[str, Any]]) -> Table | None:
+def weights_table(costs: Sequence[WeightsCost]) -> Table | None:
     """One line for each rounded drafter; None where no drafter was rounded."""
     rows = [
         [
-            str(c["method"]),
-            str(c["weights"]),
-            str(c["depth_k"]),
-            f"{c['al_before']:.2f}",
-            f"{c['al']:.2f} [{c['al_lo']:.2f}, {c['al_hi']:.2f}]",
-            f"{c['change']:+.3f} [{c['change_lo']:+.3f}, {c['change_hi']:+.3f}]",
-            str(c["num_prompts"]),
-            WEIGHT_VERDICTS[c["verdict"]],
+            c.method,
+            c.weights,
+            str(c.depth_k),
+            f"{c.al_before:.2f}",
+            f"{c.al:.2f} [{c.al_lo:.2f}, {c.al_hi:.2f}]",
+            f"{c.change:+.3f} [{c.change_lo:+.3f}, {c.change_hi:+.3f}]",
+            str(c.num_prompts),
+            WEIGHT_VERDICTS[c.verdict],
         ]
         for c in costs
     ]

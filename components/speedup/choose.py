@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.policy import Policy, read_policy, served_choices, served_depths
 from components.rows import AcceptanceMap, CostCell, QualityFlag, read_rows
-from components.speedup.policy import Policy, policy_summary, read_policy, served_choices, served_depths, write_policy
+from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.evidence import Evidence, add_chain, add_tree
 from components.speedup.prediction.flags import baseline_flags, thread_flags
 from components.speedup.prediction.predict import Rule

@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
+from components.policy import Gate, GateCheck, MeasuredArm, Policy, Winner, faults_of, read_policy, served_choices
 from components.promotion import Margins
 from components.rows import ALL, CostCell, DepthChoice, QualityFlag, Request, read_rows
 from components.speedup.comparison.promotion_rule import champion_checks, enter_comparison
@@ -30,18 +31,7 @@ from components.speedup.measured.measured import (
     too_many_ties,
 )
 from components.speedup.measured.rechoose import Posterior, choose_again, pick_drafter
-from components.speedup.policy import (
-    Gate,
-    GateCheck,
-    MeasuredArm,
-    Policy,
-    Winner,
-    faults_of,
-    policy_summary,
-    read_policy,
-    served_choices,
-    write_policy,
-)
+from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import Setting, cost_table, round_cost
 from components.speedup.statistics.bootstrap import PROMPTS
 

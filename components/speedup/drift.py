@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.policy import read_policy
 from components.rows import ALL, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
-from components.speedup.policy import read_policy
 from components.speedup.prediction.replay import acceptance_length
 from components.speedup.statistics.bootstrap import PROMPTS, Estimate, draw_weights
 

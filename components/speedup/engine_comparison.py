@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.definitions import al, counts, speedup
+from components.policy import PromptCounts, read_policy
 from components.rows import (
     ALL,
     AcceptanceMap,
@@ -31,7 +32,6 @@ from components.rows import (
     write_rows,
 )
 from components.speedup.measured.measured import al_replayed
-from components.speedup.policy import PromptCounts, read_policy
 from components.speedup.prediction.replay import replay
 
 _OF_ANY_LENGTH: Final = ("ngram", "lookahead")

@@ -1,34 +1,88 @@
-"""The depth policy as Markdown for people, `policy.md`: the choice first, then every number behind it.
+"""The depth policy as it is written: `policy.json`, its rows, and `policy.md` for people, the choice first.
 
-CPU engines are usually set to three or seven drafts; tables mark these depths, so that a reader sees the speed of the
-usual setting.
+`policy_summary` has the few facts that an artifact's info and the end of a run show. CPU engines are usually set to
+three or seven drafts; tables mark these depths, so that a reader sees the speed of the usual setting.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict
+from pathlib import Path
 
-from components.rows import ALL, DepthChoice, DepthEval, QualityFlag
-from components.speedup.policy import Mixture, RankedDrafter
+from components.outside_json import JsonObject
+from components.policy import Mixture, Policy, RankedDrafter, served_choices
+from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, write_rows
+from components.tables import Table
 from components.text import in_markdown
-
-if TYPE_CHECKING:
-    from components.speedup.policy import Policy
 
 USUAL = (3, 7)
 
 
-class Cells(NamedTuple):
-    """A table of text cells, for a screen or a Markdown file."""
+def write_policy(directory: Path, policy: Policy) -> None:
+    """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
+    text = json.dumps(asdict(policy), indent=1, allow_nan=False)
+    (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
+    (directory / "policy.md").write_text(policy_text(policy), encoding="utf-8")
+    rows = [*policy.evals, *policy.trees, *policy.choices, *policy.contexts, *policy.comparisons, *policy.flags]
+    write_rows(directory, rows)
 
-    header: list[str]
-    rows: list[list[str]]
 
-    def markdown(self) -> str:
-        """The table in GitHub's Markdown."""
-        lines = ["| " + " | ".join(self.header) + " |", "|" + "---|" * len(self.header)]
-        return "\n".join([*lines, *("| " + " | ".join(map(_escape, row)) + " |" for row in self.rows)])
+def policy_summary(policy: Policy) -> JsonObject:
+    """The facts for an artifact's info, a run's metrics and a summary: of the winner, else the best drafter."""
+    facts: JsonObject = {
+        "verdict": policy.verdict,
+        "reasons": policy.reasons,
+        "num_flags": len(policy.flags),
+        "gate_passed": policy.gate.passed if policy.gate else None,
+        "gate_failed": [check.name for check in policy.gate.checks if not check.passed] if policy.gate else [],
+        "depth_k": 0,
+    }
+    winner_choices = served_choices(policy, policy.winner.draft_key) if policy.winner else []
+    all_workload_choices = winner_choices or served_choices(policy)
+    if not all_workload_choices:
+        return facts
+    best = max(all_workload_choices, key=lambda c: (c.pred_lo, c.draft_key))
+    facts |= {
+        "method": best.method,
+        "draft_key": best.draft_key,
+        "depth_k": best.depth_k,
+        "speedup_pred": best.speedup_pred,
+        "speedup_meas": best.speedup_meas,
+        "meas_lo": best.meas_lo,
+        "meas_hi": best.meas_hi,
+        "pred_error": best.pred_error,
+    }
+    for row in policy.evals:
+        best_key = (best.draft_key, ALL, best.depth_k, best.batch_size)
+        if (row.draft_key, row.workload, row.depth_k, row.batch_size) == best_key:
+            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi}
+            facts |= {"al_meas": row.al_meas, "al_replayed": row.al_replayed}
+    facts["num_prompts"] = len({c.prompt_id for c in policy.prompts if c.draft_key == best.draft_key})
+    for pair in policy.comparisons:
+        if (pair.quantity, pair.workload) == ("decode_speed", ALL):
+            facts |= {"vs_champion": pair.ratio, "vs_champion_lo": pair.lo, "vs_champion_hi": pair.hi}
+            facts |= {"champion_key": pair.champion_key, "vs_champion_verdict": pair.verdict}
+    drafter_arms = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
+    if drafter_arms:
+        # Outputs must be identical in all arms of the drafter; speed is that of the arm that is served.
+        served = (
+            a for a in drafter_arms if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None)
+        )
+        arm = next(served, None)
+        facts["speedup_pred_same_prompts"] = arm.speedup_pred if arm is not None else None
+        facts["num_prompts_timed"] = arm.num_prompts if arm is not None else None
+        facts["identical"] = sum(a.divergences for a in drafter_arms) == 0 and sum(a.checked for a in drafter_arms) > 0
+        facts["num_ties"] = sum(a.ties for a in drafter_arms)
+        facts["num_checked"] = sum(a.checked for a in drafter_arms)
+    return facts
+
+
+def _markdown(table: Table) -> str:
+    """The table in GitHub's Markdown, with numbers as they are."""
+    lines = ["| " + " | ".join(table.header) + " |", "|" + "---|" * len(table.header)]
+    return "\n".join([*lines, *("| " + " | ".join(map(_escape, row)) + " |" for row in table.rows)])
 
 
 def _escape(cell: str) -> str:
@@ -40,17 +94,17 @@ def policy_text(policy: Policy) -> str:
     """The text of policy.md."""
     parts = [f"# Depth policy: {policy.verdict.replace('_', ' ')}"]
     parts += ["\n".join(f"- {in_markdown(reason)}" for reason in policy.reasons), f"Rule: {in_markdown(policy.rule)}."]
-    parts += ["## Choices", choice_cells([*policy.choices, *policy.contexts]).markdown()]
+    parts += ["## Choices", _markdown(choice_cells([*policy.choices, *policy.contexts]))]
     parts += [in_markdown(mixture_line(mixture)) for mixture in policy.mixtures]
     for choice in policy.choices:
         if choice.workload == ALL:
             choice_evals = [e for e in policy.evals if _is_of_choice(e, choice)]
             parts.append(f"## {in_markdown(choice.method)}, batch {choice.batch_size}: every depth")
-            parts.append(depth_cells(choice_evals, choice.depth_k).markdown())
+            parts.append(_markdown(depth_cells(choice_evals, choice.depth_k)))
     if len(policy.ranking) > 1:
-        parts += ["## Drafters against each other", ranking_cells(policy.ranking).markdown()]
+        parts += ["## Drafters against each other", _markdown(ranking_cells(policy.ranking))]
     if policy.flags:
-        parts += ["## Reasons to doubt", flag_cells(policy.flags).markdown()]
+        parts += ["## Reasons to doubt", _markdown(flag_cells(policy.flags))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -59,7 +113,7 @@ def _is_of_choice(row: DepthEval, choice: DepthChoice) -> bool:
     return all(getattr(row, name) == getattr(choice, name) for name in names)
 
 
-def choice_cells(choices: Iterable[DepthChoice]) -> Cells:
+def choice_cells(choices: Iterable[DepthChoice]) -> Table:
     """A table with one line for each choice."""
     header = ["drafter", "workload", "batch", "context", "depth", "predicted", "measured", "P(S > 1)"]
     rows = [
@@ -77,7 +131,7 @@ def choice_cells(choices: Iterable[DepthChoice]) -> Cells:
         ]
         for c in choices
     ]
-    return Cells([*header, "lost at one depth", "verdict"], rows)
+    return Table([*header, "lost at one depth", "verdict"], rows)
 
 
 def mixture_line(mixture: Mixture) -> str:
@@ -94,7 +148,7 @@ def mixture_line(mixture: Mixture) -> str:
     )
 
 
-def depth_cells(evals: Sequence[DepthEval], chosen_depth: int) -> Cells:
+def depth_cells(evals: Sequence[DepthEval], chosen_depth: int) -> Table:
     """A table of every depth of one drafter. Times in ms."""
     header = ["depth", "AL", "T_verify", "T_draft", "cost", "tokens gained", "time added", "predicted", "measured"]
     rows = [
@@ -113,7 +167,7 @@ def depth_cells(evals: Sequence[DepthEval], chosen_depth: int) -> Cells:
         ]
         for e in sorted(evals, key=lambda e: e.depth_k)
     ]
-    return Cells([*header, "P(best)", "regret"], rows)
+    return Table([*header, "P(best)", "regret"], rows)
 
 
 def _depth_remark(depth: int, chosen_depth: int) -> str:
@@ -121,7 +175,7 @@ def _depth_remark(depth: int, chosen_depth: int) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def ranking_cells(ranking: Sequence[RankedDrafter]) -> Cells:
+def ranking_cells(ranking: Sequence[RankedDrafter]) -> Table:
     """A table of every drafter in every setting at its chosen depth."""
     header = ["drafter", "key", "shape", "draft vocabulary", "depth", "predicted", "P(best)", "regret"]
     rows = [
@@ -137,13 +191,13 @@ def ranking_cells(ranking: Sequence[RankedDrafter]) -> Cells:
         ]
         for c in ranking
     ]
-    return Cells(header, rows)
+    return Table(header, rows)
 
 
-def flag_cells(flags: Sequence[QualityFlag]) -> Cells:
+def flag_cells(flags: Sequence[QualityFlag]) -> Table:
     """A table of quality flags."""
     rows = [[f.severity, f.code, f.method, f"{f.value:.4g}", f.detail] for f in flags]
-    return Cells(["severity", "flag", "drafter", "value", "what it means"], rows)
+    return Table(["severity", "flag", "drafter", "value", "what it means"], rows)
 
 
 def times(value: float | None, lo: float | None, hi: float | None) -> str:

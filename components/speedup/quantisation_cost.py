@@ -7,11 +7,11 @@ serves both, and what makes a prompt hard cancels. The depth is the one at which
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from components.policy import WeightsCost
 from components.rows import AcceptanceMap
 from components.speedup.prediction.replay import acceptance_length
 from components.speedup.statistics.bootstrap import Estimate, draw_weights
@@ -22,41 +22,6 @@ class Rounded(NamedTuple):
 
     weights: str
     original_key: str
-
-
-@dataclass(frozen=True)
-class WeightsCost:
-    """One rounded drafter against its original at one depth, on their common prompts; 95 % intervals over prompts.
-
-    al, al_before: tokens kept a round, rounded and as trained. change: al - al_before, resampled together.
-    verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided; always undecided with fewer prompts than
-        PROMPTS.decide, also in effective number.
-    """
-
-    draft_key: str
-    quantised_from: str
-    method: str
-    weights: str
-    depth_k: int
-    num_prompts: int
-    al: float
-    al_lo: float
-    al_hi: float
-    al_before: float
-    change: float
-    change_lo: float
-    change_hi: float
-    verdict: str
-
-    @property
-    def summary_line(self) -> str:
-        """The result in one line."""
-        conclusion = {"lower": "lower", "higher": "higher"}.get(self.verdict, "no difference shown")
-        return (
-            f"{self.method} in {self.weights}: acceptance length {self.al:.2f} at depth {self.depth_k}, "
-            f"{self.change:+.3f} [{self.change_lo:+.3f}, {self.change_hi:+.3f}] against {self.al_before:.2f} as "
-            f"trained, over {self.num_prompts} prompts: {conclusion}"
-        )
 
 
 def weights_costs(

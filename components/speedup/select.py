@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from components.policy import Policy, RankedDrafter, Winner, faults_of
 from components.rows import ALL
-from components.speedup.policy import Policy, RankedDrafter, Winner, faults_of
 from components.speedup.prediction.flags import QualityIssue
 from components.speedup.prediction.predict import Rule
 from components.speedup.statistics.bootstrap import Estimate

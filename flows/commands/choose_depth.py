@@ -16,7 +16,7 @@ from flows.commands.terminal import Seed, echo, out
 from flows.console.query_output import print_answer
 
 if TYPE_CHECKING:
-    from components.speedup.policy import Policy
+    from components.policy import Policy
 
 
 def choose_depth(
@@ -115,7 +115,7 @@ def _shares(text: str) -> dict[str, float]:
 def _print(policy: Policy, settings: dict[str, Any]) -> None:
     """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
     from components.speedup.policy_markdown import (
-        Cells,
+        Table,
         choice_cells,
         depth_cells,
         flag_cells,
@@ -123,7 +123,7 @@ def _print(policy: Policy, settings: dict[str, Any]) -> None:
         ranking_cells,
     )
 
-    def show(title: str, cells: Cells) -> None:
+    def show(title: str, cells: Table) -> None:
         echo(f"\n{title}")
         print_answer(out, cells.header, cells.rows)
 

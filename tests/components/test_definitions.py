@@ -10,7 +10,7 @@ import pytest
 
 from components import definitions
 from components.definitions import DEFINITIONS, position_counts
-from components.speedup.policy import AcceptanceSummary, MeasuredArm
+from components.policy import AcceptanceSummary, MeasuredArm
 from storage.history.query import query
 
 ROOT = Path(__file__).resolve().parents[2]

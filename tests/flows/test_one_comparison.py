@@ -12,11 +12,12 @@ import report_study  # noqa: F401 (simulated_rows lies beside the tests that it 
 from simulated_rows import TARGET, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Draft, Measurements
+from components.policy import Winner, read_policy
 from components.promotion import Check, Margins
 from components.rows import PairedComparison, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.comparison.promotion_rule import judge
-from components.speedup.policy import Winner, read_policy, write_policy
+from components.speedup.policy_markdown import write_policy
 from flows.analysis.compare import Side, compare
 from storage.artifacts.store import Store
 from storage.history.query import record_artifact

@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from components.bench import clock
 from components.bench.acceptance.trees import tree_arms
@@ -32,14 +30,16 @@ from components.bench.cost.blocks import (
 from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
 from components.bench.end_to_end.compare import check_loop_supports
 from components.bench.end_to_end.request_rows import LOAD_OF_OTHERS
-from components.bench.measurement.process import FIRST_SHARE, ArmRun, Measuring, seconds_a_token, slice_length
+from components.bench.measurement.process import FIRST_SHARE, Measuring
+from components.bench.measurement.slices import ArmRun, seconds_a_token, slice_length
 from components.bench.measurement.stopping import cost_half_widths
 from components.bench.prompts import EncodedPrompt, fitting_prompts
+from components.bench.settings import BatchSizes, Dtype, KvLengths, TreeBudgets
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.definitions import steady
 from components.drafts.storage.files import read_record
 from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
-from components.speedup.statistics.bootstrap import steady
 from components.targets.load import target_facts
 
 NUM_TEXTS = 8
@@ -52,15 +52,15 @@ def measure_step_cost(
     tuning: Measurements | None,
     *,
     max_depth: int,
-    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]],
-    kv_lengths: list[Annotated[int, Field(ge=16)]],
-    trees: list[Annotated[int, Field(ge=1, le=256)]],
+    batch_sizes: BatchSizes,
+    kv_lengths: KvLengths,
+    trees: TreeBudgets,
     graphs: bool,
     precision: float,
     seconds: float,
     num_processes: int,
     tokens_per_block: int,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Dtype,
     num_threads: int,
     ctx: Context,
     machine: Machine,

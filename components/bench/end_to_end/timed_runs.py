@@ -17,17 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from components.bench.end_to_end.arms import PLAIN, Arm
-from components.bench.measurement.process import (
-    FIRST_SHARE,
-    ArmRun,
-    Measuring,
-    WholeSlice,
-    seconds_a_token,
-    slice_length,
-)
+from components.bench.measurement.process import FIRST_SHARE, Measuring
+from components.bench.measurement.slices import ArmRun, WholeSlice, seconds_a_token, slice_length
 from components.bench.prompts import EncodedPrompt
 from components.decoding.chain import Decoded
-from components.speedup.statistics.bootstrap import steady
+from components.definitions import steady
 
 WARM_UP_TOKENS = 24
 MIN_GROUPS = 1

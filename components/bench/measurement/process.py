@@ -1,15 +1,11 @@
-"""Runs an object in a fresh Python process, with fresh memory layout and threads; it answers requests one at a time.
+"""Measuring in fresh processes: target and drafters are loaded once, and arms decode the contexts of each request.
 
 Two processes that measure the same thing differ by a few per cent for reasons that repetition inside one does not
 show: memory addresses, shared pages, placement of threads. So a measurement is spread over several processes.
 
-    process = FreshProcess("components.bench.measurement.worker:MeasuringProcess", order)
-    reply = process.ask({"do": "turns", ...})
-
-The process constructs `module:class` with the order and calls it with each request. Orders, requests and replies are
-JSON lines over two pipes. The process ends when the pipe to it closes, even if its owner is killed.
-
-The owner's side of a measuring process: typed requests and replies.
+`Measuring` is the owner's side, with typed requests and replies. `FreshProcess` starts a Python that constructs
+`module:class` with an order and calls it with each request: JSON lines over two pipes, so the owner holds no weights.
+The process ends when the pipe to it closes, even if its owner is killed. Measurements construct a `MeasuringProcess`.
 """
 
 from __future__ import annotations
@@ -19,178 +15,43 @@ import dataclasses
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
+import psutil
+import torch
+
+from components.bench import clock
+from components.bench.acceptance.trees import check_branching, tree_shape
 from components.bench.calibration import Tuning
-from components.bench.end_to_end.arms import Arm
-from components.bench.measurement.slices import Slice
-from components.bench.measurement.worker import MeasuringProcess
+from components.bench.clock import clock_mhz, device_state
+from components.bench.end_to_end.arms import Arm, make_idle
+from components.bench.measurement.slices import ArmRun, Generation, Slice, take_turns, wrap_timed
+from components.bench.prompts import greedy_answers, open_drafter
 from components.contract import Context, Draft, Target, UserError
-from components.decoding.chain import Decoded, RoundFacts
-from components.speedup.statistics.bootstrap import steady
+from components.decoding.batch import batch_rounds
+from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, decode_rounds
+from components.decoding.session import Session
+from components.decoding.tree_shapes import DynamicShape
+from components.drafts.interface import Drafter, Proposer
+from components.drafts.methods.graphed_chain import GraphedChain
+from components.drafts.methods.ngram import Ngram
+from components.drafts.methods.one_block import OneBlockDraft
+from components.targets.forward.cuda_graphs import GraphedTarget
+from components.targets.forward.llama import FastTarget
+from components.targets.interface import AbstractTarget
+from components.targets.load import open_target
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class FreshProcess:
-    """The owner's end of the process. reply_at_start: the `facts` of the constructed object."""
-
-    def __init__(self, what: str, order: Mapping[str, Any]) -> None:
-        from_us, to_us = os.pipe(), os.pipe()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        try:
-            self._process = subprocess.Popen(
-                # -P: a folder in which the owner runs may hold a package of the same name
-                [sys.executable, "-P", "-m", __name__, str(from_us[0]), str(to_us[1]), what],
-                pass_fds=(from_us[0], to_us[1]),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        finally:
-            os.close(from_us[0])
-            os.close(to_us[1])
-        self._requests = os.fdopen(from_us[1], "w", encoding="utf-8")
-        self._replies = os.fdopen(to_us[0], "r", encoding="utf-8")
-        try:
-            self.reply_at_start = self.ask(dict(order))
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(self, request: Mapping[str, Any]) -> Any:
-        """The reply to one request.
-
-        Raises:
-            UserError: the process raised one.
-            RuntimeError: the process failed, with its traceback, or it has ended.
-        """
-        try:
-            self._requests.write(json.dumps(request) + "\n")
-            self._requests.flush()
-            line = self._replies.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line.endswith("\n"):  # empty, or cut off when the process ended
-            code = self._process.wait()
-            raise RuntimeError(
-                f"the measuring process ended with exit code {code} and without an answer (out of memory?)"
-            )
-        reply = json.loads(line)
-        if "user_error" in reply:
-            raise UserError(reply["user_error"])
-        if "failed" in reply:
-            raise RuntimeError(f"the measuring process failed:\n{reply['failed']}")
-        return reply["reply"]
-
-    def close(self) -> None:
-        """Kill the process and wait for it: it has nothing to save, and an orderly exit takes a second."""
-        self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # the process has ended with a request unread
-            self._requests.close()
-        self._replies.close()
-        self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-def _answer(make: Any, text: str) -> dict[str, Any]:
-    try:
-        return {"reply": make(json.loads(text))}
-    except UserError as error:
-        return {"user_error": str(error)}
-    except Exception:  # the owner gets every failure and decides
-        return {"failed": traceback.format_exc()}
-
-
-def main() -> int:
-    """Serve the two pipes named on the command line until the first is closed."""
-    requests = os.fdopen(int(sys.argv[1]), "r", encoding="utf-8")
-    replies = os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
-    module, name = sys.argv[3].split(":")
-    answer: Any = None
-
-    def begin(order: dict[str, Any]) -> Any:
-        nonlocal answer
-        answer = getattr(importlib.import_module(module), name)(order)
-        return answer.facts
-
-    for line in requests:
-        replies.write(json.dumps(_answer(begin if answer is None else answer, line)) + "\n")
-        replies.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-SLICE_NS: Final = 40e6
-"""Time of plain decoding in one slice: long against the cache misses after a change of arms, short against the seconds
-for which other work disturbs."""
-MAX_SLICE_TOKENS: Final = 16
-"""Most tokens of a slice."""
 FIRST_SHARE: Final = 0.6
 """The share of the time budget for the least number of processes, enough on a quiet machine."""
-
-
-class WholeSlice(NamedTuple):
-    """Rounds of one slice, in nanoseconds: each round, its pass of the target, its proposal.
-
-    drafted: tokens that were drafted in each round, over the whole batch.
-    """
-
-    round_ns: list[int]
-    target_ns: list[int]
-    draft_ns: list[int]
-    drafted: list[int]
-
-    @property
-    def host_ns(self) -> list[int]:
-        """The rest of each round: the decoding loop itself."""
-        return [a - b - c for a, b, c in zip(*self[:3], strict=True)]
-
-
-class ArmRun(NamedTuple):
-    """One arm's generations, decoded as a batch, and its turns."""
-
-    arm: Arm
-    decoded: list[Decoded]
-    slices: list[Slice]
-    prefill_ns: int
-
-    def whole_slices(self) -> list[WholeSlice]:
-        """The rounds in which the whole batch took part, slice by slice, without the generation's first round.
-
-        The first round's proposal processes the whole prompt; a finished sequence leaves the batch.
-        """
-        whole_slices, first_number = [], 0
-        for turn in self.slices:
-            rounds = list(enumerate(zip(*turn[1:], strict=True), start=first_number))
-            first_number += len(rounds)
-            whole = [
-                (ns, target, draft, sum(decoded.rounds[number].drafted for decoded in self.decoded))
-                for number, (ns, target, draft, size) in rounds
-                if number and size == len(self.decoded)
-            ]
-            if whole:
-                whole_slices.append(WholeSlice(*(list(column) for column in zip(*whole, strict=True))))
-        return whole_slices
-
-    @property
-    def first_round(self) -> tuple[int, int, int]:
-        """(round, target, draft) ns of the first round."""
-        first = self.slices[0]
-        return first.round_ns[0], first.target_ns[0], first.draft_ns[0]
 
 
 class Measuring:
@@ -285,16 +146,238 @@ class Measuring:
         self._process.__exit__(kind, error, at)
 
 
-def slice_length(plain: ArmRun) -> int:
-    """Tokens of a slice, so that plain decoding takes about SLICE_NS."""
-    rounds = [ns for rounds_of_slice in plain.whole_slices() for ns in rounds_of_slice.round_ns]
-    return max(1, min(MAX_SLICE_TOKENS, round(SLICE_NS / steady(rounds)))) if rounds else 1
-
-
-def seconds_a_token(runs: Sequence[ArmRun]) -> float:
-    """Seconds for one token in all of these arms together, undisturbed or not: an estimate for notes."""
-    return sum(sum(sum(turn.round_ns) for turn in run.slices) / len(run.decoded[0].tokens) for run in runs) / 1e9
-
-
 def _decoded(record: Mapping[str, Any]) -> Decoded:
     return Decoded(**{**record, "rounds": [RoundFacts(*facts) for facts in record["rounds"]]})
+
+
+class FreshProcess:
+    """The owner's end of the process. reply_at_start: the `facts` of the constructed object."""
+
+    def __init__(self, what: str, order: Mapping[str, Any]) -> None:
+        from_us, to_us = os.pipe(), os.pipe()
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            self._process = subprocess.Popen(
+                # -P: a folder in which the owner runs may hold a package of the same name
+                [sys.executable, "-P", "-m", __name__, str(from_us[0]), str(to_us[1]), what],
+                pass_fds=(from_us[0], to_us[1]),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        finally:
+            os.close(from_us[0])
+            os.close(to_us[1])
+        self._requests = os.fdopen(from_us[1], "w", encoding="utf-8")
+        self._replies = os.fdopen(to_us[0], "r", encoding="utf-8")
+        try:
+            self.reply_at_start = self.ask(dict(order))
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """The reply to one request.
+
+        Raises:
+            UserError: the process raised one.
+            RuntimeError: the process failed, with its traceback, or it has ended.
+        """
+        try:
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+            line = self._replies.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line.endswith("\n"):  # empty, or cut off when the process ended
+            code = self._process.wait()
+            raise RuntimeError(
+                f"the measuring process ended with exit code {code} and without an answer (out of memory?)"
+            )
+        reply = json.loads(line)
+        if "user_error" in reply:
+            raise UserError(reply["user_error"])
+        if "failed" in reply:
+            raise RuntimeError(f"the measuring process failed:\n{reply['failed']}")
+        return reply["reply"]
+
+    def close(self) -> None:
+        """Kill the process and wait for it: it has nothing to save, and an orderly exit takes a second."""
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError):  # the process has ended with a request unread
+            self._requests.close()
+        self._replies.close()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class MeasuringProcess:
+    """Constructed with an order, called with requests.
+
+    The order: {"target": {key, path}, "drafts": [{key, path, kernel}], "arms": [Arm], "kernel", "rival": bool, "dtype",
+    "device", "num_threads", "graphs": bool, "seed"}.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        torch.set_num_threads(int(order["num_threads"]))
+        target = Target(key=order["target"]["key"], path=Path(order["target"]["path"]))
+        placement = {"device": order["device"], "dtype": order["dtype"]}
+        self.target: AbstractTarget = open_target(target, kernel=order["kernel"], **placement)
+        self.rival = open_target(target, kernel="plain", **placement) if order["rival"] else None
+        self.arms = [Arm(**arm) for arm in order["arms"]]
+        self.drafters: dict[str, Drafter] = {}
+        for entry in order["drafts"]:
+            draft = Draft(key=entry["key"], path=Path(entry["path"]))
+            self.drafters[draft.key] = open_drafter(draft, self.target, entry["kernel"])
+        for arm in self.arms:
+            if arm.tree_budget is not None:
+                check_branching(self.drafters[arm.draft_key], [arm.tree_budget])
+        if order["graphs"]:
+            self._record_graphs()
+        self.order = random.Random(order["seed"])
+        self.watch, self.clock = clock.stopwatch_for(self.target.device), clock.clock_for(self.target.device)
+        self._sessions: dict[Arm, Session] = {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts for the owner's rows."""
+        return {
+            "kernel": self.target.kernel,
+            "rival_kernel": None if self.rival is None else self.rival.kernel,
+            "draft_kernels": {key: drafter.kernel for key, drafter in self.drafters.items()},
+            "bytes_per_token": self.target.new_cache(1, 1).bytes_per_token(),
+            "free_bytes": free_memory(self.target.device),
+        }
+
+    def __call__(self, request: dict[str, Any]) -> Any:
+        """Answer {"do": "turns" | "texts" | "conditions" | "clock_mhz", ...}; the rest are the method's arguments."""
+        arguments = dict(request)
+        handlers: dict[str, Callable[..., Any]] = {
+            "turns": self.turns,
+            "texts": self.texts,
+            "conditions": self.conditions,
+            "clock_mhz": self.clock_mhz,
+        }
+        handle = handlers[arguments.pop("do")]
+        with torch.inference_mode(), clock.quiet_interpreter():
+            return handle(**arguments)
+
+    def conditions(self) -> dict[str, Any]:
+        """Current load, clock and governor."""
+        return clock.conditions(self.target.device)
+
+    def clock_mhz(self) -> float | None:
+        """The computing device's current clock; None where unknown."""
+        return clock_mhz(device_state(self.target.device))
+
+    def texts(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """Each prompt and exactly `num_tokens` greedy tokens after it, end-of-text ignored."""
+        answers = greedy_answers(self.target, prompts, num_tokens, len(prompts))
+        return [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def turns(
+        self, contexts: list[list[int]], arms: list[int], num_tokens: int, tokens_a_slice: int, ignore_eos: bool
+    ) -> list[dict[str, Any]]:
+        """Continue the contexts (several: as a batch) with these arms, in turns.
+
+        Returns for each arm {"decoded": [Decoded, ...], "slices": [Slice, ...], "prefill_ns"}.
+        """
+        live = {self.arms[index] for index in arms}
+        self._sessions = {arm: cache for arm, cache in self._sessions.items() if arm in live}  # frees those of others
+        generations = [self._generation(index, contexts, num_tokens, ignore_eos) for index in arms]
+        take_turns(generations, tokens_a_slice, self.order)
+        return [
+            {
+                "decoded": [asdict(decoded) for decoded in generation.result or []],
+                "slices": [list(each) for each in generation.slices],
+                "prefill_ns": generation.prefill_ns,
+            }
+            for generation in generations
+        ]
+
+    def _generation(
+        self, index: int, contexts: list[list[int]], num_tokens: int, ignore_eos: bool
+    ) -> Generation[list[Decoded]]:
+        arm = self.arms[index]
+        target = self.rival if arm.on_rival else self.target
+        assert target is not None, "an arm on the rival was ordered without it"
+        shape = self._shape(arm)
+        timed_target, proposer, probe = wrap_timed(target, self._proposer(arm), self.watch, shape)
+        limits: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": ignore_eos}
+
+        def alone(turn_clock: Clock) -> Rounds[list[Decoded]]:
+            session = self._session(arm, target, len(contexts[0]) + num_tokens + arm.rows_of_pass)
+            settings = {"depth": arm.depth_of_loop, "session": session, "clock": turn_clock, **limits}
+            return [(yield from decode_rounds(timed_target, proposer, contexts[0], **settings))]
+
+        def together(turn_clock: Clock) -> Rounds[list[Decoded]]:
+            settings = {"depth": arm.depth_of_loop} if shape is None else {"shape": shape}
+            return (yield from batch_rounds(timed_target, proposer, contexts, clock=turn_clock, **settings, **limits))
+
+        return Generation(alone if len(contexts) == 1 and shape is None else together, probe, self.clock)
+
+    def _session(self, arm: Arm, target: AbstractTarget, capacity: int) -> Session:
+        """The arm's own cache, which keeps its text while others have their turns."""
+        if arm not in self._sessions:
+            self._sessions[arm] = Session(target, capacity)
+        return self._sessions[arm]
+
+    def _shape(self, arm: Arm) -> DynamicShape | None:
+        return None if arm.tree_budget is None else tree_shape(self.drafters[arm.draft_key].num_steps, arm.tree_budget)
+
+    def _proposer(self, arm: Arm) -> Proposer | None:
+        if arm.is_plain:
+            return None
+        proposer: Proposer = self.drafters[arm.draft_key] if arm.draft_key else Ngram()
+        return make_idle(proposer) if arm.is_off else proposer
+
+    def _record_graphs(self) -> None:
+        """Record the small passes of target and drafters as CUDA graphs; on a CPU they are static but not recorded."""
+        if not isinstance(self.target, FastTarget):
+            raise UserError(f"graphs: the kernel {self.target.kernel} cannot be recorded: leave graphs off")
+        self.target, self.rival = GraphedTarget(self.target), None
+        for key, drafter in self.drafters.items():
+            if isinstance(drafter, OneBlockDraft):
+                self.drafters[key] = GraphedChain(drafter)  # type: ignore[assignment]  # same interface
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on the device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def _answer(make: Any, text: str) -> dict[str, Any]:
+    try:
+        return {"reply": make(json.loads(text))}
+    except UserError as error:
+        return {"user_error": str(error)}
+    except Exception:  # the owner gets every failure and decides
+        return {"failed": traceback.format_exc()}
+
+
+def main() -> int:
+    """Serve the two pipes named on the command line until the first is closed."""
+    requests = os.fdopen(int(sys.argv[1]), "r", encoding="utf-8")
+    replies = os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
+    module, name = sys.argv[3].split(":")
+    answer: Any = None
+
+    def begin(order: dict[str, Any]) -> Any:
+        nonlocal answer
+        answer = getattr(importlib.import_module(module), name)(order)
+        return answer.facts
+
+    for line in requests:
+        replies.write(json.dumps(_answer(begin if answer is None else answer, line)) + "\n")
+        replies.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from components.bench.end_to_end.arms import Arm
 from components.bench.end_to_end.timed_runs import GroupRun, steady_round_ns
+from components.definitions import steady
 from components.rows import CostCell
-from components.speedup.statistics.bootstrap import Floats, ratio_influence, sample_of, steady
+from components.speedup.statistics.bootstrap import Floats, ratio_influence, sample_of
 from components.speedup.statistics.student import student_quantile
 
 

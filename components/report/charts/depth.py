@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
+from components.policy import AcceptanceSummary, MeasuredArm
 from components.report.charts.svg import Point, Series, bar_chart, line_chart
 from components.rows import CostCell, DepthChoice, DepthEval
 
 
-def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[dict[str, Any]], choice: DepthChoice) -> str:
+def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[MeasuredArm], choice: DepthChoice) -> str:
     """Predicted (line and band) and measured (dots) speedup at each depth, plain decoding and prompt lookup."""
     measured = [Point(e.depth_k, e.speedup_meas, e.meas_lo, e.meas_hi) for e in evals if e.speedup_meas is not None]
     series = [
@@ -18,8 +18,8 @@ def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[dict[str, Any]], ch
     ]
     if measured:
         series.append(Series("measured", "meas", "dots", measured))
-    same = [a for a in arms if a["method"] == "ngram" and a["batch_size"] == choice.batch_size]
-    lookup = max((a["speedup"] for a in same), default=None)
+    same = [a for a in arms if a.method == "ngram" and a.batch_size == choice.batch_size]
+    lookup = max((a.speedup for a in same), default=None)
     if lookup is not None:
         series.append(Series("prompt lookup", "other", "level", [Point(0, lookup)]))
     series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))
@@ -65,10 +65,10 @@ def _block_times(cells: Sequence[CostCell]) -> dict[int, list[float]]:
     return by_depth
 
 
-def acceptance_chart(summary: dict[str, Any]) -> str:
+def acceptance_chart(summary: AcceptanceSummary) -> str:
     """How often the i-th draft token is kept: of all uncut rounds, and of those in which all before it were kept."""
-    rounds = summary["reached"][0] if summary["reached"] else 0
-    pairs = list(zip(summary["reached"], summary["kept"], strict=True))
+    rounds = summary.reached[0] if summary.reached else 0
+    pairs = list(zip(summary.reached, summary.kept, strict=True))
     conditional = [
         Point(i, 100 * num_kept / num_reached)
         for i, (num_reached, num_kept) in enumerate(pairs, start=1)
@@ -80,7 +80,7 @@ def acceptance_chart(summary: dict[str, Any]) -> str:
         Series("kept, of all uncut rounds", "meas", "line", joint or [Point(1, 0.0)]),
     ]
     return line_chart(
-        series, f"position of the draft (rounds of depth {summary['depth_k']})", "acceptance", unit=" %", from_zero=True
+        series, f"position of the draft (rounds of depth {summary.depth_k})", "acceptance", unit=" %", from_zero=True
     )
 
 

@@ -1,13 +1,12 @@
 """Charts as inline SVG, without a library or external resources, in the colours of the page's light and dark theme.
 
 A chart is drawn in a box 440 wide that scales with the page. Every number in a chart is also in a table beside it, and
-in the tooltip of its mark (`<title>`). Series differ in colour, marker and dash (svg.py).
+in the tooltip of its mark (`<title>`). Series differ in colour, marker and dash.
 
-The styles of series: a colour, and for colour-blind readers and grey print a marker and a dash.
-
-style.css.jinja defines the colours by these names, for light pages and paper and for dark pages. They differ clearly
-for normal sight and the three kinds of colour blindness, each with a contrast of 3 or more to the card behind it;
-tests/components/report/test_marks.py checks this.
+STYLES gives each series a colour, and for colour-blind readers and grey print a marker and a dash. style.css.jinja
+defines the colours by these names, for light pages and paper and for dark pages. They differ clearly for normal sight
+and the three kinds of colour blindness, each with a contrast of 3 or more to the card behind it, which test_svg.py
+checks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Series(NamedTuple):
     """Points of one kind. style: "line" (with a band), "dots" (with error bars), or "level" (one horizontal line)."""
 
     name: str
-    colour: str  # a name in marks.STYLES, which is a CSS variable of the page: pred, meas, other, s4 ... s11, ink
+    colour: str  # a name in STYLES, which is a CSS variable of the page: pred, meas, other, s4 ... s11, ink
     style: str
     points: Sequence[Point]
 

@@ -2,8 +2,6 @@
 
 The page reads the depth policy (rows and policy.json) and counts the rows of the measuring steps; what was not measured
 has no section. The text is in page.html.jinja, the style in style.css.jinja; charts and tables are also files.
-
-Tables of times: a pass by batch size and context length, and the prefill.
 """
 
 from __future__ import annotations
@@ -14,14 +12,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
 from components.html_pages import write_html
+from components.outside_json import JsonObject
+from components.policy import AcceptanceSummary, MeasuredArm, Mixture, Policy, read_policy
+from components.release_record import read_release
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.charts.export import write_pictures
 from components.report.pages.training_data import trained_on
-from components.report.summary import VERDICTS, read_policy, summarise, verdict_in_words
+from components.report.summary import VERDICTS, summarise, verdict_in_words
 from components.report.tables import (
     arm_table,
     choice_table,
@@ -87,9 +87,9 @@ def page_facts(
     end_to_end: Measurements,
     release: Release | None,
     title: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The variables of the template: texts, tables and charts."""
-    raw = read_policy(policy)
+    content = read_policy(policy.path)
     every_choice = read_rows(policy.path, DepthChoice)
     choices = [c for c in every_choice if c.kv_len is None]
     contexts = [c for c in every_choice if c.kv_len is not None]
@@ -97,72 +97,72 @@ def page_facts(
     cells = [cell for source in cost for cell in read_rows(source.path, CostCell)]
     flags = read_rows(policy.path, QualityFlag)
     comparisons = read_rows(policy.path, PairedComparison)
-    roles = raw["roles"]
+    roles = content.roles
     if not choices or not evals:
         raise UserError(
             f"policy ({policy.key[:12]}): no depth_choice or depth_eval rows; run speedup.choose_depth again"
         )
     info = dict(policy.info)
     requests = read_rows(end_to_end.path, Request)
-    arms = [a for a in raw["arms"] if a["workload"] == ALL]
+    arms = [a for a in content.arms if a.workload == ALL]
     winner_first = sorted(
         (c for c in choices if c.workload == ALL),
-        key=lambda c: (not (raw["winner"] and raw["winner"]["draft_key"] == c.draft_key), c.method, c.batch_size),
+        key=lambda c: (not (content.winner and content.winner.draft_key == c.draft_key), c.method, c.batch_size),
     )
     best = winner_first[0] if winner_first else choices[0]
     by_workload = [c for c in choices if (c.draft_key, c.batch_size) == (best.draft_key, best.batch_size)]
     return {
         "title": title,
-        "verdict": raw["verdict"],
-        "winner": raw["winner"],
-        "verdict_word": VERDICTS.get(raw["verdict"], raw["verdict"]),
+        "verdict": content.verdict,
+        "winner": content.winner,
+        "verdict_word": VERDICTS.get(content.verdict, content.verdict),
         "sentence": verdict_in_words(info),
-        "reasons": raw["reasons"],
+        "reasons": content.reasons,
         "summary": summarise(info, release.info if release is not None else None),
-        "drafters": [drafter_facts(c, evals, raw, arms, cells) for c in winner_first],
-        "choices": choice_table(choices, raw["winner"], roles),
+        "drafters": [drafter_facts(c, evals, content, arms, cells) for c in winner_first],
+        "choices": choice_table(choices, content.winner, roles),
         "workload_chart": workload_chart(by_workload) if len(by_workload) > 2 else "",
-        "mixtures": [_describe_mixture(mixture) for mixture in raw.get("mixtures") or []],
+        "mixtures": [_describe_mixture(mixture) for mixture in content.mixtures],
         "edge": edge_table(winner_first, evals, roles),
         "contexts": choice_table(contexts, None, roles) if contexts else None,
-        "ranking": ranking_table(raw.get("ranking") or []),
+        "ranking": ranking_table(content.ranking),
         "cost_grids": cost_grid(cells, {c.draft_key: c.depth_k for c in reversed(winner_first)}),
         "prefill": prefill_table(cells),
         "engines": _engine_lines(release) if release is not None else [],
         "comparisons": comparison_table(comparisons) if comparisons else None,
-        "weights": weights_table(raw.get("weights") or []),
+        "weights": weights_table(content.weights),
         "arms": arm_table(arms, roles) if arms else None,
-        "arms_by_workload": arm_table([a for a in raw["arms"] if a["workload"] != ALL], roles) if raw["arms"] else None,
-        "gate": raw["gate"],
-        "gate_table": gate_table(raw["gate"]) if raw["gate"] else None,
+        "arms_by_workload": arm_table([a for a in content.arms if a.workload != ALL], roles) if content.arms else None,
+        "gate": content.gate,
+        "gate_table": gate_table(content.gate) if content.gate else None,
         "flags": flag_table(flags) if flags else None,
-        "rule": raw["rule"],
-        "dtype": raw["dtype"],
-        "kernel": raw["kernel"],
+        "rule": content.rule,
+        "dtype": content.dtype,
+        "kernel": content.kernel,
         "counts": _count_rows(acceptance, cells, requests),
-        "keys": _key_table(policy, acceptance, cost, end_to_end, release, raw),
+        "keys": _key_table(policy, acceptance, cost, end_to_end, release, content),
     }
 
 
 def drafter_facts(
     choice: DepthChoice,
     evals: Sequence[DepthEval],
-    raw: dict[str, Any],
-    arms: Sequence[dict[str, Any]],
+    content: Policy,
+    arms: Sequence[MeasuredArm],
     cells: Sequence[CostCell],
-) -> dict[str, Any]:
+) -> JsonObject:
     """One drafter at one batch size: its table and its charts."""
     by_depth = evals_by_depth(choice, evals)
-    positions = [a for a in raw["acceptance"] if a["draft_key"] == choice.draft_key and a["workload"] == ALL]
-    deepest = max(positions, key=lambda a: a["depth_k"])
-    host = [r for r in raw["rounds"] if (r["draft_key"], r["batch_size"]) == (choice.draft_key, choice.batch_size)]
+    positions = [a for a in content.acceptance if a.draft_key == choice.draft_key and a.workload == ALL]
+    deepest = max(positions, key=lambda a: a.depth_k)
+    host = [r for r in content.rounds if (r.draft_key, r.batch_size) == (choice.draft_key, choice.batch_size)]
     timed = [
         c for c in cells if (c.draft_key, c.batch_size, c.tree_budget) == (choice.draft_key, choice.batch_size, None)
     ]
     return {
-        "name": drafter_name(method_title(choice.method), choice.draft_key, raw["roles"]),
+        "name": drafter_name(method_title(choice.method), choice.draft_key, content.roles),
         "choice": choice,
-        "won": bool(raw["winner"] and raw["winner"]["draft_key"] == choice.draft_key),
+        "won": bool(content.winner and content.winner.draft_key == choice.draft_key),
         "table": depth_table(by_depth, choice.depth_k),
         "speedup_chart": speedup_chart(by_depth, arms, choice),
         "cost_chart": cost_chart(by_depth, timed, choice),
@@ -171,12 +171,12 @@ def drafter_facts(
         "conventions": deepest if not choice.depth_k else _summary_at(positions, choice.depth_k),
         # The formula without host time, for comparison where the prediction includes it.
         "bare": next(e.al / e.cost_ratio for e in by_depth if e.depth_k == choice.depth_k),
-        "host": [(r["depth_k"], r["t_host_ms"]) for r in host if r["t_host_ms"] is not None],
-        "coverage": sorted({a["num_prompts"] for a in arms if a["draft_key"] == choice.draft_key}),
+        "host": [(r.depth_k, r.t_host_ms) for r in host if r.t_host_ms is not None],
+        "coverage": sorted({a.num_prompts for a in arms if a.draft_key == choice.draft_key}),
     }
 
 
-def charts_of(facts: Mapping[str, Any]) -> dict[str, str]:
+def charts_of(facts: JsonObject) -> dict[str, str]:
     """File name -> chart, for every chart of the page."""
     charts = {"speedup-by-workload": facts["workload_chart"]} if facts["workload_chart"] else {}
     for d in facts["drafters"]:
@@ -186,7 +186,7 @@ def charts_of(facts: Mapping[str, Any]) -> dict[str, str]:
     return charts
 
 
-def tables_of(facts: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
+def tables_of(facts: JsonObject) -> list[tuple[str, Table | None]]:
     """(file name, table) of every table of the page; None for a table without rows."""
     names = (
         "choices",
@@ -221,26 +221,26 @@ def _count_rows(
     }
 
 
-def _summary_at(positions: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
-    return next(a for a in positions if a["depth_k"] == depth)
+def _summary_at(positions: Sequence[AcceptanceSummary], depth: int) -> AcceptanceSummary:
+    return next(a for a in positions if a.depth_k == depth)
 
 
-def _describe_mixture(mixture: Mapping[str, Any]) -> str:
+def _describe_mixture(mixture: Mixture) -> str:
     """One depth for several workloads, in a sentence (policy.json: mixtures)."""
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in mixture["shares"].items())
-    apart = ", ".join(f"{name} {depth}" for name, depth in mixture["depths_apart"].items())
-    whose = "the stated mixture" if mixture["stated"] else "the measured mixture"
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in mixture.shares.items())
+    apart = ", ".join(f"{name} {depth}" for name, depth in mixture.depths_apart.items())
+    whose = "the stated mixture" if mixture.stated else "the measured mixture"
     return (
-        f"{method_title(mixture['method'])}, batch {mixture['batch_size']}: one depth for {whose} "
-        f"({shares}) is {mixture['depth_k']}, predicted {mixture['speedup_pred']:.2f}x [{mixture['pred_lo']:.2f}, "
-        f"{mixture['pred_hi']:.2f}]. Each workload at its own ({apart}) would give "
-        f"{mixture['speedup_apart']:.2f}x: one depth for all loses {100 * mixture['loss']:.1f} %."
+        f"{method_title(mixture.method)}, batch {mixture.batch_size}: one depth for {whose} "
+        f"({shares}) is {mixture.depth_k}, predicted {mixture.speedup_pred:.2f}x [{mixture.pred_lo:.2f}, "
+        f"{mixture.pred_hi:.2f}]. Each workload at its own ({apart}) would give "
+        f"{mixture.speedup_apart:.2f}x: one depth for all loses {100 * mixture.loss:.1f} %."
     )
 
 
 def _engine_lines(release: Release) -> list[str]:
     """One line for each engine that can load the release, to copy (release.json: engines)."""
-    engines = json.loads((release.path / "release.json").read_text(encoding="utf-8"))["engines"]
+    engines = read_release(release.path)["engines"]
     lines = []
     for name, settings in engines.items():
         if isinstance(settings, Mapping):
@@ -256,16 +256,16 @@ def _key_table(
     cost: Sequence[Measurements],
     end_to_end: Measurements,
     release: Release | None,
-    raw: dict[str, Any],
+    content: Policy,
 ) -> Table:
     """The keys of all artifacts behind the page."""
-    drafts = {(c["method"], c["draft_key"]) for c in raw["choices"]}
+    drafts = {(c.method, c.draft_key) for c in content.choices}
     keys = [
-        ("target", raw["target_key"]),
+        ("target", content.target_key),
         *((f"drafter {method}", key) for method, key in sorted(drafts)),
         *(("acceptance", m.key) for m in acceptance),
         *(("step cost", m.key) for m in cost),
-        ("selection", raw["selection_id"]),
+        ("selection", content.selection_id),
         ("end to end", end_to_end.key),
         ("depth policy", policy.key),
         *([("release", release.key)] if release is not None else []),

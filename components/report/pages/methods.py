@@ -7,16 +7,17 @@ are shown beside the chains of the same drafter where they were measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Page, UserError
 from components.html_pages import write_html
+from components.policy import MeasuredArm, read_policy
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
-from components.report.summary import read_policy, verdict_in_words
+from components.report.summary import verdict_in_words
 from components.report.tables import flag_table
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
 from components.tables import Table, format_estimate, format_interval, format_ratio
@@ -49,14 +50,14 @@ def compare_methods(drafts: list[Draft], policy: DepthPolicy, *, title: str, ctx
 
 def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> dict[str, Any]:
     """The variables of the template."""
-    raw = read_policy(policy)
+    content = read_policy(policy.path)
     drafters = find_drafters(drafts, policy)
     flags = read_rows(policy.path, QualityFlag)
     return {
         "title": title,
-        "verdict": raw["verdict"],
+        "verdict": content.verdict,
         "sentence": verdict_in_words(policy.info),
-        "table": methods_table(drafters, raw["arms"], (raw["winner"] or {}).get("draft_key")),
+        "table": methods_table(drafters, content.arms, content.winner.draft_key if content.winner else None),
         "charts": methods_charts(drafters),
         "trees": tree_table(drafters),
         "flags": flag_table(flags) if flags else None,
@@ -96,7 +97,7 @@ def _recorded_facts(draft: Draft | None) -> tuple[int | None, float | None]:
     return parameters, None if seconds is None or not parameters else seconds / 60.0
 
 
-def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]], winner: str | None) -> Table:
+def methods_table(drafters: Sequence[Drafter], arms: Sequence[MeasuredArm], winner: str | None) -> Table:
     """One line a drafter; prompt lookup, which has no drafter, is added from its measured arm."""
     rows = []
     for d in drafters:
@@ -116,10 +117,10 @@ def methods_table(drafters: Sequence[Drafter], arms: Sequence[Mapping[str, Any]]
         )
     methods = {d.choice.method for d in drafters}
     for a in arms:
-        if a["workload"] == ALL and a["method"] not in {*methods, "none"} and not a["draft_key"]:
-            al = "-" if a["al"] is None else f"{a['al']:.2f} on {a['num_prompts']} timed prompts"
-            speed = format_estimate(a["speedup"], a["lo"], a["hi"])
-            rows.append([a["method"], "0", "-", str(a["depth_k"]), al, "-", "-", speed, "-"])
+        if a.workload == ALL and a.method not in {*methods, "none"} and not a.draft_key:
+            al = "-" if a.al is None else f"{a.al:.2f} on {a.num_prompts} timed prompts"
+            speed = format_estimate(a.speedup, a.lo, a.hi)
+            rows.append([a.method, "0", "-", str(a.depth_k), al, "-", "-", speed, "-"])
     header = ["method", "parameters", "training minutes", "depth", "AL", "cost", "predicted", "measured", "verdict"]
     return Table(header, rows, next((i for i, d in enumerate(drafters) if d.choice.draft_key == winner), None))
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from components.definitions import steady
+from components.methods import decoding_loop_of
 from components.promotion import ArmPrompt, Margins, MeasuredRows, ServingSetup
-from components.rows import OF_ONE_DEPTH, AcceptanceMap
+from components.rows import AcceptanceMap
 from components.speedup.comparison.paired import Measurement, Ratio, compare_sides
 from components.speedup.comparison.speed_ratio import TimedPairs
 from components.speedup.prediction.replay import count
-from components.speedup.statistics.bootstrap import steady
 
 
 class TimingContext(NamedTuple):
@@ -151,7 +152,7 @@ def _newest_replays(
 
 def replay_of(acceptance_map: AcceptanceMap) -> Replay:
     """Replay a map at every depth that it is valid for: all depths of a chain, the one depth of a tree or live run."""
-    of_one = acceptance_map.tree_budget is not None or acceptance_map.method in OF_ONE_DEPTH
+    of_one = acceptance_map.tree_budget is not None or bool(decoding_loop_of(acceptance_map.method))
     by_depth = {}
     for depth in [acceptance_map.k_max] if of_one else range(1, acceptance_map.k_max + 1):
         counted = count(acceptance_map.accepted, depth, acceptance_map.num_tokens)

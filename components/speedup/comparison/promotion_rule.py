@@ -22,6 +22,7 @@ from typing import Protocol
 
 from components.contract import Draft, UserError
 from components.definitions import has_decoding
+from components.policy import GateCheck, Policy, PromptCounts
 from components.promotion import ArmPrompt, Check, Evidence, Margins, ServingSetup
 from components.rows import ALL, DepthChoice, PairedComparison, QualityFlag, Request
 from components.speedup.comparison.paired import Ratio
@@ -33,7 +34,6 @@ from components.speedup.comparison.pairing import (
     compare_ways,
     identity_of,
 )
-from components.speedup.policy import GateCheck, Policy, PromptCounts
 from components.speedup.statistics.bootstrap import PROMPTS
 
 

@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from components.contract import UserError
-from components.rows import ALL, UNTRAINED, DepthChoice, DepthEval
+from components.methods import is_trained
+from components.policy import Policy, faults_of
+from components.rows import ALL, DepthChoice, DepthEval
 from components.speedup.imported.acceptance import Acceptance
 from components.speedup.imported.checks import ROUNDED, check_together
 from components.speedup.imported.evidence import MeasurementCase, borrowed_table, cases_of
 from components.speedup.imported.rows import SourcedRow
 from components.speedup.imported.times import NEARLY_FREE, explained_factor
-from components.speedup.policy import Policy, faults_of
 from components.speedup.prediction.costs import select_depths
 from components.speedup.prediction.flags import (
     MAX_PREDICTION_GAP,
@@ -294,7 +295,7 @@ def _uneven_time_issues(case: MeasurementCase, drafted: Sequence[DepthEval]) -> 
             )
             issues.append(QualityIssue("uneven_verify", "warning", ratio, detail))
     cheapest = min(drafted, key=lambda e: e.t_draft_ms)
-    if case.method not in UNTRAINED and cheapest.t_draft_ms < NEARLY_FREE * cheapest.t_target_ms:
+    if is_trained(case.method) and cheapest.t_draft_ms < NEARLY_FREE * cheapest.t_target_ms:
         detail = (
             f"drafting {cheapest.depth_k} token(s) is said to take {cheapest.t_draft_ms:g} ms beside a plain step of "
             f"{cheapest.t_target_ms:g} ms; a unit mistaken, or left out?"

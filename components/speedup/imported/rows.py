@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import difflib
 import io
 import itertools
 import json
@@ -59,7 +58,7 @@ from components.speedup.imported.columns import (
     is_absent,
     is_known,
 )
-from components.text import one_line
+from components.text import nearest, one_line
 
 LONGEST_MS = 1e9  # eleven days; no step takes that
 
@@ -194,8 +193,8 @@ def _convert_value(name: str, unit: str | None, value: Any) -> Any:
 
 
 def _unknown_column(name: str) -> str:
-    near = difflib.get_close_matches(name, COLUMNS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"columns are {', '.join(COLUMNS)}"
+    near = nearest(name, COLUMNS)
+    hint = f"did you mean {near}?" if near else f"columns are {', '.join(COLUMNS)}"
     return f"unknown column {one_line(name)[:60]}; {hint}"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from components.contract import UserError
-from components.rows import UNTRAINED
+from components.methods import is_trained
 from components.speedup.imported.columns import MS_PER_UNIT
 from components.speedup.imported.rows import SourcedRow
 
@@ -44,7 +44,7 @@ def check_times(label: str, rows: Sequence[SourcedRow], tree_budget: int | None)
     Raises:
         UserError: the first such time, in one line.
     """
-    untrained = any(item.row.method in UNTRAINED or item.row.drafter in UNTRAINED for item in rows)
+    untrained = any(not is_trained(item.row.method) or not is_trained(item.row.drafter) for item in rows)
     for kv_len in sorted({item.row.kv_len or 0 for item in rows}):
         times_by_name = step_times([item for item in rows if (item.row.kv_len or kv_len) == kv_len])
         for name, times in times_by_name.items():

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from components import definitions
 from components.definitions import has_decoding, timed_pairs
+from components.policy import MeasuredArm, Policy, PromptCounts
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, Request
 from components.speedup.comparison.speed_ratio import SpeedRatio, speed_ratio
 from components.speedup.measured.ties import Ties, ties_of
-from components.speedup.policy import MeasuredArm, Policy, PromptCounts
 from components.speedup.prediction.flags import MAX_PREDICTION_GAP, MIN_ROUNDS, QualityIssue
 from components.speedup.statistics.bootstrap import PROMPTS, Estimate
 

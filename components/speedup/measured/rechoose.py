@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from components.policy import Policy, PromptCounts, RoundCost
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag
 from components.speedup.measured.measured import ArmEstimate, best_of
-from components.speedup.policy import Policy, PromptCounts, RoundCost
 from components.speedup.prediction.flags import QualityIssue
 from components.speedup.statistics.bootstrap import Estimate, Floats, draw_weights, ratio_draws
 from components.speedup.statistics.regret import losses, near_best

@@ -30,8 +30,9 @@ from typing import NamedTuple
 import numpy as np
 
 from components.contract import UserError
+from components.definitions import steady
 from components.rows import CostCell
-from components.speedup.statistics.bootstrap import Floats, steady
+from components.speedup.statistics.bootstrap import Floats
 from components.speedup.statistics.student import student_cdf, student_quantile
 
 MAX_PARTS = 8  # of a single process' blocks: enough to show its noise, each still a steady time

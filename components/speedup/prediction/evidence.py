@@ -14,8 +14,9 @@ import numpy as np
 
 from components.contract import UserError
 from components.definitions import al, al_macro, al_proxy, al_uncut
-from components.rows import ALL, OF_ONE_DEPTH, AcceptanceMap, CostCell, DepthChoice
-from components.speedup.policy import AcceptanceSummary, Policy, PromptCounts, RoundCost
+from components.methods import decoding_loop_of
+from components.policy import AcceptanceSummary, Policy, PromptCounts, RoundCost
+from components.rows import ALL, AcceptanceMap, CostCell, DepthChoice
 from components.speedup.prediction.costs import CostTable, Setting, contexts_of, cost_table, round_cost, select_depths
 from components.speedup.prediction.flags import prediction_flags
 from components.speedup.prediction.mixture import one_depth_for_all, stated_shares
@@ -55,7 +56,7 @@ class Evidence(NamedTuple):
         """Its costs at the depths of its maps."""
         setting = Setting(self.draft_key, batch_size, self.tree_budget, kv_len, self.session)
         deepest = min(m.k_max for m in self.maps)
-        depths = (0, deepest) if self.maps[0].method in OF_ONE_DEPTH else range(deepest + 1)
+        depths = (0, deepest) if decoding_loop_of(self.maps[0].method) else range(deepest + 1)
         table = select_depths(cost_table(self.cells, setting, self.rule.include_host), depths)
         if len(table.depths) < 2:
             raise UserError(

@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from components.rows import UNTRAINED, AcceptanceMap, DepthChoice, DepthEval, QualityFlag
-from components.speedup.policy import AcceptanceSummary
+from components.methods import is_trained
+from components.policy import AcceptanceSummary
+from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag
 from components.speedup.prediction.costs import CostTable
 from components.speedup.prediction.predict import Speeds
 from components.speedup.statistics.bootstrap import PROMPTS, Estimate
@@ -56,7 +57,7 @@ def prediction_flags(
     issues += curve_issues(cost)
     issues += sample_issues(summaries[-1].num_prompts, at_choice.num_rounds, at_choice.depth_k)
     issues += weight_issues(speeds.al[speeds.depths.index(at_choice.depth_k)])
-    if choice.method not in UNTRAINED:
+    if is_trained(choice.method):
         issues += depth_issues(choice.depth_k, min(m.trained_depth for m in maps))
     issues += falling_issues(speeds)
     issues += _acceptance_issues(at_choice)

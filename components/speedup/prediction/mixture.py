@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from components.contract import UserError
+from components.policy import Mixture
 from components.rows import DepthChoice
-from components.speedup.policy import Mixture
 from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row
 from components.speedup.statistics.bootstrap import Estimate, joined_sample
 

@@ -14,14 +14,6 @@ Hinkley 1997, section 5.3.2; our l_i / n are their empirical influence values). 
 Each end's distance from the estimate is therefore stretched by t / z, Student's quantile over the normal one, with the
 degrees of freedom of a sum of variances (Welch 1947, Satterthwaite 1946; `Sample` counts prompts), and by the share of
 the prompts' variance that a bootstrap misses.
-
-One steady time from repeated timings of the same work. Other work on a machine makes a time longer, never shorter.
-
-The longest timings show how busy the machine was, the shortest how long the work takes. On a machine without any other
-task, slices of plain decoding still scattered by a third, since neighbours share its memory. With a load that came and
-went on one core, the cost of a round over a plain step differed between processes by 4.4 % by the mean of the lower
-half of 55 slices, by 3.4 % by that of the lowest quarter and by 1.8 % by that of the lowest tenth. The minimum is as
-steady there, but keeps falling as timings are added.
 """
 
 from __future__ import annotations
@@ -32,7 +24,7 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from components.speedup.statistics.student import student_cdf, student_quantile
 
@@ -270,18 +262,3 @@ class _IntervalEnds(NamedTuple):
     def _neighbours(self, place: float) -> list[int]:
         last = len(self.ordered) - 1
         return [math.floor(place), min(last, math.floor(place) + 1)]
-
-
-PARTS: Final = 10  # the shortest tenth of the timings counts
-MIN_TIMINGS: Final = 3  # but never more than half of them
-
-
-def steady(times: ArrayLike) -> float:
-    """The mean of the shortest tenth of `times`, in their unit; of at least three or, of few, of the lower half.
-
-    NaN are left out (NaN where all are). The middle one of an odd number belongs to the lower half.
-    """
-    values = np.asarray(times, dtype=np.float64).ravel()
-    values = np.sort(values[~np.isnan(values)])
-    count = max(-(-len(values) // PARTS), min(MIN_TIMINGS, -(-len(values) // 2)))
-    return float(values[:count].mean()) if count else math.nan

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from components.bench import compare_end_to_end, measure_acceptance, measure_step_cost
 from components.contract import Context, Draft, Machine, Prompts, Target
+from components.policy import read_policy
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import read_policy
 
 
 def test_measured_trees_batches_and_contexts_reach_the_policy(

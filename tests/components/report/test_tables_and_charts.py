@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.policy import read_policy
 from components.report.charts.svg import HEIGHT, WIDTH, Point, Series, bar_chart, line_chart, nice_ticks
 from components.report.summary import summarise
 from components.report.tables import arm_table, choice_table, depth_table, flag_table, gate_table
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
-from components.speedup.policy import read_policy
 from components.tables import Table
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)

@@ -10,10 +10,11 @@ import pytest
 from simulated_rows import make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
+from components.policy import Policy, Winner, read_policy, served_depths
 from components.rows import PairedComparison, read_rows
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.comparison.paired import verdict_of
-from components.speedup.policy import Policy, Winner, read_policy, served_depths, write_policy
+from components.speedup.policy_markdown import write_policy
 from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]

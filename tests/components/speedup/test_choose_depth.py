@@ -11,9 +11,9 @@ import pytest
 from simulated_rows import DRAFT, make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
+from components.policy import Policy, Winner, read_policy
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
 from components.speedup import choose_depth
-from components.speedup.policy import Policy, Winner, read_policy
 from components.speedup.prediction.evidence import replay_counts
 
 P, VERIFY, HOST_FREE_DRAFT = [0.80, 0.74, 0.67], [90.0, 104.0, 117.0], [8.0, 14.0, 22.0]

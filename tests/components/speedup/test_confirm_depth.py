@@ -9,10 +9,10 @@ import pytest
 from simulated_rows import DRAFT, make_cells, make_maps, make_request, make_study
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.policy import Policy, Winner, read_policy
 from components.rows import CostCell, DepthEval, QualityFlag, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.measured.measured import measured_arms
-from components.speedup.policy import Policy, Winner, read_policy
 from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]

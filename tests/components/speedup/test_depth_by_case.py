@@ -14,9 +14,9 @@ from simulated_rows import DRAFT, make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
 from components.engines.depth_settings import engine_settings
+from components.policy import Policy, Winner, read_policy
 from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, read_rows
 from components.speedup import choose_depth
-from components.speedup.policy import Policy, Winner, read_policy
 from components.speedup.policy_markdown import policy_text
 from components.speedup.prediction.evidence import answers_near
 from components.speedup.select import Contender, rank

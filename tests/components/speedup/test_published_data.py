@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components.policy import Policy, Winner
 from components.rows import ALL
 from components.speedup.imported.policy import policy_from
 from components.speedup.imported.rows import ImportedRow, SourcedRow
-from components.speedup.policy import Policy, Winner
 from components.speedup.prediction.costs import line_over, line_without_each
 from components.speedup.prediction.model import marginal_cost, marginal_gain, speedup
 from components.speedup.prediction.predict import Rule

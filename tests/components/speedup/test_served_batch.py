@@ -11,9 +11,9 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Measurements
 from components.engines.depth_settings import engine_settings
+from components.policy import Policy, faults_of, read_policy
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import Policy, faults_of, read_policy
 from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from components.speedup.policy import DROPPED_PARTS, RENAMED, AcceptanceSummary, MeasuredArm, Policy, read_policy
+from components.policy import DROPPED_PARTS, RENAMED, AcceptanceSummary, MeasuredArm, Policy, read_policy
 
 SUMMARY = AcceptanceSummary("d", "mtp", "all", 2, 4, 90, 3, 2.1, 2.2, 2.3, 2.4, [90, 60], [60, 40])
 ARM = MeasuredArm(

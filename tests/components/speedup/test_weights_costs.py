@@ -10,9 +10,9 @@ import pytest
 from simulated_rows import make_cells, make_maps
 
 from components.contract import Context, Measurements
+from components.policy import read_policy
 from components.rows import AcceptanceMap, write_rows
 from components.speedup import choose_depth
-from components.speedup.policy import read_policy
 from components.speedup.quantisation_cost import weights_costs
 from components.speedup.statistics.bootstrap import PROMPTS
 

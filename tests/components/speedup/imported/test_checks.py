@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from components.contract import UserError
+from components.policy import Policy
 from components.speedup.imported.checks import check_together
 from components.speedup.imported.policy import policy_from
 from components.speedup.imported.rows import ImportedRow, SourcedRow
-from components.speedup.policy import Policy
 from components.speedup.prediction.predict import Rule
 from components.speedup.prediction.replay import count, replay
 

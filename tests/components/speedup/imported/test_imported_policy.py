@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from components.engines.depth_settings import engine_settings
+from components.policy import Policy
 from components.rows import QualityFlag
 from components.speedup.imported.policy import policy_from
 from components.speedup.imported.rows import ImportedRow, SourcedRow
-from components.speedup.policy import Policy
 from components.speedup.policy_markdown import policy_text
 from components.speedup.prediction.predict import Rule
 

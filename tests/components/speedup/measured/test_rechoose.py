@@ -12,10 +12,10 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Measurements
 from components.engines.depth_settings import engine_settings
+from components.policy import Policy, Winner, read_policy
 from components.rows import AcceptanceMap, CostCell
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.measured.rechoose import MeasuredDepth, PredictedDepth, combine
-from components.speedup.policy import Policy, Winner, read_policy
 from components.speedup.prediction.replay import count
 
 Rows = Callable[[list[object]], Measurements]

@@ -10,9 +10,9 @@ import pytest
 from simulated_rows import DRAFT, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Measurements
+from components.policy import Winner, read_policy
 from components.rows import AcceptanceMap, CostCell, QualityFlag
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.policy import Winner, read_policy
 from components.speedup.prediction.flags import (
     baseline_flags,
     baseline_issues,

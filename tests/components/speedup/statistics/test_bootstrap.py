@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from components.speedup.statistics.bootstrap import steady
+from components.definitions import steady
 
 
 def test_it_is_the_mean_of_the_shortest_tenth_of_three_at_least_or_of_the_lower_half() -> None:

@@ -1,4 +1,4 @@
-"""The depth policy: `policy.json`, and the same facts as rows that the history can query.
+"""The depth policy: the records of `policy.json`, and the one reader of that file.
 
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
@@ -23,26 +23,21 @@ policy.json holds
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` as text
   gate         Gate; null before confirm_depth
 
-`policy.md` beside it shows the same to people (policy_markdown.py). Settings of serving engines are part of a release,
-which knows the engines that can load the drafter (engines/depth_settings.py).
-
-Two records of policy.json: a ranked drafter, and one depth for several workloads.
-
-Policies written before some of their names changed, converted to the current names.
+speedup/policy_markdown.py writes it, with `policy.md`, which shows the same to people. Settings of serving engines are
+part of a release, which knows the engines that can load the drafter (engines/depth_settings.py). A policy from before
+some of these names changed is read with the current names.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
-from components.outside_json import read_object
-from components.rows import ALL, DepthChoice, DepthEval, PairedComparison, QualityFlag, write_rows
-from components.speedup.quantisation_cost import WeightsCost
+from components.outside_json import JsonObject, read_object
+from components.rows import ALL, DepthChoice, DepthEval, PairedComparison, QualityFlag
 
 
 @dataclass(frozen=True)
@@ -95,6 +90,77 @@ class RoundCost:
     session: int = 0
     process: list[float] = field(default_factory=list)
     own: float = 0.0
+
+
+@dataclass(frozen=True)
+class RankedDrafter:
+    """One drafter in one setting at its chosen depth, as ranked among all drafters."""
+
+    draft_key: str
+    method: str
+    depth_k: int
+    tree_budget: int | None  # draft tokens verified in a pass; None: a chain of depth_k
+    draft_vocab: int | None  # tokens that the drafter can propose; None: not known
+    speedup_pred: float
+    pred_lo: float
+    pred_hi: float
+    p_best: float
+    regret: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One depth for all workloads of one drafter at one batch size."""
+
+    draft_key: str
+    method: str
+    batch_size: int
+    stated: bool  # whether the shares were stated; otherwise they are those of the measured tokens
+    shares: dict[str, float]  # workload -> share of decoded tokens; they add up to 1
+    depth_k: int
+    speedup_pred: float  # of that depth over the mixture
+    pred_lo: float
+    pred_hi: float
+    depths_apart: dict[str, int]  # workload -> the depth it would choose for itself
+    speedup_apart: float  # of the mixture, each workload at its own depth
+    loss: float  # 1 - speedup_pred / speedup_apart
+    loss_by_workload: dict[str, float]
+
+
+@dataclass(frozen=True)
+class WeightsCost:
+    """One rounded drafter against its original at one depth, on their common prompts; 95 % intervals over prompts.
+
+    al, al_before: tokens kept a round, rounded and as trained. change: al - al_before, resampled together.
+    verdict: lower (change_hi < 0), higher (change_lo > 0), else undecided; always undecided with fewer prompts than
+        PROMPTS.decide, also in effective number.
+    """
+
+    draft_key: str
+    quantised_from: str
+    method: str
+    weights: str
+    depth_k: int
+    num_prompts: int
+    al: float
+    al_lo: float
+    al_hi: float
+    al_before: float
+    change: float
+    change_lo: float
+    change_hi: float
+    verdict: str
+
+    @property
+    def summary_line(self) -> str:
+        """The result in one line."""
+        conclusion = {"lower": "lower", "higher": "higher"}.get(self.verdict, "no difference shown")
+        return (
+            f"{self.method} in {self.weights}: acceptance length {self.al:.2f} at depth {self.depth_k}, "
+            f"{self.change:+.3f} [{self.change_lo:+.3f}, {self.change_hi:+.3f}] against {self.al_before:.2f} as "
+            f"trained, over {self.num_prompts} prompts: {conclusion}"
+        )
 
 
 @dataclass(frozen=True)
@@ -192,15 +258,24 @@ class Policy:
     confidence: float = 0.95
 
 
-def write_policy(directory: Path, policy: Policy) -> None:
-    """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
-    from components.speedup.policy_markdown import policy_text
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "acceptance": {"al_kept": "al", "al_pooled_incl_bonus": "al_uncut", "al_macro_incl_bonus": "al_macro"},
+    "arms": {"acceptance_rate": "draft_acceptance_rate"},
+}
+"""List in policy.json -> former name of a column -> current name."""
+DROPPED_PARTS = ("engines",)
+"""Former parts of policy.json; settings of engines are now part of a release."""
 
-    text = json.dumps(asdict(policy), indent=1, allow_nan=False)
-    (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
-    (directory / "policy.md").write_text(policy_text(policy), encoding="utf-8")
-    rows = [*policy.evals, *policy.trees, *policy.choices, *policy.contexts, *policy.comparisons, *policy.flags]
-    write_rows(directory, rows)
+
+def with_current_names(raw: JsonObject) -> JsonObject:
+    """The content of a policy.json of any age; unknown names stay, for the reader to refuse."""
+    return {
+        part: [{RENAMED[part].get(name, name): value for name, value in row.items()} for row in rows]
+        if part in RENAMED
+        else rows
+        for part, rows in raw.items()
+        if part not in DROPPED_PARTS
+    }
 
 
 def read_policy(directory: Path) -> Policy:
@@ -225,7 +300,7 @@ def read_policy(directory: Path) -> Policy:
             "ranking": RankedDrafter,
             "weights": WeightsCost,
         }
-        values: dict[str, Any] = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
+        values: JsonObject = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
         winner, gate = values.get("winner"), values.get("gate")
         if winner is not None:
             values["winner"] = Winner(**winner)
@@ -265,109 +340,3 @@ def served_depths(released: Policy) -> dict[str, int]:
         return {}
     drafting = released.verdict in ("use", "undecided")
     return {released.winner.draft_key: released.winner.depth_k if drafting else 0}
-
-
-def policy_summary(policy: Policy) -> dict[str, Any]:
-    """The facts for an artifact's info, a run's metrics and a summary: of the winner, else the best drafter."""
-    facts: dict[str, Any] = {
-        "verdict": policy.verdict,
-        "reasons": policy.reasons,
-        "num_flags": len(policy.flags),
-        "gate_passed": policy.gate.passed if policy.gate else None,
-        "gate_failed": [check.name for check in policy.gate.checks if not check.passed] if policy.gate else [],
-        "depth_k": 0,
-    }
-    winner_choices = served_choices(policy, policy.winner.draft_key) if policy.winner else []
-    all_workload_choices = winner_choices or served_choices(policy)
-    if not all_workload_choices:
-        return facts
-    best = max(all_workload_choices, key=lambda c: (c.pred_lo, c.draft_key))
-    facts |= {
-        "method": best.method,
-        "draft_key": best.draft_key,
-        "depth_k": best.depth_k,
-        "speedup_pred": best.speedup_pred,
-        "speedup_meas": best.speedup_meas,
-        "meas_lo": best.meas_lo,
-        "meas_hi": best.meas_hi,
-        "pred_error": best.pred_error,
-    }
-    for row in policy.evals:
-        best_key = (best.draft_key, ALL, best.depth_k, best.batch_size)
-        if (row.draft_key, row.workload, row.depth_k, row.batch_size) == best_key:
-            facts |= {"al": row.al, "al_lo": row.al_lo, "al_hi": row.al_hi}
-            facts |= {"al_meas": row.al_meas, "al_replayed": row.al_replayed}
-    facts["num_prompts"] = len({c.prompt_id for c in policy.prompts if c.draft_key == best.draft_key})
-    for pair in policy.comparisons:
-        if (pair.quantity, pair.workload) == ("decode_speed", ALL):
-            facts |= {"vs_champion": pair.ratio, "vs_champion_lo": pair.lo, "vs_champion_hi": pair.hi}
-            facts |= {"champion_key": pair.champion_key, "vs_champion_verdict": pair.verdict}
-    drafter_arms = [a for a in policy.arms if a.draft_key == best.draft_key and a.workload == ALL]
-    if drafter_arms:
-        # Outputs must be identical in all arms of the drafter; speed is that of the arm that is served.
-        served = (
-            a for a in drafter_arms if (a.depth_k, a.batch_size, a.tree_budget) == (best.depth_k, best.batch_size, None)
-        )
-        arm = next(served, None)
-        facts["speedup_pred_same_prompts"] = arm.speedup_pred if arm is not None else None
-        facts["num_prompts_timed"] = arm.num_prompts if arm is not None else None
-        facts["identical"] = sum(a.divergences for a in drafter_arms) == 0 and sum(a.checked for a in drafter_arms) > 0
-        facts["num_ties"] = sum(a.ties for a in drafter_arms)
-        facts["num_checked"] = sum(a.checked for a in drafter_arms)
-    return facts
-
-
-@dataclass(frozen=True)
-class RankedDrafter:
-    """One drafter in one setting at its chosen depth, as ranked among all drafters."""
-
-    draft_key: str
-    method: str
-    depth_k: int
-    tree_budget: int | None  # draft tokens verified in a pass; None: a chain of depth_k
-    draft_vocab: int | None  # tokens that the drafter can propose; None: not known
-    speedup_pred: float
-    pred_lo: float
-    pred_hi: float
-    p_best: float
-    regret: float
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """One depth for all workloads of one drafter at one batch size."""
-
-    draft_key: str
-    method: str
-    batch_size: int
-    stated: bool  # whether the shares were stated; otherwise they are those of the measured tokens
-    shares: dict[str, float]  # workload -> share of decoded tokens; they add up to 1
-    depth_k: int
-    speedup_pred: float  # of that depth over the mixture
-    pred_lo: float
-    pred_hi: float
-    depths_apart: dict[str, int]  # workload -> the depth it would choose for itself
-    speedup_apart: float  # of the mixture, each workload at its own depth
-    loss: float  # 1 - speedup_pred / speedup_apart
-    loss_by_workload: dict[str, float]
-
-
-RENAMED: Mapping[str, Mapping[str, str]] = {
-    "acceptance": {"al_kept": "al", "al_pooled_incl_bonus": "al_uncut", "al_macro_incl_bonus": "al_macro"},
-    "arms": {"acceptance_rate": "draft_acceptance_rate"},
-}
-"""List in policy.json -> former name of a column -> current name."""
-DROPPED_PARTS = ("engines",)
-"""Former parts of policy.json; settings of engines are now part of a release."""
-
-
-def with_current_names(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a policy.json of any age; unknown names stay, for the reader to refuse."""
-    return {
-        part: [{RENAMED[part].get(name, name): value for name, value in row.items()} for row in rows]
-        if part in RENAMED
-        else rows
-        for part, rows in raw.items()
-        if part not in DROPPED_PARTS
-    }
