@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, make_context
 from benchmarks.engine_vllm import vllm_process
 from components.bench import measure_acceptance, measure_server
-from components.bench.engines.connect import EngineServer
+from components.bench.settings import EngineServer
 from components.contract import Draft
 from components.drafts import quantise_draft
 from components.publish.formats.gguf import write_gguf

@@ -25,7 +25,7 @@ from benchmarks.engine_cases import (
     make_context,
 )
 from components.bench import measure_server
-from components.bench.engines.connect import EngineServer
+from components.bench.settings import EngineServer
 from components.contract import Measurements, UserError
 from components.rows import EngineAcceptance, Request, Round, read_rows
 from tests.engines.engine_homes import VLLM_VERSION, vllm_home

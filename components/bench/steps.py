@@ -6,14 +6,22 @@ A step imports its implementation when it runs, so that `check` and `plan` read 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.bench.engines.connect import EngineServer
+from components.bench.settings import (
+    BatchSizes,
+    DepthsToRun,
+    DraftDepths,
+    Dtype,
+    EngineServer,
+    KvLengths,
+    LookupDepths,
+    SpeculationType,
+    TreeBudgets,
+)
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target
-
-SpeculationType = Literal["draft-simple", "draft-eagle3", "draft-mtp"]
 
 
 def measure_acceptance(
@@ -23,9 +31,9 @@ def measure_acceptance(
     *,
     max_new_tokens: Annotated[int, Field(ge=2)] = 96,
     max_depth: Annotated[int, Field(ge=0, le=64)] = 0,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Dtype = "float32",
     batch_size: Annotated[int, Field(ge=1)] = 16,
-    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
+    trees: TreeBudgets = [],  # noqa: B006 - read, never changed
     ctx: Context,
 ) -> Measurements:
     """Acceptance map: for each output position, how many draft tokens a round starting there would accept.
@@ -61,7 +69,7 @@ def autotune(
     prompts: Prompts,
     drafts: list[Draft] | None = None,
     *,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Dtype = "float32",
     seconds: Annotated[float, Field(ge=0.0, le=600.0)] = 3.0,
     ctx: Context,
     machine: Machine,
@@ -90,15 +98,15 @@ def measure_step_cost(
     tuning: Measurements | None = None,
     *,
     max_depth: Annotated[int, Field(ge=0, le=64)] = 0,
-    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
-    kv_lengths: list[Annotated[int, Field(ge=16)]] = [128],  # noqa: B006 - read, never changed
-    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
+    batch_sizes: BatchSizes = [1],  # noqa: B006 - read, never changed
+    kv_lengths: KvLengths = [128],  # noqa: B006 - read, never changed
+    trees: TreeBudgets = [],  # noqa: B006 - read, never changed
     graphs: bool = False,
     precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
     seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 120.0,
     num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
     tokens_per_block: Annotated[int, Field(ge=16)] = 64,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Dtype = "float32",
     num_threads: Annotated[int, Field(ge=0)] = 0,
     ctx: Context,
     machine: Machine,
@@ -161,13 +169,13 @@ def compare_end_to_end(
     precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
     seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 240.0,
     num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
-    depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]] = "around",
-    lookup_depths: list[Annotated[int, Field(ge=1, le=16)]] = [4],  # noqa: B006 - read, never changed
+    depths: DepthsToRun = "around",
+    lookup_depths: LookupDepths = [4],  # noqa: B006 - read, never changed
     loaded_off: bool = True,
-    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = [1],  # noqa: B006 - read, never changed
-    trees: list[Annotated[int, Field(ge=1, le=256)]] = [],  # noqa: B006 - read, never changed
+    batch_sizes: BatchSizes = [1],  # noqa: B006 - read, never changed
+    trees: TreeBudgets = [],  # noqa: B006 - read, never changed
     num_warm_up: Annotated[int, Field(ge=1)] = 2,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Dtype = "float32",
     num_threads: Annotated[int, Field(ge=0)] = 0,
     ctx: Context,
     machine: Machine,
@@ -235,7 +243,7 @@ def measure_llama_cpp(
     draft_model: str = "",
     speculation: SpeculationType = "draft-eagle3",
     draft_key: str = "",
-    depths: list[Annotated[int, Field(ge=1, le=64)]] = [3, 7],  # noqa: B006 - read, never changed
+    depths: DraftDepths = [3, 7],  # noqa: B006 - read, never changed
     programs: str = "",
     num_prompts: Annotated[int, Field(ge=1)] = 12,
     max_new_tokens: Annotated[int, Field(ge=2)] = 96,
@@ -303,7 +311,7 @@ def measure_server(
     label: str = "",
     num_prompts: Annotated[int, Field(ge=1)] = 32,
     max_new_tokens: Annotated[int, Field(ge=2)] = 128,
-    concurrency: Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)] = [1],  # noqa: B006
+    concurrency: Annotated[BatchSizes, Field(min_length=1)] = [1],  # noqa: B006
     reps: Annotated[int, Field(ge=1, le=100)] = 1,
     num_warm_up: Annotated[int, Field(ge=0)] = 2,
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0,

@@ -1,20 +1,50 @@
-"""Facts of a target, read from its configuration and the headers of its weight files without loading a weight."""
+"""Step `targets.load_target`: checks a target's files and reads its facts without loading a weight.
+
+The facts come from its configuration and the headers of its weight files. A target may have many gigabytes, so the step
+copies nothing: it writes `target.json` with the folder and the size and sha256 of every file (source.py reads it).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from components.contract import UserError
+from components.contract import Context, Target, UserError
 from components.outside_json import read_object
-from components.targets.interface import kv_bytes_per_token, shape_of
+from components.targets.file_digests import sha256_of
+from components.targets.shape import kv_bytes_per_token, shape_of
+from components.targets.source import BUILTIN, find_folder, list_files
 from components.tensor_headers import headers_in
+from components.text import message_of
 
 MAX_CONFIG_BYTES = 16 << 20
+
+
+def load_target(
+    *, model: str, trust_remote_code: bool, dtype: Literal["auto", "float32", "bfloat16"], ctx: Context
+) -> Target:
+    """The step `targets.load_target`; its settings are explained in components/targets/steps.py."""
+    folder = find_folder(model, trust_remote_code)
+    files = list_files(folder, model, trust_remote_code)
+    ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
+    facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
+    record = {
+        "model": model,
+        "folder": BUILTIN if model == BUILTIN else str(folder),
+        "trust_remote_code": trust_remote_code,
+        "dtype": facts["dtype"],
+        "files": {
+            file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
+            for file in files
+        },
+    }
+    (ctx.out / "target.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return Target.of_step(ctx, {"model": model, **facts})
 
 
 def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str, device: str) -> dict[str, Any]:
@@ -54,16 +84,11 @@ def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # foreign values break each configuration class in its own way
-        raise UserError(f"{location}: config.json cannot be used ({one_line(error)})") from error
+        raise UserError(f"{location}: config.json cannot be used ({message_of(error)})") from error
     remote = trust_remote_code and bool(getattr(config, "auto_map", None))
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
         raise UserError(f"{location}: model type '{config.model_type}' is not a causal LM that transformers knows")
     return config
-
-
-def one_line(error: BaseException) -> str:
-    """The message of a library's exception without line breaks, at most 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def resolve_dtype(dtype: str, stored_dtype: str, device: str) -> str:

@@ -6,11 +6,12 @@ folder), by path, size, inode and modification time; small files are hashed ever
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Final
+
+from components import files
 
 LARGE: Final = 32 << 20
 """Bytes from which a digest is cached."""
@@ -20,19 +21,14 @@ def sha256_of(file: Path) -> str:
     """Hex sha256 of the file's content."""
     stat = file.stat()
     if stat.st_size < LARGE:
-        return _hash(file)
+        return files.sha256_of(file)
     cache = _cache_file()
     identity = f"{file.resolve()}|{stat.st_size}|{stat.st_ino}|{stat.st_mtime_ns}"
     digests = _read(cache)
     if identity not in digests:
-        digests[identity] = _hash(file)
+        digests[identity] = files.sha256_of(file)
         _write(cache, {**_read(cache), **digests})
     return digests[identity]
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _cache_file() -> Path:
@@ -52,6 +48,4 @@ def _read(cache: Path) -> dict[str, str]:
 
 def _write(cache: Path, digests: dict[str, str]) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
-    partial = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(digests, indent=0), encoding="utf-8")
-    partial.replace(cache)
+    files.write_whole(cache, json.dumps(digests, indent=0))

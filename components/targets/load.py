@@ -1,20 +1,4 @@
-"""Opens a Target as a model that decodes: with our own forward pass where it applies, else with transformers.
-
-Keeps one target open in a process, so that consecutive shards do not load it again.
-
-It has the "plain" kernel: a timed choice of kernels would change the last bits of shards that any process may write.
-
-The thread count for passes of a target.
-
-A pass of a small model is hundreds of operators of a few microseconds. A second thread saves little of each and waits
-at a barrier after each, which on a busy machine costs far more (measured: 31 CPU seconds instead of 3 for one shard of
-answers of the built-in target). The count depends on no measurement, so that files repeat bit for bit everywhere.
-
-Decides which checkpoints our own forward pass can run, by their configuration and exact set of tensor names.
-
-A checkpoint with one tensor more or less than expected is another architecture under a known name; transformers runs
-it.
-"""
+"""Opens a Target as a model that decodes: with our own forward pass where it applies, else with transformers."""
 
 from __future__ import annotations
 
@@ -31,12 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from components.contract import Target, UserError
-from components.targets.config import facts_of, one_line, read_config, resolve_dtype
-from components.targets.forward.llama import FastTarget
+from components.targets.config import facts_of, read_config, resolve_dtype
+from components.targets.forward.llama import FastTarget, check_shapes, is_supported
 from components.targets.forward.transformers_model import TransformersTarget
-from components.targets.interface import AbstractTarget, TargetShape, rope_parameters, shape_of, sliding_window
+from components.targets.interface import AbstractTarget
+from components.targets.shape import TargetShape, shape_of
 from components.targets.source import open_record
 from components.tensor_headers import headers_in
+from components.text import message_of
 
 _LAYER: Final = re.compile(r"\.layers\.(\d{1,9})\.")
 _TRIAL_TEXT: Final = "def add(a, b):\n    return a + b  # Grüße, 你好 1234\n"
@@ -96,7 +82,7 @@ def _check_rotations(fast: FastTarget, location: str) -> None:
     try:
         finite = bool(torch.isfinite(torch.view_as_real(fast.rotations(2))).all())
     except Exception as error:  # a value of another type breaks each kind of rotation in its own way
-        raise UserError(f"{location}: config.json's rotary settings cannot be used ({one_line(error)})") from error
+        raise UserError(f"{location}: config.json's rotary settings cannot be used ({message_of(error)})") from error
     if not finite:
         raise UserError(f"{location}: config.json's rotary settings give NaN or infinity")
 
@@ -131,7 +117,7 @@ def _transformers_model(folder: Path, dtype: torch.dtype, trust: bool, location:
             output_loading_info=True,
         )
     except Exception as error:  # foreign files break each architecture in its own way
-        raise UserError(f"{location}: transformers cannot load it ({one_line(error)})") from error
+        raise UserError(f"{location}: transformers cannot load it ({message_of(error)})") from error
     finally:
         logging.set_verbosity(verbosity)
     if missing := sorted(loaded["missing_keys"]):
@@ -177,7 +163,7 @@ def open_tokenizer(target: Target | Path) -> Any:
     except BaseException as error:  # foreign files break each kind of tokenizer in its own way
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of the tokenizers library
             raise
-        raise UserError(f"{record['model']}: its tokenizer cannot be loaded ({one_line(error)})") from error
+        raise UserError(f"{record['model']}: its tokenizer cannot be loaded ({message_of(error)})") from error
     return tokenizer
 
 
@@ -220,7 +206,7 @@ class _Reader:
                 self._open = (file, safe_open(file, framework="pt"))
             stored: Tensor = self._open[1].get_tensor(name)
         except SafetensorError as error:
-            raise UserError(f"{at}: {name} cannot be read ({one_line(error)}); download it again") from error
+            raise UserError(f"{at}: {name} cannot be read ({message_of(error)}); download it again") from error
         if not stored.is_floating_point():
             raise UserError(f"{at}: {name} is of {str(stored.dtype).removeprefix('torch.')}, which no weight is")
         tensor = stored.to(self._dtype)
@@ -230,7 +216,11 @@ class _Reader:
 
 @functools.lru_cache(maxsize=1)
 def cached_target(folder: Path, device: str, dtype: Literal["float32", "bfloat16", "auto"] = "auto") -> AbstractTarget:
-    """The target in this artifact directory, opened at the first call. Raises as `open_target`."""
+    """The target in this artifact directory, opened at the first call, so that consecutive shards share it.
+
+    Its kernel is "plain": a timed choice would change the last bits of shards that any process may write. Raises as
+    `open_target`.
+    """
     return open_target(folder, device=device, dtype=dtype, kernel="plain")
 
 
@@ -239,56 +229,10 @@ SMALL_TARGET: Final = 50_000_000
 
 
 def threads_for(num_params: int, num_threads: int) -> int:
-    """One thread for a small target, else all of `num_threads`."""
+    """One thread for a small target, else all of `num_threads`.
+
+    A pass of a small model is hundreds of operators of a few microseconds: a second thread saves little of each and
+    waits at a barrier after each, which on a busy machine costs far more (measured: 31 CPU seconds instead of 3 for one
+    shard of answers of the built-in target). The count depends on no measurement, so files repeat bit for bit.
+    """
     return 1 if num_params < SMALL_TARGET else num_threads
-
-
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-ROPE_TYPES = frozenset({"default", "llama3", "linear"})
-
-
-def is_supported(config: Any, names: set[str]) -> bool:
-    """Whether FastTarget can run this configuration with these tensors; else TransformersTarget does."""
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or sliding_window(config):
-        return False
-    if rope_parameters(config).get("rope_type", "default") not in ROPE_TYPES:
-        return False
-    if rope_parameters(config).get("partial_rotary_factor", 1.0) != 1.0:
-        return False
-    return names == expected_names(config, names)
-
-
-def expected_names(config: Any, present: set[str]) -> set[str]:
-    """The tensor names of such a checkpoint; biases of the attention projections and lm_head count where present."""
-    names = {"model.embed_tokens.weight", "model.norm.weight"}
-    for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        names |= {f"{prefix}self_attn.{part}_proj.weight" for part in "qkvo"}
-        names |= {f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-        names |= {f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"}
-        if config.model_type == "qwen3":
-            names |= {f"{prefix}self_attn.q_norm.weight", f"{prefix}self_attn.k_norm.weight"}
-        joined = {f"{prefix}self_attn.{part}_proj.bias" for part in "qkv"}  # one linear layer: all of them or none
-        names |= (joined if joined & present else set()) | ({f"{prefix}self_attn.o_proj.bias"} & present)
-    head = {"lm_head.weight"}
-    return names | (head & present if config.tie_word_embeddings else head)
-
-
-def check_shapes(shape: TargetShape, tensor_shapes: Mapping[str, list[int]], location: str) -> None:
-    """Raises UserError where a tensor has another shape than config.json implies. tensor_shapes: by tensor name."""
-    width, head_dim = shape.hidden_size, shape.head_dim
-    queries, keys = shape.num_attention_heads * head_dim, shape.num_key_value_heads * head_dim
-    outputs = {"q": queries, "k": keys, "v": keys, "o": width}
-    by_ending = {f"{part}_proj.bias": [rows] for part, rows in outputs.items()}
-    by_ending |= {f"{part}_proj.weight": [rows, width] for part, rows in outputs.items()}
-    by_ending |= {"o_proj.weight": [width, queries], "down_proj.weight": [width, shape.intermediate_size]}
-    by_ending |= {f"{part}_proj.weight": [shape.intermediate_size, width] for part in ("gate", "up")}
-    by_ending |= {"embed_tokens.weight": [shape.vocab_size, width], "lm_head.weight": [shape.vocab_size, width]}
-    by_ending |= {f"{part}_norm.weight": [head_dim] for part in "qk"}
-    by_ending |= {f"{norm}.weight": [width] for norm in ("norm", "input_layernorm", "post_attention_layernorm")}
-    for name, tensor_shape in tensor_shapes.items():
-        expected = by_ending[".".join(name.split(".")[-2:])]
-        if tensor_shape != expected:
-            raise UserError(
-                f"{location}: {name} is {tensor_shape}, and config.json asks for {expected}: they do not go together"
-            )

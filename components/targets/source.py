@@ -1,22 +1,21 @@
 """Finds, checks and fingerprints the files of a target without reading a weight.
 
-A target may have many gigabytes, so `load_target` copies nothing: it writes `target.json` with the folder and the size
-and sha256 of every file, and opening the target checks that the files are unchanged. Three sources: `builtin` (in this
-package), a folder in Hugging Face format, a hub id. Weights are safetensors only. target.json alone never permits code
-that comes with a model to run: components/remote_code.py.
+Three sources: `builtin` (in this package), a folder in Hugging Face format, a hub id. Weights are safetensors only. A
+Target artifact is `target.json` alone: the folder, and the size and sha256 of every file; opening the target checks
+that the files are unchanged. It never permits code that comes with a model to run: components/remote_code.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from components.contract import Context, Target, UserError
+from components.contract import UserError
 from components.outside_json import read_object
 from components.remote_code import REMOTE_CODE, may_run_code
 from components.targets.file_digests import sha256_of
+from components.text import message_of
 
 BUILTIN: Final = "builtin"
 _BUILTIN_FOLDER: Final = Path(__file__).parent / "builtin"
@@ -31,30 +30,6 @@ _PATTERNS: Final = (
 )
 _TEXT: Final = ("chat_template*", "special_tokens_map.json", "added_tokens.json")
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
-
-def load_target(
-    *, model: str, trust_remote_code: bool, dtype: Literal["auto", "float32", "bfloat16"], ctx: Context
-) -> Target:
-    """The step `targets.load_target`; its settings are explained in components/targets/steps.py."""
-    from components.targets.config import facts_of
-
-    folder = find_folder(model, trust_remote_code)
-    files = list_files(folder, model, trust_remote_code)
-    ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
-    facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
-    record = {
-        "model": model,
-        "folder": BUILTIN if model == BUILTIN else str(folder),
-        "trust_remote_code": trust_remote_code,
-        "dtype": facts["dtype"],
-        "files": {
-            file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
-            for file in files
-        },
-    }
-    (ctx.out / "target.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return Target.of_step(ctx, {"model": model, **facts})
 
 
 def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -86,7 +61,7 @@ def find_folder(model: str, trust_remote_code: bool = False) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # every network and hub failure becomes one line
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = message_of(error)
         raise UserError(f"model: {model}: not a local folder, and the hub did not give it ({reason})") from error
 
 

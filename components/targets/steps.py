@@ -124,7 +124,7 @@ def load_target(
         trust_remote_code: run Python code that comes with the model; leave off unless you have read that code.
         dtype: the numbers it computes with; auto is float32 on a CPU and the checkpoint's own on a GPU.
     """
-    from components.targets.source import load_target as run
+    from components.targets.config import load_target as run
 
     return run(model=model, trust_remote_code=trust_remote_code, dtype=dtype, ctx=ctx)
 

@@ -10,7 +10,7 @@ from serving_engine import free_port, served
 from benchmarks import engine_llama_cpp
 from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, EngineCases, make_context
 from components.bench import measure_server
-from components.bench.engines.connect import EngineServer
+from components.bench.settings import EngineServer
 from components.rows import Request, read_rows
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200), pytest.mark.usefixtures("llama_cpp")]

@@ -11,7 +11,7 @@ from benchmarks import engine_vllm
 from benchmarks.engine_cases import DEPTH, EngineCases, Served, make_context
 from benchmarks.engine_vllm import counters_equal_answers, measured, timed, vllm
 from components.bench import measure_acceptance
-from components.bench.engines.connect import EngineServer
+from components.bench.settings import EngineServer
 from components.contract import Measurements
 from components.rows import EngineAcceptance, EngineComparison, QualityFlag, read_rows
 from components.speedup import compare_engines

@@ -4,7 +4,7 @@ The target's greedy answer is known, so one pass of the target gives the feature
 `propose_at_every_position` the draft tokens after each. A drafter's state depends on committed tokens only; therefore
 replaying i <- i + min(accepted[i], k) + 1 over this map is what a live run at depth k does, for every k at once. The
 drafts of a method with its own loop (lookahead) also depend on its earlier passes: its map is that of a live run at the
-deepest depth, and holds for no other depth (rows.py OF_ONE_DEPTH).
+deepest depth, and holds for no other depth (components/methods.py decoding_loop).
 
 Two training-time figures are too high, and the map shows by how much. Averaging `accepted` over all positions counts
 positions where no round ever starts (rounds start just after a miss). `proxy_accepted` also feeds the drafter the true
@@ -22,8 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.decoding.chain import LOOPS, decode
+from components.decoding.chain import decode
 from components.drafts.interface import Drafter
+from components.methods import decoding_loop_of
 from components.targets.interface import AbstractTarget
 
 
@@ -63,7 +64,7 @@ def acceptance_map(
         draft_tokens = draft.propose_at_every_position(ids, out.taps[0], out.last[0], k_max)[first:]
     truth = torch.tensor(answer[1:], device=draft_tokens.device)
     first_matches = (draft_tokens[:, 0] == truth[:num_positions]).tolist()
-    if draft.method in LOOPS:
+    if decoding_loop_of(draft.method):
         accepted = _accepted_in_live_run(target, draft, prompt_ids, num_tokens, k_max)
     else:
         accepted = _matching_prefix(draft_tokens[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])

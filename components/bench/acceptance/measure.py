@@ -12,20 +12,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from components.bench.acceptance.chain_map import acceptance_map, count_in_draft_vocabulary, repeated_bigrams
 from components.bench.acceptance.trees import check_branching, tree_acceptance, tree_shape
 from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
+from components.bench.settings import Dtype, TreeBudgets
 from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target
-from components.decoding.chain import LOOPS
 from components.drafts.interface import Drafter, TreeProposer
 from components.drafts.settings import LookaheadSettings
 from components.drafts.storage.files import read_record
 from components.files import written_whole
+from components.methods import decoding_loop_of
 from components.rows import AcceptanceMap, write_rows
 from components.targets.load import cached_target, target_facts
 from components.weight_format import Storage
@@ -38,9 +38,9 @@ def measure_acceptance(
     *,
     max_new_tokens: int,
     max_depth: int,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Dtype,
     batch_size: int,
-    trees: list[Annotated[int, Field(ge=1, le=256)]],
+    trees: TreeBudgets,
     ctx: Context,
 ) -> Measurements:
     """The step `bench.measure_acceptance`; its settings are explained in components/bench/steps.py."""
@@ -96,7 +96,7 @@ def measure_acceptance(
 def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
     """Positions past the answer that a map needs: for draft tokens, or the window of a method with its own loop."""
 
-    if record["method"] not in LOOPS:
+    if not decoding_loop_of(record["method"]):
         return k_max
     return LookaheadSettings.model_validate(record["settings"]).positions_ahead(k_max)
 
@@ -119,7 +119,7 @@ class MapShard:
     k_max: int
     trees: tuple[int, ...]
     max_new_tokens: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     device: str
     num_threads: int
 
@@ -168,7 +168,7 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _cached_drafter(draft: Path, target: Path, device: str, dtype: Literal["float32", "bfloat16"]) -> Drafter:
+def _cached_drafter(draft: Path, target: Path, device: str, dtype: Dtype) -> Drafter:
     """The drafter, kept open from shard to shard."""
 
     return open_drafter(Draft(key="", path=draft), cached_target(target, device, dtype))

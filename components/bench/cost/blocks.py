@@ -1,10 +1,8 @@
 """Blocks of cost cells: every phase and depth of every drafter, on the same texts, in turns.
 
 A block decodes one text at one batch size and KV length. All arms, plain decoding included, take turns on it
-(slices.py), so that disturbances of the machine affect them alike. Its texts come from blocks.py, the phases of a
-round from phases.py.
-
-The contexts of cost cells, of any length and number, made of test prompts and the target's own answers.
+(measurement/slices.py), so that disturbances of the machine affect them alike. The contexts of its cells, of any length
+and number, are made of test prompts and the target's own answers.
 
 A cell at KV length L decodes `tokens` tokens after a context of L - tokens / 2, so that L is the mean length. In a
 batch the lengths spread evenly by an eighth to both sides of that: served requests differ in length, and a ragged batch
@@ -20,7 +18,8 @@ from typing import NamedTuple
 
 from components.bench.clock import slices_stat
 from components.bench.end_to_end.arms import Arm
-from components.bench.measurement.process import ArmRun, Measuring
+from components.bench.measurement.process import Measuring
+from components.bench.measurement.slices import ArmRun
 from components.rows import CostCell
 
 MEMORY_SHARE = 0.8

@@ -1,11 +1,9 @@
 """Step `bench.measure_step_cost`: times the phases of a round on this machine, over batch sizes and KV lengths.
 
 T_target (one row a sequence), T_verify(k + 1 rows), T_draft(k proposals) and the rest of a round, each timed inside the
-real decoding loop (phases.py) on the target's own text; prefill apart. All drafters are measured together, against one
-plain decoding. Their arms take turns of some tens of milliseconds (slices.py), in several fresh processes in sequence,
-until the costs of all arms are known to the asked precision or the time is spent; the step notes which.
-
-The measurement of step costs: starts fresh processes, measures blocks, and decides when to stop.
+real decoding loop on the target's own text; prefill apart. All drafters are measured together, against one plain
+decoding. Their arms take turns of some tens of milliseconds (measurement/slices.py), in several fresh processes in
+sequence, until the costs of all arms are known to the asked precision or the time is spent; the step notes which.
 """
 
 from __future__ import annotations

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
-from components.contract import DepthPolicy, UserError
+from components.bench.settings import DepthsToRun
+from components.contract import DepthPolicy
 from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling
-from components.outside_json import read_object
+from components.policy import read_policy
 from components.rows import ALL
-
-Depths = Literal["around", "all"] | list[int]
-
 
 EDGE_DEPTHS = (3, 7)
 """Draft counts that engines on phones and laptops are usually shipped with; shown beside the chosen depth."""
@@ -89,21 +87,15 @@ def read_policy_depths(policy: DepthPolicy) -> Mapping[str, frozenset[int]]:
 
     Raises UserError when the artifact is not a depth policy.
     """
-    file = policy.path / "policy.json"
-    if not file.is_file():
-        raise UserError(
-            f"{policy.path}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth"
-        )
-    policy_record = read_object(file)
-    served = policy_record.get("served", {})
-    depths_of: dict[str, set[int]] = {key: {depth} for key, depth in served.items() if depth > 0}
-    for choice in policy_record["choices"]:
-        if choice["workload"] == ALL and choice["depth_k"] > 0:
-            depths_of.setdefault(choice["draft_key"], set()).add(int(choice["depth_k"]))
+    content = read_policy(policy.path)
+    depths_of: dict[str, set[int]] = {key: {depth} for key, depth in content.served.items() if depth > 0}
+    for choice in content.choices:
+        if choice.workload == ALL and choice.depth_k > 0:
+            depths_of.setdefault(choice.draft_key, set()).add(choice.depth_k)
     return {key: frozenset(depths) for key, depths in depths_of.items()}
 
 
-def depths_to_run(which: Depths, policy_depths: Collection[int], deepest: int) -> list[int]:
+def depths_to_run(which: DepthsToRun, policy_depths: Collection[int], deepest: int) -> list[int]:
     """The depths of one drafter, ascending.
 
     "around": the policy's depths and their neighbours, 1, EDGE_DEPTHS and the deepest; "all": 1 to the deepest, and the

@@ -10,9 +10,7 @@ of every round are kept as cost cells, so that predictions can be compared with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from components.bench import clock
 from components.bench.acceptance.trees import tree_arms
@@ -24,10 +22,11 @@ from components.bench.end_to_end.timed_runs import GroupRun, Study, StudyPlan, t
 from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
 from components.bench.prompts import EncodedPrompt, fitting_prompts, spread
+from components.bench.settings import BatchSizes, DepthsToRun, Dtype, LookupDepths, TreeBudgets
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.decoding.chain import LOOPS
 from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
 from components.drafts.storage.files import read_record
+from components.methods import decoding_loop_of
 from components.rows import CostCell, Request, write_rows
 from components.targets.load import open_target, target_facts
 
@@ -46,13 +45,13 @@ def compare_end_to_end(
     precision: float,
     seconds: float,
     num_processes: int,
-    depths: Literal["around", "all"] | list[Annotated[int, Field(ge=1)]],
-    lookup_depths: list[Annotated[int, Field(ge=1, le=16)]],
+    depths: DepthsToRun,
+    lookup_depths: LookupDepths,
     loaded_off: bool,
-    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]],
-    trees: list[Annotated[int, Field(ge=1, le=256)]],
+    batch_sizes: BatchSizes,
+    trees: TreeBudgets,
     num_warm_up: int,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Dtype,
     num_threads: int,
     ctx: Context,
     machine: Machine,
@@ -112,7 +111,7 @@ def plan_arms(
         method, trained, reach = str(record["method"]), int(record["num_steps"]), int(record["max_depth"])
         deepest = max(depths) if isinstance(depths, list) and depths else trained
         within_reach = [depth for depth in policy_depths.get(draft.key, ()) if depth <= reach]
-        if loaded_off and method not in LOOPS:  # such a method drafts with the target itself: no drafter
+        if loaded_off and not decoding_loop_of(method):  # such a method drafts with the target itself: no drafter
             arms.append(Arm(method, draft.key, 0))
             side.add(arms[-1])
         arms += [Arm(method, draft.key, depth) for depth in depths_to_run(depths, within_reach, min(deepest, reach))]
@@ -133,7 +132,7 @@ def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequenc
     """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
 
     method = read_record(draft.path)["method"]
-    if method not in LOOPS:
+    if not decoding_loop_of(method):
         return
     if max(batch_sizes, default=1) > 1:
         raise UserError(
@@ -149,7 +148,7 @@ def _write_rows(
     tuned: Tuning,
     target: Target,
     drafts: Sequence[Draft],
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Dtype,
     machine: Machine,
     ctx: Context,
 ) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from components.bench.acceptance.chain_map import repeated_bigrams
 from components.bench.end_to_end.identity import NOT_COMPARED, Identity, IdentityChecker, PlainText
 from components.bench.end_to_end.timed_runs import TimedRun
-from components.rows import UNTRAINED, QualityFlag, Request, Round
+from components.methods import is_trained
+from components.rows import QualityFlag, Request, Round
 from components.targets.interface import AbstractTarget
 
 
@@ -182,7 +183,7 @@ def _arm_flags(runs: Sequence[TimedRun], session_id: str, trained_depths: Mappin
         if share > MAX_OVERSHOOT_SHARE:
             detail = f"{arm.label}: share of tokens computed past the end and thrown away; longer answers waste less"
             flags.append(QualityFlag(session_id, arm.draft_key, arm.method, "overshoot", "info", share, detail))
-        trained = arm.depth if arm.method in UNTRAINED else trained_depths.get(arm.draft_key, arm.depth)
+        trained = trained_depths.get(arm.draft_key, arm.depth) if is_trained(arm.method) else arm.depth
         if arm.depth > trained:
             detail = f"{arm.label}: the drafter is trained for depth {trained}"
             flags.append(

@@ -19,35 +19,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from pydantic import Field
+import httpx
 
 from components.bench.engines.acceptance import Acceptance, Counters, read_acceptance, read_counters
+from components.bench.settings import EngineServer
 from components.engines.client import wait_until_ready
-from components.engines.server_address import ServerAddress
-
-if TYPE_CHECKING:
-    import httpx
-
-
-class EngineServer(ServerAddress):
-    """One server to be measured.
-
-    base_url: its address with or without /v1, such as http://127.0.0.1:8000; no credentials, query or fragment.
-    engine: which it is; auto asks it. openai is any other with /v1/completions.
-    model: the name it serves; empty takes the first of /v1/models.
-    method: how it speculates (eagle3, mtp, ngram ...); empty is external where it drafts, none where it does not.
-    depth_k: draft tokens a round it was started with; 0 takes what it reports itself.
-    draft_key: the artifact key of the drafter it serves, where it is one of ours.
-    api_key_variable: the environment variable that holds its key; the key is written nowhere.
-    """
-
-    setting: ClassVar[str] = "servers"
-
-    method: str = ""
-    depth_k: int = Field(default=0, ge=0)
-    draft_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,8 +51,6 @@ async def connect(client: httpx.AsyncClient, server: EngineServer, wait_s: float
 
 async def empty_cache(client: httpx.AsyncClient, server: Connected) -> bool:
     """Empty SGLang's prefix cache before a turn; returns False where the server refused."""
-    import httpx
-
     if server.engine != "sglang":
         return True
     try:
@@ -86,8 +62,6 @@ async def empty_cache(client: httpx.AsyncClient, server: Connected) -> bool:
 
 async def read_server_counters(client: httpx.AsyncClient, server: Connected) -> Counters | None:
     """The server's current speculation counters; None where it has none that can be read."""
-    import httpx
-
     try:
         reply = await client.get(f"{server.settings.root}/metrics", headers=server.settings.headers())
     except httpx.TransportError:
@@ -166,8 +140,6 @@ async def send_request(
     client: httpx.AsyncClient, server: Connected, prompt: ServerPrompt, max_new_tokens: int, temperature: float
 ) -> Answer:
     """Send one timed request; server and network failures become Answer.error."""
-    import httpx
-
     address, body = request_body(server, prompt, max_new_tokens, temperature)
     answer = Answer(sent_ns=time.perf_counter_ns())
     if body.get("prompt", prompt.ids) is None:

@@ -26,9 +26,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from components.bench.end_to_end.compare import drop_timed
 from components.bench.engines.acceptance import Acceptance
@@ -36,6 +34,7 @@ from components.bench.engines.connect import ServerPrompt
 from components.bench.engines.rows import decode_expected
 from components.bench.engines.server import server_prompt
 from components.bench.prompts import EncodedPrompt, fitting_prompts, spread_by_workload
+from components.bench.settings import DraftDepths
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import EngineAcceptance, Request, write_rows
 from components.targets.file_digests import sha256_of
@@ -63,7 +62,7 @@ def measure_llama_cpp(
     draft_model: str,
     speculation: str,
     draft_key: str,
-    depths: list[Annotated[int, Field(ge=1, le=64)]],
+    depths: DraftDepths,
     programs: str,
     num_prompts: int,
     max_new_tokens: int,

@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from components.bench.end_to_end.identity import NOT_COMPARED, Identity, IdentityChecker
 from components.bench.end_to_end.request_rows import rounded, sha256_of_tokens
+from components.bench.engines.acceptance import Acceptance
 from components.bench.engines.connect import Answer, Connected, ServerPrompt
 from components.contract import Context, Target, UserError
 from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
@@ -21,8 +22,26 @@ from components.rows import EngineAcceptance, Request, Round
 from components.targets.generate import continue_batch
 from components.targets.load import open_target
 
-if TYPE_CHECKING:
-    from components.bench.engines.server import Turn, TurnResult
+
+@dataclass(frozen=True)
+class Turn:
+    """One server's turn: some prompts of one workload at one concurrency."""
+
+    server: Connected
+    workload: str
+    concurrency: int
+    rep: int
+    is_warmup: bool
+    prompts: Sequence[ServerPrompt]
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """A finished turn. server_counts: the server's own counters, after minus before; None where it has none."""
+
+    turn: Turn
+    answers: Sequence[Answer]
+    server_counts: Acceptance | None
 
 
 @dataclass(frozen=True)

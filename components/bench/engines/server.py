@@ -15,49 +15,27 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
-from pydantic import Field
 
 from components.bench.end_to_end.compare import drop_timed
-from components.bench.engines.acceptance import Acceptance
 from components.bench.engines.connect import (
     Answer,
     Connected,
-    EngineServer,
     ServerPrompt,
     connect,
     empty_cache,
     read_server_counters,
     send_request,
 )
+from components.bench.engines.rows import EngineSession, Turn, TurnResult, arm_of, check_arms_differ, decode_expected
 from components.bench.prompts import fitting_prompts, spread_by_workload
+from components.bench.settings import BatchSizes, EngineServer
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.engines.client import text_of
 from components.rows import write_rows
 from components.targets.load import open_tokenizer, target_facts
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One server's turn: some prompts of one workload at one concurrency."""
-
-    server: Connected
-    workload: str
-    concurrency: int
-    rep: int
-    is_warmup: bool
-    prompts: Sequence[ServerPrompt]
-
-
-@dataclass(frozen=True)
-class TurnResult:
-    """A finished turn. server_counts: the server's own counters, after minus before; None where it has none."""
-
-    turn: Turn
-    answers: Sequence[Answer]
-    server_counts: Acceptance | None
 
 
 def measure_server(
@@ -69,7 +47,7 @@ def measure_server(
     label: str,
     num_prompts: int,
     max_new_tokens: int,
-    concurrency: list[Annotated[int, Field(ge=1, le=1024)]],
+    concurrency: BatchSizes,
     reps: int,
     num_warm_up: int,
     temperature: float,
@@ -81,8 +59,6 @@ def measure_server(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.measure_server`; its settings are explained in components/bench/steps.py."""
-    from components.bench.engines.rows import EngineSession, decode_expected
-
     if num_compared and temperature > 0:
         raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
     room = int(target_facts(target)["shape"]["max_position_embeddings"])
@@ -153,9 +129,6 @@ class Sweep:
         timeout_s: float,
     ) -> list[TurnResult]:
         """Run all turns; results in their order, warm-up first."""
-
-        from components.bench.engines.rows import arm_of, check_arms_differ
-
         # One connection per request: a server may close an idle one just as a request is sent.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=httpx.Timeout(timeout_s), limits=limits, trust_env=False) as client:

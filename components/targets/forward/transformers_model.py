@@ -18,16 +18,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from components.contract import UserError
-from components.targets.config import one_line
-from components.targets.interface import (
-    MIN_LAYERS,
-    AbstractCache,
-    AbstractTarget,
-    TargetPass,
-    TargetShape,
-    TreeRows,
-    kv_bytes_per_token,
-)
+from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
+from components.targets.shape import MIN_LAYERS, TargetShape, kv_bytes_per_token
+from components.text import message_of
 
 _SPARE_SLOTS = 64
 """Dead slots tolerated before the cache is squeezed."""
@@ -167,7 +160,7 @@ class TransformersTarget(AbstractTarget):
             assert passed.logits is not None and passed.last is not None
             recomputed = self.unembed(self.final_norm(passed.last))
         except Exception as error:  # sizes that do not match break each architecture in its own way
-            raise UserError(f"{location}: transformers cannot run it ({one_line(error)})") from error
+            raise UserError(f"{location}: transformers cannot run it ({message_of(error)})") from error
         if not bool(torch.isfinite(passed.logits).all()):
             raise UserError(f"{location}: config.json and the weights give NaN or infinity instead of logits")
         if not torch.allclose(recomputed, passed.logits, rtol=1e-2, atol=1e-2):

@@ -7,13 +7,19 @@ that never holds all logits at once. Logits are those of `LlamaForCausalLM` (a t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
+
+from components.files import write_whole, written_whole
+from components.targets.pretraining.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 Weights = Mapping[str, Tensor]
 
@@ -198,3 +204,43 @@ class _BlockedCrossEntropy(torch.autograd.Function):
         """The saved gradients times the upstream scalar."""
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * upstream, weight_gradient * upstream, None
+
+
+def llama_config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json of a tied LlamaForCausalLM."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def save_model(
+    folder: Path, shape: LlamaShape, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write config.json, generation_config.json and model.safetensors, each replaced in one move."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: weight.detach().to(device="cpu", dtype=dtype).contiguous() for name, weight in weights.items()}
+    with written_whole(folder / "model.safetensors") as beside:
+        save_file(tensors, beside, metadata={"format": "pt"})
+    generation = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "do_sample": False}
+    for name, facts in (("config.json", llama_config(shape, dtype)), ("generation_config.json", generation)):
+        write_whole(folder / name, json.dumps(facts, indent=2) + "\n")

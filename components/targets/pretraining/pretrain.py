@@ -18,9 +18,9 @@ import torch
 from tokenizers import Tokenizer
 
 from components.contract import Context, Corpus, Target, UserError
+from components.files import written_whole
 from components.targets.config import facts_of
-from components.targets.hf_files import save_model
-from components.targets.pretraining.llama import LlamaShape
+from components.targets.pretraining.llama import LlamaShape, save_model
 from components.targets.pretraining.plan import TrainingPlan, pack_documents, read_documents
 from components.targets.pretraining.quality import held_out_windows, measure_quality
 from components.targets.pretraining.tokenizer import (
@@ -33,13 +33,14 @@ from components.targets.pretraining.tokenizer import (
 )
 from components.targets.pretraining.training_run import (
     LATEST,
+    STREAM_FILES,
     TrainingRun,
     checkpoint_weights,
+    extra_processes,
     join_group,
     keep_freed_memory,
     leave_group,
 )
-from components.targets.pretraining.worker import STREAM_FILES, extra_processes
 
 
 def pretrain_target(
@@ -169,9 +170,8 @@ def _token_stream(
 
     path = ctx.scratch / name
     if not path.exists():
-        partial = path.with_suffix(".partial.npy")
-        np.save(partial, pack_documents(corpus.path / "train.jsonl", tokenizer, repeats))
-        partial.rename(path)
+        with written_whole(path) as beside, beside.open("wb") as file:
+            np.save(file, pack_documents(corpus.path / "train.jsonl", tokenizer, repeats))
     stream: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     return stream
 

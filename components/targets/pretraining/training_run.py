@@ -1,23 +1,21 @@
-"""The data-parallel training loop of the built-in target: Muon for matrices, AdamW for embeddings and gains.
+"""The data-parallel training loop of a small target, its exact checkpoints, and its losses against loops.
 
-Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/ (torch.optim.Muon). Every process holds the whole
-model, computes its share of a step's windows on one thread, and averages gradients once a step (gloo).
+Every process holds the whole model, computes its share of a step's windows on one thread, and averages gradients once a
+step (gloo). Process 0 is the step itself; it starts the others, after it wrote `plan.json` and the token streams into
+the scratch folder, and when it dies, their next exchange of gradients fails and ends them.
 
-Exact checkpoints of a training run: safetensors with JSON in the header, written atomically.
+Muon for matrices, AdamW for embeddings and gains (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+Checkpoints are safetensors with JSON in the header, written atomically.
 
-A training loss against loops: each repetition of a piece of text must become less likely, not more.
-
-DITTO (Xu et al. 2022, arXiv:2206.02369, section 3.2): a piece of training text is repeated to the end of a window; for
-token l of its n-th occurrence, n >= 1 counted from 0, the loss is -log(1 - |p(n, l) - ratio * p(n - 1, l)|), where p(n,
-l) is the token's probability, p(n - 1, l) that of the same token one occurrence earlier, held constant, and `ratio`
-their lambda. Untreated language models do the opposite (p grows with n), so greedy text gets stuck.
-Deviations: pieces are cut by length in tokens, not at sentence ends, and follow a short prefix of the text before them.
-
-A training loss against loops in the model's own greedy text: sequence-level unlikelihood, used in the decay.
-
-Welleck et al. 2019, arXiv:1908.04319, section 5. The model continues windows of training text greedily; tokens that
-complete an n-gram already present in that continuation are made less likely by -log(1 - p). The usual loss on corpus
-text is added to it.
+Two losses in the decay make loops unlikely:
+  - pseudo-repetition, DITTO (Xu et al. 2022, arXiv:2206.02369, section 3.2): a piece of training text is repeated to
+    the end of a window; for token l of its n-th occurrence, n >= 1 counted from 0, the loss is
+    -log(1 - |p(n, l) - ratio * p(n - 1, l)|), where p(n - 1, l) is held constant and `ratio` is their lambda. Untreated
+    models do the opposite (p grows with n), so greedy text gets stuck. Deviations: pieces are cut by length in tokens,
+    not at sentence ends, and follow a short prefix of the text before them.
+  - sequence-level unlikelihood (Welleck et al. 2019, arXiv:1908.04319, section 5): the model continues windows of
+    training text greedily; tokens that complete an n-gram already present in that continuation are made less likely by
+    -log(1 - p).
 """
 
 from __future__ import annotations
@@ -27,8 +25,12 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -42,10 +44,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import components
 from components.contract import UserError
-from components.targets.hf_files import llama_config
-from components.targets.pretraining.llama import LeanLlama, initial_weights
-from components.targets.pretraining.plan import TokenWindows, TrainingPlan
+from components.files import written_whole
+from components.targets.pretraining.llama import LeanLlama, initial_weights, llama_config
+from components.targets.pretraining.plan import TokenWindows, TrainingPlan, plan_from_json
 from components.targets.pretraining.quality import held_out_loss
 from components.targets.pretraining.tokenizer import EOS_ID, PAD_ID
 from components.tensor_files import read_tensors
@@ -88,6 +91,37 @@ def leave_group(num_processes: int) -> None:
     """Leave the group, so that another one can be joined later."""
     if num_processes > 1:
         dist.destroy_process_group()
+
+
+RENDEZVOUS = "rendezvous"
+
+
+STREAM_FILES = ("tokens.npy", "decay_tokens.npy")
+"""Training tokens before the decay and during it, in the scratch folder."""
+
+
+@contextmanager
+def extra_processes(plan: TrainingPlan, scratch: Path) -> Iterator[Path]:
+    """Run processes 1 .. num_processes - 1 while the body runs; yields the rendezvous file."""
+    meeting = scratch / f"{RENDEZVOUS}-{uuid.uuid4().hex}"
+    (scratch / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
+    root = str(Path(components.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "components.targets.pretraining.training_run", str(scratch), str(meeting)]
+    workers = [
+        subprocess.Popen([*command, str(rank)], env=environment, stdin=subprocess.DEVNULL)
+        for rank in range(1, plan.num_processes)
+    ]
+    try:
+        yield meeting
+    except BaseException:
+        for worker in workers:
+            worker.terminate()
+        raise
+    finally:
+        for worker in workers:
+            worker.wait()
+        meeting.unlink(missing_ok=True)
 
 
 class TrainingRun:
@@ -254,10 +288,9 @@ def save_checkpoint(
         for parameter, state in optimiser.state.items():
             for field, value in state.items():
                 tensors[f"{kind}/{names[parameter]}/{field}"] = torch.as_tensor(value).detach().contiguous()
-    partial = path.with_suffix(".partial")
     header = {"step": str(step), "seconds": repr(seconds), "plan": json.dumps(asdict(plan))}
-    save_file(tensors, partial, metadata=header)
-    os.replace(partial, path)
+    with written_whole(path) as beside:
+        save_file(tensors, beside, metadata=header)
 
 
 def load_checkpoint(
@@ -459,3 +492,18 @@ class GreedyWriter:
         return torch.nn.functional.pad(out, (0, prompts.shape[1] + CONTINUATION_TOKENS - out.shape[1]), value=PAD_ID)[
             :, prompts.shape[1] :
         ]
+
+
+def main(scratch: Path, meeting: Path, rank: int) -> None:
+    """Train beside process 0, which starts this one as `-m ... SCRATCH MEETING RANK`, until the plan is done."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    plan = plan_from_json(json.loads((scratch / "plan.json").read_text(encoding="utf-8")))
+    join_group(meeting, rank, plan.num_processes)
+    stable, decay = (np.load(scratch / name, mmap_mode="r", allow_pickle=False) for name in STREAM_FILES)
+    TrainingRun(plan, (stable, decay), scratch, rank).train(None)
+    leave_group(plan.num_processes)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

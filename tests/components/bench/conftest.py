@@ -14,9 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from components.contract import Context, Draft, Machine, Prompts, Target
-from components.drafts.methods.eagle3 import Eagle3
-from components.drafts.methods.mtp import Mtp
-from components.drafts.storage.files import save_draft
+from components.drafts.storage.files import build_draft, save_draft
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
@@ -83,8 +81,8 @@ def drafts(opened: AbstractTarget, target: Target, tmp_path_factory: pytest.Temp
     dice = random.Random(1)
     starts = [[dice.randrange(3, VOCAB) for _ in range(6)] for _ in range(24)]
     made = []
-    for method, kind, settings in (("eagle3", Eagle3, {"ttt_steps": 4}), ("mtp", Mtp, {"mtp_modules": 2})):
-        drafter = kind.build(opened, settings, torch.arange(VOCAB))
+    for method, settings in (("eagle3", {"ttt_steps": 4}), ("mtp", {"mtp_modules": 2})):
+        drafter = build_draft(method, opened, settings, torch.arange(VOCAB))
         train_briefly(drafter, opened, starts)
         folder = tmp_path_factory.mktemp(method)
         depths = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from components.bench.end_to_end.arms import Arm
 from components.bench.end_to_end.timed_runs import GroupRun, TimedRun
-from components.bench.measurement.process import ArmRun
-from components.bench.measurement.slices import Slice
+from components.bench.measurement.slices import ArmRun, Slice
 from components.bench.prompts import EncodedPrompt
 from components.decoding.chain import Decoded, RoundFacts
 

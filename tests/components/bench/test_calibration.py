@@ -15,7 +15,7 @@ from components.bench import calibration as autotune
 from components.bench import compare_end_to_end, measure_step_cost
 from components.bench import prompts as subjects
 from components.bench.calibration import Tuning, clearly_faster, read_tuning
-from components.bench.measurement import worker as measuring_process
+from components.bench.measurement import process as measuring_process
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import CostCell, Request, read_rows
 

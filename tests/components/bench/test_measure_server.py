@@ -15,8 +15,8 @@ import pytest
 from serving_engine import free_port, served
 
 from components.bench import measure_server
-from components.bench.engines.connect import EngineServer
 from components.bench.engines.server import server_prompt, with_draft_key
+from components.bench.settings import EngineServer
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import EngineAcceptance, Request, Round, read_rows
 from components.targets.load import open_tokenizer

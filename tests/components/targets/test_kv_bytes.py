@@ -11,7 +11,7 @@ from tiny_targets import make_tiny_tokenizer
 
 from components.contract import Context
 from components.targets import load_target
-from components.targets.interface import kv_bytes_per_token
+from components.targets.shape import kv_bytes_per_token
 
 LAYERS, HEADS, HEAD_DIM = 8, 4, 16
 LATENT, ROTARY = 24, 8

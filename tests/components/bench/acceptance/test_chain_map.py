@@ -23,11 +23,11 @@ from components.bench.acceptance.trees import check_branching, tree_acceptance, 
 from components.bench.prompts import greedy_answers, kept_length
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.decoding.batch import decode_tree
-from components.decoding.chain import LOOPS, decode
+from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.drafts import METHODS
 from components.drafts.interface import AbstractDraft, Drafter, TreeProposer
-from components.drafts.storage.files import method_class, save_draft
+from components.drafts.storage.files import build_draft, method_class, save_draft
+from components.methods import METHODS
 from components.rows import AcceptanceMap, read_rows
 from components.speedup.prediction.replay import replay
 from components.targets.interface import AbstractTarget
@@ -47,7 +47,7 @@ def answers(opened: AbstractTarget) -> list[tuple[list[int], list[int]]]:
 
 def briefly_trained(method: str, opened: AbstractTarget) -> Drafter:
     """A drafter of the method over every token; right now and then, not always."""
-    drafter: Drafter = method_class(method).build(opened, SMALL.get(method, {}), torch.arange(VOCAB))
+    drafter: Drafter = build_draft(method, opened, SMALL.get(method, {}), torch.arange(VOCAB))
     if isinstance(drafter, AbstractDraft):
         dice = random.Random(1)
         train_briefly(drafter, opened, [[dice.randrange(3, VOCAB) for _ in range(6)] for _ in range(24)])
@@ -56,7 +56,7 @@ def briefly_trained(method: str, opened: AbstractTarget) -> Drafter:
     return drafter
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - set(LOOPS)))
+@pytest.mark.parametrize("method", sorted(name for name, method in METHODS.items() if not method.decoding_loop))
 def test_replaying_a_map_is_decoding_live_at_every_depth(
     method: str, opened: AbstractTarget, answers: list[tuple[list[int], list[int]]]
 ) -> None:
@@ -88,7 +88,7 @@ def test_replaying_a_map_is_decoding_live_at_every_depth(
     assert accepted_somewhere > 10, "the drafter is never right: nothing was tested"
 
 
-@pytest.mark.parametrize("method", sorted(LOOPS))
+@pytest.mark.parametrize("method", sorted(name for name, method in METHODS.items() if method.decoding_loop))
 def test_a_map_of_guesses_from_earlier_passes_is_the_live_run_at_the_deepest_depth(
     method: str, opened: AbstractTarget, answers: list[tuple[list[int], list[int]]]
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_loop_of_its_own_is_left_room_for_its_window(
 ) -> None:
     """A prompt that leaves room for the guesses but not for the window is set aside; it does not fail the step."""
     settings = {"window": 30, "ngram_size": 8}
-    drafter = method_class("lookahead").build(opened, settings, torch.arange(VOCAB))
+    drafter = build_draft("lookahead", opened, settings, torch.arange(VOCAB))
     facts = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth, "target_key": target.key, "trained": False}
     (tmp_path / "draft").mkdir()
     save_draft(tmp_path / "draft", "lookahead", settings, opened, torch.arange(VOCAB), {}, facts)

@@ -14,8 +14,9 @@ from components.bench import measure_step_cost
 from components.bench.cost.blocks import MEMORY_SHARE, Grid, Setting
 from components.bench.cost.measure import MIN_TOKENS, CostStudy, plan_arms
 from components.bench.end_to_end.arms import PLAIN, Arm
-from components.bench.measurement import worker as measuring_process
+from components.bench.measurement import process as measuring_process
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.drafts.settings import LookaheadSettings
 from components.drafts.storage.files import save_untrained
 from components.rows import CostCell, read_rows
 from components.speedup.prediction import costs
@@ -244,7 +245,7 @@ def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     tmp_path: Path,
     context: Callable[[str], Context],
 ) -> None:
-    save_untrained(tmp_path, "lookahead", {"window": 3}, target)
+    save_untrained(tmp_path, "lookahead", LookaheadSettings(window=3), target)
     missing = Target(key=target.key, path=tmp_path / "never opened")
     with pytest.raises(UserError, match=said):
         measure(missing, [Draft(key="l" * 64, path=tmp_path)], prompts, context("cost"), machine, **settings)

@@ -12,10 +12,8 @@ import torch
 
 from components.bench.acceptance.trees import tree_shape
 from components.bench.clock import Stopwatch
-from components.bench.cost.phases import wrap_timed
 from components.bench.end_to_end.arms import PLAIN, Arm
-from components.bench.measurement.process import ArmRun
-from components.bench.measurement.slices import Generation, take_turns
+from components.bench.measurement.slices import ArmRun, Generation, take_turns, wrap_timed
 from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Target
 from components.decoding.batch import batch_rounds

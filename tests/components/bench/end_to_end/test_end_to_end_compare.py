@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from chosen_depths import policy_of_depths
 from components.bench import compare_end_to_end, measure_acceptance
 from components.bench.end_to_end.arms import Arm, depths_to_run, make_idle, read_policy_depths
 from components.bench.end_to_end.compare import drop_timed, plan_arms
@@ -20,6 +21,7 @@ from components.bench.prompts import EncodedPrompt, open_drafter, spread
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.drafts.interface import CommittedPositions, Sampling
+from components.drafts.settings import LookaheadSettings
 from components.drafts.storage.files import save_untrained
 from components.rows import AcceptanceMap, CostCell, Request, Round, read_rows
 from components.speedup.prediction.costs import Setting, cost_table
@@ -35,13 +37,8 @@ def made(
 ) -> Measurements:
     """Three prompts around depth 2 for EAGLE-3 and 1 for MTP, in two real processes."""
     folder = tmp_path_factory.mktemp("end_to_end")
-    choices = [
-        {"draft_key": draft.key, "workload": workload, "depth_k": depth}
-        for draft, depth in zip(drafts, (2, 1), strict=True)
-        for workload in ("even", "all")
-    ]
-    (folder / "policy.json").write_text(json.dumps({"choices": choices}), encoding="utf-8")
-    policy = DepthPolicy(key="c" * 64, path=folder)
+    depths = zip(drafts, (2, 1), strict=True)
+    policy = policy_of_depths(folder, [(draft.key, w, 1, depth) for draft, depth in depths for w in ("even", "all")])
     ctx = Context(key="e" * 64, out=folder, scratch=folder, num_threads=1)
     asked: dict[str, Any] = {"num_prompts": 3, "max_new_tokens": 24, "seconds": 0.2, "num_processes": 2}
     return compare_end_to_end(target, drafts, prompts, policy, **asked, ctx=ctx, machine=machine)
@@ -187,14 +184,12 @@ def test_batches_and_trees_are_arms_of_their_own(
     here_instead: None,
 ) -> None:
     """Side by side, as a tree, both: same tokens as plain decoding; what fills no batch is left out."""
-    choice = {"draft_key": drafts[0].key, "workload": "all", "depth_k": 2}
-    (tmp_path / "policy.json").write_text(json.dumps({"choices": [choice]}), encoding="utf-8")
     ctx = context("batches")
     made = compare_end_to_end(
         target,
         drafts[:1],
         prompts,
-        DepthPolicy(key="c" * 64, path=tmp_path),
+        policy_of_depths(tmp_path, [(drafts[0].key, "all", 1, 2)]),
         num_prompts=3,
         max_new_tokens=12,
         seconds=0.1,
@@ -252,7 +247,7 @@ def test_prompts_for_warming_up_are_never_timed() -> None:
 def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
     drafts: list[Draft], target: Target, tmp_path: Path
 ) -> None:
-    save_untrained(tmp_path, "lookahead", {"window": 3}, target)
+    save_untrained(tmp_path, "lookahead", LookaheadSettings(window=3), target)
     own_loop = Draft(key="l" * 64, path=tmp_path)
     asked: dict[str, Any] = {"policy_depths": {drafts[0].key: frozenset({2, 99})}, "depths": [1, 2], "trees": [6, 6]}
     arms, side = plan_arms([drafts[0], own_loop], **asked, lookup_depths=[4], loaded_off=True, rival=True)
@@ -279,13 +274,10 @@ def test_depths_stay_within_reach() -> None:
 
 
 def test_a_depth_chosen_for_any_batch_size_or_beyond_training_is_run(tmp_path: Path) -> None:
-    rows = [("a", 1, 5, "all"), ("a", 8, 2, "all"), ("a", 32, 0, "all"), ("a", 1, 7, "code"), ("b", 1, 0, "all")]
-    names = ("draft_key", "batch_size", "depth_k", "workload")
-    (tmp_path / "policy.json").write_text(json.dumps({"choices": [dict(zip(names, r, strict=True)) for r in rows]}))
-    assert read_policy_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2}}
-    written = json.loads((tmp_path / "policy.json").read_text()) | {"served": {"a": 3, "champion": 4, "off": 0}}
-    (tmp_path / "policy.json").write_text(json.dumps(written))
-    assert read_policy_depths(DepthPolicy(key="p", path=tmp_path)) == {"a": {5, 2, 3}, "champion": {4}}
+    rows = [("a", "all", 1, 5), ("a", "all", 8, 2), ("a", "all", 32, 0), ("a", "code", 1, 7), ("b", "all", 1, 0)]
+    assert read_policy_depths(policy_of_depths(tmp_path, rows)) == {"a": {5, 2}}
+    served = {"a": 3, "champion": 4, "off": 0}
+    assert read_policy_depths(policy_of_depths(tmp_path, rows, served)) == {"a": {5, 2, 3}, "champion": {4}}
     assert depths_to_run("around", {5, 2}, 9) == [1, 2, 3, 4, 5, 6, 7, 9]
     assert depths_to_run("around", {6}, 4) == [1, 3, 4, 6]
     assert depths_to_run("all", {6}, 4) == [1, 2, 3, 4, 6]
@@ -307,7 +299,7 @@ def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     tmp_path: Path,
     context: Callable[[str], Context],
 ) -> None:
-    save_untrained(tmp_path, "lookahead", {"window": 3}, target)
+    save_untrained(tmp_path, "lookahead", LookaheadSettings(window=3), target)
     missing = Target(key=target.key, path=tmp_path / "never opened")
     policy = DepthPolicy(key="d" * 64, path=tmp_path / "nowhere")
     drafts = [Draft(key="l" * 64, path=tmp_path)]

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from components.bench.end_to_end.arms import PLAIN, Arm
-from components.bench.end_to_end.identity import TIE_FACTOR, IdentityChecker, check_plain, compare, first_divergence
+from components.bench.end_to_end.identity import (
+    TIE_FACTOR,
+    IdentityChecker,
+    check_plain,
+    compare,
+    first_divergence,
+    read_text,
+)
 from components.bench.end_to_end.request_rows import Conditions, request_rows
 from components.bench.end_to_end.timed_runs import TimedRun
 from components.bench.prompts import EncodedPrompt
@@ -31,7 +38,6 @@ from components.speedup.measured.measured import measured_arms, too_many_ties
 from components.targets import load_target
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 from components.targets.load import open_target, open_tokenizer
-from components.targets.row_noise import read_text
 
 DEPTH, LENGTH = 4, 64
 TEXTS = (

@@ -31,7 +31,7 @@ from components.bench.end_to_end.timed_runs import (
     steady_share,
     timed_runs,
 )
-from components.bench.measurement.process import ArmRun
+from components.bench.measurement.slices import ArmRun
 
 GOOD, DEEP, LOOKUP = Arm("mtp", "m", 2), Arm("mtp", "m", 4), Arm("ngram", "", 4)
 ARMS = [PLAIN, RIVAL, GOOD, DEEP, LOOKUP]

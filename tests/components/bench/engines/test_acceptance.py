@@ -10,9 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from components.bench.engines.acceptance import Acceptance, Counters, at_least_counts, read_acceptance, read_counters
-from components.bench.engines.connect import Answer, Connected, EngineServer, ServerPrompt, _add_chunk, request_body
+from components.bench.engines.connect import Answer, Connected, ServerPrompt, _add_chunk, request_body
 from components.bench.engines.rows import EngineRows, EngineSession, round_rows
 from components.bench.engines.server import Turn, TurnResult
+from components.bench.settings import EngineServer
 from components.contract import UserError
 from components.definitions import has_decoding, tokens_per_s
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from components.bench.acceptance.trees import tree_shape
 from components.bench.clock import stopwatch_for
-from components.bench.cost.phases import wrap_timed
-from components.bench.measurement.slices import Generation, Passes, StandingClock, take_turns
+from components.bench.measurement.slices import Generation, Passes, StandingClock, take_turns, wrap_timed
 from components.bench.prompts import open_drafter
 from components.contract import Draft
 from components.decoding.batch import batch_rounds, decode_batch
@@ -23,6 +22,7 @@ from components.decoding.chain import Clock, Decoded, Rounds, decode, decode_rou
 from components.decoding.session import Session
 from components.drafts.methods.lookahead import Lookahead
 from components.drafts.methods.ngram import Ngram
+from components.drafts.settings import LookaheadSettings
 from components.targets.interface import AbstractTarget
 
 PROMPT = [4, 9, 30, 4, 9]
@@ -132,7 +132,7 @@ def ways(opened: AbstractTarget, drafts: list[Draft]) -> dict[str, tuple[Any, Ma
         "eagle3": chain(eagle, 3),
         "mtp": chain(mtp, 2),
         "ngram": chain(Ngram(), 4),
-        "lookahead": chain(Lookahead.build(opened, {"window": 3, "pool_from_text": True}, torch.arange(64)), 2),
+        "lookahead": chain(Lookahead(opened, LookaheadSettings(window=3, pool_from_text=True)), 2),
         "plain batch": together(None, {}),
         "eagle3 batch": together(eagle, {"depth": 3}),
         "eagle3 trees": together(eagle, {"shape": tree}),

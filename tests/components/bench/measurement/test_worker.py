@@ -12,8 +12,8 @@ from made_runs import arm_run
 
 from components.bench.calibration import Tuning
 from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
-from components.bench.measurement.process import MAX_SLICE_TOKENS, SLICE_NS, ArmRun, Measuring, slice_length
-from components.bench.measurement.worker import MeasuringProcess
+from components.bench.measurement.process import Measuring, MeasuringProcess
+from components.bench.measurement.slices import MAX_SLICE_TOKENS, SLICE_NS, ArmRun, slice_length
 from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Target, UserError
 from components.decoding.chain import decode

@@ -18,8 +18,7 @@ from tokenizers import Tokenizer
 
 from components.contract import Context, Corpus, Target, UserError
 from components.targets import pretrain_target
-from components.targets.hf_files import save_model
-from components.targets.pretraining.llama import LeanLlama, LlamaShape, initial_weights
+from components.targets.pretraining.llama import LeanLlama, LlamaShape, initial_weights, save_model
 from components.targets.pretraining.plan import TokenWindows, TrainingPlan, pack_documents, plan_from_json
 from components.targets.pretraining.quality import cut_prompts, distinct_bigram_ratio, held_out_windows, until_eos
 from components.targets.pretraining.tokenizer import BOS_ID, EOS_ID, PAD_ID, train_byte_bpe

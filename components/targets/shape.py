@@ -1,0 +1,162 @@
+"""The shape of a target, read from its Hugging Face configuration before any weight; light, without torch.
+
+Our drafters rotate whole heads by rope_theta alone, whatever their target does (drafts/network/layers.py). That is
+right where an engine builds them from their own config, and a fault where it builds them from the target's: so the
+shape names the scaling of the target's rotary positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.contract import UserError
+from components.text import message_of
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """The part of a target's configuration that drafters, caches and exporters need."""
+
+    architecture: str  # "LlamaForCausalLM", ...
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    rope_scaling: str = ""  # of rope_scaling_of; "" where positions are rotated by rope_theta alone
+
+    @property
+    def tap_layers(self) -> tuple[int, int, int]:
+        """HF hidden_states indices of the EAGLE-3 taps: 2, n//2, n-3 (0 is the embedding)."""
+        return (2, self.num_layers // 2, self.num_layers - 3)
+
+
+_POSITIVE = (
+    *("num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings"),
+)
+_LARGEST = 1 << 31
+_MAX_LAYERS = 10_000
+MIN_LAYERS = 7
+"""Fewest layers for which the taps 2, n//2 and n-3 are three different layers before the last."""
+
+
+def shape_of(config: Any, location: str, *, tapped: bool = True) -> TargetShape:
+    """Read a transformers configuration; raises UserError (naming `location`) for one that Draftsmith cannot work with.
+
+    tapped: whether feature taps are needed, which takes MIN_LAYERS layers.
+    """
+    try:
+        shape = _shape_of(config.get_text_config(decoder=True), location, tapped)
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        message = message_of(error, 160)
+        raise UserError(f"{location}: config.json does not describe a causal LM of a known kind ({message})") from error
+    for name in _POSITIVE:
+        if not 0 < (value := getattr(shape, name)) <= _LARGEST:
+            raise UserError(f"{location}: config.json says {name} {value}, which no model has")
+    if shape.num_layers > _MAX_LAYERS:
+        raise UserError(f"{location}: config.json says num_layers {shape.num_layers}, which no model has")
+    if not 0 <= shape.rms_norm_eps < 1 or not 0 < shape.rope_theta < math.inf:
+        values = f"rms_norm_eps {shape.rms_norm_eps} and rope_theta {shape.rope_theta}"
+        raise UserError(f"{location}: config.json says {values}, which give no numbers")
+    if shape.num_attention_heads % shape.num_key_value_heads:
+        heads = f"{shape.num_attention_heads} attention heads, {shape.num_key_value_heads} of keys and values"
+        raise UserError(f"{location}: config.json says {heads}, which do not go together")
+    return shape
+
+
+def _shape_of(config: Any, location: str, tapped: bool) -> TargetShape:
+    architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{location}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
+    num_layers = int(config.num_hidden_layers)
+    if tapped and (num_layers < MIN_LAYERS or len({2, num_layers // 2, num_layers - 3}) < 3):
+        raise UserError(
+            f"{location}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
+            "choose a deeper model"
+        )
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"} or sliding_window(config):
+        raise UserError(
+            f"{location}: {architecture} uses {sorted(layer_types)} or a sliding window; only full attention works"
+        )
+    heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "v_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
+    return TargetShape(
+        architecture=architecture,
+        model_type=str(config.model_type),
+        num_layers=num_layers,
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(config.intermediate_size),
+        num_attention_heads=heads,
+        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(head_dim),
+        vocab_size=int(config.vocab_size),
+        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        rope_theta=float(rope_parameters(config).get("rope_theta", 10000.0)),
+        max_position_embeddings=int(config.max_position_embeddings),
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=as_ids(config.eos_token_id),
+        pad_token_id=config.pad_token_id,
+        rope_scaling=rope_scaling_of(rope_parameters(config), getattr(config, "partial_rotary_factor", None)),
+    )
+
+
+def kv_bytes_per_token(config: Any, itemsize: int) -> int:
+    """Bytes one token takes in the KV cache over all layers; itemsize: bytes of one number.
+
+    Multi-head and grouped-query attention: 2 n h_kv d. Multi-head latent attention (DeepSeek-V2/V3; transformers caches
+    the compressed latent and the shared rotary key): n (kv_lora_rank + qk_rope_head_dim).
+    """
+    config = config.get_text_config(decoder=True)
+    if getattr(config, "kv_lora_rank", None) and hasattr(config, "qk_rope_head_dim"):
+        numbers = config.kv_lora_rank + config.qk_rope_head_dim
+    else:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        numbers = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(config.num_hidden_layers * numbers * itemsize)
+
+
+def rope_parameters(config: Any) -> dict[str, Any]:
+    """The rotary settings, under either of their two names."""
+    return dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+
+
+def sliding_window(config: Any) -> bool:
+    """Whether any layer uses sliding-window attention."""
+    return bool(getattr(config, "use_sliding_window", getattr(config, "sliding_window", None) is not None))
+
+
+def as_ids(ids: int | list[int] | None) -> tuple[int, ...]:
+    """eos_token_id may be absent, one id or several."""
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def rope_scaling_of(rope: Mapping[str, Any], partial_rotary_factor: float | None = None) -> str:
+    """The rotary scaling as text: "" for plain positions, else "yarn", "partial_rotary_factor 0.5" or both.
+
+    rope: `rope_parameters`, or `rope_scaling` as older configs call it; {} for neither. partial_rotary_factor: the
+    config's own entry of that name, if any.
+    """
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    share = rope.get("partial_rotary_factor") or partial_rotary_factor or 1.0
+    parts = [] if kind == "default" else [kind]
+    if float(share) != 1.0:
+        parts.append(f"partial_rotary_factor {float(share):g}")
+    return " and ".join(parts)
