@@ -10,6 +10,7 @@ from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release
 from components.engines.depth_settings import engine_settings
+from components.policy import read_policy
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
 
@@ -41,7 +42,7 @@ def make_report_study(root: Path) -> dict[str, Any]:
     end_to_end = measured("end-to-end", [*rows["requests"], drift])
     chosen = choose_depth(acceptance, cost, ctx=make_ctx(root / "chosen", "c" * 64))
     policy = confirm_depth(chosen, end_to_end, ctx=make_ctx(root / "policy", "p" * 64))
-    told = engine_settings(json.loads((policy.path / "policy.json").read_text()), ["mnn"])
+    told = engine_settings(read_policy(policy.path), ["mnn"])
     (root / "release.json").write_text(json.dumps({"engines": told}))
     release = Release(key="r" * 64, path=root, info={"formats": ["eagle3"]})
     return {

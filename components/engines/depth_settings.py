@@ -32,6 +32,7 @@ from typing import Any, Final
 from components.engines.profiles import GIVEN_MODEL, OWN_MTP, Engine, profile_of
 from components.methods import METHODS
 from components.outside_json import JsonObject
+from components.policy import Policy
 from components.rows import ALL, DepthChoice
 
 ENGINE_OF_SETTING: Final[dict[str, Engine]] = {
@@ -55,30 +56,29 @@ _MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "
 _ALL_CONTEXTS = 2**31 - 1
 
 
-def engine_settings(policy: JsonObject, without: Collection[Engine]) -> JsonObject:
+def engine_settings(policy: Policy, without: Collection[Engine]) -> JsonObject:
     """The settings for the winner's depth; {} where the verdict is not to draft, or not to believe it.
 
-    policy: policy.json. without: engines that cannot load this drafter and therefore get no settings.
-    Depths are those chosen over all measured prompts; a stated mixture's depth was never measured end to end and is
-    only in the policy table. A batch size that measured slower than plain decoding gets depth 0.
+    without: engines that cannot load this drafter and therefore get no settings. Depths are those chosen over all
+    measured prompts; a stated mixture's depth was never measured end to end and is only in the policy table. A batch
+    size that measured slower than plain decoding gets depth 0.
     """
-    winner = policy["winner"]
-    if winner is None or policy["verdict"] not in ("use", "undecided"):
+    winner = policy.winner
+    if winner is None or policy.verdict not in ("use", "undecided"):
         return {}
-    key = winner["draft_key"]
-    shapes = {c["tree_budget"] for c in policy.get("ranking") or [] if c["draft_key"] == key}
+    shapes = {c.tree_budget for c in policy.ranking if c.draft_key == winner.draft_key}
     if shapes and None not in shapes:
         return {}  # the settings below draft chains only
-    served = [DepthChoice(**c) for c in policy["choices"] if (c["draft_key"], c["workload"]) == (key, ALL)]
+    served = [c for c in policy.choices if (c.draft_key, c.workload) == (winner.draft_key, ALL)]
     slower = {c.batch_size for c in served if c.verdict == "do_not_speculate"}
     by_batch = {c.batch_size: 0 if c.batch_size in slower else c.depth_k for c in served}
     measured_slower = {c.batch_size for c in served if c.batch_size in slower and c.depth_k > 0}
     contexts = [
         replace(c, depth_k=0) if c.batch_size in measured_slower else c
-        for c in (DepthChoice(**row) for row in policy.get("contexts") or [])
-        if c.draft_key == key
+        for c in policy.contexts
+        if c.draft_key == winner.draft_key
     ]
-    settings = settings_for(str(winner["method"]), by_batch, contexts)
+    settings = settings_for(winner.method, by_batch, contexts)
     return {name: value for name, value in settings.items() if ENGINE_OF_SETTING.get(name) not in without}
 
 

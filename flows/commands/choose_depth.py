@@ -89,7 +89,7 @@ def choose_depth(
     rule = Rule(tolerance, confidence, draws, include_host=True)
     policy = policy_from(read_imported_rows(rows), rule, _shares(mixture), seed)
     raw = asdict(policy)
-    settings = engine_settings(raw, engines_without_method(policy.winner.method) if policy.winner else ())
+    settings = engine_settings(policy, engines_without_method(policy.winner.method) if policy.winner else ())
     if as_json:
         echo(json.dumps({**raw, "engines": settings}, indent=1, allow_nan=False))
     else:

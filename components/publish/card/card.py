@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +22,11 @@ import jinja2
 
 from components.engines.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines, shallower_than
 from components.outside_json import JsonObject
+from components.policy import MeasuredArm, Policy
 from components.publish.card.lineage import Lineage
 from components.publish.card.training_data import REASONS, training_data
 from components.release_record import ReleaseRecord
-from components.rows import ALL, Request, read_rows
+from components.rows import ALL, DepthChoice, Request, read_rows
 from components.tables import format_estimate, format_interval, format_percent, format_ratio
 from components.text import in_code, in_markdown
 
@@ -34,11 +35,11 @@ from components.text import in_code, in_markdown
 class Evidence:
     """The sources of a card beside release.json.
 
-    policy: policy.json. end_to_end: the folder of the timed requests. max_positions: tokens that the target supports.
+    end_to_end: the folder of the timed requests. max_positions: tokens that the target supports.
     target_licence: from the target's files, "" where they have none.
     """
 
-    policy: JsonObject
+    policy: Policy
     lineage: Lineage
     end_to_end: Path
     max_positions: int
@@ -86,20 +87,15 @@ def write_card(file: Path, record: ReleaseRecord, evidence: Evidence) -> None:
 def card_facts(record: ReleaseRecord, evidence: Evidence) -> JsonObject:
     """The variables of the template."""
     policy, draft_key, depth = evidence.policy, record["serve"]["draft_key"], record["serve"]["depth_k"]
-    choices = [c for c in policy["choices"] if c["draft_key"] == draft_key]
-    batch_size = min(c["batch_size"] for c in choices)  # the card shows one batch size and names it
-    choices = [c for c in choices if c["batch_size"] == batch_size]
-    evals = [e for e in policy["evals"] if (e["draft_key"], e["batch_size"]) == (draft_key, batch_size)]
-    acceptance = [a for a in policy["acceptance"] if a["draft_key"] == draft_key]
+    choices = [c for c in policy.choices if c.draft_key == draft_key]
+    batch_size = min(c.batch_size for c in choices)  # the card shows one batch size and names it
+    choices = [c for c in choices if c.batch_size == batch_size]
+    evals = [e for e in policy.evals if (e.draft_key, e.batch_size) == (draft_key, batch_size)]
+    acceptance = [a for a in policy.acceptance if a.draft_key == draft_key]
     # At depth 0 nothing is drafted; the card then shows the shallowest drafting depth as the reason.
-    shown_depth = depth or min((a["depth_k"] for a in acceptance if a["depth_k"]), default=0)
-    arms = [a for a in policy["arms"] if a["draft_key"] == draft_key and a.get("tree_budget") is None]
-    at_depth = [
-        {**a, **next(_matching_interval(e, a) for e in evals if _matching_interval(e, a))}
-        for a in acceptance
-        if a["depth_k"] == shown_depth
-    ]
-    timed = {a["workload"]: a for a in arms if (a["batch_size"], a["depth_k"]) == (batch_size, shown_depth)}
+    shown_depth = depth or min((a.depth_k for a in acceptance if a.depth_k), default=0)
+    arms = [a for a in policy.arms if a.draft_key == draft_key and a.tree_budget is None]
+    timed = {a.workload: a for a in arms if (a.batch_size, a.depth_k) == (batch_size, shown_depth)}
     limits = measured_limits(policy, draft_key, evidence.end_to_end, evidence.max_positions)
     data = training_data(evidence.lineage, draft_key)
     hub = HUB_ID.fullmatch(record["target"]["model"].partition("@")[0])
@@ -108,15 +104,20 @@ def card_facts(record: ReleaseRecord, evidence: Evidence) -> JsonObject:
         "base_model": hub[0] if hub else "",
         "depth": depth,
         "shown": shown_depth,
-        "pooled": next(c for c in choices if c["workload"] == ALL),
-        "evals": [e for e in evals if e["workload"] == ALL],
-        "at_depth": [{**a, "timed": timed.get(a["workload"])} for a in at_depth],
-        "rounded": next((c for c in policy.get("weights") or [] if c["draft_key"] == draft_key), None),
-        "predicted": {e["workload"]: e for e in evals if e["depth_k"] == shown_depth},
-        "arms": [a for a in policy["arms"] if a["workload"] == ALL],
-        "my_arms": [a for a in arms if a["workload"] == ALL],
-        "gate": policy["gate"],
-        "flags": [f for f in policy["flags"] if f["draft_key"] in ("", draft_key)],
+        "pooled": next(c for c in choices if c.workload == ALL),
+        "evals": [e for e in evals if e.workload == ALL],
+        "at_depth": [
+            {**asdict(a), "al": e.al, "al_lo": e.al_lo, "al_hi": e.al_hi, "timed": timed.get(a.workload)}
+            for a in acceptance
+            for e in evals
+            if a.depth_k == shown_depth and (e.workload, e.depth_k) == (a.workload, a.depth_k)
+        ],
+        "rounded": next((c for c in policy.weights if c.draft_key == draft_key), None),
+        "predicted": {e.workload: e for e in evals if e.depth_k == shown_depth},
+        "arms": [a for a in policy.arms if a.workload == ALL],
+        "my_arms": [a for a in arms if a.workload == ALL],
+        "gate": policy.gate,
+        "flags": [f for f in policy.flags if f.draft_key in ("", draft_key)],
         "stitched": folders_of(record).get("stitched"),
         "stands_for_folder": _folder_placeholder(record, bool(hub)),
         "shallower": shallower_than(depth, record["serve"]["method"], record["settings"]),
@@ -161,12 +162,6 @@ def folders_of(record: ReleaseRecord) -> dict[str, str]:
     return {facts["format"]: folder for folder, facts in served}
 
 
-def _matching_interval(e: JsonObject, a: JsonObject) -> JsonObject:
-    """The interval of a DepthEval that belongs to an AcceptanceSummary, or {}."""
-    same = (e["workload"], e["depth_k"]) == (a["workload"], a["depth_k"])
-    return {k: e[k] for k in ("al", "al_lo", "al_hi")} if same else {}
-
-
 @dataclass(frozen=True)
 class Limits:
     """What was measured of a drafter; None for no timed requests.
@@ -175,9 +170,9 @@ class Limits:
     size of the timed requests. Lengths are in tokens.
     """
 
-    batch_sizes: Sequence[JsonObject]
+    batch_sizes: Sequence[DepthChoice]
     largest_timed: int | None
-    contexts: Sequence[JsonObject]
+    contexts: Sequence[DepthChoice]
     longest_context: int | None
     prompt_tokens: tuple[int, int] | None
     answer_tokens: int | None
@@ -187,7 +182,7 @@ class Limits:
     max_positions: int
 
 
-def measured_limits(policy: JsonObject, draft_key: str, end_to_end: Path, max_positions: int) -> Limits:
+def measured_limits(policy: Policy, draft_key: str, end_to_end: Path, max_positions: int) -> Limits:
     """The batch sizes, context lengths, texts and temperatures that were measured of a drafter; None for no rows.
 
     end_to_end: the folder of the timed comparison. max_positions: tokens that the target's config allows.
@@ -196,12 +191,12 @@ def measured_limits(policy: JsonObject, draft_key: str, end_to_end: Path, max_po
     # Failed requests do not count, nor does depth 0, at which the drafter drafts nothing.
     timed = [row for row in requests if row.depth_k > 0 and row.status != "error" and row.timed_tokens > 0]
     longest = [row.prompt_tokens + row.tokens_kept for row in timed]
-    pooled = [c for c in policy["choices"] if (c["draft_key"], c["workload"]) == (draft_key, ALL)]
-    contexts = [c for c in policy.get("contexts", []) if (c["draft_key"], c["workload"]) == (draft_key, ALL)]
+    pooled = [c for c in policy.choices if (c.draft_key, c.workload) == (draft_key, ALL)]
+    contexts = [c for c in policy.contexts if (c.draft_key, c.workload) == (draft_key, ALL)]
     return Limits(
-        batch_sizes=sorted(pooled, key=lambda c: c["batch_size"]),
+        batch_sizes=sorted(pooled, key=lambda c: c.batch_size),
         largest_timed=max((row.batch_size for row in timed), default=None),
-        contexts=sorted(contexts, key=lambda c: (c["batch_size"], c["kv_len"])),
+        contexts=sorted(contexts, key=lambda c: (c.batch_size, c.kv_len)),
         longest_context=max(longest, default=None),
         prompt_tokens=(min(r.prompt_tokens for r in timed), max(r.prompt_tokens for r in timed)) if timed else None,
         answer_tokens=max((row.tokens_kept for row in timed), default=None),
@@ -212,7 +207,7 @@ def measured_limits(policy: JsonObject, draft_key: str, end_to_end: Path, max_po
     )
 
 
-def not_worth_it(policy: JsonObject, draft_key: str, depth: int, limits: Limits) -> list[str]:
+def not_worth_it(policy: Policy, draft_key: str, depth: int, limits: Limits) -> list[str]:
     """Sentences: where drafting is slower or not shown to be faster, with numbers; then what was not measured."""
     return [
         *_cases_without_drafting(policy, draft_key, limits),
@@ -221,55 +216,59 @@ def not_worth_it(policy: JsonObject, draft_key: str, depth: int, limits: Limits)
     ]
 
 
-def _cases_without_drafting(policy: JsonObject, draft_key: str, limits: Limits) -> Iterator[str]:
+def _cases_without_drafting(policy: Policy, draft_key: str, limits: Limits) -> Iterator[str]:
     """Workloads, batch sizes and context lengths at which the policy does not draft."""
-    choices = [c for c in policy["choices"] if c["draft_key"] == draft_key]
-    smallest = min(c["batch_size"] for c in choices)
+    choices = [c for c in policy.choices if c.draft_key == draft_key]
+    smallest = min(c.batch_size for c in choices)
     for c in choices:
-        if c["workload"] != ALL and c["batch_size"] == smallest and _drafts_nothing(c):
-            yield f"workload {c['workload']}: do not speculate{_reasons(c)}"
+        if c.workload != ALL and c.batch_size == smallest and _drafts_nothing(c):
+            yield f"workload {c.workload}: do not speculate{_reasons(c)}"
     for c in limits.batch_sizes:
         if _drafts_nothing(c):
-            yield f"batch size {c['batch_size']}: do not speculate{_reasons(c)}"
+            yield f"batch size {c.batch_size}: do not speculate{_reasons(c)}"
     for c in limits.contexts:
         if _drafts_nothing(c):
-            yield f"contexts of {c['kv_len']} tokens, batch size {c['batch_size']}: do not speculate{_reasons(c)}"
+            yield f"contexts of {c.kv_len} tokens, batch size {c.batch_size}: do not speculate{_reasons(c)}"
 
 
-def _drafts_nothing(choice: JsonObject) -> bool:
-    return choice["depth_k"] == 0 or choice["verdict"] in ("do_not_speculate", "invalid")
+def _drafts_nothing(choice: DepthChoice) -> bool:
+    return choice.depth_k == 0 or choice.verdict in ("do_not_speculate", "invalid")
 
 
-def _reasons(choice: JsonObject) -> str:
+def _reasons(choice: DepthChoice) -> str:
     """The reasons of a choice in brackets; "" where it has none."""
-    reasons = "; ".join(choice.get("reasons") or [])
+    reasons = "; ".join(choice.reasons)
     return f" ({reasons})" if reasons else ""
 
 
-def _arms_not_faster(policy: JsonObject, draft_key: str, depth: int) -> Iterator[str]:
+def _arms_not_faster(policy: Policy, draft_key: str, depth: int) -> Iterator[str]:
     """Timed arms slower than plain decoding or not shown to be faster, and prompt lookup where it was as fast."""
-    pooled = [a for a in policy["arms"] if a["workload"] == ALL and a.get("tree_budget") is None]
-    arms = [a for a in pooled if a["draft_key"] == draft_key]
+    pooled = [a for a in policy.arms if a.workload == ALL and a.tree_budget is None]
+    arms = [a for a in pooled if a.draft_key == draft_key]
     for a in arms:
-        at = f"depth {a['depth_k']}, batch size {a['batch_size']}"
-        if a["depth_k"] == 0:
-            if a["speedup"] is not None and a["speedup"] < 1.0:
+        at, measured = f"depth {a.depth_k}, batch size {a.batch_size}", _speedup(a)
+        if a.depth_k == 0:
+            if a.speedup is not None and a.speedup < 1.0:
                 yield (
-                    f"requests that draft nothing while it is loaded, batch size {a['batch_size']}: {format_estimate(a['speedup'], a['lo'], a['hi'])} of the"
+                    f"requests that draft nothing while it is loaded, batch size {a.batch_size}: {measured} of the"
                     " speed of the best plain decoding"
                 )
-        elif a["hi"] is not None and a["hi"] < 1.0:
-            yield f"{at}: slower than plain decoding, measured {format_estimate(a['speedup'], a['lo'], a['hi'])}"
-        elif a["lo"] is not None and a["lo"] <= 1.0:
-            yield f"{at}: not shown to be faster than plain decoding, measured {format_estimate(a['speedup'], a['lo'], a['hi'])}"
-    at_depth = {a["batch_size"]: a for a in arms if a["depth_k"] == depth and depth}
+        elif a.hi is not None and a.hi < 1.0:
+            yield f"{at}: slower than plain decoding, measured {measured}"
+        elif a.lo is not None and a.lo <= 1.0:
+            yield f"{at}: not shown to be faster than plain decoding, measured {measured}"
+    at_depth = {a.batch_size: a for a in arms if a.depth_k == depth and depth}
     for a in pooled:
-        arm = at_depth.get(a["batch_size"])
-        if arm is not None and a["method"] == "ngram" and a["speedup"] >= arm["speedup"]:
+        arm = at_depth.get(a.batch_size)
+        if arm is not None and a.method == "ngram" and a.speedup >= arm.speedup:
             yield (
-                f"batch size {a['batch_size']}: prompt lookup, which needs no drafter, was as fast, {format_estimate(a['speedup'], a['lo'], a['hi'])} beside"
-                f" {format_estimate(arm['speedup'], arm['lo'], arm['hi'])}"
+                f"batch size {a.batch_size}: prompt lookup, which needs no drafter, was as fast, {_speedup(a)}"
+                f" beside {_speedup(arm)}"
             )
+
+
+def _speedup(arm: MeasuredArm) -> str:
+    return format_estimate(arm.speedup, arm.lo, arm.hi)
 
 
 def _unmeasured(limits: Limits) -> Iterator[str]:

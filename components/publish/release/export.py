@@ -42,6 +42,7 @@ from components.engines.profiles import Engine, Format, formats_for, refusals, r
 from components.git_state import code_state
 from components.methods import METHODS
 from components.outside_json import JsonObject, read_object
+from components.policy import Policy, read_policy, served_choices
 from components.publish.card.card import Evidence, launch_commands, write_card
 from components.publish.card.lineage import lineage_of
 from components.publish.card.provenance import provenance, write_provenance
@@ -62,7 +63,7 @@ from components.release_record import (
     WeightCounts,
     write_json,
 )
-from components.rows import ALL
+from components.rows import ALL, DepthChoice
 from components.targets.config import read_config
 from components.targets.file_digests import sha256_of
 from components.targets.shape import shape_of
@@ -86,8 +87,8 @@ def export_release(
 ) -> Release:
     """The step `publish.export_release`; its settings are explained in components/publish/steps.py."""
 
-    policy_facts = _read_policy(policy)
-    winner = _select_winner(policy_facts, drafts)
+    decision = read_policy(policy.path)
+    winner = _select_winner(decision, drafts)
     exported = [winner, *(d for d in drafts if d is not winner)] if include == "all" else [winner]
     source = source_of(target)
     if target_name:
@@ -103,7 +104,7 @@ def export_release(
                 ctx.note(remark)
         written |= _export_drafter(draft, source, formats, ctx, used_names=set(written), llama_cpp=llama_cpp)
         ctx.progress(done + 1, len(exported), "drafters")
-    serve = write_draftsmith_folder(ctx.out / "draftsmith", target, winner, policy_facts)
+    serve = write_draftsmith_folder(ctx.out / "draftsmith", target, winner, decision)
     keys: ReleaseKeys = {
         "policy": policy.key,
         "acceptance": [m.key for m in acceptance],
@@ -115,8 +116,8 @@ def export_release(
     record: ReleaseRecord = {
         "target": {"key": target.key, **public_value(_scalar_facts(target.info)), "model": public_target_name},
         "draft": {"key": winner.key, **public_value(_scalar_facts(winner.info))},
-        **_served_by_engines(winner, policy_facts, source, written),
-        "policy": {name: policy_facts[name] for name in POLICY_PARTS},
+        **_served_by_engines(winner, decision, source, written),
+        "policy": {name: value for name, value in dataclasses.asdict(decision).items() if name in POLICY_PARTS},
         "serve": serve,
         "license": license,
         "keys": keys,
@@ -124,15 +125,15 @@ def export_release(
     }
     lineage = lineage_of([target, *exported, policy, *acceptance, end_to_end])
     evidence = Evidence(
-        policy_facts, lineage, end_to_end.path, source.shape.max_position_embeddings, read_licence(source.folder)
+        decision, lineage, end_to_end.path, source.shape.max_position_embeddings, read_licence(source.folder)
     )
     write_documents(ctx.out, record, evidence, policy)
     ctx.note(f"released {serve['method']} at depth {serve['depth_k']} as {', '.join([*written, 'draftsmith'])}")
-    return Release.of_step(ctx, _release_info(record, policy_facts))
+    return Release.of_step(ctx, _release_info(record, decision))
 
 
 def _served_by_engines(
-    winner: Draft, policy: JsonObject, source: Source, written: dict[str, FormatRecord]
+    winner: Draft, policy: Policy, source: Source, written: dict[str, FormatRecord]
 ) -> EngineRecords:
     """release.json's entries about settings, formats and engines, with public names only."""
     draft_record = read_record(winner.path)
@@ -150,30 +151,22 @@ def _served_by_engines(
     }
 
 
-def _read_policy(policy: DepthPolicy) -> JsonObject:
-    """policy.json of speedup.confirm_depth (or choose_depth). Raises UserError where there is none."""
-    file = policy.path / "policy.json"
-    if not file.is_file():
-        raise UserError(f"policy ({policy.key[:12]}): no policy.json; wire speedup.confirm_depth into `policy`")
-    return read_object(file)
-
-
-def _select_winner(policy: JsonObject, drafts: list[Draft]) -> Draft:
+def _select_winner(policy: Policy, drafts: list[Draft]) -> Draft:
     """The drafter that won; without a winner the best predicted one, released with depth 0 ("do not speculate")."""
     by_key = {d.key: d for d in drafts}
-    if policy["winner"]:
-        key = policy["winner"]["draft_key"]
+    if policy.winner is not None:
+        key = policy.winner.draft_key
         if key not in by_key:
             raise UserError(
                 f"drafts: the policy's winner {key[:12]} is not among them; wire the drafters it was chosen from"
             )
         return by_key[key]
-    choices = [c for c in policy["choices"] if c["workload"] == ALL and c["draft_key"] in by_key]
+    choices = [c for c in policy.choices if c.workload == ALL and c.draft_key in by_key]
     if not choices:
         raise UserError("drafts: the policy says nothing about any of them; wire the drafters it was chosen from")
-    smallest = min(c["batch_size"] for c in choices)
-    choices = [c for c in choices if c["batch_size"] == smallest]
-    return by_key[max(choices, key=lambda c: (c["pred_lo"], c["draft_key"]))["draft_key"]]
+    smallest = min(c.batch_size for c in choices)
+    choices = [c for c in choices if c.batch_size == smallest]
+    return by_key[max(choices, key=lambda c: (c.pred_lo, c.draft_key)).draft_key]
 
 
 def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
@@ -275,26 +268,27 @@ def _scalar_facts(info: Mapping[str, object]) -> JsonObject:
     return {k: v for k, v in info.items() if isinstance(v, str | int | float | bool) or v is None}
 
 
-def _release_info(record: ReleaseRecord, policy: JsonObject) -> JsonObject:
+def _release_info(record: ReleaseRecord, policy: Policy) -> JsonObject:
     """The release's info, with which a registry tags its version."""
     serve = record["serve"]
-    pooled = [c for c in policy["choices"] if c["workload"] == ALL and c["draft_key"] == serve["draft_key"]]
-    best = min(pooled, key=lambda c: c["batch_size"])
-    numbers = {k: best[k] for k in ("speedup_pred", "speedup_meas", "meas_lo", "meas_hi", "pred_error")}
-    at = (serve["draft_key"], ALL, best["batch_size"], serve["depth_k"])
-    for e in policy["evals"]:
-        if (e["draft_key"], e["workload"], e["batch_size"], e["depth_k"]) == at:
-            numbers |= {k: e[k] for k in ("al", "al_lo", "al_hi", "al_meas", "al_replayed")}
-    gate = policy["gate"]
+    best = served_choices(policy, serve["draft_key"])[0]
+    numbers = {
+        name: getattr(best, name) for name in ("speedup_pred", "speedup_meas", "meas_lo", "meas_hi", "pred_error")
+    }
+    at = (serve["draft_key"], ALL, best.batch_size, serve["depth_k"])
+    for e in policy.evals:
+        if (e.draft_key, e.workload, e.batch_size, e.depth_k) == at:
+            numbers |= {name: getattr(e, name) for name in ("al", "al_lo", "al_hi", "al_meas", "al_replayed")}
+    gate = policy.gate
     return {
         "method": serve["method"],
         "target_key": serve["target_key"],
         "target": record["target"]["model"],
         "draft_key": serve["draft_key"],
         "depth_k": serve["depth_k"],
-        "verdict": policy["verdict"],
-        "gate_passed": bool(gate and gate["passed"]),
-        "gate_checks": gate["checks"] if gate else [],
+        "verdict": policy.verdict,
+        "gate_passed": gate is not None and gate.passed,
+        "gate_checks": [dataclasses.asdict(check) for check in gate.checks] if gate is not None else [],
         "formats": sorted(record["formats"]),
         **numbers,
     }
@@ -305,38 +299,38 @@ POLICY_PARTS = ("verdict", "reasons", "winner", "gate", "rule", "choices", "flag
 """Parts of policy.json that release.json repeats."""
 
 
-def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: JsonObject) -> ServeRecord:
+def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: Policy) -> ServeRecord:
     """Write `draftsmith/`, from which mlflow_model.py serves, and return the content of its serve.json."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
         if source.is_file():  # a method without training has no weights
             shutil.copyfile(source, folder / source.name)
     _write_target_record(target, folder / "target.json")
-    winner = policy["winner"] if policy["verdict"] in ("use", "undecided") else None
+    winner = policy.winner if policy.verdict in ("use", "undecided") else None
     serve: ServeRecord = {
         "method": str(draft.info["method"]),
         "draft_key": draft.key,
         "target_key": target.key,
-        "depth_k": int(winner["depth_k"]) if winner else 0,
-        "depth_by_workload": _depth_by_workload(policy["choices"], draft.key, drafting=winner is not None),
-        "verdict": policy["verdict"],
+        "depth_k": winner.depth_k if winner else 0,
+        "depth_by_workload": _depth_by_workload(policy.choices, draft.key, drafting=winner is not None),
+        "verdict": policy.verdict,
     }
     write_json(folder / "serve.json", serve)
     return serve
 
 
-def _depth_by_workload(choices: list[JsonObject], draft_key: str, *, drafting: bool) -> dict[str, int]:
+def _depth_by_workload(choices: list[DepthChoice], draft_key: str, *, drafting: bool) -> dict[str, int]:
     """Workload -> the depth to serve one drafter with, at the smallest batch size.
 
     It is 0 for a workload that measured slower, and for all workloads unless `drafting`.
     """
-    of_drafter = [c for c in choices if c["draft_key"] == draft_key]
-    smallest = min(c["batch_size"] for c in of_drafter)
+    of_drafter = [c for c in choices if c.draft_key == draft_key]
+    smallest = min(c.batch_size for c in of_drafter)
     refused = ("do_not_speculate", "invalid")
     return {
-        c["workload"]: c["depth_k"] if drafting and c["verdict"] not in refused else 0
+        c.workload: c.depth_k if drafting and c.verdict not in refused else 0
         for c in of_drafter
-        if c["batch_size"] == smallest
+        if c.batch_size == smallest
     }
 
 

@@ -55,7 +55,7 @@ def choose(measurements: Rows, new_ctx: NewCtx) -> Callable[..., Policy]:
 
 def told_to(policy: Policy) -> dict[str, Any]:
     """What engines are told, were they all able to load the drafter."""
-    return engine_settings(dataclasses.asdict(policy), ())
+    return engine_settings(policy, ())
 
 
 def depths(policy: Policy) -> dict[str, int]:

@@ -59,9 +59,7 @@ def test_a_batch_that_measured_slower_is_told_to_draft_nothing(
     policy, info = confirmed(chosen(CHEAP, CHEAP), decoded({1: 1.6, 8: 0.7}), measurements, new_ctx)
     verdicts = {c.batch_size: c.verdict for c in policy.choices if c.workload == "all"}
     assert verdicts == {1: "use", 8: "do_not_speculate"}
-    told = engine_settings(dataclasses.asdict(policy), ())["vllm"]["speculative_config"][
-        "num_speculative_tokens_per_batch_size"
-    ]
+    told = engine_settings(policy, ())["vllm"]["speculative_config"]["num_speculative_tokens_per_batch_size"]
     assert told == [[1, 1, 2], [2, 8, 0]]
     assert info["speedup_meas"] == pytest.approx(1.6) and info["speedup_pred_same_prompts"] is not None
 
@@ -88,7 +86,7 @@ def test_a_larger_batchs_depth_never_wins_where_the_smallest_drafts_nothing(
 ) -> None:
     policy, info = confirmed(chosen(DEAR, CHEAP), decoded({1: 0.5, 8: 1.6}), measurements, new_ctx)
     assert {c.batch_size: c.depth_k for c in policy.choices if c.workload == "all"} == {1: 0, 8: 2}
-    assert policy.winner is None and engine_settings(dataclasses.asdict(policy), ()) == {} and info["depth_k"] == 0
+    assert policy.winner is None and engine_settings(policy, ()) == {} and info["depth_k"] == 0
     assert policy.verdict == "do_not_speculate"
 
 

@@ -47,7 +47,7 @@ def test_numbers_at_fault_choose_nothing_anywhere() -> None:
         [*lengths(1.8, 2.39, 2.79), *costs(0.15, kv_len=128), *costs(0.2, kv_len=4096)],
     ):
         policy = policy_of(rows)
-        assert policy.verdict == "invalid" and policy.winner is None and engine_settings(asdict(policy), ()) == {}
+        assert policy.verdict == "invalid" and policy.winner is None and engine_settings(policy, ()) == {}
         assert policy.mixtures == [] and "bad_baseline" in policy.reasons[0]
         for choice in (*policy.choices, *policy.contexts):
             assert (choice.verdict, choice.depth_k, choice.speedup_pred, choice.p_beats_no_spec) == ("invalid", 0, 1, 0)

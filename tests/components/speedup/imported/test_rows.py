@@ -91,7 +91,7 @@ def test_any_rows_end_in_an_answer_or_in_one_line(tmp_path: Path) -> None:
         except UserError as error:
             assert str(error) and "\n" not in str(error), f"seed {seed}"
             continue
-        assert isinstance(engine_settings(asdict(policy), ()), dict), f"seed {seed}"
+        assert isinstance(engine_settings(policy, ()), dict), f"seed {seed}"
         assert json.loads(json.dumps(asdict(policy), allow_nan=False)) and policy_text(policy), f"seed {seed}"
         # A winner is named where it is worth using, or is the one to try where nothing tells how far chance could go.
         assert (policy.choices and policy.verdict in ("use", "undecided")) or policy.winner is None, f"seed {seed}"
@@ -120,7 +120,7 @@ def test_trees_alone_are_chosen_among_but_told_to_no_engine() -> None:
     policy = policy_from([SourcedRow("", row) for row in rows], RULE, {}, 0)
     assert policy.verdict == "undecided" and policy.winner is not None, "one figure has no interval to decide by"
     assert policy.winner.draft_key == "eagle3, tree of 32" and policy.winner.depth_k == 4
-    assert engine_settings(asdict(policy), ()) == {}
+    assert engine_settings(policy, ()) == {}
 
 
 def policy_of(rows: list[dict[str, Any]]) -> Any:

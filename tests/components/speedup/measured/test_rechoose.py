@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -104,7 +103,7 @@ def test_the_depth_follows_a_measurement_that_is_surer_than_the_prediction(
     assert (choice.depth_k, choice.speedup_pred, choice.speedup_meas) == (2, row.speedup_pred, row.speedup_meas)
     (flag,) = [f for f in policy.flags if f.code == "depth_changed"]
     assert flag.value == 2 and "instead of 3" in flag.detail
-    told = engine_settings(asdict(policy), ())
+    told = engine_settings(policy, ())
     assert told["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
     assert choice.p_beats_no_spec is not None and choice.p_beats_no_spec > 0.99
 
