@@ -16,16 +16,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
-
-from components.files import SAFETENSORS_PARTIAL as SAFETENSORS_PARTIAL
-from components.files import AnyShard, unfinished
+from typing import Any, Protocol, Self, TypeVar
 
 Result = TypeVar("Result")
 ReportProgress = Callable[[float], None]
 """A function that takes the share of a shard's work that is done, from 0 to 1."""
 Mapper = Callable[[Callable[[Any, ReportProgress], Any], Sequence[Any]], Iterator[Any]]
 """Calls function(shard, report_progress) for every shard, here or elsewhere; yields the results in order."""
+
+
+class Shard(Protocol):
+    """A piece of a wide step's work: plain small values (paths, ids, settings; no tensors) and the file it becomes."""
+
+    @property
+    def file(self) -> Path:
+        """The file of the shard, which exists once the shard is finished and not before."""
+
+
+AnyShard = TypeVar("AnyShard", bound=Shard)
+
+
+def unfinished(shards: Sequence[AnyShard]) -> list[AnyShard]:
+    """The shards whose file does not exist yet."""
+    return [shard for shard in shards if not shard.file.is_file()]
 
 
 class UserError(Exception):
@@ -60,11 +73,11 @@ class Corpus(Artifact):
 
 
 class Target(Artifact):
-    """A causal LM in Hugging Face format: config.json, *.safetensors, tokenizer.json. Its tokens we want sooner."""
+    """A causal LM in Hugging Face format: config.json, *.safetensors, tokenizer.json."""
 
 
 class Chats(Artifact):
-    """Whole conversations and documents in unified rows: `part-*.parquet`, `manifest.json`; see data/formats/chats.py."""
+    """Whole conversations and documents in unified rows: `part-*.parquet`, `manifest.json` (data/formats/chats.py)."""
 
 
 class Prompts(Artifact):
@@ -72,11 +85,11 @@ class Prompts(Artifact):
 
 
 class Conversations(Artifact):
-    """Answers to learn from, the target's or a source's: `shard-*.safetensors`, ids and masks; see data/formats/responses.py."""
+    """Answers to learn from: `shard-*.safetensors`, token ids and masks; see data/formats/responses.py."""
 
 
 class Features(Artifact):
-    """Hidden states of the target over Conversations: `shard-*.safetensors`, `manifest.json`; see data/features/format.py."""
+    """Hidden states over Conversations: `shard-*.safetensors`, `manifest.json`; see data/features/format.py."""
 
 
 class Draft(Artifact):

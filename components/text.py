@@ -1,4 +1,4 @@
-"""Escapes for text from outside, where it could be taken for markup: in Markdown, in Mermaid, in links.
+"""Text for people: on one line, shortened, with a suggestion for a misspelt word, and escaped for Markdown and Mermaid.
 
 Names of models, prompts, pipelines and runs come from people and files. In SQL they are parameters, in a shell they
 are arguments of a list, in HTML Jinja escapes them; for Markdown and Mermaid, which have no such machinery, it is done
@@ -7,8 +7,10 @@ here.
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 
 _MARKUP = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is plain
 _FIRST = re.compile(r"^(?:>|[#=+-]+(?=\s|$)|\d+[.)](?=\s|$))")  # what begins a heading, a list, a quotation or a rule
@@ -18,6 +20,30 @@ _PLAIN_IN_MERMAID = re.compile(r"[^\w .,:=+/()@?'\[\]-]", re.ASCII)
 def one_line(text: object) -> str:
     """Text without line ends, control characters and marks that turn the direction of reading."""
     return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
+
+
+def shorten(text: object, limit: int = 300) -> str:
+    """Text without line breaks, of at most `limit` characters."""
+    flat = " ".join(str(text).split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+
+
+def message_of(error: BaseException | None, limit: int = 300) -> str:
+    """The message of a library's error on one line, cut at `limit` characters; its class where it has no message."""
+    return " ".join(str(error).split())[:limit].rstrip(".") or type(error).__name__
+
+
+def nearest(word: object, choices: Iterable[str]) -> str | None:
+    """The choice that a misspelt word probably means; None where nothing is near."""
+    return next(iter(difflib.get_close_matches(str(word), list(choices), n=1)), None)
+
+
+def did_you_mean(word: object, choices: Iterable[str], most_named: int = 8) -> str:
+    """` (did you mean 'x'?)`; where nothing is near ` (known: x, y)`, or '' for more than `most_named` choices."""
+    names = list(choices)
+    if (near := nearest(word, names)) is not None:
+        return f" (did you mean '{near}'?)"
+    return f" (known: {', '.join(names)})" if 0 < len(names) <= most_named else ""
 
 
 def visible(text: str) -> str:
@@ -50,3 +76,8 @@ def in_mermaid(text: object) -> str:
 def _spell_out(char: str) -> str:
     hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     return f"\\u{ord(char):04x}" if hidden and char not in "\n\t\u200d" else char
+
+
+def as_utf8(text: str) -> str:
+    """Text with `?` for what UTF-8 cannot hold: halves of a surrogate pair, bytes of a file's name."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from components.contract import UserError
-from storage.artifacts.whole_files import digest_of_json, replace_file
+from components.files import digest_of_json, try_lock, wait_for_lock, write_whole
 from storage.history.records import PromotionRow, as_time, draftsmith_version, git_commit
 
 Entry = dict[str, Any]
@@ -43,7 +42,8 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.entries: list[Entry] = []
         self._file: IO[str] = self.path.open("a", encoding="utf-8")
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(self._file):
+            raise BlockingIOError(f"{self.path}: another process writes this journal")
 
     @classmethod
     def start(
@@ -114,9 +114,7 @@ def journals(home: Path) -> list[Path]:
 def end_if_dead(path: Path) -> bool:
     """Write the end of a run that was killed; False when it is still alive."""
     with path.open("a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             return False
         if first(read(path), "end") is None:
             last = max((line["time"] for line in read(path)), default=time.time())
@@ -147,7 +145,7 @@ def damaged_lines(path: Path) -> list[int]:
 def write_anew(path: Path, entries: Iterable[Entry]) -> None:
     """Replace a journal by one of these entries."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "".join(f"{json.dumps(_with_digest(entry))}\n" for entry in entries), durable=True)
+    write_whole(path, "".join(f"{json.dumps(_with_digest(entry))}\n" for entry in entries), durable=True)
 
 
 def _read_entries(path: Path) -> list[Entry | None]:
@@ -205,7 +203,7 @@ def set_damaged_aside(home: Path, aside: Path) -> int:
         lines = list(enumerate(_promotion_lines(home), start=1))
         aside.write_text("".join(f"{line}\n" for number, line in lines if number in damaged), encoding="utf-8")
         readable = "".join(f"{line}\n" for number, line in lines if number not in damaged and line.strip())
-        replace_file(promotions_file(home), readable, durable=True)
+        write_whole(promotions_file(home), readable, durable=True)
     return len(damaged)
 
 
@@ -214,7 +212,7 @@ def _locked_promotions(home: Path) -> Iterator[IO[str]]:
     """The promotion log, opened for appending and locked."""
     while True:
         with promotions_file(home).open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(file)
             if os.fstat(file.fileno()).st_ino == promotions_file(home).stat().st_ino:  # else it was replaced meanwhile
                 yield file
                 return

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from components.contract import Artifact, UserError
 from components.promotion import Judge
+from components.text import message_of
 from storage import journal
 from storage.artifacts.remote import drain_problems
 from storage.artifacts.sessions import session_of
@@ -248,7 +249,7 @@ def _best_effort(run: Run, service: str, action: Callable[[], object]) -> bool:
         _add_problem(run, str(error) if isinstance(error, DamagedHistory) else f"{error} ({RESYNC_HINT})")
         return False
     except Exception as error:  # the services' own errors are many and of many classes
-        message = " ".join(str(error).split())[:200]
+        message = message_of(error, 200)
         address = f" at {tracking_uri(run.home)}" if service in ("mlflow", "registry") else ""
         _add_problem(run, without_secrets(f"{service}{address}: {type(error).__name__}: {message} ({RESYNC_HINT})"))
         return False

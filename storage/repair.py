@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
+from components.files import sha256_of
 from storage import journal
 from storage.artifacts import sessions
 from storage.artifacts.records import BadRecord, read_checked
 from storage.artifacts.store import Store
-from storage.artifacts.whole_files import sha256_of
 from storage.history.files import files_of, history_dir
 from storage.history.query import damaged_files, rebuild, rows_of
 from storage.history.records import PromotionRow

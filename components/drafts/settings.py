@@ -2,27 +2,23 @@
 
 `train_draft` takes `settings: {eagle3: {ttt_steps: 5}, medusa: {num_heads: 4}}`: so a matrix over methods is
 one step. Only the entry of the trained method reaches the step's key and the network; every entry is checked, and an
-unknown setting is refused when pipelines.yaml is checked. One class a method, one line each below.
+unknown setting is refused when pipelines.yaml is checked. One class a method; METHODS names them.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.contract import UserError
+from components.methods import METHODS, load_object
+from components.text import did_you_mean
 
 Place = tuple[str | int, ...]
 Depth = Annotated[int, Field(ge=1, le=16)]
 LossName = Literal["soft_ce", "kl", "tv", "lk", "top_k", "hard_ce"]
-
-Method = Literal[
-    "draft-model", "eagle1", "eagle3", "hass", "lookahead", "medusa", "mtp", "mtp-parallel", "ngram", "p-eagle"
-]
 
 
 class Settings(BaseModel):
@@ -61,6 +57,10 @@ class Distilled(Trained):
     """The distance between both, row by row; losses.py has the equations."""
 
 
+class DistilledBlock(Distilled, WithBlock):
+    """Both."""
+
+
 class Untrained(Settings):
     """A method without training."""
 
@@ -84,7 +84,7 @@ class NgramSettings(Untrained):
         return self
 
 
-class DraftModelSettings(Distilled, WithBlock):
+class DraftModelSettings(DistilledBlock):
     """A small language model, trained here or given."""
 
     num_layers: Annotated[int, Field(ge=1, le=16)] = 2
@@ -124,7 +124,7 @@ class LookaheadSettings(Untrained):
         return max(depth + 1, self.window + self.ngram_size)
 
 
-class Eagle3Settings(Distilled, WithBlock):
+class Eagle3Settings(DistilledBlock):
     """EAGLE-3."""
 
     ttt_steps: Depth = 7
@@ -135,7 +135,7 @@ class Eagle3Settings(Distilled, WithBlock):
     """EAGLE-3.1: the next step is given the block's output after the last norm."""
 
 
-class Eagle1Settings(Distilled, WithBlock):
+class Eagle1Settings(DistilledBlock):
     """EAGLE-1."""
 
     chain_depth: Depth = 7
@@ -174,14 +174,14 @@ class MedusaSettings(Distilled):
     """own: every head has an LM head, which starts as the target's; tied: all use the target's, frozen."""
 
 
-class MtpParallelSettings(Distilled, WithBlock):
+class MtpParallelSettings(DistilledBlock):
     """Parallel multi-token prediction."""
 
     num_heads: Annotated[int, Field(ge=1, le=8)] = 3
     """Number of heads beside the target's own, and of draft tokens."""
 
 
-class PEagleSettings(Distilled, WithBlock):
+class PEagleSettings(DistilledBlock):
     """P-EAGLE: all draft tokens from one forward."""
 
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7
@@ -196,7 +196,7 @@ class PEagleSettings(Distilled, WithBlock):
     """The smallest such share."""
 
 
-class MtpSettings(Distilled, WithBlock):
+class MtpSettings(DistilledBlock):
     """DeepSeek-V3's sequential modules, or the model's own module used again and again."""
 
     start: Literal["new", "own"] = "new"
@@ -217,28 +217,20 @@ class MtpSettings(Distilled, WithBlock):
         return self
 
 
-SETTINGS: dict[str, str] = {
-    "draft-model": "components.drafts.settings:DraftModelSettings",
-    "eagle1": "components.drafts.settings:Eagle1Settings",
-    "eagle3": "components.drafts.settings:Eagle3Settings",
-    "hass": "components.drafts.settings:HassSettings",
-    "lookahead": "components.drafts.settings:LookaheadSettings",
-    "medusa": "components.drafts.settings:MedusaSettings",
-    "mtp": "components.drafts.settings:MtpSettings",
-    "mtp-parallel": "components.drafts.settings:MtpParallelSettings",
-    "p-eagle": "components.drafts.settings:PEagleSettings",
-    "ngram": "components.drafts.settings:NgramSettings",
-}
-
-
 def settings_class(method: str) -> type[Settings]:
-    """The class of a method's settings; raises UserError for a name that is not in SETTINGS."""
-    if method not in SETTINGS:
-        methods = ", ".join(sorted(SETTINGS))
-        raise UserError(f"drafting method '{method}' is unknown{_did_you_mean(method, SETTINGS)}; known are {methods}")
-    module, name = SETTINGS[method].split(":")
-    cls: type[Settings] = getattr(importlib.import_module(module), name)
+    """The class of a method's settings; raises UserError for a name that is not in METHODS."""
+    require_method(method)
+    cls: type[Settings] = load_object(METHODS[method].settings_class)
     return cls
+
+
+def require_method(method: str) -> None:
+    """Raise UserError for a name that is not in METHODS."""
+    if method not in METHODS:
+        methods = ", ".join(sorted(METHODS))
+        raise UserError(
+            f"drafting method '{method}' is unknown{did_you_mean(method, METHODS, most_named=0)}; known are {methods}"
+        )
 
 
 def settings_of_method(method: str, settings_by_method: Mapping[str, Mapping[str, Any]]) -> Settings:
@@ -257,8 +249,10 @@ def check_settings(
     faults: list[tuple[Place, str]] = []
     settings: Settings | None = None
     for name in dict.fromkeys([method, *settings_by_method]):
-        if name not in SETTINGS:
-            faults.append((("settings", name), f"unknown drafting method '{name}'{_did_you_mean(name, SETTINGS)}"))
+        if name not in METHODS:
+            faults.append(
+                (("settings", name), f"unknown drafting method '{name}'{did_you_mean(name, METHODS, most_named=0)}")
+            )
             continue
         try:
             parsed = settings_class(name).model_validate(dict(settings_by_method.get(name, {})))
@@ -274,7 +268,7 @@ def _describe_fault(method: str, fault: Any) -> tuple[Place, str]:
     if fault["type"] == "extra_forbidden":
         names = sorted(settings_class(method).model_fields)
         name = str(fault["loc"][-1])
-        hint = _did_you_mean(name, names)
+        hint = did_you_mean(name, names, most_named=0)
         return place, f"method {method} knows no setting '{name}'{hint}; it knows {', '.join(names)}"
     if not fault["loc"]:  # two settings that do not go together
         return place, f"settings of method {method}: {fault['msg'].removeprefix('Value error, ')}"
@@ -282,14 +276,8 @@ def _describe_fault(method: str, fault: Any) -> tuple[Place, str]:
     return place, f"setting '{place[-1]}' of method {method}: {message}, not {fault['input']!r}"
 
 
-def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
-
-
-def resolve_settings(settings: Settings, seed: int) -> dict[str, Any]:
-    """The settings passed to `build`: every setting, with init_seed filled in."""
-    values = settings.model_dump(mode="json")
-    if "init_seed" in values and values["init_seed"] is None:
-        values["init_seed"] = seed
-    return values
+def resolve_settings(settings: Settings, seed: int) -> Settings:
+    """The settings passed to `build`: with init_seed filled in where the method draws weights."""
+    if isinstance(settings, Trained) and settings.init_seed is None:
+        return settings.model_copy(update={"init_seed": seed})
+    return settings

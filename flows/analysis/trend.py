@@ -17,7 +17,7 @@ from typing import Any
 
 from components.contract import UserError
 from components.report.pages.trend import TrendSeries, write_trend
-from flows.spec.diagnostics import did_you_mean
+from components.text import did_you_mean
 from storage.history.query import open_history
 
 # Where a bare column name is looked for, in this order.

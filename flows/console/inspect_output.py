@@ -15,9 +15,9 @@ from rich.text import Text
 
 from components.contract import UserError
 from components.data.formats.chats import dropped_examples
+from components.text import shorten
 from flows.console.progress import duration
 from flows.console.query_output import print_answer
-from flows.spec.diagnostics import one_line
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.records import PromotionRow
@@ -55,17 +55,17 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
         location = "the newest, above" if session.is_newest else str(session.path)
         say("measured" if session.is_newest else "", f"{at}  {location}")
     for name, value in record.get("settings", {}).items():
-        say(f"  with {name}", one_line(value, 200))
+        say(f"  with {name}", shorten(value, 200))
     for name, value in record.get("inputs", {}).items():
         for input_key in value if isinstance(value, list) else [value]:
             say(f"  in {name}", f"{input_key[:12]}  {_what(store, input_key)}")
     for name, value in content["info"].items():
-        say(f"  {name}", one_line(value, 200))
+        say(f"  {name}", shorten(value, 200))
     files = content["files"]
     if "dropped.parquet" in files and presence.artifact is not None:
         for row in dropped_examples(store.path_of(key)):
             place = f"{row['source']} {row['where']}: " if row["where"] else ""
-            say("dropped, such as", one_line(f"{row['reason']}: {place}{row['excerpt']}", 200))
+            say("dropped, such as", shorten(f"{row['reason']}: {place}{row['excerpt']}", 200))
     for name, facts in list(files.items())[:MAX_FILES]:
         say("file" if name == next(iter(files)) else "", f"{name}  {facts['size']:,} bytes")
     if len(files) > MAX_FILES:

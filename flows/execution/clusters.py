@@ -1,20 +1,19 @@
 """PREFECT: the shards of a wide step on a Dask or Ray cluster, each of them a Prefect task of the run it belongs to.
 
-`connect` lets the engine tell a step's child process which run it serves; there `cluster_mapper` stands behind
-`ctx.map`: it starts a local cluster for as long as the step (its processes end with the step's tree) or joins one that
-is there, and hands in the shards through Prefect's own task runners. A worker needs the same packages and sees the same
+`cluster_mapper` stands behind `ctx.map` in a step's child process, which the engine has told what run it serves. It
+starts a local cluster for as long as the step (its processes end with the step's tree) or joins one that is there, and
+hands in the shards through Prefect's own task runners. A worker needs the same packages and sees the same
 paths. What carries a call is the cluster's own transport; what lasts are the files that shards write.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -28,15 +27,14 @@ from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.results import ResultStore
-from prefect.settings import get_current_settings
 from prefect.states import Failed
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from components.contract import Mapper, ReportProgress, UserError
 from components.remote_code import allow_code
-from flows.execution.engine import Engine
-from flows.execution.step_process import place_for_sockets
-from flows.spec.diagnostics import one_line
+from components.text import shorten
+from flows.execution.machine_folders import place_for_sockets
+from flows.execution.messages import ClusterOrder
 
 PACKAGE_OF: Final = {"dask": "prefect_dask", "ray": "prefect_ray"}
 DELIVERY_TIMEOUT_S: Final = 20.0
@@ -56,37 +54,8 @@ class ClusterFailed(RuntimeError):
     """A cluster did not come up, or lost a shard more often than it tries again. The files of other shards stay."""
 
 
-def connect(engine: Engine) -> None:
-    """Let the steps of this engine use clusters; call it inside the flow that the engine runs in.
-
-    Raises:
-        UserError: a step wants a cluster whose package is not installed.
-    """
-    for step in engine.plan.steps:
-        cluster = step.runs_on.cluster
-        if cluster is not None and not step.reused and importlib.util.find_spec(PACKAGE_OF[cluster]) is None:
-            need = f"pip install 'draftsmith[{cluster}]' -c constraints.txt"
-            raise UserError(
-                f"{engine.plan.file}:{step.line}: step '{step.name}' runs on {cluster}, not installed: {need}"
-            )
-    engine.connection = _connection
-
-
-def _connection() -> dict[str, Any]:
-    """What a child process needs to report to this run, as JSON values."""
-
-    run = FlowRunContext.get()
-    assert run is not None and run.flow_run is not None, "a step of a Prefect run is a task inside its flow"
-    environment = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_")}
-    environment |= get_current_settings().to_environment_variables(exclude_unset=True, include_secrets=True)
-    return {"flow_run_id": str(run.flow_run.id), "environment": environment}
-
-
-def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper:
-    """The mapper behind `ctx.map` in the child process of a wide step.
-
-    order: cluster, workers, address (see RunsOn), remote_code and the fields of `_connection`. step: its name.
-    """
+def cluster_mapper(order: ClusterOrder, scratch: Path) -> Mapper:
+    """The mapper behind `ctx.map` in the child process of a wide step."""
 
     def mapper(function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]) -> Iterator[Any]:
         if not shards:
@@ -98,8 +67,8 @@ def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper
             carried = [
                 task(
                     run_shard,
-                    name=f"{step} on {cluster}",
-                    task_run_name=f"{step} {number} of {len(shards)}",
+                    name=f"{order['step']} on {cluster}",
+                    task_run_name=f"{order['step']} {number} of {len(shards)}",
                     cache_policy=NO_CACHE,
                     persist_result=False,
                     on_completion=[deliver],
@@ -117,7 +86,7 @@ def cluster_mapper(order: Mapping[str, Any], step: str, scratch: Path) -> Mapper
                 except UserError:
                     raise
                 except Exception as error:  # of Dask, of Ray, or of the step itself
-                    message = f"{type(error).__name__}: {one_line(error, 200)}"
+                    message = f"{type(error).__name__}: {shorten(error, 200)}"
                     raise ClusterFailed(f"shard {number} of {len(shards)} on {cluster}: {message}") from error
 
     return mapper
@@ -146,7 +115,7 @@ def deliver(task: Any, task_run: Any, state: Any) -> None:
 
 
 @contextmanager
-def _cluster(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
+def _cluster(order: ClusterOrder, scratch: Path) -> Iterator[Any]:
     """A task runner whose cluster answers; one that was started here ends here."""
     start = {"dask": _dask, "ray": _ray}[order["cluster"]]
     location = order["address"] or "this machine"
@@ -158,13 +127,13 @@ def _cluster(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
             reason = str(error).strip()
             if "Traceback" in reason:  # Ray hands on its head's
                 reason = reason.splitlines()[-1]
-            message = f"no {order['cluster']} cluster on {location}: {one_line(reason, 200)}{hint}"
+            message = f"no {order['cluster']} cluster on {location}: {shorten(reason, 200)}{hint}"
             raise ClusterFailed(message) from error
         yield runner
 
 
 @contextmanager
-def _dask(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
+def _dask(order: ClusterOrder, scratch: Path) -> Iterator[Any]:
     from prefect_dask import DaskTaskRunner
 
     if order["address"]:
@@ -186,7 +155,7 @@ def _dask(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def _ray(order: Mapping[str, Any], scratch: Path) -> Iterator[Any]:
+def _ray(order: ClusterOrder, scratch: Path) -> Iterator[Any]:
     del scratch  # its path is too long for Ray's sockets
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if order["address"]:

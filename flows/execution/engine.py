@@ -3,30 +3,30 @@
 For one step: take the lock of its key (a second process that wants the same waits, then reuses), take the machine
 (measuring steps alone, others shared), start the child, pass its events on, seal what it made. `UserError` is final,
 anything else is retried as often as the step allows. Killed at any moment, the same plan goes on where it was.
-
-The folder of this user alone, on this machine alone, where locks lie that all his homes share.
-
-It is in the temporary folder, as tmux and Ray do it, and not where $XDG_RUNTIME_DIR points: a nightly run from cron has
-no such variable, and it has to find the same lock as a run from a terminal.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
-import platform
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from components.contract import Artifact, NothingNew, UserError
+from components.files import try_lock, wait_for_lock
 from components.git_state import code_state
 from components.machine import describe_machine, num_usable_cores
+from flows.execution.machine_folders import open_machine_lock
+from flows.execution.messages import (
+    ArtifactHandle,
+    ClusterOrder,
+    Event,
+    JsonFields,
+    RunConnection,
+    StepFailed,
+    StepOrder,
+)
 from flows.execution.step_process import PRELOAD, ChildEnd, run_child
 from flows.planning.device import cpu_features, library_versions
 from flows.planning.plan import Plan, PlannedStep, StepHistory
@@ -35,17 +35,8 @@ from storage.artifacts.remote import drain_problems
 from storage.artifacts.sessions import read_record, session_of
 from storage.artifacts.store import Store
 
-Event = Mapping[str, Any]
 OnEvent = Callable[[PlannedStep, Event], None]
-OnFinished = Callable[[PlannedStep, Artifact, dict[str, Any], float, bool], None]
-
-
-class StepFailed(Exception):
-    """A step failed for a reason that is not the user's input. `log`: where its output and traceback are."""
-
-    def __init__(self, step: str, message: str, log: Path) -> None:
-        super().__init__(f"step '{step}' failed: {message}")
-        self.step, self.message, self.log = step, message, log
+OnFinished = Callable[[PlannedStep, Artifact, JsonFields, float, bool], None]
 
 
 class Engine:
@@ -74,7 +65,7 @@ class Engine:
         self.num_threads = num_threads or num_usable_cores()
         self.run_id, self.preload = run_id, preload
         self.history = StepHistory(store.home, plan.pipeline)
-        self.connection: Callable[[], dict[str, Any]] | None = None  # how a child reaches the run around this engine
+        self.connection: Callable[[], RunConnection] | None = None  # how a child reaches the run around this engine
 
     def run(self) -> dict[str, Artifact]:
         """Run every step of the plan in order; returns the artifact of each, by step name.
@@ -127,7 +118,7 @@ class Engine:
             self.store.discard_staging(step.key)  # left by a kill between the last rename and the end
         return artifact
 
-    def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, dict[str, Any]]:
+    def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, JsonFields]:
         if step.forced:
             self.store.discard_staging(step.key)
         log = self.log_of(step)
@@ -156,9 +147,9 @@ class Engine:
 
     def _attempt(self, step: PlannedStep, artifacts: Mapping[str, Artifact], log: Path) -> ChildEnd:
         out, scratch = self.store.open_staging(step.key)
-        order = {
+        order: StepOrder = {
             "address": step.uses,
-            "packages": self.plan.packages,
+            "packages": list(self.plan.packages),
             "settings": step.settings,
             "inputs": {
                 slot: [_handle(artifacts[name]) for name in value]
@@ -185,18 +176,25 @@ class Engine:
             preload=self.preload,
         )
 
-    def _cluster(self, step: PlannedStep) -> dict[str, Any] | None:
+    def _cluster(self, step: PlannedStep) -> ClusterOrder | None:
         """What the child needs to put its shards on a cluster; None where it works on them itself."""
         if step.runs_on.cluster is None:
             return None
         if self.connection is None:
             self.on_event(step, {"event": "note", "message": f"without Prefect here, not on {step.runs_on.cluster}"})
             return None
-        return {"step": step.name, **dataclasses.asdict(step.runs_on), **self.connection()}
+        return {
+            "step": step.name,
+            "cluster": step.runs_on.cluster,
+            "workers": step.runs_on.workers,
+            "address": step.runs_on.address,
+            "remote_code": list(self.plan.remote_code),
+            **self.connection(),
+        }
 
     def _record(
         self, step: PlannedStep, inputs: Sequence[Artifact], end: ChildEnd, span: tuple[float, float], attempt: int
-    ) -> dict[str, Any]:
+    ) -> JsonFields:
         """How the artifact came to be; kept in artifact.json."""
         code = code_state()
         machine = self.plan.machine or describe_machine(step.device)
@@ -207,7 +205,7 @@ class Engine:
             "step": step.name,
             "uses": step.uses,
             "settings": step.settings,
-            "inputs": step.parts.get("inputs", {}),
+            "inputs": step.parts["inputs"] if step.parts is not None else {},
             "input_sessions": {artifact.key: session_of(read_record(artifact.path) or {}) for artifact in inputs},
             "seed": step.seed,
             "device": step.device,
@@ -238,14 +236,11 @@ class Engine:
     @contextmanager
     def _machine(self, step: PlannedStep) -> Iterator[None]:
         """A measuring step has the machine to itself; other steps share it. Held across all homes of this user."""
-        mode = fcntl.LOCK_EX if step.measures else fcntl.LOCK_SH
-        with open(_machine_lock(), closefd=True) as file:
-            try:
-                fcntl.flock(file, mode | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with open(open_machine_lock(), closefd=True) as file:
+            if not try_lock(file, shared=not step.measures):
                 what = "a step that measures alone" if not step.measures else "other steps: it measures alone"
                 self.on_event(step, {"event": "waiting", "message": f"waiting for {what}"})
-                fcntl.flock(file, mode)
+                wait_for_lock(file, shared=not step.measures)
             yield
 
 
@@ -261,38 +256,10 @@ def run_plan(
     return Engine(store, plan, on_event, on_finished, run_id=run_id).run()
 
 
-def _machine_lock() -> int:
-    """A descriptor of the one lock file of this user on this machine."""
-    return os.open(runtime_folder() / "machine.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _handle(artifact: Artifact) -> dict[str, Any]:
+def _handle(artifact: Artifact) -> ArtifactHandle:
     return {
         "kind": type(artifact).__name__,
         "key": artifact.key,
         "path": str(artifact.path),
         "info": dict(artifact.info),
     }
-
-
-def runtime_folder() -> Path:
-    """The folder, made with mode 0700 when it is not there yet.
-
-    Where somebody else has taken its name in the temporary folder, it is in the user's own cache folder.
-
-    Raises:
-        UserError: neither can be made.
-    """
-    places = (
-        Path(tempfile.gettempdir()) / f"draftsmith-{os.getuid()}",
-        Path.home() / ".cache" / "draftsmith" / platform.node(),  # a home may be shared between machines
-    )
-    for place in places:
-        try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        facts = os.lstat(place)  # not what a link points to
-        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022:
-            return place
-    raise UserError(f"neither {places[0]} nor {places[1]} can be made for locks: set TMPDIR to a folder of your own")

@@ -16,8 +16,6 @@ that fetch and send, and a step has what its own settings name (`api_key_variabl
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import multiprocessing
 import multiprocessing.util
@@ -32,24 +30,25 @@ import traceback
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import psutil
 
 from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
+from components.files import locked
 from components.remote_code import allow_code
+from flows.execution.messages import ArtifactHandle, Event, JsonFields, OnJson, StepOrder
 from flows.planning.step_signature import resolve
+from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
 from storage.redaction import holds_password, is_secret_name, without_secrets
 
 GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def guard(connection: Connection, order_text: str) -> None:
     """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind."""
     os.setsid()  # a Ctrl-C in the terminal is the engine's to handle, which ends us in order
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     stop_requests: list[float] = []
     signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(time.monotonic()))
     guard_pid = os.getpid()
@@ -105,14 +104,13 @@ def _kill_tree() -> None:
         time.sleep(0.01)
 
 
-def _run_worker(connection: Connection, order: Mapping[str, Any], guard_pid: int) -> NoReturn:
+def _run_worker(connection: Connection, order: StepOrder, guard_pid: int) -> NoReturn:
     """The worker: set the process up, run the step, report, leave. Never returns."""
     code, send = 70, _sender(connection)
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard_pid:  # it died before the line above
+        if not end_with(guard_pid, signal.SIGKILL):
             os._exit(code)
         _redirect_output(Path(order["log"]))
         _set_threads(int(order["num_threads"]))
@@ -135,12 +133,12 @@ def _run_worker(connection: Connection, order: Mapping[str, Any], guard_pid: int
         os._exit(code)
 
 
-def _run_step(order: Mapping[str, Any], send: Any) -> int:
+def _run_step(order: StepOrder, send: OnJson) -> int:
     """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
 
     try:
         step = resolve(order["address"], tuple(order["packages"]))
-        arguments: dict[str, Any] = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
+        arguments: JsonFields = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
         arguments.update(step.arguments(order["settings"]))
         context = Context(
             key=order["key"],
@@ -151,11 +149,10 @@ def _run_step(order: Mapping[str, Any], send: Any) -> int:
             num_threads=int(order["num_threads"]),
             send=send,
         )
-        if order.get("cluster"):
-            from flows.execution.clusters import cluster_mapper
+        if order["cluster"] is not None:
+            from flows.execution.clusters import cluster_mapper  # and Prefect, which other steps need not load
 
-            cluster = {**order["cluster"], "remote_code": order["remote_code"]}
-            context.mapper = cluster_mapper(cluster, cluster["step"], context.scratch)
+            context.mapper = cluster_mapper(order["cluster"], context.scratch)
         if step.wants_ctx:
             arguments["ctx"] = context
         if step.measures:
@@ -181,11 +178,11 @@ def _run_step(order: Mapping[str, Any], send: Any) -> int:
         return 1
 
 
-def _sender(connection: Connection) -> Any:
+def _sender(connection: Connection) -> OnJson:
     """A function that sends one JSON message; safe to call from threads of the step."""
     lock = threading.Lock()
 
-    def send(message: Mapping[str, Any]) -> None:
+    def send(message: Event) -> None:
         data = json.dumps(dict(message)).encode()
         with lock:
             connection.send_bytes(data)
@@ -193,21 +190,20 @@ def _sender(connection: Connection) -> Any:
     return send
 
 
-def _read_artifacts(handles: Any) -> Artifact | list[Artifact]:
+def _read_artifacts(handles: ArtifactHandle | list[ArtifactHandle]) -> Artifact | list[Artifact]:
     if isinstance(handles, list):
         return [_read_artifact(item) for item in handles]
     return _read_artifact(handles)
 
 
-def _read_artifact(item: Mapping[str, Any]) -> Artifact:
+def _read_artifact(item: ArtifactHandle) -> Artifact:
     return KINDS[item["kind"]](key=item["key"], path=Path(item["path"]), info=item["info"])
 
 
 @contextlib.contextmanager
 def _only_worker_of(lock: Path) -> Iterator[None]:
     """Wait for a worker of the same key that is still dying after its engine was killed."""
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(lock):
         yield
 
 
@@ -230,19 +226,13 @@ def _set_threads(count: int) -> None:
         loaded.set_num_threads(count)
 
 
-def _prctl(option: int, value: int) -> None:
-    """Linux process control; elsewhere the leash alone does the work."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
 OF_OUR_SERVERS: Final = ("PREFECT_", "MLFLOW_", "DRAFTSMITH_")
 """How the variables begin that hold the passwords and addresses of what `draftsmith up` serves."""
 ROOMS_WITHOUT_KEYS: Final = ("drafts", "decoding", "bench", "speedup", "report")
 """No step in these rooms fetches or sends anything."""
 
 
-def forget_secrets(address: str, settings: Mapping[str, Any]) -> None:
+def forget_secrets(address: str, settings: JsonFields) -> None:
     """Take from this process's environment the secrets that the step at this address has no use for."""
     named = {str(value) for name, value in settings.items() if name.endswith("_variable") and value}
     for name in secret_names(os.environ) - named:

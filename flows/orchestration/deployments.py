@@ -34,12 +34,12 @@ from prefect.workers.process import ProcessWorker
 
 from components.contract import UserError
 from components.machine import num_usable_cores
-from flows.catalog import compile_flow, version_of
+from components.text import did_you_mean
+from flows.orchestration.compiled_flow import compile_flow, version_of
 from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
 from flows.orchestration.ui_artifacts import machine_limit
 from flows.planning.step_signature import PACKAGES
 from flows.services.client import WORK_POOL
-from flows.spec.diagnostics import did_you_mean
 from flows.spec.schema import PipelineSpec, ScheduleSpec, Spec, TriggerSpec, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,7 +197,7 @@ def _desired_deployment(
         "DRAFTSMITH_PIPELINES": str(file.resolve()),
         "DRAFTSMITH_HOME": str(home.resolve()),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONSAFEPATH": "1",  # Prefect runs scripts from a folder with a weight_format.py, which would hide our storage/
+        "PYTHONSAFEPATH": "1",  # Prefect runs scripts from a folder with a storage.py, which would hide our storage/
     }
     if packages != PACKAGES:
         env["DRAFTSMITH_PACKAGES"] = ",".join(packages)

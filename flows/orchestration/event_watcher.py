@@ -23,15 +23,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect.client.orchestration import get_client
-
 from components.contract import UserError
-from flows.catalog import pipelines_file
-from flows.orchestration.flow import prepare
-from flows.spec.schema import load_spec
+from components.files import write_whole
+from flows.orchestration.environment import prepare
+from flows.spec.schema import load_spec, pipelines_file
 from storage import journal
 from storage.artifacts.store import default_home
-from storage.artifacts.whole_files import replace_file
 from storage.registry.registry import notice_moves
 from storage.registry.tracking import has_database
 
@@ -140,11 +137,12 @@ class Watcher:
 
     def _save(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        replace_file(self.place, json.dumps(self.state))
+        write_whole(self.place, json.dumps(self.state))
 
 
 def send(events: list[dict[str, Any]]) -> None:
     """Send events to Prefect's server; returns when it has accepted them all. Raises its client's errors."""
+    from prefect.client.orchestration import get_client  # when `main` has prepared the settings that it reads
 
     body = [{name: value for name, value in event.items() if name != "stamps"} for event in events]
     with get_client(sync_client=True) as client:

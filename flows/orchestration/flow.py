@@ -3,92 +3,71 @@
 The engine decides everything (what is reused, which child process, retries); Prefect watches, schedules and remembers.
 Its result cache is off: the store is the only cache. A wrong input ends as the state Failed with the one line that says
 why, never as a traceback. Only a whole run ends as "Completed", so that pipelines that start after this one are not
-started by a dry run, a part of a run or a night without news. `prepare` must come before Prefect is first imported.
+started by a dry run, a part of a run or a night without news. This module imports
+Prefect, so flows/orchestration/environment.py must have prepared its settings before.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from prefect import Flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
+from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
 from components.contract import Artifact, NothingNew, UserError
-from flows.execution.clusters import connect
-from flows.execution.engine import Engine, OnEvent, StepFailed
-from flows.execution.local_run import RunOptions, RunOutcome, execute, plan_run
+from components.text import shorten
+from flows.execution.clusters import PACKAGE_OF
+from flows.execution.engine import Engine, OnEvent
+from flows.execution.local_run import RunOutcome, execute
+from flows.execution.messages import Event, RunConnection, StepFailed
 from flows.orchestration.approval import ask, unasked
-from flows.orchestration.temporary_server import answers, temporary_server
+from flows.orchestration.compiled_flow import compile_flow
+from flows.orchestration.temporary_server import TemporaryServer
 from flows.orchestration.ui_artifacts import Screen
-from flows.planning.plan import Plan, PlannedStep
-from flows.services.client import QUIET, client_environment, running
-from flows.spec.diagnostics import one_line
-from flows.spec.schema import load_spec, pipeline_of
+from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
+from flows.spec.schema import PipelineSpec
+from flows.spec.yaml_source import Values
 from storage.artifacts.store import Store
-from storage.redaction import without_secrets
 
 DELIVERY_TIMEOUT_S = 20.0
 
 
-def run_with_prefect(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> RunOutcome:
-    """Run a pipeline as a Prefect flow and keep everything it makes.
+def run_with_prefect(
+    plan: Plan, store: Store, options: RunOptions, on_event: OnEvent, server: TemporaryServer | None
+) -> RunOutcome:
+    """Run a plan as a Prefect flow in this process and keep everything it makes.
 
-    A server that answers at $PREFECT_API_URL is used; otherwise a temporary one, whose database stands under
-    the home, so that every run is in the history that the UI shows.
+    server: the temporary server of environment.py, which may still be coming up; None: one that stays, so that
+    somebody may answer in its UI.
 
     Raises:
-        UserError: the input is wrong.
+        UserError: the input of a step is wrong.
         StepFailed: a step failed after its retries.
     """
-    plan, store = plan_run(pipeline, params, options)  # wrong input is told before a server is started
-    if options.on_plan is not None:
-        options.on_plan(plan)
-    if prepare(store.home):
-        return _run_flow(plan, store, options, somebody_may_answer=True)
-    assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
-    with temporary_server(Path(os.environ["PREFECT_HOME"])) as server:
-        before = {name: os.environ.pop(name, None) for name in server.client_environment}
-        os.environ.update(server.client_environment)
-        try:
-            return _run_flow(plan, store, options, ready=server.wait)
-        finally:
-            _deliver_queued()
-            for name, value in before.items():
-                os.environ.pop(name)
-                if value is not None:
-                    os.environ[name] = value
-
-
-def _run_flow(
-    plan: Plan,
-    store: Store,
-    options: RunOptions,
-    ready: Callable[[], None] | None = None,
-    somebody_may_answer: bool = False,
-) -> RunOutcome:
-    """Compile the plan's pipeline, wait until its server is ready, run the flow in this process."""
-    from flows.catalog import compile_flow
-
     results: list[RunOutcome | BaseException] = []
 
-    def body(values: Mapping[str, Any]) -> Any:
-        whole = options.to_step is None
-        return run_as_tasks(plan, store, options.on_event, results, whole, somebody_may_answer)
+    def body(values: Values) -> Any:
+        return run_as_tasks(plan, store, on_event, results, options.to_step is None, somebody_may_answer=server is None)
 
-    compiled = compile_flow(pipeline_of(load_spec(options.file), plan.pipeline), plan.pipeline, body)
-    if ready is not None:
-        ready()
+    assert plan.declared is not None, "make_plan says what it has planned"
+    compiled = compile_flow(plan.declared, plan.pipeline, body)
     form = {"from_step": options.from_step, "to_step": options.to_step, "force": list(options.force)}
-    compiled(**plan.params, **form, return_state=True)
+    try:
+        if server is not None:
+            server.wait()
+        compiled(**plan.params, **form, return_state=True)
+    finally:
+        if server is not None:
+            _deliver_queued()
     assert results, "Prefect ran the flow without running its body"
     if isinstance(results[0], BaseException):
         raise results[0]
@@ -97,34 +76,8 @@ def _run_flow(
 
 def _deliver_queued() -> None:
     """Deliver the logs and events in Prefect's queues; once its server has stopped they are retried for a minute."""
-
     for worker in (EventsWorker, APILogWorker):
         worker.drain_all(timeout=DELIVERY_TIMEOUT_S)
-
-
-def prepare(home: Path) -> str:
-    """Set Prefect's environment: quiet, no telemetry, and where its server is; returns that address, "" for none.
-
-    The server at $PREFECT_API_URL comes first, then the one of `draftsmith up`.
-    """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the terminal has our own progress
-    place = Path(os.environ.setdefault("PREFECT_HOME", str(home / "prefect")))
-    place.mkdir(parents=True, exist_ok=True)
-    address = os.environ.get("PREFECT_API_URL", "")
-    if address and answers(address):
-        return address
-    services = running(home)
-    reachable = services is not None and answers(services.prefect_api_url)
-    if address:
-        instead = "the one of `draftsmith up`" if reachable else "a temporary one"
-        sys.stderr.write(f"no Prefect server answers at {without_secrets(address)}: taking {instead}\n")
-    if services is None or not reachable:
-        return ""
-    assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
-    os.environ.update(client_environment(services))
-    return services.prefect_api_url
 
 
 def run_as_tasks(
@@ -140,11 +93,10 @@ def run_as_tasks(
     results: receives the outcome or the error of the run, for a caller in the same process.
     whole: the run goes to the pipeline's end. somebody_may_answer: there is a UI to ask for an approval in.
     """
-
     screen = Screen(plan, store, watched=somebody_may_answer)
     screen.show_plan()
 
-    def forward_event(step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def forward_event(step: PlannedStep, event: Event) -> None:
         screen.on_event(step, event)
         if on_event is not None:
             on_event(step, event)
@@ -189,8 +141,7 @@ def _ask_approval(
 
 def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:
     """Run the plan's steps in order, each as a Prefect task."""
-
-    connect(engine)
+    _connect_clusters(engine)
     artifacts: dict[str, Artifact] = dict(engine.plan.sources)
     for step in engine.plan.steps:
         failure: list[Exception] = []  # or NothingNew, which ends the run without a fault
@@ -224,17 +175,40 @@ def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]
         if failure:
             raise failure[0]
         if step.name not in artifacts:  # of Prefect's own doing: its server did not answer, or said no
-            message = f"Prefect did not let it run ({state.name}: {one_line(state.message)}); the same command goes on"
+            message = f"Prefect did not let it run ({state.name}: {shorten(state.message)}); the same command goes on"
             raise StepFailed(step.name, message, engine.log_of(step))
     return {step.name: artifacts[step.name] for step in engine.plan.steps}
 
 
-def catalog_flow(pipeline: str, options: RunOptions) -> Flow[..., Any]:
+def _connect_clusters(engine: Engine) -> None:
+    """Let the steps of this engine use clusters, inside the flow that the engine runs in.
+
+    Raises:
+        UserError: a step wants a cluster whose package is not installed.
+    """
+    for step in engine.plan.steps:
+        cluster = step.runs_on.cluster
+        if cluster is not None and not step.reused and importlib.util.find_spec(PACKAGE_OF[cluster]) is None:
+            need = f"pip install 'draftsmith[{cluster}]' -c constraints.txt"
+            raise UserError(
+                f"{engine.plan.file}:{step.line}: step '{step.name}' runs on {cluster}, not installed: {need}"
+            )
+    engine.connection = _connection
+
+
+def _connection() -> RunConnection:
+    """What a child process needs to report to this run, as JSON values."""
+    run = FlowRunContext.get()
+    assert run is not None and run.flow_run is not None, "a step of a Prefect run is a task inside its flow"
+    environment = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_")}
+    environment |= get_current_settings().to_environment_variables(exclude_unset=True, include_secrets=True)
+    return {"flow_run_id": str(run.flow_run.id), "environment": environment}
+
+
+def catalog_flow(name: str, declared: PipelineSpec, options: RunOptions) -> Flow[..., Any]:
     """The flow of a pipeline as deployments run it: it plans with the parameters it is given, then runs."""
-    from flows.catalog import compile_flow
 
-    def body(values: Mapping[str, Any]) -> Any:
-
+    def body(values: Values) -> Any:
         params = dict(values)
         dry_run = bool(params.pop("dry_run", False))
         run_options = replace(
@@ -244,7 +218,7 @@ def catalog_flow(pipeline: str, options: RunOptions) -> Flow[..., Any]:
             force=tuple(params.pop("force", None) or ()),
         )
         try:
-            plan, store = plan_run(pipeline, params, run_options)
+            plan, store = plan_run(name, params, run_options)
         except UserError as error:
             return Failed(message=str(error))
         if dry_run:
@@ -253,6 +227,6 @@ def catalog_flow(pipeline: str, options: RunOptions) -> Flow[..., Any]:
             return Completed(
                 name="Planned", message=f"nothing was run: {plan.num_reused} steps reused, {num_to_run} to run"
             )
-        return run_as_tasks(plan, store, run_options.on_event, [], whole=run_options.to_step is None)
+        return run_as_tasks(plan, store, None, [], whole=run_options.to_step is None)
 
-    return compile_flow(pipeline_of(load_spec(options.file), pipeline), pipeline, body)
+    return compile_flow(declared, name, body)

@@ -8,8 +8,6 @@ from which `draftsmith up` runs deployments.
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
 import runpy
 import secrets
@@ -24,7 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from components.files import open_lock, wait_for_lock
+from flows.services.child import end_with
+
 START_TIMEOUT_S = 240.0  # 12-27 s on a busy machine, most of it imports and, the first time, migrations
 STOP_TIMEOUT_S = 20.0
 ANSWERS_WITHIN_S = 5.0
@@ -36,10 +36,8 @@ class TemporaryServer:
     def __init__(self, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         self.log = place / "server.log"
-        self._lock = (place / "server.lock").open("a")
-        fcntl.flock(
-            self._lock, fcntl.LOCK_EX
-        )  # until it answers: two first starts must not migrate one database at once
+        self._lock = open_lock(place / "server.lock")
+        wait_for_lock(self._lock)  # until it answers: two first starts must not migrate one database at once
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}/api"
         self._password = f"draftsmith:{secrets.token_urlsafe(24)}"
@@ -118,9 +116,7 @@ def _start(port: int, password: str, log: Path) -> subprocess.Popen[bytes]:
 
 def _serve(parent: int, port: int) -> None:
     """Be the server, in the child process, for as long as the parent lives."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if not end_with(parent, signal.SIGKILL):
         return
     options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
     sys.argv = ["uvicorn", "--factory", "flows.orchestration.server_app:create_temporary_app", *options]

@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
@@ -34,9 +34,10 @@ from components.report.prefect_cards import (
     page_card,
 )
 from components.tables import Table
-from components.text import in_markdown
+from components.text import in_markdown, message_of
 from flows.console.plan_output import as_mermaid
 from flows.execution.local_run import RunOutcome
+from flows.execution.messages import Event
 from flows.planning.plan import Plan, PlannedStep
 from flows.services.client import running
 from storage.artifacts.store import Store
@@ -63,7 +64,7 @@ class Screen:
         self._slot: ExitStack | None = None
         self._faults = 0
 
-    def on_event(self, step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def on_event(self, step: PlannedStep, event: Event) -> None:
         """Show one event of the engine or of a step."""
         kind = event["event"]
         if kind == "progress":
@@ -156,7 +157,7 @@ class Screen:
         except TimeoutError:  # still leased to a run that was killed; the server takes it back after five minutes
             _logger().info("the concurrency limit '%s' is taken; the machine's own lock is held", name)
 
-    def _show_progress(self, step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def _show_progress(self, step: PlannedStep, event: Event) -> None:
         now = time.monotonic()
         if now - self._updated.get(step.name, 0.0) < SECONDS_BETWEEN_UPDATES:
             return
@@ -187,7 +188,7 @@ class Screen:
             show()
         except Exception as error:  # Prefect's errors, its HTTP client's and its database's are of many classes
             self._faults += 1
-            message = " ".join(str(error).split())[:200]
+            message = message_of(error, 200)
             sys.stderr.write(f"the Prefect UI shows less of this run: {type(error).__name__}: {message}\n")
 
 

@@ -1,12 +1,7 @@
 """Inputs from outside a pipeline: a version of a registered model, an artifact of this store, a directory with one.
 
-    registry:NAME@ALIAS     a released version, by alias (champion) or by number; where a step wants not the Release
-    registry:NAME@VERSION   but a Draft, Target, DepthPolicy or the data behind it, the one in that release's lineage
-    store:KEY               an artifact in the store, by its key or the start of it; KEY.SESSION for an earlier session
-    path:DIR                a directory with an `artifact.json`, for example one copied from another machine
-
-An input enters the plan by the key of what was found, so a moved alias makes anew what follows. `check` reads the form
-only: it asks no service, and a pipeline may name a champion that is still to be made.
+How they are written is in flows/spec/references.py. An input enters the plan by the key of its artifact, so a moved
+alias makes anew what follows.
 """
 
 from __future__ import annotations
@@ -15,50 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from components.contract import KINDS, Artifact, UserError
-from components.speedup.comparison.promotion_rule import judge
-from flows.spec.diagnostics import did_you_mean
+from components.files import sha256_of
+from flows.spec.references import VERSION_OF_KIND, reference_error
 from storage.artifacts.records import RECORD_FILE, ArtifactRecord, BadRecord, read_checked
 from storage.artifacts.store import Store
-from storage.artifacts.whole_files import sha256_of
-
-SCHEMES = ("registry", "store", "path")
-OFFERED = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conversations", "Prompts")
-_VERSION = re.compile(r"registry:(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
-_NAMED = re.compile(_VERSION.pattern + r" \((?P<kind>\w+)\)")
-
-
-def is_outside(reference: str) -> bool:
-    """Whether a reference names something outside the pipeline (it has a colon; step names have none)."""
-    return ":" in reference
-
-
-def reference_error(reference: str) -> str:
-    """What is wrong with the form of an outside reference, or ''."""
-    scheme, _, rest = reference.partition(":")
-    if scheme == "query":
-        return "'query:' is no input: an answer changes with the history, a key must not; give the artifact: store:KEY"
-    if scheme not in SCHEMES:
-        return f"'{reference}' is neither a step nor an outside input{did_you_mean(scheme, SCHEMES)}"
-    if not rest.strip():
-        return f"'{reference}' names nothing after the colon"
-    if scheme == "registry" and not _VERSION.fullmatch(reference):
-        return f"'{reference}': write registry:NAME@champion, or registry:NAME@3 for a version"
-    return ""
-
-
-def source_name(reference: str, kind: type[Artifact]) -> str:
-    """The name of an outside input in a plan: its reference, with the kind for a registered version."""
-    return f"{reference} ({kind.__name__})" if reference.startswith("registry:") else reference
-
-
-def source_misfit(reference: str, kind: type[Artifact]) -> str:
-    """Why a registered version can never provide this kind, or ''."""
-    if not reference.startswith("registry:") or kind.__name__ in OFFERED:
-        return ""
-    return f"wants {kind.__name__}, but '{reference}' gives a {', '.join(OFFERED[:-1])} or {OFFERED[-1]}"
 
 
 def kind_of_source(name: str, store: Store) -> str:
@@ -67,7 +24,7 @@ def kind_of_source(name: str, store: Store) -> str:
     Raises:
         UserError: it is missing, broken, or malformed.
     """
-    named = _NAMED.fullmatch(name)
+    named = VERSION_OF_KIND.fullmatch(name)
     return named["kind"] if named else type(_find_artifact(name, store)).__name__
 
 
@@ -90,7 +47,7 @@ class Sources:
             UserError: it is missing, broken, or malformed; there is no such model, alias or version.
         """
         if name not in self.artifacts:
-            named = _NAMED.fullmatch(name)
+            named = VERSION_OF_KIND.fullmatch(name)
             if name in self.past:
                 self.artifacts[name] = _find_artifact(f"store:{self.past[name]}", self.store)
             else:
@@ -98,12 +55,10 @@ class Sources:
         return type(self.artifacts[name]).__name__
 
     def _find_version(self, named: re.Match[str]) -> Artifact:
-        from storage.registry.registry import find_release
-
         reference = f"registry:{named['name']}@{named['which']}"
         if reference not in self._releases:
             try:
-                key, session = find_release(self.store.home, named["name"], named["which"], judge)
+                key, session = _find_release(self.store, named["name"], named["which"])
                 self._releases[reference] = self.store.name_of_session(key, session)
             except UserError as error:
                 raise UserError(f"{reference}: {error}") from error
@@ -134,6 +89,14 @@ def _find_artifact(reference: str, store: Store) -> Artifact:
     if state.artifact is None:
         raise UserError(f"'{reference}' is broken: {state.fault}")
     return state.artifact
+
+
+def _find_release(store: Store, name: str, which: str) -> tuple[str, str]:
+    """(key, session) of a registered release. The registry, and DuckDB with it, is loaded for such inputs alone."""
+    from components.speedup.comparison.promotion_rule import judge
+    from storage.registry.registry import find_release
+
+    return find_release(store.home, name, which, judge)
 
 
 def _in_lineage(store: Store, release: str, kind: str, reference: str) -> str:
@@ -172,7 +135,7 @@ def _record(store: Store, key: str) -> ArtifactRecord | None:
         return None
 
 
-def _input_keys(store: Store, content: Mapping[str, Any]) -> Iterator[str]:
+def _input_keys(store: Store, content: ArtifactRecord) -> Iterator[str]:
     """The keys of an artifact's inputs, each with the session that it had then."""
     then = content["record"].get("input_sessions", {})
     for value in content["record"].get("inputs", {}).values():

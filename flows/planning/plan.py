@@ -3,34 +3,34 @@
 A step's key depends on its address, settings, input keys, code, seed, device and, for measuring steps, the machine. The
 key is known before anything runs, because an input enters by its key. When a key is not in the store, the plan says
 what differs from the last time a step of that name was made in that pipeline.
-
-The key parts of each step when it was last made, so that a plan can name changes: `home/steps/PIPELINE/STEP.json`.
-
-These files only explain: keys and artifacts do not depend on them. A file that is lost or broken reads as "never run".
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, cast
 
 from components.contract import Artifact, Machine, UserError
+from components.files import digest_of_json, write_whole
 from components.machine import describe_machine
+from components.text import did_you_mean, shorten
 from flows.planning import fingerprint
 from flows.planning.device import resolve_device
-from flows.planning.external_inputs import Sources, registry_names
-from flows.planning.wiring import PACKAGES, WiredStep, Wiring, wire
-from flows.spec.diagnostics import Problems, did_you_mean, one_line
-from flows.spec.params import resolve_params
+from flows.planning.external_inputs import Sources, kind_of_source, registry_names
+from flows.planning.wiring import PACKAGES, WiredStep, Wiring, check_spec, wire
+from flows.spec.diagnostics import Problems
+from flows.spec.params import parse_params, resolve_params
 from flows.spec.placement import HERE, RunsOn
-from flows.spec.schema import Spec, pipeline_of
+from flows.spec.schema import PipelineSpec, Spec, load_spec, pipeline_of
+from flows.spec.yaml_source import Values, YamlMapping
 from storage.artifacts.store import Store
-from storage.artifacts.whole_files import replace_file
 
 MAX_REASONS = 3
+PartsByStep = dict[str, fingerprint.KeyParts]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class PlannedStep:
     key:      names the artifact. reused: it is in the store, whole. reason: why it runs, or why not.
     measures: it runs alone on its machine, and its key depends on the machine.
     runs_on:  here, or the cluster that carries its shards; not part of the key, since the bytes are the same.
-    parts:    what went into the key (see fingerprint.Parts), for `draftsmith plan` to compare next time.
+    parts:    what went into the key, for `draftsmith plan` to compare next time.
     """
 
     name: str
     uses: str
     kind: str
-    settings: dict[str, Any]
+    settings: YamlMapping
     inputs: dict[str, str | list[str]]
     key: str
     reused: bool
@@ -64,7 +64,7 @@ class PlannedStep:
     line: int = 0
     forced: bool = False
     runs_on: RunsOn = HERE
-    parts: dict[str, Any] = field(default_factory=dict)
+    parts: fingerprint.KeyParts | None = None
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
@@ -76,12 +76,12 @@ class Plan:
     """All steps in an order in which they can run.
 
     sources: outside references used as inputs. skipped: (step, reason) that `if:` or --from/--to left out.
-    approval_minutes: how long a person has to say yes before `champion` moves; None: the promotion gate decides alone.
+    declared: the pipeline as its file declares it, of which its form in Prefect is made.
     remote_code: models whose own Python code may run in its steps.
     """
 
     pipeline: str
-    params: dict[str, Any]
+    params: YamlMapping
     steps: tuple[PlannedStep, ...]
     sources: dict[str, Artifact] = field(default_factory=dict)
     skipped: tuple[tuple[str, str], ...] = ()
@@ -90,7 +90,7 @@ class Plan:
     seed: int = 0
     file: str = "pipelines.yaml"
     packages: tuple[str, ...] = PACKAGES
-    approval_minutes: float | None = None
+    declared: PipelineSpec | None = None
     remote_code: tuple[str, ...] = ()
 
     def step(self, name: str) -> PlannedStep:
@@ -101,7 +101,13 @@ class Plan:
     def digest(self) -> str:
         """sha256 of the pipeline as it was written, parameters filled in: it tells two versions of a pipeline apart."""
         written = [[step.name, step.uses, step.settings, step.inputs] for step in self.steps]
-        return fingerprint.key_of({"pipeline": self.pipeline, "params": self.params, "steps": written})
+        return digest_of_json({"pipeline": self.pipeline, "params": self.params, "steps": written})
+
+    @property
+    def approval_minutes(self) -> float | None:
+        """How long a person has to say yes before `champion` moves; None: the promotion gate decides alone."""
+        approval = self.declared.approval if self.declared is not None else None
+        return approval.within_minutes if approval is not None else None
 
     @property
     def num_reused(self) -> int:
@@ -109,10 +115,59 @@ class Plan:
         return sum(step.reused for step in self.steps)
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`."""
+
+    file: Path = Path("pipelines.yaml")
+    home: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    from_step: str | None = None
+    to_step: str | None = None
+    force: tuple[str, ...] = ()
+    packages: tuple[str, ...] = PACKAGES
+
+
+def plan_run(pipeline: str, params: Values | Sequence[str], options: RunOptions) -> tuple[Plan, Store]:
+    """The plan of a run and the store it works on.
+
+    params: values by name, or texts NAME=VALUE as the command line has them.
+
+    Raises:
+        UserError: one line for each thing that is wrong.
+    """
+    store, spec = Store(options.home), load_spec(options.file)
+    if not isinstance(params, Mapping):
+        params = parse_params(pipeline, pipeline_of(spec, pipeline).params, params)
+    plan = make_plan(
+        spec,
+        pipeline,
+        params,
+        store=store,
+        device=options.device,
+        seed=options.seed,
+        from_step=options.from_step,
+        to_step=options.to_step,
+        force=options.force,
+        packages=options.packages,
+    )
+    return plan, store
+
+
+def check_file(file: Path, store: Store, packages: tuple[str, ...]) -> dict[str, Wiring]:
+    """Every pipeline of a file, wired with its default parameters; no service is asked.
+
+    Raises:
+        UserError: one line for each thing that is wrong with any of them.
+    """
+    return check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=packages)
+
+
 def make_plan(
     spec: Spec,
     pipeline: str,
-    params: Mapping[str, Any] | None = None,
+    params: Values | None = None,
     *,
     store: Store,
     machine: Machine | None = None,
@@ -141,9 +196,9 @@ def make_plan(
     wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
     forced = _with_followers(wiring, _select(wiring, force, "--force"))
     selected, left_out = _select_range(wiring, from_step, to_step)
-    facts = {"seed": seed, "device": device, "machine": machine, "packages": packages}
+    parts_of = functools.partial(fingerprint.parts_of, seed=seed, device=device, machine=machine, packages=packages)
     past_parts = _past_parts(wiring, store, past or {})
-    parts = _parts_of_all(wiring, sources.artifacts, spec.name, facts, past_parts)
+    parts = _parts_of_all(wiring, sources.artifacts, spec.name, parts_of, past_parts)
     history = StepHistory(store.home, pipeline)
     planned = {
         step.name: _plan_step(step, parts[step.name], store, history, forced, seed=seed, device=device)
@@ -161,7 +216,7 @@ def make_plan(
         seed=seed,
         file=spec.name,
         packages=packages,
-        approval_minutes=declared.approval.within_minutes if declared.approval is not None else None,
+        declared=declared,
         remote_code=(*declared.trust_remote_code, *_models_with_code(wiring)),
     )
 
@@ -172,13 +227,13 @@ def _models_with_code(wiring: Wiring) -> list[str]:
     return sorted({str(settings["model"]) for settings in loads if settings["trust_remote_code"]})
 
 
-def _past_parts(wiring: Wiring, store: Store, past: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _past_parts(wiring: Wiring, store: Store, past: Mapping[str, str]) -> PartsByStep:
     """Key parts of the steps reused from a past run, as far as the store still has them."""
     measured = _with_followers(wiring, {step.name for step in wiring.steps if step.function.measures})
-    past_parts: dict[str, dict[str, Any]] = {}
+    past_parts: PartsByStep = {}
     for step in wiring.steps:
         if step.name in past and step.name not in measured and store.probe(past[step.name]).artifact is not None:
-            past_parts[step.name] = dict(store.record_of(past[step.name])["record"]["parts"])
+            past_parts[step.name] = store.record_of(past[step.name])["record"]["parts"]
     return past_parts
 
 
@@ -186,21 +241,21 @@ def _parts_of_all(
     wiring: Wiring,
     sources: Mapping[str, Artifact],
     file: str,
-    facts: Mapping[str, Any],
-    past_parts: Mapping[str, dict[str, Any]],
-) -> dict[str, dict[str, Any]]:
+    parts_of: Callable[[WiredStep, Mapping[str, str], frozenset[str]], fingerprint.KeyParts],
+    past_parts: PartsByStep,
+) -> PartsByStep:
     """Key parts of every step, inputs before the steps that use them."""
     problems = Problems(file)
-    parts: dict[str, dict[str, Any]] = {}
+    parts: PartsByStep = {}
     keys = {name: artifact.key for name, artifact in sources.items()}
     words = {name: registry_names(artifact) for name, artifact in sources.items()}
     for step in wiring.steps:
         words[step.name] = step.registry_names().union(*(words.get(name, frozenset()) for name in step.input_names()))
         try:
-            parts[step.name] = past_parts.get(step.name) or fingerprint.parts_of(step, keys, words[step.name], **facts)
+            parts[step.name] = past_parts.get(step.name) or parts_of(step, keys, words[step.name])
             keys[step.name] = fingerprint.key_of(parts[step.name])
         except UserError as error:
-            problems.add(step.line, f"step '{step.name}': {one_line(error)}")
+            problems.add(step.line, f"step '{step.name}': {shorten(error)}")
             keys[step.name] = ""
     problems.stop()
     return parts
@@ -208,7 +263,7 @@ def _parts_of_all(
 
 def _plan_step(
     step: WiredStep,
-    parts: dict[str, Any],
+    parts: fingerprint.KeyParts,
     store: Store,
     history: StepHistory,
     forced: set[str],
@@ -301,7 +356,7 @@ def _require_present(
             raise UserError(f"--from {from_step}: {reason}; leave --from out")
 
 
-def _reason(name: str, parts: Mapping[str, Any], why_not: str, history: StepHistory, forced: set[str]) -> str:
+def _reason(name: str, parts: fingerprint.KeyParts, why_not: str, history: StepHistory, forced: set[str]) -> str:
     """Why a step runs."""
     if name in forced:
         return "forced"
@@ -318,22 +373,25 @@ def _reason(name: str, parts: Mapping[str, Any], why_not: str, history: StepHist
 
 
 class StepHistory:
-    """The last record of every step of one pipeline."""
+    """The key parts of each step of a pipeline when it was last made, in `home/steps/PIPELINE/STEP.json`.
+
+    They only explain: keys and artifacts do not depend on them. A file that is lost or broken reads as "never run".
+    """
 
     def __init__(self, home: Path, pipeline: str) -> None:
         self.folder = home / "steps" / pipeline
 
-    def last(self, step: str) -> dict[str, Any] | None:
+    def last(self, step: str) -> fingerprint.KeyParts | None:
         """The parts of the key of the last artifact made or reused under this name."""
         try:
             content = json.loads((self.folder / f"{step}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return dict(content) if isinstance(content, dict) else None
+        return cast("fingerprint.KeyParts", content) if isinstance(content, dict) else None
 
-    def remember(self, step: str, parts: Mapping[str, Any]) -> None:
+    def remember(self, step: str, parts: fingerprint.KeyParts | None) -> None:
         """Note what went into the key of an artifact that is now in the store."""
-        if self.last(step) == dict(parts):
+        if self.last(step) == parts:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / f"{step}.json", json.dumps(parts))
+        write_whole(self.folder / f"{step}.json", json.dumps(parts))

@@ -23,7 +23,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from components.contract import Artifact, UserError
-from flows.spec.diagnostics import did_you_mean, one_line, show
+from components.text import did_you_mean, shorten
+from flows.spec.diagnostics import show
+from flows.spec.yaml_source import Values, YamlMapping
 
 PACKAGES: tuple[str, ...] = ("components",)
 INJECTED = ("ctx", "machine")
@@ -57,13 +59,13 @@ class StepFunction:
     name: str
     kind: type[Artifact]
     slots: Mapping[str, Slot]
-    defaults: Mapping[str, Any]
+    defaults: Values
     setting_names: tuple[str, ...]
     wants_ctx: bool
     measures: bool
     adapter: TypeAdapter[Any]
 
-    def settings(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[tuple[str | int, ...], str]]]:
+    def settings(self, values: Values) -> tuple[YamlMapping, list[tuple[tuple[str | int, ...], str]]]:
         """(resolved settings as JSON values, [(place, what is wrong)]). Strict: '400' is not 400, true is not 1."""
         try:
             parsed = self.adapter.validate_json(json.dumps({**self.defaults, **values}), strict=True)
@@ -74,7 +76,7 @@ class StepFunction:
         further = getattr(sys.modules[self.module], f"{self.name}_settings", None)
         return further(resolved) if further is not None else (resolved, [])
 
-    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, settings: Values) -> YamlMapping:
         """Resolved settings as the values that the function takes (a Path, a tuple ...)."""
         return dict(self.adapter.validate_json(json.dumps(settings), strict=True))
 
@@ -96,9 +98,7 @@ def resolve(address: str, packages: tuple[str, ...] = PACKAGES) -> StepFunction:
     except UserError:
         raise
     except Exception as error:  # a room that does not even import is the reader's to mend
-        raise UserError(
-            f"{rooms[room]}.{room} cannot be imported: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        raise UserError(f"{rooms[room]}.{room} cannot be imported: {type(error).__name__}: {shorten(error)}") from error
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
         raise UserError(f"unknown step function {show(address)}{did_you_mean(name, _exports(module))}")
@@ -125,13 +125,13 @@ def _describe(address: str, function: Callable[..., Any]) -> StepFunction:
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:
-        raise UserError(f"{address}: its annotations cannot be read: {one_line(error)}") from error
+        raise UserError(f"{address}: its annotations cannot be read: {shorten(error)}") from error
     kind = hints.get("return")
     if not (isinstance(kind, type) and issubclass(kind, Artifact)):
         raise UserError(f"'{address}' is not a step: it must return one of the kinds in components/contract.py")
     slots: dict[str, Slot] = {}
-    annotations: dict[str, Any] = {}
-    defaults: dict[str, Any] = {}
+    annotations: YamlMapping = {}
+    defaults: YamlMapping = {}
     signature = inspect.signature(function)
     for name, parameter in signature.parameters.items():
         if name in INJECTED:
@@ -203,7 +203,7 @@ def _setting_fault(fault: Any, setting_names: tuple[str, ...]) -> tuple[tuple[st
             suggestion if "mean" in suggestion else ""
         )
     if kind == "value_error":  # the type's own words
-        return place, f"setting '{name}': {one_line(fault['msg']).removeprefix('Value error, ')}"
-    return place, f"setting '{name}': {one_line(fault['msg'])}, not {show(value)}".replace(
+        return place, f"setting '{name}': {shorten(fault['msg']).removeprefix('Value error, ')}"
+    return place, f"setting '{name}': {shorten(fault['msg'])}, not {show(value)}".replace(
         "Input should be", "must be", 1
     )

@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.contract import UserError
-from flows.planning.external_inputs import is_outside, reference_error, source_misfit, source_name
-from flows.planning.pipeline_checks import (
-    check_engine_compatibility,
-    check_train_eval_overlap,
-    check_tuning_consistency,
-)
+from components.pipeline_checks import CHECKS
+from components.text import did_you_mean, shorten
 from flows.planning.step_signature import PACKAGES, Slot, StepFunction, resolve
-from flows.spec.diagnostics import Problems, did_you_mean, one_line
+from flows.spec.diagnostics import Problems
 from flows.spec.interpolation import fill, params_at, params_in
 from flows.spec.params import tidy
 from flows.spec.placement import HERE, RunsOn, misplaced, parse_step_placement
+from flows.spec.references import is_outside, reference_error, source_misfit, source_name
 from flows.spec.schema import PipelineSpec, Spec, StepSpec, pipeline_of
+from flows.spec.yaml_source import Values, YamlMapping
 
-Outside = Callable[[str], str]  # the name of an outside input (flows/planning/external_inputs.py) -> its kind
+Outside = Callable[[str], str]  # the name of an outside input (flows/spec/references.py) -> its kind
 MOST_COMBINATIONS = 1_000  # of one step; a sweep of every method, depth and data type has under a hundred
 Axis = tuple[str, str]  # (step that has the matrix, name of the axis)
 Coords = dict[Axis, Any]
@@ -44,11 +42,21 @@ class WiredStep:
     line: int
     coords: Coords
     function: StepFunction
-    settings: dict[str, Any]
+    settings: YamlMapping
     inputs: dict[str, str | list[str]]
     retries: int = 0
     timeout_minutes: float | None = None
     runs_on: RunsOn = HERE
+
+    @property
+    def address(self) -> str:
+        """The address of its function."""
+        return self.function.address
+
+    @property
+    def kind(self) -> str:
+        """The kind of artifact it makes."""
+        return self.function.kind.__name__
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
@@ -70,7 +78,7 @@ class Wiring:
 def wire(
     spec: Spec,
     pipeline: str,
-    params: Mapping[str, Any],
+    params: Values,
     *,
     device: str = "cpu",
     outside: Outside,
@@ -106,7 +114,7 @@ class _Wirer:
         self,
         spec: Spec,
         name: str,
-        params: Mapping[str, Any],
+        params: Values,
         device: str,
         outside: Outside,
         packages: tuple[str, ...],
@@ -129,12 +137,9 @@ class _Wirer:
         for base in order:
             self._wire_step(base, self.pipeline.steps[base])
         steps = tuple(step for base in order for step in self.steps_by_base.get(base, []))
-        for line, what in check_train_eval_overlap(steps):
-            self.problems.add(line, what)
-        for base, reason in check_engine_compatibility(steps):
-            self._note(base, reason, "with", "engines")
-        for problem in check_tuning_consistency(steps):
-            self._note(*problem)
+        for check in CHECKS:
+            for fault in check(steps):
+                self._note(fault.base, fault.message, *fault.place)
         return Wiring(steps, tuple(self.skipped.items()))
 
     def _note(self, base: str, message: str, *place: str | int, cause: str = "") -> None:
@@ -146,7 +151,7 @@ class _Wirer:
         try:
             function = resolve(step.uses, self.packages)
         except UserError as error:
-            self._note(base, one_line(error), "uses")
+            self._note(base, shorten(error), "uses")
             return
         self.kinds[base] = function.kind.__name__
         if reason := misplaced(parse_step_placement(step.runs_on), function.function, function.measures):
@@ -217,7 +222,7 @@ class _Wirer:
             try:
                 kind = self.outside(source_name(reference, slot.kind))
             except UserError as error:
-                return one_line(error)
+                return shorten(error)
             base = reference
         else:
             base = reference.split("[")[0]

@@ -1,6 +1,7 @@
 """Starts a part of `up` so that it cannot outlive its supervisor: `python -m flows.services.child PID COMMAND ...`.
 
-Linux sends the part SIGTERM when process PID dies, however it dies. The setting survives the exec that follows.
+Linux sends the part SIGTERM when process PID dies, however it dies. The setting survives the exec that follows. The
+workers of steps and the temporary server of `draftsmith run` use the same setting (`end_with`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process (`man 2 prctl`); does nothing where the system is not Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def end_with(parent: int, number: int) -> bool:
+    """Have the system send this process signal `number` when its parent dies; False where it is dead already."""
+    prctl(PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
 
 
 def main() -> None:
     """Become the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() == parent:  # else it died before the line above
+    if end_with(parent, signal.SIGTERM):
         os.execvpe(command[0], command, os.environ)
 
 

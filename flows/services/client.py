@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import fcntl
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contract import UserError
+from components.files import locked, write_whole
 from components.outside_json import read_object
 
 TIMEOUT_S = 10.0
@@ -147,6 +146,7 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
 
 LOOPBACK = "127.0.0.1"
 WORK_POOL = "draftsmith"
+OWNER_ONLY = 0o600  # the mode of files with addresses or passwords
 HEARTBEAT_S = 30  # between two signs of life of a flow run of ours; Prefect takes no less
 PREFECTS_HEARTBEAT_S = 180  # of anybody else's
 QUIET = {
@@ -221,7 +221,7 @@ def mlflow_headers(services: Services) -> dict[str, str]:
 def write_address(home: Path, services: Services) -> None:
     """Write the addresses into `services.json`; a reader sees the whole file or none."""
     public = {name: value for name, value in dataclasses.asdict(services).items() if name != "auth_string"}
-    write_privately(address_file(home), json.dumps(public, indent=2) + "\n")
+    write_whole(address_file(home), json.dumps(public, indent=2) + "\n", mode=OWNER_ONLY)
 
 
 def address_file(home: Path) -> Path:
@@ -255,27 +255,10 @@ def read_auth_string(home: Path) -> str:
         ) from error
 
 
-def write_privately(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
-        out.write(text)
-    partial.replace(file)
-
-
 def is_held(lock: Path) -> bool:
     """Whether a living process holds this lock."""
     try:
-        with lock.open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
+        with locked(lock, shared=True, wait=False, mode="r") as is_free:
+            return not is_free
     except FileNotFoundError:
         return False
-    except IsADirectoryError as error:
-        raise UserError(
-            f"{lock}: is a folder where a file belongs; `draftsmith doctor --repair` sets it aside"
-        ) from error
-    except BlockingIOError:
-        return True

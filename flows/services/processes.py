@@ -17,15 +17,16 @@ from pathlib import Path
 import psutil
 
 from components.contract import UserError
+from components.files import write_whole
 from flows.services.client import (
     LOOPBACK,
+    OWNER_ONLY,
     QUIET,
     WORK_POOL,
     Services,
     auth_file,
     client_environment,
     read_auth_string,
-    write_privately,
 )
 from flows.services.databases import VARIABLES, database_url, on_database
 from flows.services.mlflow_server import PASSWORD_VARIABLE
@@ -101,7 +102,8 @@ def ensure_auth_string(home: Path) -> str:
     stored = read_auth_string(home)
     auth = configured or stored or f"draftsmith:{secrets.token_urlsafe(24)}"
     if auth != stored:
-        write_privately(auth_file(home), auth + "\n")
+        auth_file(home).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(auth_file(home), auth + "\n", mode=OWNER_ONLY)
     return auth
 
 

@@ -12,7 +12,6 @@ MLFLOW_PORT`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from typing import IO
 
 import psutil
 
+from components.files import open_lock, try_lock, wait_for_lock, write_whole
 from flows.services.client import (
     WORK_POOL,
     ApiError,
@@ -207,8 +207,8 @@ class Supervisor:
         """Wait for the server that `draftsmith run` starts by itself: two servers must not migrate one database."""
         lock = self.settings.home / "prefect" / "server.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
-        self.migrating = lock.open("a", encoding="utf-8")
-        fcntl.flock(self.migrating, fcntl.LOCK_EX)
+        self.migrating = open_lock(lock)
+        wait_for_lock(self.migrating)
 
     def _release_migration_lock(self) -> None:
         if self.migrating is not None:
@@ -227,10 +227,7 @@ class Supervisor:
             }
             for name, child in self.running.items()
         }
-        file = state_file(self.settings.home)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(states, indent=2), encoding="utf-8")
-        partial.replace(file)
+        write_whole(state_file(self.settings.home), json.dumps(states, indent=2))
 
     def _reconcile(self) -> None:
         """End runs whose process is gone, every few seconds (in a thread of its own)."""
@@ -253,14 +250,10 @@ def single_supervisor(home: Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+", encoding="utf-8") as lock:
         deadline = time.monotonic() + 2.0  # a reader of the lock holds it for an instant
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+        while not try_lock(lock):
+            if time.monotonic() > deadline:
+                raise BlockingIOError(f"{file} is held by another supervisor")
+            time.sleep(0.05)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()

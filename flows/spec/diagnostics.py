@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from components.contract import UserError
+from components.text import shorten
 from storage.redaction import without_secrets
 
 MOST_LINES_NAMED = 5  # of the further lines with the same cause
@@ -36,7 +36,7 @@ class Problems:
         if self.entries:
             others = {first: sorted(lines) for first, lines in self.again.values() if lines}
             messages = (
-                f"{self.file}:{line}: {one_line(what)}{_also(others.get((line, what), []))}"
+                f"{self.file}:{line}: {shorten(what)}{_also(others.get((line, what), []))}"
                 for line, what in sorted(self.entries)
             )
             raise UserError("\n".join(messages))
@@ -51,23 +51,6 @@ def _also(lines: list[int]) -> str:
     return f" (again on line{'s' if len(lines) > 1 else ''} {named}{more})"
 
 
-def did_you_mean(word: object, choices: Iterable[str]) -> str:
-    """` (did you mean 'x'?)`, or the few known words when nothing is near, or ''."""
-    names = list(choices)
-    near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
-    if near:
-        return f" (did you mean '{near[0]}'?)"
-    if 0 < len(names) <= 8:
-        return f" (known: {', '.join(names)})"
-    return ""
-
-
-def one_line(text: object, limit: int = 300) -> str:
-    """Text without line breaks, shortened."""
-    flat = " ".join(str(text).split())
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
-
-
 def show(value: object) -> str:
     """A value as a person would write it in YAML, short; never the password of an address."""
     if isinstance(value, bool):
@@ -75,7 +58,7 @@ def show(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, str):
-        return f"'{one_line(without_secrets(value), 60)}'"
+        return f"'{shorten(without_secrets(value), 60)}'"
     if isinstance(value, dict):
         return "a mapping"
-    return one_line(value, 60)
+    return shorten(value, 60)

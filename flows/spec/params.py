@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from components.contract import UserError
-from flows.spec.diagnostics import did_you_mean, show
-from flows.spec.yaml_source import CONTROL, LARGEST
+from components.text import did_you_mean
+from flows.spec.diagnostics import show
+from flows.spec.yaml_source import CONTROL, LARGEST, Values, YamlMapping
 
 ParamType = Literal["int", "float", "bool", "str", "enum", "list"]
 _WORDS = {
@@ -82,7 +83,7 @@ def value_error(param: ParamSpec, value: Any) -> str:
     return ""
 
 
-def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], values: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], values: Values) -> YamlMapping:
     """Every parameter with its value: given, else its default.
 
     Raises:
@@ -104,9 +105,9 @@ def tidy(param: ParamSpec, value: Any) -> Any:
     return float(value) if param.type == "float" else value
 
 
-def parse_params(pipeline: str, declared: Mapping[str, ParamSpec], texts: Iterable[str]) -> dict[str, Any]:
+def parse_params(pipeline: str, declared: Mapping[str, ParamSpec], texts: Iterable[str]) -> YamlMapping:
     """Several `name=value`; every wrong one gets its line."""
-    values: dict[str, Any] = {}
+    values: YamlMapping = {}
     wrong = []
     for text in texts:
         try:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from components.python_source import syntax_tree
-from flows.spec.diagnostics import did_you_mean, show
+from components.text import did_you_mean
+from flows.spec.diagnostics import show
 
 DEFAULT_WORKERS: Final = 2
 MAX_WORKERS: Final = 256

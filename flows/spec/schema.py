@@ -9,6 +9,7 @@ Checks of single words of pipelines.yaml: inserts, `if:`, `matrix:`, references,
 from __future__ import annotations
 
 import keyword
+import os
 import re
 import zoneinfo
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +22,13 @@ from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from components.contract import UserError
-from flows.planning.external_inputs import is_outside, reference_error
-from flows.spec.diagnostics import Problems, did_you_mean, show
+from components.text import did_you_mean
+from flows.spec.diagnostics import Problems, show
 from flows.spec.interpolation import NAME, inserts_in
 from flows.spec.params import ParamSpec, declaration_error, value_error
 from flows.spec.placement import RunsOn, WrongPlace, parse_pipeline_placement, parse_step_placement
-from flows.spec.yaml_source import Lines, Place, read_yaml
+from flows.spec.references import is_outside, reference_error
+from flows.spec.yaml_source import Lines, Place, Values, YamlMapping, read_yaml
 
 LONGEST_NAME = 60
 """Of a pipeline, step or parameter: names of files, of Prefect's flows and of MLflow's runs are made of them."""
@@ -42,7 +44,7 @@ class ScheduleSpec(_Strict):
     slug: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     cron: str
     timezone: str = "UTC"
-    params: dict[str, Any] = {}
+    params: YamlMapping = {}
 
 
 class TriggerSpec(_Strict):
@@ -57,7 +59,7 @@ class TriggerSpec(_Strict):
     file: str | None = None
     registry: str | None = None
     alias: str = "champion"
-    params: dict[str, Any] = {}
+    params: YamlMapping = {}
 
 
 class ApprovalSpec(_Strict):
@@ -70,10 +72,10 @@ class StepSpec(_Strict):
     """One step: which function, fed by what, with which settings."""
 
     uses: str
-    inputs: dict[str, Any] = Field(default={}, alias="in")
-    settings: dict[str, Any] = Field(default={}, alias="with")
+    inputs: YamlMapping = Field(default={}, alias="in")
+    settings: YamlMapping = Field(default={}, alias="with")
     condition: str | None = Field(default=None, alias="if")
-    matrix: dict[str, Any] = {}
+    matrix: YamlMapping = {}
     retries: int = Field(default=0, ge=0, le=20)
     timeout_minutes: float | None = Field(default=None, gt=0)
     runs_on: Any = None
@@ -121,6 +123,11 @@ class Spec:
     def name(self) -> str:
         """The file's name."""
         return self.file.name
+
+
+def pipelines_file() -> Path:
+    """The file that Prefect's processes read: $DRAFTSMITH_PIPELINES, else pipelines.yaml of the project."""
+    return Path(os.environ.get("DRAFTSMITH_PIPELINES") or Path(__file__).resolve().parents[2] / "pipelines.yaml")
 
 
 def load_spec(file: Path) -> Spec:
@@ -301,13 +308,13 @@ def _location_prefix(place: tuple[str | int, ...]) -> str:
     return ""
 
 
-# What else stands in a run's form (flows/catalog.py), and words that Prefect drops from every flow.
+# What else stands in a run's form (flows/orchestration/compiled_flow.py), and words that Prefect drops from every flow.
 FORM_WORDS = ("from_step", "to_step", "force", "dry_run", "return_state", "wait_for", "self", "cls")
 CONDITION = re.compile(r"^(?:not\s+)?(?:machine\.cuda|params\.([A-Za-z_][A-Za-z0-9_]*))$")
 
 
 def step_problems(
-    name: str, step: StepSpec, params: Mapping[str, ParamSpec], steps: Mapping[str, Any]
+    name: str, step: StepSpec, params: Mapping[str, ParamSpec], steps: Mapping[str, object]
 ) -> Iterator[tuple[Place, str]]:
     """(place inside the step, what is wrong) for everything that can be seen without the step's function."""
     yield from _matrix_problems(step)
@@ -345,21 +352,21 @@ def _matrix_problems(step: StepSpec) -> Iterator[tuple[Place, str]]:
             )
 
 
-def _insert_error(inside: str, params: Mapping[str, ParamSpec], matrix: Mapping[str, Any] | None) -> str:
+def _insert_error(inside: str, params: Mapping[str, ParamSpec], matrix: Values | None) -> str:
     match = NAME.match(inside)
     if match and match.group(1) == "matrix" and matrix is None:
         return f"${{{inside}}}: a matrix value cannot choose an input; inputs fan out along the matrix by themselves"
     if not match:
         return f"${{{inside}}}: only ${{params.NAME}} and ${{matrix.NAME}} can be inserted"
     scope, word = match.groups()
-    declared: Mapping[str, Any] = params if scope == "params" else (matrix or {})
+    declared: Mapping[str, object] = params if scope == "params" else (matrix or {})
     if word in declared:
         return ""
     what = "parameter" if scope == "params" else "matrix axis"
     return f"${{{inside}}}: unknown {what} '{word}'{did_you_mean(word, declared)}"
 
 
-def _reference_error(reference: Any, step: str, steps: Mapping[str, Any]) -> str:
+def _reference_error(reference: Any, step: str, steps: Mapping[str, object]) -> str:
     if not isinstance(reference, str):
         return f"an input must be the name of a step or a list of them, not {show(reference)}"
     if "${" in reference:
@@ -382,7 +389,7 @@ def param_name_error(name: str) -> str:
     return "Python keeps this word for itself, choose another" if keyword.iskeyword(name) else ""
 
 
-def value_problems(params: Mapping[str, ParamSpec], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def value_problems(params: Mapping[str, ParamSpec], values: Values) -> Iterator[tuple[str, str]]:
     """(parameter, what is wrong) for the values that a schedule or a trigger gives."""
     for name, value in values.items():
         if name not in params:
@@ -391,7 +398,7 @@ def value_problems(params: Mapping[str, ParamSpec], values: Mapping[str, Any]) -
             yield name, f"parameter '{name}' {fault}"
 
 
-def trigger_problems(pipeline: str, trigger: TriggerSpec, pipelines: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def trigger_problems(pipeline: str, trigger: TriggerSpec, pipelines: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """(key of the trigger, what is wrong)."""
     starts = [word for word in ("after", "file", "registry") if getattr(trigger, word) is not None]
     if len(starts) != 1:

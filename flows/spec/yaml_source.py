@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from components.contract import UserError
-from flows.spec.diagnostics import Problems, one_line
+from components.text import shorten
+from flows.spec.diagnostics import Problems
 
 MAX_BYTES = 1_000_000
 MAX_ALIASES = 8
 MAX_DEPTH = 30
 
 Place = tuple[str | int, ...]
+YamlMapping = dict[str, Any]
+"""Names and plain values, as YAML and JSON have them."""
+Values = Mapping[str, Any]
+"""The same, only to be read."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What no text may hold: it becomes a part of paths, names and what a terminal shows."""
@@ -73,7 +79,7 @@ class Lines:
         return 1
 
 
-def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
+def read_yaml(file: Path) -> tuple[YamlMapping, Lines]:
     """A YAML mapping as plain values, and the line of each.
 
     Raises:
@@ -177,7 +183,7 @@ def _syntax_error(text: str, error: yaml.YAMLError) -> tuple[int, str]:
             what += f", inside the {sign} of line {start.line + 1}" if start.line + 1 < line else ""
         elif "simple key" in around and context is not None:
             line = context.line + 1
-    return line, f"not YAML: {one_line(what)}"
+    return line, f"not YAML: {shorten(what)}"
 
 
 def _open_before(text: str, place: tuple[int, int]) -> tuple[list[Any], Any]:
@@ -217,14 +223,14 @@ def _plain(node: yaml.Node, place: Place, lines: Lines, problems: Problems, open
         return [_plain(item, (*place, index), lines, problems, inside) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode) and node.tag.startswith("tag:yaml.org,2002:"):
         return _scalar(node, line, problems)
-    problems.add(line, f"the tag {one_line(node.tag, 60)} means nothing here")
+    problems.add(line, f"the tag {shorten(node.tag, 60)} means nothing here")
     return None
 
 
 def _mapping(
     node: yaml.MappingNode, place: Place, lines: Lines, problems: Problems, inside: tuple[int, ...]
-) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+) -> YamlMapping:
+    result: YamlMapping = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if key_node.tag == "tag:yaml.org,2002:merge":
@@ -238,7 +244,7 @@ def _mapping(
             problems.add(line, f"a key holds the control character U+{ord(match[0]):04X}")
             continue
         if key in result:
-            problems.add(line, f"'{one_line(key, 60)}' is given twice (first on line {lines.at(*place, key)})")
+            problems.add(line, f"'{shorten(key, 60)}' is given twice (first on line {lines.at(*place, key)})")
             continue
         lines.put((*place, key), line)
         result[key] = _plain(value_node, (*place, key), lines, problems, inside)
@@ -266,7 +272,7 @@ def _scalar(node: yaml.ScalarNode, line: int, problems: Problems) -> Any:
                 return number
             raise ValueError("too large")
     except ValueError:
-        problems.add(line, f"'{one_line(text, 60)}' is no number that can be worked with")
+        problems.add(line, f"'{shorten(text, 60)}' is no number that can be worked with")
         return None
     problems.add(line, f"the tag !!{kind} means nothing here")
     return None

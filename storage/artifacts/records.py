@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NotRequired, TypedDict, cast
 
 from components.contract import KINDS, UserError
+from components.files import digest_of_json
 from components.outside_json import parse_json, read_object
-from storage.artifacts.whole_files import digest_of_json
 
 RECORD_FILE: Final = "artifact.json"
 SECRET_VARIABLE: Final = "DRAFTSMITH_STORE_SECRET"

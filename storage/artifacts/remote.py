@@ -33,6 +33,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from components.contract import UserError
+from components.files import sha256_of
+from components.text import message_of
 from storage.artifacts.records import (
     SECRET_VARIABLE,
     ArtifactRecord,
@@ -46,7 +48,6 @@ from storage.artifacts.records import (
     with_seal,
 )
 from storage.artifacts.sessions import directory_name
-from storage.artifacts.whole_files import sha256_of
 
 VARIABLE = "DRAFTSMITH_STORE"
 SECONDS_LEFT_ALONE = 60.0  # after a fault; a long run tries again later
@@ -232,7 +233,7 @@ class RemoteStore:
             raise
         except Exception as error:  # every library behind fsspec has classes of its own
             if not self._silent_until:
-                message = " ".join(str(error).split())[:160].rstrip(".")
+                message = message_of(error, 160)
                 self.problems.append(
                     f"the shared store {self.url} does not answer ({type(error).__name__}: {message}); going on with "
                     "the store of this machine, `draftsmith resync` uploads later"

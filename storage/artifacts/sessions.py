@@ -9,6 +9,7 @@ the record names. An artifact that is older than sessions has the session "".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from components.contract import UserError
+from components.files import written_whole
 from storage.artifacts.records import RECORD_FILE as RECORD_FILE
 from storage.artifacts.records import ArtifactRecord
 
@@ -122,13 +124,8 @@ def _share_bytes(file: Path, copy: Path) -> None:
     """Make `copy` a hard link to `file`, where the file system can; a kill leaves the copy or the link."""
     if file.samefile(copy):
         return
-    beside = copy.with_name(f".{copy.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
-    try:
+    with contextlib.suppress(OSError), written_whole(copy) as beside:  # where links cannot be made the copy stays
         os.link(file, beside)
-    except OSError:  # no hard links here: the copy stays
-        return
-    os.replace(beside, copy)
 
 
 def _stamp(at: float) -> str:

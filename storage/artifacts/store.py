@@ -3,16 +3,19 @@
 A step writes into `partial/KEY`, which outlives a crash so that the next run goes on from it. Only when the step has
 returned are its files hashed, `artifact.json` written last, everything flushed to disk, and the directory renamed to
 `store/KEY`; what stood there moves to `earlier/KEY` first (storage/artifacts/sessions.py). A kill between the two
-renames loses
-neither: whoever comes next finishes the move. Nothing in the store is believed unread: every file must be there with
-its size and sha256, and a directory that fails is moved to `broken/` and never used. One lock a key keeps two
-processes from making the same thing twice.
+renames loses neither: whoever comes next finishes the move. Nothing in the store is believed unread: every file must
+be there with its size and sha256, and a directory that fails is moved to `broken/` and never used. One lock a key keeps
+two processes from making the same thing twice.
 
     home/store/KEY/               files and artifact.json
     home/earlier/KEY/SESSION/     what this key was before it was made again
     home/partial/KEY/             what an unfinished step has written; KEY.scratch/ holds its checkpoints
     home/to_share/KEY             made here, not yet in the shared store
-    home/locks/ verified/ broken/
+    home/verified/KEY.json        inode, time and size that each file had when its sha256 was right
+    home/locks/ broken/
+
+Reading gigabytes at every verification would be slow, so a file that is as `verified/` says is not read again for a
+week. (A disk that rots changes neither time nor size.)
 
 With $DRAFTSMITH_STORE (storage/artifacts/remote.py) this is the verified cache of a store that many machines share:
 what is absent here is downloaded from it, and what is finished here is uploaded to it.
@@ -21,7 +24,6 @@ what is absent here is downloaded from it, and what is finished here is uploaded
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -31,27 +33,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from components.contract import KINDS, SAFETENSORS_PARTIAL, Artifact, UserError
+from components.contract import KINDS, Artifact, UserError
+from components.files import flush, locked, sha256_of, sweep, write_whole
 from storage.artifacts import sessions
 from storage.artifacts.records import ArtifactRecord, BadRecord, FileFacts, read_checked, with_digest
 from storage.artifacts.remote import shared_store
 from storage.artifacts.sessions import RECORD_FILE as RECORD_FILE
 from storage.artifacts.sessions import Session
-from storage.artifacts.whole_files import (
-    Stamps,
-    file_fault,
-    flush,
-    sha256_of,
-    stamp_of,
-    write_flushed,
-    write_stamps,
-)
-from storage.locks import open_lock
 
 LONGEST_BELOW = 600
 """Bytes that a path below a home may have: keys, names of steps and MLflow's folders."""
+BELIEVED_S: Final = 7 * 24 * 3600.0
+"""How long a file counts as whole without being read again."""
+Stamps = dict[str, list[int]]
+"""File name -> [inode, time of its last change in ns, size in bytes]."""
 
 
 def default_home() -> Path:
@@ -186,15 +183,15 @@ class Store:
 
     def open_staging(self, key: str) -> tuple[Path, Path]:
         """The folders (out, scratch) for a step's artifact and its checkpoints. What a crash left there stays, but for
-        the partial files of safetensors: nobody else would ever remove them. Hold `lock(key)`.
+        files that it had not written whole: nobody else would ever remove them. Hold `lock(key)`.
         """
         self.settle(key)
         out, scratch = self.home / "partial" / key, self.home / "partial" / f"{key}.scratch"
         out.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(parents=True, exist_ok=True)
         (out / RECORD_FILE).unlink(missing_ok=True)  # a finish that died before its rename
-        for torn in (file for folder in (out, scratch) for file in folder.rglob(SAFETENSORS_PARTIAL)):
-            torn.unlink(missing_ok=True)
+        sweep(out)
+        sweep(scratch)
         return out, scratch
 
     def commit(self, key: str, kind: str, info: Mapping[str, Any], record: Mapping[str, Any]) -> Artifact:
@@ -283,9 +280,7 @@ class Store:
 
     def _seal(self, out: Path, content: ArtifactRecord, stamps: Mapping[str, list[int]]) -> Artifact:
         """Write artifact.json last and whole, flush, and move `out` into the store."""
-        record = out.with_name(f"{out.name}.record")
-        write_flushed(record, json.dumps(content, indent=1))
-        os.replace(record, out / RECORD_FILE)
+        write_whole(out / RECORD_FILE, json.dumps(content, indent=1), durable=True)
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             flush(folder)
         return self._move_in(out, content, stamps)
@@ -383,10 +378,53 @@ class Store:
         """Hold the right to make this key; yields False at once when `wait` is off and somebody else has it."""
         folder = self.home / "locks"
         folder.mkdir(parents=True, exist_ok=True)
-        with open_lock(folder / f"{key}.lock") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True  # closing the file lets go
+        with locked(folder / f"{key}.lock", wait=wait) as is_locked:
+            yield is_locked
+
+
+def file_fault(home: Path, key: str, path: Path, files: Mapping[str, FileFacts], *, anew: bool = False) -> str:
+    """What is wrong with the listed files of an artifact, or ''. Files unchanged since they were hashed are not read.
+
+    anew: read them all.
+    """
+    remembered, current = Stamps() if anew else _read_stamps(home, key), Stamps()
+    for name, facts in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        stamp = stamp_of(file)
+        if stamp[2] != facts["size"]:
+            return f"{name} has {stamp[2]} bytes instead of {facts['size']}"
+        if remembered.get(name) != stamp and sha256_of(file) != facts["sha256"]:
+            return f"{name} has changed since it was made"
+        current[name] = stamp
+    if current != remembered:
+        write_stamps(home, key, current)
+    return ""
+
+
+def write_stamps(home: Path, key: str, stamps: Mapping[str, list[int]]) -> None:
+    """Note that files with these stamps had the right sha256."""
+    folder = home / "verified"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{key}.json", json.dumps(stamps))
+    except (OSError, UserError):
+        return  # read-only, somebody else's, full or a folder: only a cache, without it files are hashed each time
+
+
+def stamp_of(file: Path) -> list[int]:
+    """The inode, time and size of a file, by which it is recognised as unchanged."""
+    stat = file.stat()
+    return [stat.st_ino, stat.st_mtime_ns, stat.st_size]
+
+
+def _read_stamps(home: Path, key: str) -> Stamps:
+    file = home / "verified" / f"{key}.json"
+    try:
+        if not 0 <= time.time() - file.stat().st_mtime <= BELIEVED_S:  # from the future: a clock was wrong
+            return {}
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # only a cache: without it, files are hashed again
+    return dict(content) if isinstance(content, dict) else {}

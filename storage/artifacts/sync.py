@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 
 from components.contract import UserError
+from components.files import write_whole
 from components.rows import TABLES
+from components.text import message_of
 from storage import journal
 from storage.artifacts.remote import RemoteStore, shared_store
 from storage.artifacts.store import RECORD_FILE, Store
-from storage.artifacts.whole_files import replace_file
 from storage.history.files import history_dir, is_known
 from storage.history.records import PromotionRow
 
@@ -79,8 +80,7 @@ def _upload(store: Store, remote: RemoteStore, key: str) -> None:
     try:
         store.share(key)
     except (OSError, ValueError) as error:  # its artifact.json was cut short: the next run that needs it makes it anew
-        message = " ".join(str(error).split())
-        remote.problems.append(f"{key[:12]} is not sent to {remote.url}, it cannot be read: {message}")
+        remote.problems.append(f"{key[:12]} is not sent to {remote.url}, it cannot be read: {message_of(error)}")
 
 
 def _unsent_keys(home: Path) -> list[str]:
@@ -110,7 +110,7 @@ def _fetch_runs(home: Path, remote: RemoteStore) -> None:
         text = remote.read_text(f"runs/{name}")
         if text is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / name, text)
+            write_whole(folder / name, text)
             record_run(home, journal.read(folder / name))
 
 
@@ -127,7 +127,7 @@ def _fetch_rows(home: Path, remote: RemoteStore) -> None:
         or _record_rows(home, remote, name)
     }
     if new_marks:
-        replace_file(_marks_file(home), json.dumps({**processed, **new_marks}))
+        write_whole(_marks_file(home), json.dumps({**processed, **new_marks}))
 
 
 def _record_rows(home: Path, remote: RemoteStore, key: str) -> bool:

@@ -25,7 +25,6 @@ is copied a few times in its life and a table has a handful of files.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -41,9 +40,8 @@ import pyarrow.parquet as pq
 from pyarrow.dataset import Dataset, ParquetFileFormat, ParquetFragmentScanOptions, dataset
 
 from components.contract import UserError
-from storage.artifacts.whole_files import put_in_place
+from components.files import locked, sha256_of, write_whole, written_whole
 from storage.history.schema import all_tables, reading_schema
-from storage.locks import open_lock
 
 REPAIR_HINT = "`draftsmith doctor --repair` makes the history anew from the artifacts, journals and promotions"
 CHECKED_PARQUET = ParquetFileFormat(
@@ -123,11 +121,11 @@ def swap_manifest(directory: Path, manifest: Manifest) -> None:
     """Make this the manifest; the one step of a compaction that readers notice. Hold `writing` alone."""
     sha256 = hashlib.sha256((directory / manifest.keys).read_bytes()).hexdigest() if manifest.keys else ""
     manifest = replace(manifest, keys_sha256=sha256)
-    write_text(
+    write_whole(
         directory / "_manifest.json", json.dumps({**asdict(manifest), "digest": _digest_of(directory, manifest)})
     )
     lines = [line for name, line in _sums(directory).items() if (directory / name).exists()]
-    write_text(directory / "_sums.txt", "".join(f"{' '.join(line)}\n" for line in lines))
+    write_whole(directory / "_sums.txt", "".join(f"{' '.join(line)}\n" for line in lines))
 
 
 def segment_keys(directory: Path, manifest: Manifest) -> set[str]:
@@ -241,8 +239,7 @@ def _sum_of(file: Path, *, whole: bool) -> tuple[str, str]:
         length = int.from_bytes(stream.read(4), "little") + 8
         stream.seek(max(0, size - length))
         footer = hashlib.sha256(stream.read(length)).hexdigest()
-        stream.seek(0)
-        return hashlib.file_digest(stream, "sha256").hexdigest() if whole else "", footer
+    return sha256_of(file) if whole else "", footer
 
 
 def new_name(kind: str, ending: str) -> str:
@@ -252,22 +249,9 @@ def new_name(kind: str, ending: str) -> str:
 
 def write_parquet(path: Path, rows: pa.Table) -> None:
     """Write a Parquet file whole or not at all."""
-    part = part_of(path)
-    pq.write_table(rows, part, compression="zstd", write_page_checksum=True)
-    put_in_place(part, path)
+    with written_whole(path) as beside:
+        pq.write_table(rows, beside, compression="zstd", write_page_checksum=True)
     note_sum(path.parent, path.name)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    part = part_of(path)
-    part.write_text(text, encoding="utf-8")
-    put_in_place(part, path)
-
-
-def part_of(path: Path) -> Path:
-    """The temporary path of a file while it is written."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
 
 
 def delete(directory: Path, names: Sequence[str]) -> None:
@@ -289,35 +273,29 @@ def reading(history: Path) -> Iterator[None]:
         if not lock.is_file():  # who cannot make it here cannot delete anything here either
             yield
             return
-    with open_lock(lock, "r") as file:  # a read-only disk lets it be locked, not be written
-        fcntl.flock(file, fcntl.LOCK_SH)
+    with locked(lock, shared=True, mode="r"):  # a read-only disk lets it be locked, not be written
         yield
 
 
 @contextmanager
 def nobody_reads(history: Path) -> Iterator[bool]:
     """Yield whether nobody reads now; if so, nobody begins to read until the end. It never waits."""
-    with open_lock(history / ".reading.lock") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    with locked(history / ".reading.lock", wait=False) as is_unread:
+        yield is_unread
 
 
 @contextmanager
 def writing(directory: Path, *, alone: bool = False) -> Iterator[None]:
     """Hold the lock of writers: shared by appends, alone for as long as a compaction swaps the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
-    with _lock(directory / ".writing.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+    with locked(directory / ".writing.lock", shared=not alone):
         yield
 
 
 @contextmanager
 def compacting(directory: Path) -> Iterator[None]:
     """Hold the right to change the segments."""
-    with _lock(directory / ".compacting.lock", fcntl.LOCK_EX):
+    with locked(directory / ".compacting.lock"):
         yield
 
 
@@ -333,13 +311,6 @@ def _delete_all(directory: Path) -> None:
     delete(directory, [path.name for path in directory.glob("*") if path.is_file() and path.suffix != ".lock"])
     for folder in [path for path in directory.glob("*.*") if path.is_dir()]:  # where a file belongs
         shutil.rmtree(folder)
-
-
-@contextmanager
-def _lock(path: Path, how: int) -> Iterator[None]:
-    with open_lock(path) as file:
-        fcntl.flock(file, how)
-        yield
 
 
 COMPACT_AT = 300  # files of their own in a table: their scan takes a tenth of a second
@@ -390,7 +361,7 @@ def _compact_table(history: Path, directory: Path, table: str, at_least: int, wh
 def _write_keys(directory: Path, keys: set[str]) -> str:
     """A new file of the keys in segments; it counts once a manifest names it."""
     name = new_name("keys", ".txt")
-    write_text(directory / name, "\n".join(sorted(keys)) + "\n")
+    write_whole(directory / name, "\n".join(sorted(keys)) + "\n")
     return name
 
 
@@ -441,13 +412,14 @@ def _open_files(directory: Path, names: Iterable[str], table: str) -> Dataset:
 def _write_segment(directory: Path, table: str, batches: Iterable[pa.Table]) -> Segment:
     """A new segment; it counts once a manifest names it."""
     name = new_name("segment", ".parquet")
-    part = part_of(directory / name)
-    rows = 0
-    with pq.ParquetWriter(part, reading_schema(table), compression="zstd", write_page_checksum=True) as writer:
+    schema, rows = reading_schema(table), 0
+    with (
+        written_whole(directory / name) as beside,
+        pq.ParquetWriter(beside, schema, compression="zstd", write_page_checksum=True) as writer,
+    ):
         for batch in batches:
             fitting = GROUP_BYTES * max(1, len(batch)) // max(1, batch.nbytes)
             writer.write_table(batch, row_group_size=min(ROWS_AT_ONCE, max(1024, fitting)))
             rows += len(batch)
-    os.replace(part, directory / name)
     note_sum(directory, name)
     return Segment(name, rows)

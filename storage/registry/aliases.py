@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.files import write_whole
 from storage import journal
 from storage.artifacts.sync import send_promotion
-from storage.artifacts.whole_files import replace_file
 from storage.history.query import UNREADABLE, record_promotion, rows_of
 from storage.history.records import PromotionRow, new_promotion
 from storage.registry.tracking import RELEASES, ensure_experiment
@@ -53,7 +53,7 @@ def move_alias(home: Path, client: MlflowClient, row: PromotionRow) -> None:
     """Move an alias, verify the move and log it. `previous` moves to where `champion` was."""
     assert row.to_version is not None, "an alias is moved to a version"
     home.mkdir(parents=True, exist_ok=True)
-    replace_file(_pending_move_file(home), journal.as_line(row), durable=True)
+    write_whole(_pending_move_file(home), journal.as_line(row), durable=True)
     _apply(home, client, row)
 
 

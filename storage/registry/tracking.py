@@ -7,7 +7,6 @@ since concurrent first use destroys it. mlflow is imported inside functions: it 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
@@ -21,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
+from components.files import flush, locked
 from storage import journal
 from storage.artifacts.store import Store
-from storage.artifacts.whole_files import flush
-from storage.locks import open_lock
 from storage.redaction import without_secrets
 
 if TYPE_CHECKING:
@@ -108,8 +106,7 @@ def mlflow_lock(home: Path, name: str) -> Iterator[None]:
     """Hold a lock beside MLflow's database."""
     directory = home / "mlflow"
     directory.mkdir(parents=True, exist_ok=True)
-    with open_lock(directory / f"{name}.lock") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(directory / f"{name}.lock"):
         yield
 
 

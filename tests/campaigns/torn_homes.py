@@ -27,8 +27,7 @@ from flows import cli
 from flows.services.doctor import revisions
 from storage import journal
 from storage.artifacts import sessions
-from storage.artifacts.store import Store
-from storage.artifacts.whole_files import stamp_of, write_stamps
+from storage.artifacts.store import Store, stamp_of, write_stamps
 from storage.history import query as results
 from storage.history.files import compact
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
+from components.files import write_whole
 from storage import journal
-from storage.artifacts.store import Store
-from storage.artifacts.whole_files import BELIEVED_S, replace_file
+from storage.artifacts.store import BELIEVED_S, Store
 from storage.history import segments
 from storage.history.files import compact, files_of, history_dir
 from storage.history.query import query, record_all, record_promotion, record_run
@@ -164,7 +164,7 @@ def test_who_waits_for_the_log_while_it_is_mended_writes_to_the_new_one(
             path.write_text(content)
         real(file, how)
 
-    monkeypatch.setattr(journal.fcntl, "flock", swap_first)
+    monkeypatch.setattr(fcntl, "flock", swap_first)
     journal.log_promotion(home, new_promotion("m", "champion", "promote", 2, 3, "user", "why", {"number": "3"}))
     assert swapped and [row.to_version for row in journal.promotions(home)] == [1, 2, 3]
 
@@ -250,7 +250,7 @@ def test_a_folder_where_a_small_file_belongs_is_named_and_set_aside(home: Path) 
     with pytest.raises(UserError, match="is a folder where a file belongs"):
         record_promotion(home, row)
     with pytest.raises(UserError, match="is a folder where a file belongs"):
-        replace_file(file, "{}")
+        write_whole(file, "{}")
     assert not [path for path in file.parent.iterdir() if path.name.startswith(f".{file.name}")]
     repair(home, Store(home))
     assert list(find_damage(home, Store(home))) == []

@@ -1,13 +1,16 @@
-"""Step `data.record_features`: the target runs over its answers again and records the features for drafters.
+"""Steps `data.record_features` and `data.features_on_the_fly`: the target's hidden states at its answers.
 
-Answers take a few bytes per token, features 8 bytes per hidden unit and token (4 as fp8). The step states the size and
-the time beforehand, and refuses when the disk cannot hold the features. Each shard of answers becomes one shard of
-features, written atomically. The shard alone decides which rows share a pass, so every process writes the same bytes.
+Answers take a few bytes per token, features 8 bytes per hidden unit and token (4 as fp8). `record_features` runs the
+target over its answers again and stores them: each shard of answers becomes one shard of features, written atomically,
+and the shard alone decides which rows share a pass, so every process writes the same bytes. `features_on_the_fly` is
+for features that do not fit on disk or are used once: its artifact holds tokens, masks and the manifest, and
+`train_draft` computes the hidden states batch by batch (format.py).
 
-Step `data.features_on_the_fly`: replaces `record_features` where features do not fit on disk, or are used once.
-
-Its artifact holds tokens, masks and the manifest; `train_draft` computes the hidden states batch by batch
-(format.py). The step logs an estimate of the cost, one pass of the target over every token in each epoch.
+Both estimate the cost first. Bytes follow from the number of tokens, and a disk that cannot hold them is refused.
+Seconds are extrapolated from a few of the passes that will run, padding included: the probe runs in the recording
+process, its first pass only warms up, and it ends early where a pass takes long. The cost of attention grows with the
+length of a row, so the probed passes are spread over the lengths. On a cluster there is no probe: starting one takes
+longer than the first shards, which show the same.
 """
 
 from __future__ import annotations
@@ -15,22 +18,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Final, Literal
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
-from components.contract import Context, Conversations, Features, ReportProgress, Target
-from components.data.features.estimate import Probe, check_space, estimated_seconds, format_duration
-from components.data.features.format import FeatureRow, Storage, encode
-from components.data.features.passes import forward_passes
+from components.contract import Context, Conversations, Features, ReportProgress, Target, UserError, unfinished
+from components.data.features.format import FeatureRow, FeaturesManifest, Storage, bytes_per_token, encode
+from components.data.features.passes import forward_pass, forward_passes, group_rows, padded_tokens
 from components.data.formats.responses import Conversation, open_answers, read_shard, shard_name
-from components.files import sweep, unfinished, written_whole
+from components.files import sweep, written_whole
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
+
+SPARE_BYTES: Final = 256 << 20
+"""Disk space left free for everything else."""
+PROBE_PASSES: Final = 3
+PROBE_SECONDS: Final = 20.0
+"""The probe starts no further pass after this time."""
 
 
 def record_features(
@@ -64,7 +74,28 @@ def record_features(
     for _ in ctx.map(record_shard, shards, what="shards of features"):
         pass
     sweep(ctx.out)
-    return write_features_manifest(ctx, target, answers, names, {"storage": storage})
+    return write_features_manifest(ctx, target, answers, names, storage)
+
+
+def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pass: int, ctx: Context) -> Features:
+    """The step `data.features_on_the_fly`; its settings are explained in components/data/steps.py."""
+
+    facts = target_facts(target)
+    names = open_answers(answers).shards
+    check_space(ctx, int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"]), "none", share_left=1.0)
+    if names:
+        shards = [answers.path / name for name in names]
+        num_threads = threads_for(facts["num_params"], ctx.num_threads)
+        probe = Probe(shards[0], target.path, tokens_per_pass, ctx.device, num_threads)
+        seconds = estimated_seconds(ctx, probe, shards)
+        if seconds is not None:
+            duration = format_duration(seconds)
+            ctx.note(f"features: nothing stored; computing them takes about {duration} of every epoch of training")
+    for name in names:
+        with written_whole(ctx.out / name) as beside:
+            shutil.copyfile(answers.path / name, beside)
+    sweep(ctx.out)
+    return write_features_manifest(ctx, target, answers, names, "none", tokens_per_pass)
 
 
 @dataclass(frozen=True)
@@ -117,13 +148,31 @@ def _write_shard(
 
 
 def write_features_manifest(
-    ctx: Context, target: Target, answers: Conversations, names: Sequence[str], facts: dict[str, Any]
+    ctx: Context,
+    target: Target,
+    answers: Conversations,
+    names: Sequence[str],
+    storage: Storage,
+    tokens_per_pass: int | None = None,
 ) -> Features:
     """Write manifest.json for the shards `names` of ctx.out, which mirror those of answers; returns the artifact."""
-
     shape = target_facts(target)["shape"]
     rows = [row for number, name in enumerate(names) for row in _manifest_rows(answers.path / name, number)]
-    manifest = _manifest_of(shape, target.key, answers.key, names, rows) | facts
+    num_layers = int(shape["num_layers"])
+    manifest: FeaturesManifest = {
+        "target_key": target.key,
+        "answers_key": answers.key,
+        "tap_layers": [2, num_layers // 2, num_layers - 3],
+        "hidden_size": int(shape["hidden_size"]),
+        "vocab_size": int(shape["vocab_size"]),
+        "dtype": "bfloat16",
+        "splits": _split_sizes(rows),
+        "shards": list(names),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "storage": storage,
+    }
+    if tokens_per_pass is not None:
+        manifest["tokens_per_pass"] = tokens_per_pass
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     summary = {name: value for name, value in manifest.items() if name not in ("answers_key", "shards", "rows")}
     size = sum((ctx.out / name).stat().st_size for name in names)
@@ -151,47 +200,97 @@ def _manifest_rows(shard: Path, number: int) -> list[FeatureRow]:
     ]
 
 
-def _manifest_of(
-    shape: dict[str, Any], target_key: str, answers_key: str, names: Sequence[str], rows: list[FeatureRow]
-) -> dict[str, Any]:
-    num_layers = int(shape["num_layers"])
-    splits = {}
+def _split_sizes(rows: Sequence[FeatureRow]) -> dict[str, dict[str, int]]:
+    """Rows and tokens of each split."""
+    sizes = {}
     for split in sorted({row.split for row in rows}):
         of_split = [row for row in rows if row.split == split]
-        splits[split] = {
+        sizes[split] = {
             "rows": len(of_split),
             "tokens": sum(row.num_tokens for row in of_split),
             "answer_tokens": sum(row.num_answer_tokens for row in of_split),
         }
-    return {
-        "target_key": target_key,
-        "answers_key": answers_key,
-        "tap_layers": [2, num_layers // 2, num_layers - 3],
-        "hidden_size": int(shape["hidden_size"]),
-        "vocab_size": int(shape["vocab_size"]),
-        "dtype": "bfloat16",
-        "splits": splits,
-        "shards": list(names),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
+    return sizes
 
 
-def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pass: int, ctx: Context) -> Features:
-    """The step `data.features_on_the_fly`; its settings are explained in components/data/steps.py."""
+@dataclass(frozen=True)
+class Probe:
+    """Settings of a probe. answers: the shard of answers to run. target: the artifact's directory."""
 
-    facts = target_facts(target)
-    names = open_answers(answers).shards
-    check_space(ctx, int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"]), "none", share_left=1.0)
-    if names:
-        shards = [answers.path / name for name in names]
-        num_threads = threads_for(facts["num_params"], ctx.num_threads)
-        probe = Probe(shards[0], target.path, tokens_per_pass, ctx.device, num_threads)
-        seconds = estimated_seconds(ctx, probe, shards)
-        if seconds is not None:
-            duration = format_duration(seconds)
-            ctx.note(f"features: nothing stored; computing them takes about {duration} of every epoch of training")
-    for name in names:
-        with written_whole(ctx.out / name) as beside:
-            shutil.copyfile(answers.path / name, beside)
-    sweep(ctx.out)
-    return write_features_manifest(ctx, target, answers, names, {"storage": "none", "tokens_per_pass": tokens_per_pass})
+    answers: Path
+    target: Path
+    tokens_per_pass: int
+    device: str
+    num_threads: int
+
+
+def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, *, share_left: float) -> None:
+    """Log the size of the features on disk; raises UserError when the disk has no room for the share left to write."""
+
+    size = num_tokens * bytes_per_token(hidden_size, storage)
+    what = "ids and masks only" if storage == "none" else f"4 x {hidden_size} {storage}"
+    ctx.note(f"features: {num_tokens} tokens x {what} = {size / 2**20:.0f} MiB on disk")
+    free = shutil.disk_usage(ctx.out).free
+    if size * share_left + SPARE_BYTES > free:
+        live = "or take data.features_on_the_fly"
+        smaller = {"bf16": f", set storage: fp8, {live}", "fp8": f", {live}", "none": ""}[storage]
+        raise UserError(
+            f"features need {size * share_left / 2**20:.0f} MiB and {SPARE_BYTES >> 20} MiB to spare, the disk at "
+            f"{ctx.out} has {free / 2**20:.0f} MiB free; free some, answer fewer prompts{smaller}"
+        )
+
+
+def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> float | None:
+    """Estimated seconds of the passes over shards of answers; None on a cluster, and for too few passes to probe.
+
+    probe: `answers` is one of the shards.
+    """
+
+    if ctx.mapper is not None:
+        return None
+    lengths = [lengths_of(shard) for shard in shards]
+    if sum(len(group_rows(of_shard, probe.tokens_per_pass)) for of_shard in lengths) <= 2 * PROBE_PASSES:
+        return None
+    return seconds_per_token(probe) * sum(padded_tokens(of_shard, probe.tokens_per_pass) for of_shard in lengths)
+
+
+def seconds_per_token(probe: Probe) -> float:
+    """Seconds per token, padding included, measured on passes over a few groups of rows of a shard."""
+
+    torch.set_num_threads(probe.num_threads)
+    rows = [conversation.ids for conversation in read_shard(probe.answers)]
+    model = cached_target(probe.target, probe.device)
+    groups = group_rows([len(row) for row in rows], probe.tokens_per_pass)
+    probed = [groups[round(place)] for place in _spread(len(groups), min(PROBE_PASSES, len(groups)))]
+    seconds, tokens, began = 0.0, 0, time.perf_counter()
+    for number, group in enumerate([probed[0], *probed]):
+        if number and time.perf_counter() - began > PROBE_SECONDS:
+            break
+        if number == 1:
+            seconds, tokens = 0.0, 0  # the first pass has warmed up
+        start = time.perf_counter()
+        forward_pass(model, [rows[index] for index in group])  # it reads finiteness on the CPU: nothing is pending
+        seconds += time.perf_counter() - start
+        tokens += len(group) * max(len(rows[index]) for index in group)
+    return seconds / tokens
+
+
+def lengths_of(shard: Path) -> list[int]:
+    """Tokens of each conversation of a shard of answers, without reading them."""
+
+    with safe_open(shard, framework="pt") as file:
+        lengths: list[int] = file.get_tensor("offsets").diff().tolist()
+    return lengths
+
+
+def format_duration(seconds: float) -> str:
+    """A time in seconds as text, such as "89 s", "10 min" or "2.5 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _spread(count: int, number: int) -> Iterator[float]:
+    """`number` evenly spaced positions from 0 to count - 1; the middle for one."""
+    for i in range(number):
+        yield (count - 1) * (i / (number - 1) if number > 1 else 0.5)

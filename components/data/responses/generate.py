@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
+from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError, unfinished
 from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import encode_prompt, read_prompts
 from components.data.formats.responses import (
@@ -30,7 +30,7 @@ from components.data.formats.responses import (
     write_shard,
 )
 from components.data.responses.preview import sample_of_shards
-from components.files import sweep, unfinished
+from components.files import sweep
 from components.targets.generate import ContinuationRequest, continue_rows, row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, open_tokenizer, target_facts, threads_for

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from components.contract import UserError
-from components.data.sources.chats import ChatSource
-from components.data.sources.files import TABLE_SUFFIXES, TEXT_SUFFIXES, Span, cut_lines
-from components.data.sources.hub import source_files
-from components.data.sources.streams import COMPRESSIONS, file_system, is_url, one_line, suffix_of
+from components.data.settings import ChatSource
+from components.data.sources.addresses import is_url, source_files
+from components.data.sources.files import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, Span, cut_lines
+from components.data.sources.streams import COMPRESSIONS, file_system, suffix_of
+from components.text import as_utf8, message_of
 
 _MAGIC: Final = re.compile(r"[*?\[]")
 _OF_DATASETS: Final = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
@@ -75,7 +76,9 @@ def list_files(source: ChatSource) -> Listing:
             raise ValueError("a NUL character")
         listing = _list_remote(source) if is_url(source.path) else _list_local(source)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
-        raise UserError(f"sources: {source.path[:200]!r}: not a usable path ({one_line(error)}); mend it") from error
+        raise UserError(
+            f"sources: {source.path[:200]!r}: not a usable path ({message_of(error, 200)}); mend it"
+        ) from error
     listing.files.sort(key=lambda file: file.name)
     listing.unusable.sort(key=lambda file: file.name)
     if not listing.files:
@@ -139,7 +142,9 @@ def _walk(folder: Path, top: Path, follow: bool, listing: Listing, visited: set[
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        listing.unusable.append(UnusableFile(_relative_name(folder, top), "unreadable", f"folder: {one_line(error)}"))
+        listing.unusable.append(
+            UnusableFile(_relative_name(folder, top), "unreadable", f"folder: {message_of(error, 200)}")
+        )
         return
     for entry in entries:
         path = Path(entry.path)
@@ -174,7 +179,7 @@ def _file_fault(path: Path, root: Path, follow: bool) -> tuple[str, str] | None:
     try:
         facts = path.stat()
     except OSError as error:
-        return ("broken_link" if path.is_symlink() else "unreadable"), one_line(error)
+        return ("broken_link" if path.is_symlink() else "unreadable"), message_of(error, 200)
     if not stat.S_ISREG(facts.st_mode):
         return "not_a_file", "no regular file (a pipe, a socket or a device): it might never end"
     if not follow and not path.resolve().is_relative_to(root):
@@ -192,7 +197,7 @@ def _relative_name(path: Path, root: Path) -> str:
         name = path.relative_to(root).as_posix()
     except ValueError:
         name = os.path.relpath(path, root)
-    return name.encode("utf-8", "replace").decode("utf-8")
+    return as_utf8(name)
 
 
 def _list_remote(source: ChatSource) -> Listing:
@@ -206,7 +211,7 @@ def _list_remote(source: ChatSource) -> Listing:
         mend = "check URL and access"
         if source.path.startswith("hf://"):
             mend = "a hub is reached by `draftsmith run --online` alone"
-        raise UserError(f"sources: {source.path}: not to be had ({one_line(error)}); {mend}") from error
+        raise UserError(f"sources: {source.path}: not to be had ({message_of(error, 200)}); {mend}") from error
     named = len(objects) == 1 or _MAGIC.search(source.path) is not None
     protocol = source.path.split("://", 1)[0]
     root = source.path.split("://", 1)[1]
@@ -234,3 +239,80 @@ def _list_objects(system: Any, url: str) -> list[tuple[str, int]]:
     else:
         objects = system.find(url, detail=True)
     return [(name, int(facts.get("size") or 0)) for name, facts in objects.items() if facts.get("type") == "file"]
+
+
+def find_files(source: str) -> list[Path]:
+    """The files that a path or a glob pattern names, sorted; raises UserError when there is none or one is unusable."""
+    kinds, root = ", ".join(SUFFIXES), None
+    try:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            root = path
+            files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
+            if not files:
+                raise UserError(f"source: {source}: no {kinds} file in this folder; name the folder that holds them")
+        elif path.is_file():
+            files = [path]
+        else:
+            files, root = sorted(files_of_pattern(str(path))), folder_of_pattern(source)
+        sizes = [file.stat().st_size for file in files]
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
+        raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
+    if not files:
+        raise UserError(
+            f"source: {source}: no such file; give 'python-stdlib', a path or pattern of {kinds}, or hf:NAME:SPLIT"
+        )
+    for file, size in zip(files, sizes, strict=True):
+        if not file.name.endswith(SUFFIXES):
+            raise UserError(f"source: {file}: unknown kind of file; expected one of {kinds}")
+        require_usable(file, size, root)
+    return files
+
+
+def require_usable(file: Path, size: int, root: Path | None) -> None:
+    """Raise UserError where a file is empty, unreadable, or a link out of the folder it was found in (`root`)."""
+    if root is not None and leads_out(file, root):
+        raise UserError(f"source: {file}: is a link that leads out of {root}; name the file that it leads to")
+    if size == 0:
+        raise UserError(f"source: {file}: the file is empty; remove it or fill it")
+    if not os.access(file, os.R_OK):
+        raise UserError(f"source: {file}: not readable by this user; change its permissions")
+
+
+def files_of_pattern(pattern: str) -> list[Path]:
+    """The files that match a glob pattern."""
+    return [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+
+
+def folder_of_pattern(source: str) -> Path:
+    """The folder of a glob pattern: the part before its first wild card."""
+    wild = min((source.find(sign) for sign in "*?[" if sign in source), default=len(source))
+    return Path(os.path.dirname(source[:wild]) or ".").expanduser()
+
+
+def leads_out(file: Path, root: Path) -> bool:
+    """Whether a file below a folder is a link out of it: whoever writes there could have any file read."""
+    return not file.resolve().is_relative_to(root.resolve())
+
+
+def traffic_files(source: str) -> tuple[list[Path], int]:
+    """(non-empty files of a source, sorted; how many files are skipped: of another kind, or links out of the folder).
+
+    A folder or pattern may have no files; raises UserError where the folder does not exist.
+    """
+    try:
+        path = Path(source).expanduser()
+        is_pattern = any(sign in source for sign in "*?[")
+        folder = folder_of_pattern(source) if is_pattern else path
+        if folder.is_dir():
+            candidates = files_of_pattern(str(path)) if is_pattern else list(path.iterdir())
+        elif not is_pattern and path.name.endswith(SUFFIXES):
+            candidates = find_files(source) if not path.is_file() or path.stat().st_size else []
+        else:
+            raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
+        files = sorted(file for file in candidates if file.is_file() and not file.name.startswith("."))
+        inside = [file for file in files if not folder.is_dir() or not leads_out(file, folder)]
+        usable = [file for file in inside if file.name.endswith(SUFFIXES)]
+        return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
+        raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error

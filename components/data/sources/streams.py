@@ -11,7 +11,6 @@ import bz2
 import gzip
 import io
 import lzma
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,12 +18,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+import fsspec
+import pyarrow
+
 from components.contract import UserError
+from components.data.sources.addresses import Place, is_url
+from components.outside_json import JsonObject
+from components.text import message_of
 
 COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE: Final = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors that decompressors raise for damaged bytes; BadGzipFile and Arrow's errors are OSErrors."""
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _PIECE_BYTES: Final = 1 << 16
 _MAX_OUTPUT_BYTES: Final = 16 << 20
 _MAX_EXPANSION: Final = 500
@@ -32,21 +36,11 @@ _MAX_EXPANSION: Final = 500
 _XZ_MEMORY: Final = 256 << 20
 """Memory limit of xz in bytes; its best preset needs 65 MiB, a damaged header asks for up to 4 GiB."""
 _S3_OPTIONS: Final = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 4}}}
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
-
-Place = Path | str
-"""A file on this disk, or the URL of a file."""
-
-
-def is_url(place: Place) -> bool:
-    """Whether a place is a URL: s3://bucket/name, gs://..., memory://..."""
-    return isinstance(place, str) and _URL.match(place) is not None
+_OPTIONS: Final[dict[str, JsonObject]] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 
 
 def file_system(url: str) -> Any:
     """The fsspec file system behind a URL; credentials come from the environment, never from the URL."""
-    import fsspec
-
     protocol, rest = url.split("://", 1)
     if "@" in rest.split("/", 1)[0]:
         raise UserError(
@@ -70,7 +64,7 @@ def open_stream(place: Place) -> Iterator[IO[bytes]]:
             raise  # a fault of the network, not of the file: another attempt may succeed
         except DAMAGE as error:
             raise UserError(
-                f"source: {place}: cannot be read to its end ({one_line(error)}); fetch it again"
+                f"source: {place}: cannot be read to its end ({message_of(error, 200)}); fetch it again"
             ) from error
 
 
@@ -89,7 +83,7 @@ def raw_stream(place: Place) -> Iterator[IO[bytes]]:
         raise
     except Exception as error:  # the libraries behind fsspec have error classes of their own
         if type(error).__module__.split(".")[0] in ("botocore", "aiobotocore", "gcsfs", "aiohttp", "azure"):
-            raise ConnectionError(f"{place}: {one_line(error)}") from error
+            raise ConnectionError(f"{place}: {message_of(error, 200)}") from error
         raise
 
 
@@ -100,11 +94,6 @@ def suffix_of(name: str) -> str:
         bare = bare.removesuffix(compression)
     dot = bare.rfind(".")
     return bare[dot:].lower() if dot > 0 else ""
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error on one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
 def bounded_stream(read_some: Callable[[int], bytes], num_stored: Callable[[], int]) -> IO[bytes]:
@@ -125,8 +114,6 @@ def _decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
     elif name.endswith(".xz"):
         read_some = _Members(stream, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY)).read1
     elif name.endswith(".zst"):
-        import pyarrow
-
         packed = pyarrow.CompressedInputStream(stream, "zstd")
         read_some = lambda size: bytes(packed.read(min(size, 4096)))  # noqa: E731 - a larger read returns all of it or raises
     else:

@@ -11,20 +11,22 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, Self, cast
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Any, Final, cast
 
 from components.contract import UserError
-from components.data.sources.files import SetAside, find_files, folder_of_pattern, read_rows, require_usable, stem_of
-from components.data.sources.hub import PREFIX, HubSource, hub_rows, parse_hub_source, source_files
-from components.data.sources.streams import bounded_stream, one_line
+from components.data.settings import WorkloadSource
+from components.data.sources.addresses import PREFIX, HubSource, parse_hub_source, source_files
+from components.data.sources.bad_rows import Row, SetAside
+from components.data.sources.files import read_rows, stem_of
+from components.data.sources.hub import hub_rows
+from components.data.sources.listing import find_files, folder_of_pattern, require_usable
+from components.data.sources.presets import WorkloadPreset
+from components.data.sources.streams import bounded_stream
 from components.data.sources.tables import csv_rows
-from components.data.sources.workload_presets import PRESETS, Preset
+from components.text import message_of
 
-PresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
 _TABLES: Final = (".csv", ".zip")
 _ZIP_ERRORS: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -34,65 +36,6 @@ _ZIP_ERRORS: Final = (
 
 Table = tuple[str, str, Iterator[tuple[int, Any]]]
 """(location, name, rows with their lines)."""
-
-
-class WorkloadSource(BaseModel):
-    """One source of prompts: a preset, local files of a preset, or rows of one's own.
-
-    preset: a benchmark in workload_presets.py, which defines its fields, template and workloads.
-    path: a file, folder or pattern (JSONL, JSON, Parquet, CSV, a zip of CSV), or hf:OWNER/NAME[/CONFIG]:SPLIT; with a
-        preset, a copy of its files.
-    revision: of the preset's hub repository; pin it, since the step's key holds only the repository's name.
-    workload: the label of rows without a preset, or of all rows of a preset; results are grouped by it.
-    workload_field: a field of the rows that holds the label instead.
-    language: the code of the language of the answers (en, zh); a preset defines its own.
-    template: the question, with the row's fields in braces, lower case; empty recognises the common formats.
-    reference: the field with a person's answer, used with a template.
-    num_prompts: prompts of each workload of this source, at most; null is the step's num_prompts.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    preset: PresetName | None = None
-    path: str = ""
-    revision: str = ""
-    workload: str = ""
-    workload_field: str = ""
-    language: str = ""
-    template: str = ""
-    reference: str = ""
-    num_prompts: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _names_rows(self) -> Self:
-        if self.preset is None and not self.path:
-            raise ValueError("name a preset or a path")
-        if self.revision and self.path:
-            raise ValueError("revision is of a preset's repository, and a path is read as it lies; leave one out")
-        if self.preset is None and not (self.workload or self.workload_field):
-            raise ValueError("rows of one's own need a workload, or a workload_field")
-        if self.preset is None and not self.language:
-            raise ValueError("rows of one's own need a language, such as en or zh")
-        return self
-
-    @property
-    def resolved_preset(self) -> Preset | None:
-        """The named preset, None without one."""
-        return None if self.preset is None else PRESETS[self.preset]
-
-    @property
-    def label(self) -> str:
-        """The source that its prompts name."""
-        return self.preset or self.path.rstrip("/").rsplit("/", 1)[-1]
-
-
-def source_of(setting: str | Mapping[str, Any] | WorkloadSource) -> WorkloadSource:
-    """The source of a setting, which may be just the name of a preset; raises UserError for an unknown one."""
-    if not isinstance(setting, str):
-        return WorkloadSource.model_validate(setting)
-    if setting not in PRESETS:
-        raise UserError(f"sources: {setting}: no such preset; known: {', '.join(PRESETS)}; or give a path")
-    return WorkloadSource.model_validate({"preset": setting})
 
 
 def local_files(source: WorkloadSource) -> list[Path]:
@@ -120,7 +63,7 @@ def tables(source: WorkloadSource, set_aside: SetAside) -> Iterator[Table]:
         yield from _file_tables(file, members, preset.split if preset is not None else "", set_aside)
 
 
-def _preset_tables(preset: Preset, revision: str, set_aside: SetAside) -> Iterator[Table]:
+def _preset_tables(preset: WorkloadPreset, revision: str, set_aside: SetAside) -> Iterator[Table]:
     for name in preset.files:
         yield from _file_tables(_download(preset, name, revision), preset.members, preset.split, set_aside)
     for config in preset.configs or (None,) * (not preset.files):
@@ -129,7 +72,7 @@ def _preset_tables(preset: Preset, revision: str, set_aside: SetAside) -> Iterat
         yield location, config or preset.name, hub_rows(source)
 
 
-def _download(preset: Preset, name: str, revision: str) -> Path:
+def _download(preset: WorkloadPreset, name: str, revision: str) -> Path:
     """A file of the preset's repository, from the hub's cache where it has been downloaded before."""
     import huggingface_hub
 
@@ -142,7 +85,7 @@ def _download(preset: Preset, name: str, revision: str) -> Path:
         if huggingface_hub.is_offline_mode():
             remedy = "steps may not reach the hub; allow it with `draftsmith run --online`, or give `path:` to a copy"
             raise UserError(f"{location}: {remedy}") from error
-        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        reason = message_of(error)
         raise UserError(f"{location}: the hub did not give it ({reason}); give `path:` to a copy") from error
 
 
@@ -187,12 +130,10 @@ def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> It
                 location = f"{file}!{name}"
                 yield location, _category(stem_of(Path(name)), split), _member_rows(archive, name, location, set_aside)
     except _ZIP_ERRORS as error:
-        raise UserError(f"source: {file}: not a readable zip ({one_line(error)}); fetch it again") from error
+        raise UserError(f"source: {file}: not a readable zip ({message_of(error, 200)}); fetch it again") from error
 
 
-def _member_rows(
-    archive: zipfile.ZipFile, name: str, location: str, set_aside: SetAside
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _member_rows(archive: zipfile.ZipFile, name: str, location: str, set_aside: SetAside) -> Iterator[tuple[int, Row]]:
     """The rows of a file inside a zip, streamed, because it may expand to any size."""
     try:
         num_stored = archive.getinfo(name).compress_size
@@ -200,7 +141,9 @@ def _member_rows(
             read_some = cast(zipfile.ZipExtFile, packed).read1
             yield from csv_rows(location, bounded_stream(read_some, lambda: num_stored), set_aside)
     except _ZIP_ERRORS as error:
-        raise UserError(f"source: {location}: cannot be read to its end ({one_line(error)}); fetch it again") from error
+        raise UserError(
+            f"source: {location}: cannot be read to its end ({message_of(error, 200)}); fetch it again"
+        ) from error
 
 
 def _category(stem: str, split: str) -> str:

@@ -13,7 +13,6 @@ lose acceptance silently.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,16 +24,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import Draft, Target, UserError
-from components.drafts import METHODS
-from components.drafts.interface import AbstractDraft, Drafter
+from components.drafts.interface import AbstractDraft, Drafter, UntrainedRecord
 from components.drafts.network.vocabulary import ids_of, membership_of, offsets_of
-from components.drafts.settings import SETTINGS, settings_class
+from components.drafts.settings import Settings, require_method, settings_class
 from components.drafts.storage.quantisation import dequantise_tensors
+from components.methods import METHODS, load_object
 from components.outside_json import read_object
 from components.targets.interface import AbstractTarget
 from components.targets.load import target_facts
 from components.tensor_files import require_finite
 from components.tensor_headers import read_header
+from components.text import message_of
 from components.weight_format import Storage
 
 FORMAT = 1
@@ -44,10 +44,13 @@ VOCABULARY_TENSORS = ("d2t", "t2d")
 def method_class(method: str) -> Any:
     """The class of a method in METHODS; raises UserError for an unknown name."""
 
-    if method not in METHODS:
-        raise UserError(f"drafting method '{method}' is unknown; known are {', '.join(sorted(METHODS))}")
-    module, name = METHODS[method].split(":")
-    return getattr(importlib.import_module(module), name)
+    require_method(method)
+    return load_object(METHODS[method].draft_class)
+
+
+def build_draft(method: str, target: AbstractTarget, settings: Mapping[str, Any], draft_ids: Tensor) -> Any:
+    """An untrained drafter of a method; settings: as draft.json has them, those left out by default."""
+    return method_class(method).build(target, settings_class(method).model_validate(dict(settings)), draft_ids)
 
 
 def save_draft(
@@ -88,23 +91,24 @@ def write_record(directory: Path, record: Mapping[str, Any]) -> None:
     (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def save_untrained(directory: Path, method: str, settings: Mapping[str, Any], target: Target) -> dict[str, Any]:
+def save_untrained(directory: Path, method: str, settings: Settings, target: Target) -> dict[str, Any]:
     """Write draft.json, the only file of a method without training, and return its facts. Reads no weight."""
 
     shape = target_facts(target)["shape"]
-    record = method_class(method).untrained_record(target, settings)
+    record: UntrainedRecord = method_class(method).untrained_record(target, settings)
     facts = {
         "method": method,
-        "num_steps": record["num_steps"],
-        "max_depth": record["max_depth"],
+        "num_steps": record.num_steps,
+        "max_depth": record.max_depth,
         "target_key": target.key,
         "draft_vocab_size": shape["vocab_size"],
-        "num_parameters": record["num_parameters"],
+        "num_parameters": record.num_parameters,
         "trained": False,
     }
     sizes = {name: shape[name] for name in ("hidden_size", "vocab_size", "num_layers")}
+    settings_record = record.settings.model_dump(mode="json")
     write_record(
-        directory, {"format": FORMAT, "settings": record["settings"], "target": {"key": target.key, **sizes}, **facts}
+        directory, {"format": FORMAT, "settings": settings_record, "target": {"key": target.key, **sizes}, **facts}
     )
     return facts
 
@@ -134,9 +138,9 @@ def _check_record(record: Mapping[str, Any], location: str) -> None:
                 f"{location}: {name} is {str(record.get(name))[:40]!r}, not {expected}; train the drafter again"
             )
     method = record["method"]
-    if method not in SETTINGS:
+    if method not in METHODS:
         raise UserError(
-            f"{location}: drafting method {method[:40]!r} is unknown; known are {', '.join(sorted(SETTINGS))}"
+            f"{location}: drafting method {method[:40]!r} is unknown; known are {', '.join(sorted(METHODS))}"
         )
     try:
         settings_class(method).model_validate(record["settings"])
@@ -184,15 +188,15 @@ def open_draft(
     check_target(draft.path, record, target)
     if not record.get("trained", True):
         every_token = torch.arange(target.shape.vocab_size)
-        untrained: Drafter = method_class(record["method"]).build(target, record["settings"], every_token)
+        untrained: Drafter = build_draft(record["method"], target, record["settings"], every_token)
         if isinstance(untrained, AbstractDraft):
             untrained.prepare_decoding(dtype, kernel)
         return untrained
     draft_ids = pop_vocabulary(draft.path, tensors, target.shape.vocab_size)
     try:
-        network: AbstractDraft = method_class(record["method"]).build(target, record["settings"], draft_ids)
+        network: AbstractDraft = build_draft(record["method"], target, record["settings"], draft_ids)
     except (RuntimeError, MemoryError) as error:  # sizes that no memory holds
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = message_of(error, 160)
         raise UserError(f"{draft.path}/draft.json: its settings cannot be built ({reason}); train it again") from error
     check_tensors(draft.path, tensors, network.state_dict())
     network.load_state_dict(tensors)

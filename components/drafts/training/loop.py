@@ -38,6 +38,7 @@ from components.drafts.interface import AbstractDraft, StepLosses
 from components.drafts.network.layers import reachable
 from components.drafts.training.batches import BatchOrder
 from components.drafts.training.optimizer import Optimizer, OptimizerName
+from components.files import write_whole, written_whole
 from components.targets.interface import AbstractTarget
 from components.tensor_files import read_tensors
 
@@ -351,13 +352,10 @@ def truncate_metrics(file: Path, step: int) -> None:
         return
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     lines = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    beside = file.with_suffix(".new")
-    beside.write_text("".join(lines), encoding="utf-8")
-    beside.replace(file)
+    write_whole(file, "".join(lines))
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a new file, then rename it: a kill leaves the old file or the new one."""
-    beside = file.with_suffix(".new")
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, beside, metadata=metadata)
-    beside.replace(file)
+    with written_whole(file) as beside:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, beside, metadata=metadata)

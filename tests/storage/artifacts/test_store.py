@@ -119,7 +119,7 @@ def test_a_change_that_keeps_size_and_time_is_seen_when_the_inode_is_new(tmp_pat
 def test_verified_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     make(store)
-    monkeypatch.setattr("storage.artifacts.whole_files.sha256_of", lambda file: pytest.fail(f"{file} was read"))
+    monkeypatch.setattr("storage.artifacts.store.sha256_of", lambda file: pytest.fail(f"{file} was read"))
     assert store.get(KEY) is not None
     for file in (tmp_path / "verified").iterdir():
         file.unlink()
