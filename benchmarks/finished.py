@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from components.contract import UserError
-from flows.execution.local_run import RunOptions, plan_run
+from flows.planning.plan import RunOptions, plan_run
 
 PIPELINE = "quickstart"
 

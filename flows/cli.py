@@ -28,6 +28,7 @@ from flows.commands import registry, validate
 from flows.commands import run as make
 from flows.commands import services as operate
 from flows.commands.terminal import Invocation, echo, echo_error
+from flows.execution.messages import StepFailed
 from flows.planning.step_signature import named_packages
 from storage.artifacts.remote import drain_problems
 from storage.artifacts.store import default_home
@@ -113,8 +114,6 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
 
 def _report_failure(error: Exception) -> int:
     """A failure that is not the user's: one line and where to look; the traceback with --debug."""
-    from flows.execution.engine import StepFailed
-
     trace = without_secrets(traceback.format_exc())  # libraries put the address that did not answer into it
     if Invocation.debug:
         echo_error(trace)

@@ -16,7 +16,8 @@ from tiny_pipeline import draftsmith
 
 from components.contract import UserError
 from components.rows import AcceptanceByLanguage, read_rows
-from flows.execution.local_run import RunOptions, RunOutcome, run_direct
+from flows.execution.local_run import RunOutcome, run_direct
+from flows.planning.plan import RunOptions
 from storage.history.query import run_named_query
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tiny_nightly import add_night, write_chats, write_first
 
-from flows.execution.local_run import RunOptions, RunOutcome, run_direct
+from flows.execution.local_run import RunOutcome, run_direct
+from flows.planning.plan import RunOptions
 from storage import journal
 from storage.history.query import query
 

@@ -26,8 +26,7 @@ from components.speedup.comparison.paired import Ratio
 from components.speedup.comparison.pairing import compare_ways
 from storage import journal
 from storage.artifacts.store import Store
-from storage.history.pairs import measured_of
-from storage.history.query import query
+from storage.history.query import measured_of, query
 from storage.registry.registry import versions_of
 
 COLUMNS = ("quantity", "workload", "a", "b", "ratio", "lo", "hi", "margin", "num_prompts", "verdict")

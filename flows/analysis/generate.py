@@ -11,6 +11,7 @@ from typing import Any
 
 from components.contract import UserError
 from components.machine import num_usable_cores
+from components.policy import Policy, read_policy
 from storage.artifacts.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def find_pair(store: Store, key: str | None) -> Pair:
     """
     if key is None:
         for candidate in reversed(store.keys()):
-            if store.record_of(candidate)["kind"] == "DepthPolicy" and _policy(store, candidate).get("winner"):
+            if store.record_of(candidate)["kind"] == "DepthPolicy" and _policy(store, candidate).winner:
                 return _winner(store, candidate)
         raise UserError("generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one")
     content = store.record_of(store.resolve(key))
@@ -84,14 +85,14 @@ def generate(
 
 def _winner(store: Store, key: str) -> Pair:
     policy = _policy(store, key)
-    winner = policy.get("winner")
-    if not winner:
+    winner = policy.winner
+    if winner is None:
         raise UserError("generate: this policy says not to speculate; --key of a Draft shows that drafter all the same")
-    return Pair(str(policy["target_key"]), str(winner["draft_key"]), str(winner["method"]), int(winner["depth_k"]))
+    return Pair(policy.target_key, winner.draft_key, winner.method, winner.depth_k)
 
 
-def _policy(store: Store, key: str) -> dict[str, Any]:
+def _policy(store: Store, key: str) -> Policy:
     try:
-        return dict(json.loads((store.path_of(key) / "policy.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        return read_policy(store.path_of(key))
+    except UserError as error:
         raise UserError(f"generate: the policy {key[:12]} cannot be read; run the pipeline again") from error

@@ -19,9 +19,10 @@ from typing import Any
 from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
 from flows.console.inspect_output import is_model
-from flows.execution.local_run import RunOptions, RunOutcome, execute
+from flows.execution.engine import OnEvent
+from flows.execution.local_run import RunOutcome, execute
 from flows.planning import fingerprint
-from flows.planning.plan import Plan, PlannedStep, make_plan
+from flows.planning.plan import Plan, PlannedStep, RunOptions, make_plan
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import Store
@@ -91,9 +92,9 @@ def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
     return Remeasurement(replace(plan, steps=tuple(steps), skipped=left_out), store, content["info"], notes)
 
 
-def run_remeasurement(again: Remeasurement, options: RunOptions) -> RunOutcome:
+def run_remeasurement(again: Remeasurement, on_event: OnEvent) -> RunOutcome:
     """Measure, and keep everything as a run does: journal, MLflow, history, registry."""
-    return execute(again.plan, again.store, options.on_event, how="remeasure")
+    return execute(again.plan, again.store, on_event, how="remeasure")
 
 
 def _find_release(store: Store, reference: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +32,7 @@ def remeasure(
     from flows.analysis.remeasure import plan_remeasurement, run_remeasurement
     from flows.console.progress import Display
     from flows.console.run_summary import print_remeasurement, print_run_summary
-    from flows.execution.local_run import RunOptions
+    from flows.planning.plan import RunOptions
 
     options = RunOptions(file=file, packages=Invocation.packages)
     again = plan_remeasurement(release, options)
@@ -43,7 +42,7 @@ def remeasure(
     for note in again.notes:
         echo(note)
     with Display(out, max(len(step.name) for step in again.plan.steps)) as display:
-        outcome = run_remeasurement(again, replace(options, on_event=display.on_event))
+        outcome = run_remeasurement(again, display.on_event)
     print_run_summary(outcome, out)
     print_remeasurement(again.before, outcome, out)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,21 +21,14 @@ from flows.commands.terminal import (
     echo,
     out,
 )
-from flows.spec.params import parse_params
-from storage.artifacts.store import Store, default_home, require_writable
-
-if TYPE_CHECKING:
-    from flows.execution.local_run import RunOptions
+from storage.artifacts.store import Store, require_writable
 
 
 def check(file: File = DEFAULT_FILE) -> None:
     """Is pipelines.yaml right? Every fault in one line, with its line number."""
-    from flows.planning.external_inputs import kind_of_source
-    from flows.planning.wiring import check_spec
-    from flows.spec.schema import load_spec
+    from flows.planning.plan import check_file
 
-    store = Store()
-    wired = check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=Invocation.packages)
+    wired = check_file(file, Store(), Invocation.packages)
     counts = ", ".join(f"{name} ({len(wiring.steps)} steps)" for name, wiring in wired.items())
     echo(f"{file.name} is right: {counts}")
 
@@ -58,10 +48,10 @@ def plan(
 ) -> None:
     """What would run, what is reused, and why. Changes nothing."""
     from flows.console.plan_output import as_mermaid, plan_as_json, print_plan
-    from flows.execution.local_run import plan_run
+    from flows.planning.plan import RunOptions, plan_run
 
-    options = _run_options(file, device, seed, from_step, to_step, force)
-    planned, _ = plan_run(pipeline, _typed_params(file, pipeline, param), options)
+    options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages)
+    planned, _ = plan_run(pipeline, param, options)
     if as_json:
         echo(plan_as_json(planned))
     elif mermaid:
@@ -84,48 +74,27 @@ def run(
     file: File = DEFAULT_FILE,
 ) -> None:
     """Run a pipeline; finished steps are reused. Killed, the same command goes on where it was."""
-
     from flows.console.progress import Display
     from flows.console.run_summary import print_run_summary
-    from flows.execution.local_run import plan_run, run_direct
+    from flows.planning.plan import RunOptions, plan_run
 
     if online:
         os.environ["HF_HUB_OFFLINE"] = "0"
-    options = _run_options(file, device, seed, from_step, to_step, force)
-    params = _typed_params(file, pipeline, param)
-    first_plan, _ = plan_run(pipeline, params, options)  # wrong input ends here, before anything is started
-    width = max(len(step.name) for step in first_plan.steps)
-    require_writable(options.home or default_home())
-    num_to_run = len(first_plan.steps) - first_plan.num_reused
-    echo(f"{pipeline}: {len(first_plan.steps)} steps, {first_plan.num_reused} reused, {num_to_run} to run")
-    with Display(out, width) as display:
-        options = replace(options, on_event=display.on_event)
+    options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages)
+    planned, store = plan_run(pipeline, param, options)  # wrong input ends here, before anything is started
+    require_writable(store.home)
+    num_to_run = len(planned.steps) - planned.num_reused
+    echo(f"{pipeline}: {len(planned.steps)} steps, {planned.num_reused} reused, {num_to_run} to run")
+    with Display(out, width=max(len(step.name) for step in planned.steps)) as display:
         if direct:
-            outcome = run_direct(pipeline, params, options)
+            from flows.execution.local_run import execute
+
+            outcome = execute(planned, store, display.on_event, how="direct")
         else:
-            from flows.orchestration.flow import run_with_prefect
+            from flows.orchestration.environment import prefect_server
 
-            outcome = run_with_prefect(pipeline, params, options=options)
+            with prefect_server(store.home) as server:
+                from flows.orchestration.flow import run_with_prefect
+
+                outcome = run_with_prefect(planned, store, options, display.on_event, server)
     print_run_summary(outcome, out)
-
-
-def _typed_params(file: Path, pipeline: str, texts: Sequence[str]) -> dict[str, Any]:
-    from flows.spec.schema import load_spec, pipeline_of
-
-    return parse_params(pipeline, pipeline_of(load_spec(file), pipeline).params, texts) if texts else {}
-
-
-def _run_options(
-    file: Path, device: str, seed: int, from_step: str | None, to_step: str | None, force: Sequence[str]
-) -> RunOptions:
-    from flows.execution.local_run import RunOptions
-
-    return RunOptions(
-        file=file,
-        device=device,
-        seed=seed,
-        from_step=from_step,
-        to_step=to_step,
-        force=tuple(force),
-        packages=Invocation.packages,
-    )

@@ -11,7 +11,18 @@ import typer
 from components.contract import UserError
 from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, echo_error
 from flows.services.client import ApiError, PrefectApi, auth_file, is_held, pid_file, running, worker_is_online
-from flows.services.control import attached, links, memory_mib, require_file, start, states, stop
+from flows.services.control import (
+    StartFailed,
+    attached,
+    links,
+    memory_mib,
+    require_file,
+    start,
+    states,
+    stop,
+    wait_until_healthy,
+)
+from flows.services.control import deploy as deploy_pipelines
 from flows.services.processes import Settings, check_ports
 from flows.services.supervisor import kill_leftovers
 from storage.artifacts.store import Store, default_home, require_writable
@@ -58,8 +69,6 @@ def up(
 
 def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
     """Wait for every part, deploy, tell where everything is; whether the pipelines were deployed."""
-    from flows.services.control import StartFailed, deploy, wait_until_healthy
-
     began = time.monotonic()
     try:
         wait_until_healthy(settings, supervisor, lambda part: echo(f"  {part} is healthy"))
@@ -70,7 +79,7 @@ def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
         echo_error(f"draftsmith up: {error}")
         raise typer.Exit(1) from None
     echo(f"up after {time.monotonic() - began:.0f} s")
-    deployed = deploy(settings, services) == 0
+    deployed = deploy_pipelines(settings, services) == 0
     if not deployed:
         echo_error(f"the servers run, but {settings.file} was not deployed; mend it, then: draftsmith deploy")
     _show_links()
@@ -137,13 +146,11 @@ def deploy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, change nothing.")] = False,
 ) -> None:
     """Tell the server of every pipeline, schedule and trigger: create, update, prune; what is paused stays paused."""
-    from flows.orchestration.flow import prepare
-    from flows.planning.external_inputs import kind_of_source
-    from flows.planning.wiring import check_spec
-    from flows.spec.schema import load_spec
+    from flows.orchestration.environment import prepare
+    from flows.planning.plan import check_file
 
     store = Store()
-    check_spec(load_spec(file), outside=lambda name: kind_of_source(name, store), packages=Invocation.packages)
+    check_file(file, store, Invocation.packages)
     if not prepare(store.home):
         raise UserError(
             "deploy: no Prefect server runs; start one with `draftsmith up`, or name one in $PREFECT_API_URL"

@@ -6,14 +6,14 @@ On a terminal a progress bar; into a file or a pipe plain lines, at most one in 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from flows.execution.messages import Event
 from flows.planning.plan import PlannedStep
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -49,7 +49,7 @@ class Display:
         if self.bar is not None:
             self.bar.stop()
 
-    def on_event(self, step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def on_event(self, step: PlannedStep, event: Event) -> None:
         """Show one event of the engine or of the step."""
         kind = event["event"]
         if kind == "progress":

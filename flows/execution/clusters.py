@@ -31,7 +31,7 @@ from prefect.states import Failed
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from components.contract import Mapper, ReportProgress, UserError
-from components.remote_code import allow_code
+from components.source_code import allow_code
 from components.text import shorten
 from flows.execution.machine_folders import place_for_sockets
 from flows.execution.messages import ClusterOrder

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from components.contract import Artifact, NothingNew, UserError
 from components.files import try_lock, wait_for_lock
-from components.git_state import code_state
 from components.machine import describe_machine, num_usable_cores
+from components.source_code import code_state
 from flows.execution.machine_folders import open_machine_lock
 from flows.execution.messages import (
     ArtifactHandle,

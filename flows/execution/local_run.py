@@ -1,40 +1,21 @@
-"""A run without Prefect: plan, engine and records. `flows/orchestration/flow.py` wraps the same pieces in a flow."""
+"""A run: the engine on a plan, and the records of what it makes; flows/orchestration/flow.py puts a flow around it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from components.contract import Artifact, NothingNew, UserError
 from components.speedup.comparison.promotion_rule import judge
-from flows.execution.engine import Engine, OnEvent, StepFailed
-from flows.planning.plan import Plan, PlannedStep, make_plan
-from flows.planning.step_signature import PACKAGES
-from flows.spec.schema import load_spec
+from flows.execution.engine import Engine, OnEvent
+from flows.execution.messages import Event, JsonFields, StepFailed
+from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
+from flows.spec.yaml_source import Values
 from storage.artifacts.store import Store
-
-if TYPE_CHECKING:
-    from storage.record import Run
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`."""
-
-    file: Path = Path("pipelines.yaml")
-    home: Path | None = None
-    device: str = "auto"
-    seed: int = 0
-    from_step: str | None = None
-    to_step: str | None = None
-    force: tuple[str, ...] = ()
-    packages: tuple[str, ...] = PACKAGES
-    on_event: OnEvent | None = field(default=None, compare=False)
-    on_plan: Callable[[Plan], None] | None = field(default=None, compare=False)
+from storage.record import Run, begin_run, end_run, record_failure, record_step
 
 
 @dataclass(frozen=True)
@@ -56,39 +37,14 @@ class RunOutcome:
     nothing_new: str = ""
 
 
-def plan_run(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> tuple[Plan, Store]:
-    """The plan of a run and the store it works on.
-
-    Raises:
-        UserError: one line for each thing that is wrong.
-    """
-    store = Store(options.home)
-    plan = make_plan(
-        load_spec(options.file),
-        pipeline,
-        params,
-        store=store,
-        device=options.device,
-        seed=options.seed,
-        from_step=options.from_step,
-        to_step=options.to_step,
-        force=options.force,
-        packages=options.packages,
-    )
-    return plan, store
-
-
-def run_direct(pipeline: str, params: Mapping[str, Any], options: RunOptions) -> RunOutcome:
+def run_direct(pipeline: str, params: Values, options: RunOptions) -> RunOutcome:
     """Run a pipeline in this process's own children and keep everything it makes.
 
     Raises:
         UserError: the input is wrong.
         StepFailed: a step failed after its retries.
     """
-    plan, store = plan_run(pipeline, params, options)
-    if options.on_plan is not None:
-        options.on_plan(plan)
-    return execute(plan, store, options.on_event, how="direct")
+    return execute(*plan_run(pipeline, params, options), how="direct")
 
 
 def execute(
@@ -104,8 +60,6 @@ def execute(
 
     how: "direct" or "prefect", for the record, with Prefect's id of the flow run. run_steps: runs an engine.
     """
-    from storage.record import begin_run, end_run, record_failure, record_step
-
     started = time.monotonic()
     run = begin_run(
         store.home,
@@ -121,15 +75,13 @@ def execute(
     artifacts: dict[str, Artifact] = {}
     made_new: list[str] = []
 
-    def on_step_event(step: PlannedStep, event: Mapping[str, Any]) -> None:
+    def on_step_event(step: PlannedStep, event: Event) -> None:
         if event["event"] == "start":
             running_steps[step.name] = step
         if on_event is not None:
             on_event(step, event)
 
-    def on_finished(
-        step: PlannedStep, artifact: Artifact, record: dict[str, Any], seconds: float, reused: bool
-    ) -> None:
+    def on_finished(step: PlannedStep, artifact: Artifact, record: JsonFields, seconds: float, reused: bool) -> None:
         running_steps.pop(step.name, None)
         artifacts[step.name] = artifact
         made_new.extend([step.name] * (not reused))

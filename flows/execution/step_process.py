@@ -14,15 +14,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
-from flows.execution import step_worker as child
+from flows.execution.machine_folders import place_for_sockets
+from flows.execution.messages import JsonFields, OnJson, StepOrder
+from flows.execution.step_worker import GRACE_SECONDS, guard
 
 PRELOAD = ("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature")
 ENVIRONMENT = {
@@ -44,14 +45,14 @@ class ChildEnd:
     how: str
     message: str = ""
     kind: str = ""
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: JsonFields = field(default_factory=dict)
     peak_rss_mib: float = 0.0
 
 
 def run_child(
-    order: Mapping[str, Any],
+    order: StepOrder,
     *,
-    on_event: Callable[[Mapping[str, Any]], None],
+    on_event: OnJson,
     timeout_s: float | None = None,
     preload: tuple[str, ...] = PRELOAD,
 ) -> ChildEnd:
@@ -68,7 +69,7 @@ def run_child(
             end = _read(connection, on_event)
             if end is None and process.sentinel in ready:
                 end = _read(connection, on_event) or ChildEnd("failed", _death(process))
-        process.join(2 * child.GRACE_SECONDS)
+        process.join(2 * GRACE_SECONDS)
         return end
     finally:
         _stop(process)
@@ -76,10 +77,10 @@ def run_child(
         process.close()
 
 
-def _start(order: Mapping[str, Any], preload: tuple[str, ...]) -> tuple[BaseProcess, Connection]:
+def _start(order: StepOrder, preload: tuple[str, ...]) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=child.guard, args=(sender, json.dumps(order)), name=f"step {order['key'][:12]}")
+    process = context.Process(target=guard, args=(sender, json.dumps(order)), name=f"step {order['key'][:12]}")
     with _start_lock, _nameless_main(), _environment():
         _keep_sockets_short()
         context.set_forkserver_preload(list(preload))
@@ -89,7 +90,7 @@ def _start(order: Mapping[str, Any], preload: tuple[str, ...]) -> tuple[BaseProc
     return process, receiver
 
 
-def _read(connection: Connection, on_event: Callable[[Mapping[str, Any]], None]) -> ChildEnd | None:
+def _read(connection: Connection, on_event: OnJson) -> ChildEnd | None:
     """Pass on the events that have arrived; the message that says how it ended, if that is among them."""
     try:
         while connection.poll():
@@ -121,7 +122,7 @@ def _stop(process: BaseProcess) -> None:
     """End the child's tree: ask the guard, which passes it on; one that does not answer dies, its worker with it."""
     if process.is_alive():
         process.terminate()
-        process.join(3 * child.GRACE_SECONDS)
+        process.join(3 * GRACE_SECONDS)
     if process.is_alive():
         process.kill()
         process.join()
@@ -151,12 +152,6 @@ def _environment() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def place_for_sockets(longest: int) -> str:
-    """The temporary folder, or /tmp where its path has more than `longest` bytes: a socket's path holds only 107."""
-    place = tempfile.gettempdir()
-    return place if len(os.fsencode(place)) <= longest else "/tmp"
 
 
 def _keep_sockets_short() -> None:

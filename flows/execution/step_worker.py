@@ -36,7 +36,7 @@ import psutil
 
 from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
 from components.files import locked
-from components.remote_code import allow_code
+from components.source_code import allow_code
 from flows.execution.messages import ArtifactHandle, Event, JsonFields, OnJson, StepOrder
 from flows.planning.step_signature import resolve
 from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl

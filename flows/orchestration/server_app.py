@@ -4,23 +4,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prefect.server.api.server import create_app as prefect_app
+from starlette.types import ASGIApp
 
 from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, allowed_hosts
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 
 def create_app() -> ASGIApp:
     """Prefect's API, UI and background services, for hosts and origins we know."""
-
     return KnownPlacesOnly(prefect_app(final=True), allowed_hosts())
 
 
 def create_temporary_app() -> ASGIApp:
     """Prefect's API alone, for the time of one run (flows/orchestration/temporary_server.py)."""
-
     return KnownPlacesOnly(prefect_app(), frozenset(LOOPBACK))

@@ -1,15 +1,16 @@
-"""One Python file as its top-level symbols: what each is called, its digest, and which names it mentions.
-
-Docstrings, comments, formatting, positions, imports and the annotations of functions do not enter a
-digest, so that editing them makes nothing new. Files are parsed, never imported.
-
-The code that a step reaches, symbol by symbol, as digests of syntax trees.
+"""The code that a step reaches, symbol by symbol, as digests of syntax trees.
 
 Starting at the step's function, every name it uses is followed to the top-level definition it stands for: in the same
 module, or through imports (at the top or inside functions) in other modules of the same packages. A class counts whole,
-a module used in a way that cannot be resolved counts whole. Of a registry (a module-level dict literal of
-"module:Class" texts) only the entries that the settings name are followed. A template named in the code counts as code.
-How a file is read, and what does not enter a digest, is in code_index.py.
+a module used in a way that cannot be resolved counts whole. A template named in the code counts as code.
+
+Of a registry only the entries that the settings name are followed. A registry is a module-level dict literal of
+"module:Class" texts, or of calls, `Method(draft_class="module:Class", trained=False)`, whose arguments are all given by
+keyword and among which each has such a text. Of a call only the arguments count that the reached code mentions as
+attributes (`.draft_class`), so that a fact for the card makes no training new.
+
+Docstrings, comments, formatting, positions, imports and the annotations of functions do not enter a digest, so that
+editing them makes nothing new. Files are parsed, never imported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.python_source import syntax_tree
+from components.source_code import syntax_tree
 
 BODY = "(module body)"  # statements that run on import and define no name
 _ENTRY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -37,15 +38,29 @@ Import = tuple[str, str | None]  # (module, symbol), symbol None for `import mod
 class Symbol:
     """One top-level statement. digests: (name, digest), for a class one for each method and one for the rest.
 
-    chains: names it mentions with their attributes, ("a", "b") for a.b. imports: made inside it. registry: its entries
-    when it is a dict literal of "module:Class" texts. files: files beside the module that it names.
+    chains: names it mentions with their attributes, ("a", "b") for a.b. attributes: all it mentions, of anything.
+    imports: made inside it. entries: those of a registry. files: files beside the module that it names.
     """
 
     digests: tuple[tuple[str, str], ...]
     chains: frozenset[tuple[str, ...]]
+    attributes: frozenset[str]
     imports: dict[str, Import]
-    registry: dict[str, str] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
     files: tuple[Path, ...] = ()
+
+
+@dataclass
+class Entry:
+    """One argument of a registry's entry: the code of its value, and the "module:Class" texts in it.
+
+    name: the entry's. argument: "" where the entry is no call but a text.
+    """
+
+    name: str
+    argument: str
+    code: Symbol
+    addresses: tuple[str, ...]
 
 
 @dataclass
@@ -106,17 +121,17 @@ def _parse(name: str, label: str, file: Path, *, is_package: bool) -> Module:
 
 
 def _symbol(statement: ast.stmt, name: str, package: str, folder: Path) -> Symbol:
-    registry = _registry(statement)
-    if registry:
-        return Symbol((), frozenset(), {}, registry)
     reader = _Reader(package)
+    if entries := _registry(statement, reader):
+        return Symbol((), frozenset(reader.chains), frozenset(), {}, entries)
     if isinstance(statement, ast.ClassDef):
         digests = tuple(reader.class_digests(statement))
     else:
         digests = ((name, reader.digest(statement)),)
     files = [folder / text for text in sorted(reader.texts) if _FILE.match(text)]
     chains = frozenset(chain for chain in reader.chains if chain[0] != name or chain[1:])
-    return Symbol(digests, chains, reader.imports, {}, tuple(file for file in files if file.is_file()))
+    there = tuple(file for file in files if file.is_file())
+    return Symbol(digests, chains, frozenset(reader.attributes), reader.imports, (), there)
 
 
 class _Reader:
@@ -125,6 +140,7 @@ class _Reader:
     def __init__(self, package: str) -> None:
         self.package = package
         self.chains: set[tuple[str, ...]] = set()
+        self.attributes: set[str] = set()
         self.imports: dict[str, Import] = {}
         self.texts: set[str] = set()
 
@@ -201,22 +217,49 @@ class _Reader:
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
+        self.attributes.update(parts)
         if isinstance(node, ast.Name):
             self.chains.add((node.id, *reversed(parts)))
 
 
-def _registry(statement: ast.stmt) -> dict[str, str]:
-    """{name: "module:Class"} when the statement assigns a dict literal of nothing else."""
+def _registry(statement: ast.stmt, frame: _Reader) -> tuple[Entry, ...]:
+    """The entries when the statement assigns a registry; `frame` reads what all of them share, the called class."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
-        return {}
-    entries: dict[str, str] = {}
+        return ()
+    entries: list[Entry] = []
     for key, value in zip(statement.value.keys, statement.value.values, strict=True):
-        if not (isinstance(key, ast.Constant) and isinstance(value, ast.Constant)):
-            return {}
-        if not (isinstance(key.value, str) and isinstance(value.value, str) and _ENTRY.match(value.value)):
-            return {}
-        entries[key.value] = value.value
-    return entries
+        arguments = _arguments(value)
+        if not (isinstance(key, ast.Constant) and isinstance(key.value, str)) or not arguments:
+            return ()
+        read = [_entry(key.value, name, argument, frame.package) for name, argument in arguments.items()]
+        if not any(entry.addresses for entry in read):
+            return ()
+        if isinstance(value, ast.Call):
+            frame.digest(value.func)
+        entries += read
+    return tuple(entries)
+
+
+def _arguments(value: ast.expr) -> dict[str, ast.expr]:
+    """{"": text} of a text, the arguments of a call by keyword, {} for anything else."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return {"": value}
+    if not isinstance(value, ast.Call) or value.args or any(word.arg is None for word in value.keywords):
+        return {}
+    return {word.arg: word.value for word in value.keywords if word.arg is not None}
+
+
+def _entry(name: str, argument: str, value: ast.expr, package: str) -> Entry:
+    """An argument whose "module:Class" texts enter its digest without the module, so that a class may move."""
+    reader, addresses = _Reader(package), []
+    if isinstance(value, ast.Constant) and isinstance(value.value, str) and _ENTRY.match(value.value):
+        addresses.append(value.value)
+        digest = digest_of(value.value.partition(":")[2])
+    else:
+        digest = reader.digest(value)
+    label = f"[{name}].{argument}" if argument else f"[{name}]"
+    code = Symbol(((label, digest),), frozenset(reader.chains), frozenset(reader.attributes), reader.imports)
+    return Entry(name, argument, code, tuple(addresses))
 
 
 def _imported(statement: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Import]]:
@@ -274,29 +317,44 @@ def reached_symbols(module: str, function: str, words: frozenset[str], packages:
     digests: dict[str, str] = {}
     seen: set[Target] = set()
     waiting: list[Target] = [(module, function)]
+    attributes, entries = {""}, list[_FoundEntry]()
     while waiting:
         target = waiting.pop()
-        if target in seen:
-            continue
-        seen.add(target)
-        found = _look_at(*target, packages)
-        digests.update(found.digests)
-        waiting.extend(found.leads_to)
-        for label, name, entry in found.entries:
-            if name in words:
-                entry_module, _, entry_symbol = entry.partition(":")
-                digests[f"{label}[{name}]"] = digest_of(entry_symbol)
-                waiting.append((entry_module, entry_symbol))
+        if target not in seen:
+            seen.add(target)
+            found = _look_at(*target, packages)
+            digests.update(found.digests)
+            waiting.extend(found.leads_to)
+            attributes |= found.attributes
+            entries += [entry for entry in found.entries if entry.name in words]
+        while not waiting and (due := [entry for entry in entries if entry.argument in attributes]):
+            for entry in due:
+                entries.remove(entry)
+                digests.update(entry.digests)
+                waiting.extend(entry.leads_to)
+                attributes |= entry.attributes
     return dict(sorted(digests.items()))
 
 
 class _Found:
-    """What one symbol adds: digests, the symbols it leads to, and registry entries (label, name, "module:Class")."""
+    """What one symbol adds: digests, the symbols it leads to, the attributes it mentions, the entries of a registry."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
         self.leads_to: list[Target] = []
-        self.entries: list[tuple[str, str, str]] = []
+        self.attributes: frozenset[str] = frozenset()
+        self.entries: list[_FoundEntry] = []
+
+
+@dataclass(frozen=True)
+class _FoundEntry:
+    """What one argument of a registry's entry adds."""
+
+    name: str
+    argument: str
+    digests: dict[str, str]
+    leads_to: list[Target]
+    attributes: frozenset[str]
 
 
 @functools.lru_cache(maxsize=16384)
@@ -309,7 +367,13 @@ def _look_at(module_name: str, symbol: str, packages: tuple[str, ...]) -> _Found
         if symbol != BODY:
             found.leads_to.append((module_name, BODY))
         for piece in module.symbols[symbol]:
-            found.entries += [(f"{module.label}: {symbol}", name, entry) for name, entry in piece.registry.items()]
+            for entry in piece.entries:
+                addresses = [address.partition(":") for address in entry.addresses]
+                leads_to = [(head, tail) for head, _, tail in addresses]
+                leads_to += dict.fromkeys(_mentioned(module, entry.code, packages))
+                labels = {f"{module.label}: {symbol}{name}": digest for name, digest in entry.code.digests}
+                found.entries.append(_FoundEntry(entry.name, entry.argument, labels, leads_to, entry.code.attributes))
+            found.attributes |= piece.attributes
             found.digests.update({f"{module.label}: {name}": digest for name, digest in piece.digests})
             for file in piece.files:
                 label = f"{module.label.rpartition('/')[0]}/{file.name}"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flows.spec.yaml_source import Values
+
 INSERT = re.compile(r"\$\{([^{}]*)\}")
 NAME = re.compile(r"^\s*(params|matrix)\.([A-Za-z_][A-Za-z0-9_]*)\s*$")
 
@@ -39,7 +41,7 @@ def params_at(value: Any, place: tuple[str | int, ...]) -> list[str]:
     return params_in(value) if isinstance(value, str) else []
 
 
-def fill(value: Any, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
+def fill(value: Any, scopes: Mapping[str, Values]) -> Any:
     """The value with every insert replaced. `scopes`: {"params": {...}, "matrix": {...}}; names must be known."""
     if isinstance(value, str):
         whole = INSERT.fullmatch(value)
@@ -53,7 +55,7 @@ def fill(value: Any, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
     return value
 
 
-def _look_up(inside: str, scopes: Mapping[str, Mapping[str, Any]]) -> Any:
+def _look_up(inside: str, scopes: Mapping[str, Values]) -> Any:
     match = NAME.match(inside)
     assert match, f"spec.py lets no such insert through: {inside}"
     return scopes[match.group(1)][match.group(2)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from components.python_source import syntax_tree
+from components.source_code import syntax_tree
 from components.text import did_you_mean
 from flows.spec.diagnostics import show
 

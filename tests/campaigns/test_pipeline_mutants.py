@@ -201,14 +201,15 @@ def _compiled(file: Path, name: str) -> str:
     """What is wrong with a pipeline's Prefect flow, its form or its schedules as a deployment has them, or ''."""
     from prefect.client.schemas.schedules import CronSchedule
 
-    from flows.execution.local_run import RunOptions
     from flows.orchestration.flow import catalog_flow
+    from flows.planning.plan import RunOptions
     from flows.spec.schema import load_spec
 
     try:
-        for schedule in load_spec(file).pipelines[name].schedules:
+        declared = load_spec(file).pipelines[name]
+        for schedule in declared.schedules:
             CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-        flow = catalog_flow(name, RunOptions(file=file, packages=PACKAGES))
+        flow = catalog_flow(name, declared, RunOptions(file=file, packages=PACKAGES))
         form = flow.parameters.model_dump_for_openapi()
         json.dumps(form, allow_nan=False).encode("utf-8")
         assert {"from_step", "to_step", "force", "dry_run"} <= set(form["properties"]), form

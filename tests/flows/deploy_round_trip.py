@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from components.contract import UserError  # noqa: E402
-from flows.orchestration.flow import prepare  # noqa: E402
+from flows.orchestration.environment import prepare  # noqa: E402
 
 FIRST = """
 pipelines:

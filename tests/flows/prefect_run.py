@@ -7,16 +7,20 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from components.contract import UserError  # noqa: E402
-from flows.execution.engine import StepFailed  # noqa: E402
-from flows.execution.local_run import RunOptions  # noqa: E402
-from flows.orchestration.flow import run_with_prefect  # noqa: E402
+from flows.execution.messages import StepFailed  # noqa: E402
+from flows.orchestration.environment import prefect_server  # noqa: E402
+from flows.planning.plan import RunOptions, plan_run  # noqa: E402
 
 if __name__ == "__main__":
     options = RunOptions(
         file=Path(sys.argv[1]), home=Path(sys.argv[2]), device="cpu", packages=("toybox", "decisionbox")
     )
     try:
-        outcome = run_with_prefect(sys.argv[3], {"num_rows": 5} if sys.argv[3] == "toys" else {}, options)
+        plan, store = plan_run(sys.argv[3], {"num_rows": 5} if sys.argv[3] == "toys" else {}, options)
+        with prefect_server(store.home) as server:
+            from flows.orchestration.flow import run_with_prefect
+
+            outcome = run_with_prefect(plan, store, options, lambda step, event: None, server)
     except (UserError, StepFailed) as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\n")
     else:

@@ -17,7 +17,7 @@ from flows import cli
 from flows.commands.terminal import echo, echo_error
 from flows.console.progress import Display, duration
 from flows.execution.engine import Engine, run_plan
-from flows.execution.local_run import RunOptions, plan_run
+from flows.planning.plan import RunOptions, plan_run
 from storage.artifacts.store import Store
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -20,7 +20,7 @@ from components.speedup.comparison.promotion_rule import judge
 from components.speedup.policy_markdown import write_policy
 from flows.analysis.compare import Side, compare
 from storage.artifacts.store import Store
-from storage.history.query import record_artifact
+from storage.history.write import record_artifact
 from storage.registry.promotion_gate import evidence_of
 
 NEW, OLD = "n" * 64, "o" * 64

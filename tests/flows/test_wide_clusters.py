@@ -21,8 +21,8 @@ from test_engine import gone
 from tiny_targets import make_tiny_target
 from toy_garden import COMMAND_LINE, ROOT
 
-from flows.orchestration.flow import QUIET
 from flows.orchestration.temporary_server import TemporaryServer, temporary_server
+from flows.services.client import QUIET
 from storage.artifacts.store import Store
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # on a busy machine a cluster takes minutes to come up

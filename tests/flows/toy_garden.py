@@ -33,7 +33,7 @@ LIGHT = (
 )
 COMMAND_LINE = f"{LIGHT}from flows import cli\nsys.exit(cli.main(packages={PACKAGES!r}))\n"
 ENGINE_ALONE = (
-    f"{LIGHT}from flows.execution.local_run import RunOptions, plan_run\n"
+    f"{LIGHT}from flows.planning.plan import RunOptions, plan_run\n"
     f"options = RunOptions(file=Path(sys.argv[2]), device='cpu', packages={PACKAGES!r})\n"
     "plan, store = plan_run(sys.argv[1], {}, options)\n"
     "flows.execution.engine.run_plan(plan, store)\n"

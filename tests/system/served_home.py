@@ -36,7 +36,7 @@ pipelines:
 DEPLOY = """\
 import sys
 from pathlib import Path
-from flows.orchestration.flow import prepare
+from flows.orchestration.environment import prepare
 file, home = Path(sys.argv[1]), Path(sys.argv[2])
 assert prepare(home)
 from flows.orchestration.deployments import apply_changes, plan_changes

@@ -19,7 +19,7 @@ from components.speedup.statistics.bootstrap import PROMPTS
 from flows.analysis.compare import Outcome, Side, compare, find_side
 from flows.cli import main
 from storage.artifacts.store import Store
-from storage.history.query import record_artifact
+from storage.history.write import record_artifact
 
 A, B, TARGET = "a" * 64, "b" * 64, "t" * 64
 Add = Callable[..., None]

@@ -17,7 +17,8 @@ from toy_garden import LIGHT, PACKAGES
 from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
 from flows.analysis.remeasure import plan_remeasurement, run_remeasurement
-from flows.execution.local_run import RunOptions, plan_run, run_direct
+from flows.execution.local_run import run_direct
+from flows.planning.plan import RunOptions, plan_run
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.query import query
@@ -213,7 +214,7 @@ def test_a_measurement_that_fails_leaves_everything_as_it_was(market: Market) ->
     assert query("SELECT value FROM v_flags", market.home)[1] == [(1.2,)]
 
 
-MEASURING = f"""{LIGHT}from flows.execution.local_run import RunOptions, plan_run
+MEASURING = f"""{LIGHT}from flows.planning.plan import RunOptions, plan_run
 options = RunOptions(file=Path(sys.argv[1]), device='cpu', packages={PACKAGES!r}, force=('timed',), to_step='release')
 while True:
     plan, store = plan_run('market', {{}}, options)

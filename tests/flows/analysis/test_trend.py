@@ -17,7 +17,7 @@ from components.rows import DepthChoice, EngineAcceptance, write_rows
 from flows.analysis.trend import find_trend, spark_lines, table
 from flows.cli import main
 from storage.artifacts.store import Store
-from storage.history.query import record_artifact
+from storage.history.write import record_artifact
 
 CHOICE = DepthChoice("sel", "t", "d", "mtp", "all", 1, 3, "r", 0.01, 1.0, 1.2, 1.1, 1.3, 1.25, 1.2, 1.3, 0.0, "use", [])
 

@@ -16,9 +16,10 @@ import pytest
 from toy_garden import ENGINE_ALONE, GARDEN
 
 from components.contract import UserError
-from components.git_state import code_state
+from components.source_code import code_state
 from flows.execution import step_process as supervise
-from flows.execution.engine import Engine, StepFailed
+from flows.execution.engine import Engine
+from flows.execution.messages import StepFailed
 from flows.planning.plan import Plan
 from flows.services.supervisor import is_dead
 from storage.artifacts.store import Store

@@ -22,8 +22,8 @@ import pytest
 from prefect_server import environment
 from pydantic import TypeAdapter, ValidationError
 
-from flows.catalog import annotation_of, version_of
 from flows.orchestration import temporary_server
+from flows.orchestration.compiled_flow import annotation_of, version_of
 from flows.orchestration.temporary_server import answers
 from flows.spec.params import ParamSpec
 from flows.spec.schema import PipelineSpec

@@ -118,6 +118,44 @@ def test_code_that_moves_to_another_file_makes_nothing_new(box: Box) -> None:
     assert changed(before, keys(box.plan())) == FERN_AND_ON
 
 
+RECORDS = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    address: str
+    steady: bool = True
+    words: str = ""
+
+METHODS = {
+    "fern": Method(address="BOX.toys.fern:Fern", steady=True, words="tall"),
+    "moss": Method(address="BOX.toys.moss:Moss", words="low"),
+}
+"""
+
+RECORD_EDITS: dict[str, tuple[str, str, str, set[str]]] = {
+    "a method of one entry": ("fern.py", "* step  #", "* step + 1  #", FERN_AND_ON),
+    "the class of one entry": ("methods.py", '.toys.fern:Fern"', '.toys.moss:Moss"', FERN_AND_ON),
+    "a fact that the step reads": ("methods.py", "steady=True, w", "steady=False, w", FERN_AND_ON),
+    "a fact that no step reads": ("methods.py", 'words="tall"', 'words="high"', set()),
+    "the record's class": ("methods.py", 'words: str = ""', 'words: str = "-"', FERN_AND_ON | {"draft[moss]", "judged[moss]", "timed[moss]"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RECORD_EDITS)
+def test_of_a_registry_of_records_only_what_is_named_and_read_counts(box: Box, what: str) -> None:
+    text = GARDEN.replace(', pause_s: "${params.pause}"', "")
+    methods = (box.folder / "toys" / "methods.py").read_text()
+    registry = methods[methods.index("METHODS = {") : methods.index("def build(")]
+    box.edit("methods.py", registry, RECORDS.replace("BOX", box.name) + "\n\n")
+    box.edit("grow.py", "build(METHODS[method])", "build(METHODS[method].address, METHODS[method].steady)")
+    box.edit("methods.py", "def build(address: str)", "def build(address: str, steady: bool)")
+    before = keys(box.plan(text))
+    file, old, new, expected = RECORD_EDITS[what]
+    box.edit(file, old, new)
+    assert changed(before, keys(box.plan(text))) == expected
+
+
 def test_outside_facts_enter_the_key(box: Box) -> None:
     path = box.folder / "toys" / "grow.py"
     path.write_text(

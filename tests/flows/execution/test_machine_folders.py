@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from flows.execution.engine import runtime_folder
+from flows.execution.machine_folders import runtime_folder
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from components.contract import UserError
-from components.drafts.settings import SETTINGS
-from components.engines.profiles import DEFAULT_FORMATS, ENGINES, GIVEN_MODEL, OWN_MTP, formats_for, profile_of
+from components.engines.profiles import ENGINES, GIVEN_MODEL, OWN_MTP, formats_for, profile_of
+from components.methods import METHODS
 from components.targets.source import find_folder
 from flows.planning.wiring import check_spec
 from flows.spec.schema import load_spec
@@ -181,7 +181,7 @@ def test_the_drafters_wired_into_a_release_are_those_it_promises(tmp_path: Path)
 
 
 def test_every_engine_knows_every_method_one_way_or_the_other() -> None:
-    kinds = {*SETTINGS, OWN_MTP, GIVEN_MODEL}
+    kinds = {*METHODS, OWN_MTP, GIVEN_MODEL}
     for engine in ENGINES:
         profile = profile_of(engine)
         assert not set(profile.methods) & set(profile.unsupported)
@@ -190,7 +190,6 @@ def test_every_engine_knows_every_method_one_way_or_the_other() -> None:
             settings = {"start": "own"} if kind == OWN_MTP else {"model": "m"} if kind == GIVEN_MODEL else {}
             method = {OWN_MTP: "mtp", GIVEN_MODEL: "draft-model"}.get(kind, kind)
             assert formats_for(method, settings, [engine]) == served.formats[:1]
-    assert set(DEFAULT_FORMATS) <= kinds
 
 
 def test_a_check_that_knows_the_engines_starts_nothing_heavy_and_is_quick(tmp_path: Path) -> None:

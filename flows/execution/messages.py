@@ -1,0 +1,73 @@
+"""What the engine and the process of a step say to each other, as JSON, and the error with which a step ends.
+
+An event is an object with a field "event". Of the step itself, sent by its process: progress {done, total, what},
+metrics, note {message}, set_aside {source, line, why}. Of its life, from the engine: start {attempt, log},
+waiting {message}, retry {message}, reused {seconds, key}, done {seconds, key}, nothing_new {message},
+failed {message}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+Event = Mapping[str, Any]
+"""A step may send fields that nobody here knows."""
+OnJson = Callable[[Event], None]
+JsonFields = dict[str, Any]
+"""An object whose fields the step alone knows: its settings, the facts of an artifact, how one came to be."""
+
+
+class ArtifactHandle(TypedDict):
+    """An artifact that a step takes in, for its process to make the object of; see components/contract.py."""
+
+    kind: str
+    key: str
+    path: str
+    info: JsonFields
+
+
+class RunConnection(TypedDict):
+    """How a step's process reaches the Prefect run around it."""
+
+    flow_run_id: str
+    environment: dict[str, str]
+
+
+class ClusterOrder(RunConnection):
+    """The cluster that carries a step's shards (see RunsOn), and models whose own code may run on its workers."""
+
+    step: str
+    cluster: str
+    workers: int | None
+    address: str | None
+    remote_code: list[str]
+
+
+class StepOrder(TypedDict):
+    """Everything that the process of a step needs to run it. cluster: None where the process works on shards itself."""
+
+    address: str
+    packages: list[str]
+    settings: JsonFields
+    inputs: dict[str, ArtifactHandle | list[ArtifactHandle]]
+    key: str
+    out: str
+    scratch: str
+    device: str
+    seed: int
+    num_threads: int
+    machine: JsonFields
+    log: str
+    lock: str
+    cluster: ClusterOrder | None
+    remote_code: list[str]
+
+
+class StepFailed(Exception):
+    """A step failed for a reason that is not the user's input. `log`: where its output and traceback are."""
+
+    def __init__(self, step: str, message: str, log: Path) -> None:
+        super().__init__(f"step '{step}' failed: {message}")
+        self.step, self.message, self.log = step, message, log
