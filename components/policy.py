@@ -282,7 +282,7 @@ def read_policy(directory: Path) -> Policy:
     """The policy that `write_policy` wrote. Raises UserError where the file is missing or no policy."""
     file = directory / "policy.json"
     if not file.is_file():
-        raise UserError(f"{file}: no such file; a DepthPolicy is made by speedup.choose_depth")
+        raise UserError(f"{directory}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth")
     try:
         raw = with_current_names(read_object(file))
         lists: dict[str, type[Any]] = {

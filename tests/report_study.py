@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release
 from components.engines.depth_settings import engine_settings
-from components.policy import read_policy
+from components.policy import Winner, read_policy
 from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
 
@@ -70,7 +70,7 @@ def make_methods_study(root: Path, methods: int) -> tuple[list[Draft], DepthPoli
         "ngram",
     ]
     study = make_report_study(root)
-    raw = json.loads((study["policy"].path / "policy.json").read_text())
+    winner = Winner("0" * 64, names[0], 3)
     evals = [e for e in read_rows(study["policy"].path, DepthEval) if e.method == "eagle3" and e.workload == "all"]
     choice = next(
         c for c in read_rows(study["policy"].path, DepthChoice) if c.method == "eagle3" and c.workload == "all"
@@ -109,6 +109,7 @@ def make_methods_study(root: Path, methods: int) -> tuple[list[Draft], DepthPoli
         drafts.append(Draft(key=key, path=folder, info={"method": method}))
     folder = root / "methods-policy"
     folder.mkdir()
-    (folder / "policy.json").write_text(json.dumps({**raw, "winner": {"draft_key": "0" * 64}}))
+    policy = replace(read_policy(study["policy"].path), winner=winner)
+    (folder / "policy.json").write_text(json.dumps(asdict(policy)))
     write_rows(folder, rows)
     return drafts, DepthPolicy(key="q" * 64, path=folder, info=study["policy"].info)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from chosen_depths import policy_of_depths
 
 from components.bench import calibration as autotune
 from components.bench import compare_end_to_end, measure_step_cost
@@ -83,8 +83,7 @@ def test_measuring_steps_run_on_what_was_chosen(
     brief: dict[str, Any] = {"seconds": 0.1, "num_processes": 1}
     asked: dict[str, Any] = {**brief, "tokens_per_block": 16, "kv_lengths": [32], "max_depth": 1}
     first = measure_step_cost(target, drafts[1:], prompts, made, **asked, ctx=cost, machine=machine)
-    (tmp_path / "policy.json").write_text(json.dumps({"choices": []}), encoding="utf-8")
-    policy = DepthPolicy(key="p" * 64, path=tmp_path)
+    policy = policy_of_depths(tmp_path, [])
     short: dict[str, Any] = {**brief, "num_prompts": 2, "max_new_tokens": 8, "depths": [1]}
     second = compare_end_to_end(target, drafts[1:], prompts, policy, made, **short, ctx=e2e, machine=machine)
     for info in (first.info, second.info):

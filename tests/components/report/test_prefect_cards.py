@@ -13,6 +13,7 @@ import pytest
 from report_study import make_report_study
 
 from components.contract import Measurements
+from components.policy import read_policy
 from components.report.charts.depth import speedup_chart
 from components.report.pages.drafter import prefill_table
 from components.report.prefect_cards import acceptance_table, cost_table, decision_card, measurements_card, speed_table
@@ -105,6 +106,9 @@ def test_a_tree_and_a_chain_two_batches_and_two_drafters_are_told_apart() -> Non
 def test_prompt_lookup_is_drawn_beside_depths_of_its_own_batch_size(study: dict[str, Any]) -> None:
     choice = read_rows(study["policy"].path, DepthChoice)[0]
     evals = [e for e in read_rows(study["policy"].path, DepthEval) if e.draft_key == choice.draft_key]
-    arm = {"method": "ngram", "speedup": 1.5, "batch_size": choice.batch_size}
-    assert "prompt lookup" in speedup_chart(evals, [arm], choice)
-    assert "prompt lookup" not in speedup_chart(evals, [{**arm, "batch_size": choice.batch_size + 1}], choice)
+    lookup, elsewhere = (
+        dataclasses.replace(read_policy(study["policy"].path).arms[0], method="ngram", speedup=1.5, batch_size=size)
+        for size in (choice.batch_size, choice.batch_size + 1)
+    )
+    assert "prompt lookup" in speedup_chart(evals, [lookup], choice)
+    assert "prompt lookup" not in speedup_chart(evals, [elsewhere], choice)

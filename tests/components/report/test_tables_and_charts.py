@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
 from typing import Any
 
 from hypothesis import given
@@ -35,9 +34,9 @@ def test_tables_of_a_study(study: dict[str, Any]) -> None:
     text = depth_table(evals, policy.winner.depth_k).markdown()
     assert text.count("\n") == len(evals) + 2
     assert f"| **{policy.winner.depth_k}** |" in text
-    assert choice_table(read_rows(path, DepthChoice), asdict(policy.winner)).stressed is not None
-    assert "ngram" in arm_table([vars(a) for a in policy.arms]).markdown()
-    assert gate_table(asdict(policy.gate)).markdown().count("\n") == 2 + len(policy.gate.checks)
+    assert choice_table(read_rows(path, DepthChoice), policy.winner).stressed is not None
+    assert "ngram" in arm_table(policy.arms).markdown()
+    assert gate_table(policy.gate).markdown().count("\n") == 2 + len(policy.gate.checks)
     flags = read_rows(path, QualityFlag)
     severities = [row[0] for row in flag_table(flags).rows]
     assert severities == sorted(severities, key=["fault", "warning", "info"].index)

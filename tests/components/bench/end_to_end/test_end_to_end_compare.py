@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
 from chosen_depths import policy_of_depths
+
 from components.bench import compare_end_to_end, measure_acceptance
-from components.bench.end_to_end.arms import Arm, depths_to_run, make_idle, read_policy_depths
+from components.bench.end_to_end.arms import Arm
 from components.bench.end_to_end.compare import drop_timed, plan_arms
-from components.bench.end_to_end.request_rows import sha256_of_tokens
-from components.bench.prompts import EncodedPrompt, open_drafter, spread
+from components.bench.prompts import EncodedPrompt
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.decoding.chain import decode
-from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.settings import LookaheadSettings
 from components.drafts.storage.files import save_untrained
 from components.rows import AcceptanceMap, CostCell, Request, Round, read_rows
 from components.speedup.prediction.costs import Setting, cost_table
 from components.speedup.prediction.replay import replay
-from components.targets.interface import AbstractTarget
 
 Rows = tuple[list[Request], list[Round], list[CostCell]]
 
@@ -155,25 +149,6 @@ def test_a_drafter_that_is_off_takes_everything_in_and_drafts_nothing(measured: 
     assert not {r.request_id for r in off} & {r.request_id for r in rounds}
 
 
-def test_drafting_resumes_after_a_drafter_was_off(opened: AbstractTarget, drafts: list[Draft]) -> None:
-    """Its state is kept up to date: what it drafts afterwards is what it would have drafted all along."""
-    text = decode(opened, None, [4, 9, 30], max_new_tokens=20, ignore_eos=True).tokens
-    ids = torch.tensor([4, 9, 30, *text])
-    passed = opened.forward(ids[None], opened.new_cache(1, len(ids)), logits="none", features=True)
-    assert passed.taps is not None and passed.last is not None
-    whole = CommittedPositions(ids[1:], passed.taps[0, :-1], passed.last[0, :-1])
-    for draft in drafts:
-        drafter = open_drafter(draft, opened)
-        state, done = drafter.new_state(64), 0
-        for size in (7, *[1] * 13):
-            part = CommittedPositions(*(one[done : done + size] for one in whole))
-            assert make_idle(drafter).propose(state, part, 1, Sampling(), torch.Generator()).tokens.numel() == 0
-            done += size
-        asked = (drafter.num_steps, Sampling(), torch.Generator())
-        resumed = drafter.propose(state, CommittedPositions(*(one[done:] for one in whole)), *asked).tokens
-        assert resumed.tolist() == drafter.propose(drafter.new_state(64), whole, *asked).tokens.tolist()
-
-
 def test_batches_and_trees_are_arms_of_their_own(
     target: Target,
     drafts: list[Draft],
@@ -264,25 +239,6 @@ def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
     assert [arm.label for arm in alone] == ["plain", "eagle3 k=1", "eagle3 k=2"] and nobody == frozenset()
 
 
-def test_depths_stay_within_reach() -> None:
-    assert depths_to_run("around", {3}, 7) == [1, 2, 3, 4, 7]
-    assert depths_to_run("around", {}, 3) == [1, 3]
-    assert depths_to_run("around", {7}, 7) == [1, 3, 6, 7], "3 and 7 are what engines ship with"
-    assert depths_to_run("around", {2}, 9) == [1, 2, 3, 7, 9]
-    assert depths_to_run("all", {2}, 3) == [1, 2, 3]
-    assert depths_to_run([5, 2, 9], {2}, 7) == [2, 5]
-
-
-def test_a_depth_chosen_for_any_batch_size_or_beyond_training_is_run(tmp_path: Path) -> None:
-    rows = [("a", "all", 1, 5), ("a", "all", 8, 2), ("a", "all", 32, 0), ("a", "code", 1, 7), ("b", "all", 1, 0)]
-    assert read_policy_depths(policy_of_depths(tmp_path, rows)) == {"a": {5, 2}}
-    served = {"a": 3, "champion": 4, "off": 0}
-    assert read_policy_depths(policy_of_depths(tmp_path, rows, served)) == {"a": {5, 2, 3}, "champion": {4}}
-    assert depths_to_run("around", {5, 2}, 9) == [1, 2, 3, 4, 5, 6, 7, 9]
-    assert depths_to_run("around", {6}, 4) == [1, 3, 4, 6]
-    assert depths_to_run("all", {6}, 4) == [1, 2, 3, 4, 6]
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -305,17 +261,6 @@ def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     drafts = [Draft(key="l" * 64, path=tmp_path)]
     with pytest.raises(UserError, match=said):
         compare_end_to_end(missing, drafts, prompts, policy, ctx=context("e2e"), machine=machine, **settings)  # type: ignore[arg-type]
-
-
-def test_prompts_are_spread_over_the_split() -> None:
-    everything = list(range(24))
-    assert spread(everything, 12) == everything[::2]  # type: ignore[arg-type]
-    assert spread(everything, 30) == everything  # type: ignore[arg-type]
-
-
-def test_a_digest_depends_on_every_token() -> None:
-    assert len(sha256_of_tokens([1, 2])) == 64
-    assert sha256_of_tokens([1, 2]) != sha256_of_tokens([2, 1])
 
 
 def test_a_policy_without_its_file_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from components.contract import DepthPolicy, Page, UserError
+from components.policy import read_policy
 from components.report.tables import arm_table
-from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
+from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
+from components.speedup.policy_markdown import write_policy
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -76,11 +79,12 @@ def test_every_number_of_the_rows_is_on_the_page(page: Callable[..., Page], stud
         assert f"{c.method} {c.workload} {c.depth_k} " in text
     for f in read_rows(study["policy"].path, QualityFlag):
         assert f.detail in text
-    raw = json.loads((study["policy"].path / "policy.json").read_text())
-    for a in raw["arms"]:
-        assert f"{a['tokens_per_s']:.1f}" in text
-    for check in raw["gate"]["checks"]:
-        assert check["name"].replace("_", " ") in text
+    policy = read_policy(study["policy"].path)
+    for a in policy.arms:
+        assert f"{a.tokens_per_s:.1f}" in text
+    assert policy.gate is not None
+    for check in policy.gate.checks:
+        assert check.name.replace("_", " ") in text
     for artifact in (*study["acceptance"], *study["cost"], study["end_to_end"], study["policy"], study["release"]):
         assert artifact.key in text
 
@@ -95,12 +99,12 @@ def test_engines_are_told_what_the_release_tells_them(page: Callable[..., Page],
 def test_measured_and_replayed_lengths_are_of_the_same_prompts(
     page: Callable[..., Page], study: dict[str, Any]
 ) -> None:
-    raw = json.loads((study["policy"].path / "policy.json").read_text())
-    table = arm_table(raw["arms"])
+    arms = read_policy(study["policy"].path).arms
+    table = arm_table(arms)
     at = [table.header.index(name) for name in ("AL", "AL replayed", "prompts")]
     shown = {tuple(row[place] for place in at) for row in table.rows}
-    known = [a for a in raw["arms"] if a["al_replayed"] is not None]
-    assert known and {(f"{a['al']:.2f}", f"{a['al_replayed']:.2f}", str(a["num_prompts"])) for a in known} <= shown
+    replayed = [a for a in arms if a.al_replayed is not None]
+    assert replayed and {(f"{a.al:.2f}", f"{a.al_replayed:.2f}", str(a.num_prompts)) for a in replayed} <= shown
     info, (_, text) = study["policy"].info, read(page())
     said = (
         f"{info['al_meas']:.2f} while decoding {info['num_prompts_timed']} prompts, {info['al_replayed']:.2f} replayed"
@@ -134,13 +138,10 @@ def test_what_was_not_measured_is_not_claimed(page: Callable[..., Page], study: 
 def test_do_not_speculate_is_a_verdict(page: Callable[..., Page], study: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "none"
     folder.mkdir()
-    raw = json.loads((study["chosen"].path / "policy.json").read_text())
-    raw |= {"winner": None, "verdict": "do_not_speculate", "reasons": ["nothing is faster"]}
-    for choice in raw["choices"]:
-        choice |= {"depth_k": 0, "verdict": "do_not_speculate"}
-    (folder / "policy.json").write_text(json.dumps(raw))
-    write_rows(folder, [DepthChoice(**c) for c in raw["choices"]])
-    write_rows(folder, [DepthEval(**e) for e in raw["evals"]])
+    policy = read_policy(study["chosen"].path)
+    choices = [replace(choice, depth_k=0, verdict="do_not_speculate") for choice in policy.choices]
+    refusal = {"winner": None, "verdict": "do_not_speculate", "reasons": ["nothing is faster"]}
+    write_policy(folder, replace(policy, choices=choices, **refusal))
     info = {"verdict": "do_not_speculate", "depth_k": 0, "method": "eagle3"}
     _, text = read(page(policy=DepthPolicy(key="n" * 64, path=folder, info=info)))
     assert "Do not speculate: no drafter is reliably faster" in text
