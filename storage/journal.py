@@ -28,7 +28,8 @@ from typing import IO, Any
 
 from components.contract import UserError
 from components.files import digest_of_json, try_lock, wait_for_lock, write_whole
-from storage.history.records import PromotionRow, as_time, draftsmith_version, git_commit
+from components.source_code import code_state
+from storage.history.records import PromotionRow, as_time, draftsmith_version
 
 Entry = dict[str, Any]
 """One entry of a journal: a JSON object with the fields of its kind (`entry`), listed above."""
@@ -71,7 +72,7 @@ class Journal:
                 flow_run_id=flow_run_id,
                 pipeline_digest=pipeline_digest,
                 may_promote=may_promote,
-                git_commit=git_commit(),
+                git_commit=code_state().commit,
                 draftsmith_version=draftsmith_version(),
             )
             on_failure.pop_all()

@@ -24,10 +24,16 @@ from storage.artifacts.remote import drain_problems
 from storage.artifacts.sessions import session_of
 from storage.artifacts.store import Store
 from storage.artifacts.sync import catch_up, send
-from storage.history import query as results
 from storage.history.files import compact
-from storage.history.query import record_key, record_run
 from storage.history.segments import DamagedHistory
+from storage.history.write import (
+    UNREADABLE,
+    record_all,
+    record_key,
+    record_promotion,
+    record_run,
+    unread_reason,
+)
 from storage.journal import Journal
 from storage.redaction import without_secrets
 from storage.registry import registry, tracking
@@ -197,21 +203,21 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
         store.remote.try_again()
     send(home, everything=True)
     catch_up(home)
-    unread = results.record_all(home, store)
+    unread = record_all(home, store)
     runs = 0
     for entries in journal.all_runs(home):
-        results.record_run(home, entries)
+        record_run(home, entries)
         runs += 1
     for row in journal.promotions(home):
-        results.record_promotion(home, row)
+        record_promotion(home, row)
     tracking.resync(home)
     moves = registry.moves_to_restore(home)
     keys, releases = store.keys(), 0
     for key in keys:
         try:
             kind = store.record_of(key)["kind"]
-        except results.UNREADABLE as error:
-            unread.setdefault(key, results.unread_reason(error))
+        except UNREADABLE as error:
+            unread.setdefault(key, unread_reason(error))
             continue
         if kind == "Release":  # outside of the above: a registry that is down is no artifact that cannot be read
             registry.register(home, store.path_of(key), judge, may_promote=not moves)

@@ -25,11 +25,11 @@ from storage import journal
 from storage.artifacts import sessions
 from storage.artifacts.records import BadRecord, read_checked
 from storage.artifacts.store import Store
-from storage.history.files import files_of, history_dir
-from storage.history.query import damaged_files, rebuild, rows_of
+from storage.history.files import damaged_files, files_of, history_dir, rows_of
 from storage.history.records import PromotionRow
 from storage.history.schema import all_tables
 from storage.history.segments import reading
+from storage.history.write import rebuild
 from storage.registry.tracking import database_fault
 
 DATABASES = {

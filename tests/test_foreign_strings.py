@@ -28,7 +28,8 @@ from flows.console.query_output import cell
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import Store
-from storage.history.query import query, record_artifact, record_promotion, record_run
+from storage.history.write import record_artifact, record_promotion, record_run
+from storage.history.query import query
 from storage.history.records import new_promotion
 from storage.journal import Journal
 from storage.registry.versions import _model_name, description

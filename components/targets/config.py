@@ -19,7 +19,7 @@ from components.outside_json import read_object
 from components.targets.file_digests import sha256_of
 from components.targets.shape import kv_bytes_per_token, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
-from components.tensor_headers import headers_in
+from components.tensor_files import headers_in
 from components.text import message_of
 
 MAX_CONFIG_BYTES = 16 << 20

@@ -21,7 +21,7 @@ from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
 from components.targets.shape import TargetShape, shape_of
 from components.targets.source import open_record
-from components.tensor_headers import headers_in
+from components.tensor_files import headers_in
 from components.text import message_of
 
 _LAYER: Final = re.compile(r"\.layers\.(\d{1,9})\.")

@@ -2,7 +2,7 @@
 
 Three sources: `builtin` (in this package), a folder in Hugging Face format, a hub id. Weights are safetensors only. A
 Target artifact is `target.json` alone: the folder, and the size and sha256 of every file; opening the target checks
-that the files are unchanged. It never permits code that comes with a model to run: components/remote_code.py.
+that the files are unchanged. It never permits code that comes with a model to run: components/source_code.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from components.contract import UserError
 from components.outside_json import read_object
-from components.remote_code import REMOTE_CODE, may_run_code
+from components.source_code import REMOTE_CODE, may_run_code
 from components.targets.file_digests import sha256_of
 from components.text import message_of
 

@@ -8,11 +8,13 @@ the same. Errors come as (place inside `runs_on`, what is wrong), for the caller
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from components.source_code import syntax_tree
@@ -119,8 +121,19 @@ def misplaced(runs_on: RunsOn, function: Callable[..., Any], measures: bool) -> 
 
 
 def is_wide(function: Callable[..., Any]) -> bool:
-    """Whether the step hands shards to `ctx.map`, so that a cluster can carry them."""
+    """Whether the step, or the module that it imports its work from, hands shards to `ctx.map`: a cluster can carry
+    those."""
     tree = syntax_tree(textwrap.dedent(inspect.getsource(function)))
+    if _maps_shards(tree):
+        return True
+    for node in ast.walk(tree):
+        spec = importlib.util.find_spec(node.module) if isinstance(node, ast.ImportFrom) and node.module else None
+        if spec is not None and spec.origin is not None and _maps_shards(syntax_tree(Path(spec.origin).read_bytes())):
+            return True
+    return False
+
+
+def _maps_shards(tree: ast.AST) -> bool:
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == "map"

@@ -23,6 +23,7 @@ from storage.artifacts.remote import RemoteStore, shared_store
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.history.files import history_dir, is_known
 from storage.history.records import PromotionRow
+from storage.history.write import record_artifact, record_promotion, record_run
 
 CATCH_UP_EVERY_S = 5.0  # a program that runs many queries catches up once
 _last_catch_up: dict[Path, float] = {}
@@ -89,8 +90,6 @@ def _unsent_keys(home: Path) -> list[str]:
 
 
 def _fetch_promotions(home: Path, remote: RemoteStore) -> None:
-    from storage.history.query import record_promotion
-
     logged = {f"{row.promotion_id}.json" for row in journal.promotions(home)}
     new = sorted((remote.names("promotions") or set()) - logged)
     lines = [text for name in new if (text := remote.read_text(f"promotions/{name}")) is not None]
@@ -102,8 +101,6 @@ def _fetch_promotions(home: Path, remote: RemoteStore) -> None:
 
 
 def _fetch_runs(home: Path, remote: RemoteStore) -> None:
-    from storage.history.query import record_run
-
     folder = home / "runs"
     present = {path.name for path in folder.glob("*.jsonl")}
     for name in sorted((remote.names("runs") or set()) - present):
@@ -132,8 +129,6 @@ def _fetch_rows(home: Path, remote: RemoteStore) -> None:
 
 def _record_rows(home: Path, remote: RemoteStore, key: str) -> bool:
     """Record the rows of one artifact (KEY, or KEY.SESSION); False when it should be tried again later."""
-    from storage.history.query import record_artifact
-
     folder = Path(tempfile.mkdtemp(prefix="draftsmith-rows-"))
     try:
         content = remote.download(key, folder / key, only=lambda name: name in {f"{table}.jsonl" for table in TABLES})

@@ -3,9 +3,8 @@
 history/TABLE/KEY.SESSION.parquet is written under a temporary name and renamed, so a reader never sees half a file, and
 appends wait for nobody but the swap of a manifest (storage/history/segments.py). Nothing is ever replaced: a repeated
 measurement is another session, beside the one before. The schema is enforced on write (storage/history/schema.py).
-Past a
-few hundred files a table is compacted (storage/history/segments.py). Everything here can be deleted and rebuilt from
-the store, the run journals and the promotion log.
+Past a few hundred files a table is compacted. Everything here can be deleted and rebuilt from the store, the run
+journals and the promotion log (storage/history/write.py).
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow.dataset import Dataset, dataset
 
 from components.contract import UserError
 from components.rows import TABLES
 from storage.artifacts.sessions import file_key
 from storage.history import segments
-from storage.history import segments as compaction
 from storage.history.records import Provenance, columns_of
-from storage.history.schema import check_row, schema_of
-from storage.history.segments import COMPACT_AT
+from storage.history.schema import all_tables, check_row, reading_schema, schema_of
+from storage.history.segments import CHECKED_PARQUET, COMPACT_AT, REPAIR_HINT, DamagedHistory, faulty_files, reading
 
 
 def history_dir(home: Path) -> Path:
@@ -86,9 +85,37 @@ def files_of(home: Path, table: str) -> list[str]:
     return segments.files_of(history_dir(home) / table)
 
 
+def rows_of(home: Path, table: str) -> list[dict[str, Any]]:
+    """Every row of a table of the history."""
+    with reading(history_dir(home)):
+        return list(open_table(home, table).to_table().to_pylist())
+
+
+def open_table(home: Path, table: str) -> Dataset:
+    """The files of a table; raises DamagedHistory where one of them is no file."""
+    try:
+        return dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
+    except (pa.ArrowException, OSError) as error:
+        message = f"{history_dir(home) / table}: cannot be opened ({type(error).__name__})"
+        raise DamagedHistory(f"{message}; {REPAIR_HINT}") from error
+
+
+def damaged_files(home: Path) -> Iterator[Path]:
+    """Yield the files that the history needs and that are missing, changed or unreadable."""
+    for table in all_tables():
+        folder = history_dir(home) / table
+        faulty = {str(folder / name) for name, _ in faulty_files(folder, whole=True)}
+        yield from map(Path, sorted(faulty))
+        for name in sorted(set(files_of(home, table)) - faulty):
+            try:
+                dataset([name], schema=reading_schema(table), format=CHECKED_PARQUET).to_table()
+            except (pa.ArrowException, OSError, ValueError):
+                yield Path(name)
+
+
 def compact(home: Path, at_least: int = COMPACT_AT, *, whole: bool = False) -> dict[str, int]:
     """Merge the files of every table that has at least so many; table -> number of files merged. See segments.py."""
-    return compaction.compact(history_dir(home), at_least, whole=whole)
+    return segments.compact(history_dir(home), at_least, whole=whole)
 
 
 def _json_rows(source: Path) -> Iterator[dict[str, Any]]:

@@ -3,74 +3,39 @@
 Each query opens an in-memory database, makes the views of views.sql over the files that are there now, and locks it:
 one SELECT or EXPLAIN, no extensions, no settings, and no files at all, since Arrow reads the history for it (a COPY
 inside a WITH or an EXPLAIN ANALYZE parses as a SELECT, and would write wherever DuckDB may read). Any number of
-processes may query while others write: the one lock only delays the deletion of merged files. The history is filled
-from artifact.json, the journals and the promotion log alone, so `rebuild` makes the same rows again.
+processes may query while others write (storage/history/write.py): the one lock only delays the deletion of merged
+files.
 
 A repeated measurement is another session of the same key (storage/artifacts/sessions.py). The tables hold the rows
 of every session; the views show the newest valid session of each key, or every one on request.
 
-The named queries: the usual questions, each with a line about it and typed parameters, read from queries.sql.
+The usual questions have names: queries.sql holds each with a line about it and typed parameters. `measured_of` selects
+what a comparison of two drafters reads (components/speedup/comparison).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyarrow.dataset import Dataset, dataset, field
 
 from components.contract import UserError
-from storage import journal
-from storage.artifacts.records import ArtifactRecord
-from storage.artifacts.sessions import file_key, session_of
-from storage.artifacts.store import RECORD_FILE, Store
+from components.promotion import ArmPrompt, MeasuredRows
+from components.rows import AcceptanceMap
+from components.text import nearest
 from storage.artifacts.sync import catch_up
-from storage.history.files import (
-    compact,
-    files_of,
-    history_dir,
-    sessions_known,
-    write_measured,
-    write_record,
-)
-from storage.history.records import (
-    ArtifactRow,
-    PromotionRow,
-    Provenance,
-    RunRow,
-    StepRow,
-    SupersededRow,
-    as_time,
-    draftsmith_version,
-)
-from storage.history.schema import all_tables, reading_schema
-from storage.history.segments import CHECKED_PARQUET, REPAIR_HINT, DamagedHistory, empty, faulty_files, reading
-
-__all__ = [
-    "compact",
-    "open_history",
-    "query",
-    "rebuild",
-    "record_all",
-    "record_artifact",
-    "record_promotion",
-    "record_run",
-    "view_names",
-]
-
-UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError)
-"""The errors of reading an artifact whose artifact.json was cut short, or whose rows another version has written."""
+from storage.history.files import damaged_files, history_dir, open_table
+from storage.history.schema import all_tables
+from storage.history.segments import REPAIR_HINT, DamagedHistory, faulty_files, reading
 
 _VIEWS = Path(__file__).with_name("views.sql")
 # What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
@@ -81,6 +46,12 @@ _EVERY = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superse
               CASE WHEN (made_at, made) IN (SELECT (created_at, artifact_key) FROM superseded) THEN run_id END;"""
 
 
+_ARMS = Path(__file__).with_name("paired_prompts.sql")
+_MAPS = """
+SELECT target_key, draft_key, method, prompt_id, workload, k_max, trained_depth, num_tokens, accepted,
+       [] AS proxy_accepted, repeated_bigrams, dtype, tree_budget
+FROM newest('acceptance_map') WHERE list_contains($drafts, draft_key)
+ORDER BY created_at DESC, artifact_key, prompt_id"""
 _WORD = re.compile(r"\w+")
 QueryResult = tuple[list[str], list[tuple[Any, ...]]]
 RunQuery = Callable[[str, Mapping[str, Any]], QueryResult]
@@ -207,200 +178,21 @@ def _execute_within(
         worker.join()
 
 
+def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
+    """The measured rows of some drafters. Maps come the newest first; their proxy_accepted is left out (empty)."""
+    drafts: Mapping[str, Any] = {"drafts": [key for key in draft_keys if key]}
+    with open_history(home) as run_query:
+        arms, maps = run_query(_ARMS.read_text(encoding="utf-8"), drafts), run_query(_MAPS, drafts)
+    return MeasuredRows(
+        [ArmPrompt(**dict(zip(arms[0], row, strict=True))) for row in arms[1]],
+        [AcceptanceMap(**dict(zip(maps[0], row, strict=True))) for row in maps[1]],
+    )
+
+
 def view_names(home: Path) -> list[str]:
     """The views and tables that a query may name."""
     with reading(history_dir(home)), _connect(home, _NEWEST) as connection:
         return _view_names(connection).split(", ")
-
-
-def record_artifact(home: Path, path: Path) -> None:
-    """Put a finished artifact into the history: its record, and its measured rows if it has any. Idempotent.
-
-    path: its directory, in the store or among its earlier sessions. Other sessions of its key stay as they are.
-
-    Raises:
-        UserError: a row does not have the columns and types of components/rows.py.
-    """
-    content: ArtifactRecord = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
-    key, session = str(content["key"]), session_of(content)
-    if session not in sessions_known(home, key):
-        _record_session(home, path, content)
-    if len(sessions_known(home, key)) > 1:
-        _mark_superseded(home, key)
-
-
-def _record_session(home: Path, path: Path, content: ArtifactRecord) -> None:
-    """Write the rows of one session; that of the artifact comes last, since it marks the session as recorded."""
-    record: Mapping[str, Any] = content["record"]
-    machine = record.get("machine") or {}
-    provenance = Provenance(
-        artifact_key=content["key"],
-        pipeline=str(record.get("pipeline", "")),
-        step=str(record.get("step", "")),
-        run_id=str(record.get("run_id", "")),
-        machine_id=machine.get("machine_id"),
-        created_at=as_time(content["finished_at"]),
-        draftsmith_version=str(record.get("draftsmith_version") or draftsmith_version()),
-        session=session_of(content),
-    )
-    seconds = record.get("seconds")
-    row = ArtifactRow(
-        artifact_key=provenance.artifact_key,
-        kind=content["kind"],
-        pipeline=provenance.pipeline,
-        step=provenance.step,
-        run_id=provenance.run_id,
-        uses=str(record.get("uses", "")),
-        settings=_as_json(record.get("settings", {})),
-        inputs=_as_json(record.get("inputs", {})),
-        info=_as_json(content["info"]),
-        seconds=None if seconds is None else float(seconds),
-        machine_id=provenance.machine_id,
-        machine=_as_json(machine),
-        created_at=provenance.created_at,
-        draftsmith_version=provenance.draftsmith_version,
-        session=provenance.session,
-    )
-    write_measured(home, path, provenance)
-    write_record(home, "artifact", file_key(row.artifact_key, row.session), [row])
-
-
-def _mark_superseded(home: Path, key: str) -> None:
-    """Mark the sessions of a key other than its newest valid one (where none is valid, its newest) as superseded.
-
-    The next call marks what a kill has left out. A superseded session stays so.
-    """
-    columns = ["session", "created_at", "info"]
-    with reading(history_dir(home)):
-        rows = _open_table(home, "artifact").to_table(columns=columns, filter=field("artifact_key") == key).to_pylist()
-    newest = max(rows, key=lambda row: (json.loads(row["info"]).get("verdict") != "invalid", row["created_at"]))
-    for row in rows:
-        if row is not newest:
-            session = row["session"] or ""
-            superseded = SupersededRow(artifact_key=key, session=session, created_at=row["created_at"])
-            write_record(home, "superseded", file_key(key, session), [superseded])
-
-
-def record_all(home: Path, store: Store) -> dict[str, str]:
-    """Put every session of every artifact of a store into the history; returns key -> reason of the unreadable ones.
-
-    They are left out, so that one bad artifact cannot hide the others.
-    """
-    store.settle_all()
-    unread, keys = {}, store.keys()
-    for key in keys:
-        try:
-            record_key(home, store, key)
-        except UNREADABLE as error:
-            unread[key] = unread_reason(error)
-    return unread
-
-
-def record_key(home: Path, store: Store, key: str) -> None:
-    """Put every session of one artifact into the history, earlier ones too if they are missing there."""
-    for session in reversed(store.sessions(key)):
-        if not session.is_newest:
-            record_artifact(home, session.path)
-    record_artifact(home, store.path_of(key))
-
-
-def unread_reason(error: Exception) -> str:
-    """The message of an `UNREADABLE` error, in one line."""
-    message = " ".join(str(error).split())
-    return message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
-
-
-def record_run(home: Path, entries: list[journal.Entry]) -> None:
-    """Put a finished run and its steps, read from its journal, into the history. Idempotent."""
-    start, end = journal.first(entries, "run"), journal.first(entries, "end")
-    if start is None or end is None:
-        return
-    steps = [entry for entry in entries if entry["entry"] == "step"]
-    run = RunRow(
-        run_id=start["run_id"],
-        pipeline=start["pipeline"],
-        params=_as_json(start["params"]),
-        how=start["how"],
-        status=end["status"],
-        reason=end["reason"] or None,
-        num_executed=sum(step["status"] != "reused" for step in steps),
-        num_reused=sum(step["status"] == "reused" for step in steps),
-        started_at=as_time(start["time"]),
-        ended_at=as_time(end["time"]),
-        git_commit=start["git_commit"],
-        draftsmith_version=start["draftsmith_version"],
-    )
-    rows = [
-        StepRow(
-            run_id=run.run_id,
-            pipeline=run.pipeline,
-            step=step["step"],
-            uses=step["uses"],
-            kind=step["kind"],
-            artifact_key=step["key"] or None,
-            reused=step["status"] == "reused",
-            why=step["why"],
-            status=step["status"],
-            seconds=step["seconds"],
-            settings=_as_json(step["settings"]),
-            inputs=_as_json(step["inputs"]),
-            ended_at=as_time(step["time"]),
-            session=step.get("session"),
-        )
-        for step in steps
-    ]
-    write_record(home, "step", run.run_id, rows)
-    write_record(home, "run", run.run_id, [run])
-
-
-def record_promotion(home: Path, row: PromotionRow) -> None:
-    """Put one entry of the promotion log into the history. Idempotent."""
-    write_record(home, "promotion", row.promotion_id, [row])
-
-
-def rows_of(home: Path, table: str) -> list[dict[str, Any]]:
-    """Every row of a table of the history."""
-    with reading(history_dir(home)):
-        return list(_open_table(home, table).to_table().to_pylist())
-
-
-def _open_table(home: Path, table: str) -> Dataset:
-    """The files of a table; raises DamagedHistory where one of them is no file."""
-    try:
-        return dataset(files_of(home, table), schema=reading_schema(table), format=CHECKED_PARQUET)
-    except (pa.ArrowException, OSError) as error:
-        message = f"{history_dir(home) / table}: cannot be opened ({type(error).__name__})"
-        raise DamagedHistory(f"{message}; {REPAIR_HINT}") from error
-
-
-def damaged_files(home: Path) -> Iterator[Path]:
-    """Yield the files that the history needs and that are missing, changed or unreadable."""
-    for table in all_tables():
-        folder = history_dir(home) / table
-        faulty = {str(folder / name) for name, _ in faulty_files(folder, whole=True)}
-        yield from map(Path, sorted(faulty))
-        for name in sorted(set(files_of(home, table)) - faulty):
-            try:
-                dataset([name], schema=reading_schema(table), format=CHECKED_PARQUET).to_table()
-            except (pa.ArrowException, OSError, ValueError):
-                yield Path(name)
-
-
-def rebuild(home: Path, store: Store) -> dict[str, int]:
-    """Make the history anew from the store, the run journals and the promotion log; returns counts of what was read.
-
-    Artifacts that cannot be read are left out and counted as "refused".
-    """
-    empty(history_dir(home))
-    refused = len(record_all(home, store))
-    counts = {"artifacts": len(store.keys()) - refused, "runs": 0, "promotions": 0, "refused": refused}
-    for entries in journal.all_runs(home):
-        record_run(home, entries)
-        counts["runs"] += 1
-    for row in journal.promotions(home):
-        record_promotion(home, row)
-        counts["promotions"] += 1
-    return counts
 
 
 def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duckdb.DuckDBPyConnection:
@@ -415,7 +207,7 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     connection = duckdb.connect(":memory:", config=config)
     try:
         for table in all_tables():
-            connection.register(table, _open_table(home, table))
+            connection.register(table, open_table(home, table))
         connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
     except (RuntimeError, duckdb.Error) as error:  # DuckDB's error for a Ctrl-C while it works in this thread
         if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
@@ -436,10 +228,6 @@ def _one_line(error: Exception) -> str:
     """DuckDB's message without its picture of the query."""
     message = str(error).split("\n\nLINE ")[0]
     return " ".join(message.split()).rstrip(".!")
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
 
 
 _FILE = Path(__file__).with_name("queries.sql")
@@ -508,8 +296,8 @@ def find_query(name: str) -> NamedQuery:
     """
     queries = named_queries()
     if name not in queries:
-        near = get_close_matches(name, queries, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`draftsmith query --list` names them"
+        near = nearest(name, queries)
+        hint = f"did you mean {near!r}?" if near else "`draftsmith query --list` names them"
         raise UserError(f"query: {name!r} is no named query, {hint}")
     return queries[name]
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from components.rows import TABLES
@@ -198,21 +197,3 @@ def draftsmith_version() -> str:
         return version("draftsmith")
     except PackageNotFoundError:
         return "unknown"
-
-
-@cache
-def git_commit() -> str | None:
-    """The commit that is checked out around this file, read from .git without starting git; None outside a clone."""
-    git = Path(__file__).resolve().parents[2] / ".git"
-    head = git / "HEAD"
-    if not head.is_file():
-        return None
-    text = head.read_text(encoding="utf-8").strip()
-    if not text.startswith("ref: "):
-        return text
-    reference = text.removeprefix("ref: ")
-    if (git / reference).is_file():
-        return (git / reference).read_text(encoding="utf-8").strip()
-    packed = git / "packed-refs"
-    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
-    return next((line.split()[0] for line in lines if line.endswith(" " + reference)), None)

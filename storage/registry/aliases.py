@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 from components.files import write_whole
 from storage import journal
 from storage.artifacts.sync import send_promotion
-from storage.history.query import UNREADABLE, record_promotion, rows_of
+from storage.history.files import rows_of
 from storage.history.records import PromotionRow, new_promotion
+from storage.history.write import UNREADABLE, record_promotion
 from storage.registry.tracking import RELEASES, ensure_experiment
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.promotion import Check, Evidence, Judge, ServingSetup
-from storage.history.pairs import measured_of
-from storage.history.query import query
+from storage.history.query import measured_of, query
 
 _ENGINES = Path(__file__).with_name("engine_gate.sql")
 

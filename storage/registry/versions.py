@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
+from components.source_code import code_state
 from components.text import in_markdown
 from storage import journal
 from storage.artifacts.records import ArtifactRecord
 from storage.artifacts.sessions import read_record, session_of
 from storage.artifacts.store import RECORD_FILE, Store
-from storage.history.records import git_commit
 from storage.registry.aliases import GONE, aliases_of
 from storage.registry.promotion_gate import Decision
 from storage.registry.tracking import KEY_TAG, RELEASES, ensure_experiment, open_client
@@ -86,7 +86,7 @@ def facts_of(home: Path, release: Path) -> ReleaseFacts:
         KEY_TAG: content["key"],
         SESSION_TAG: session_of(content),
         "draftsmith.pipeline": record.get("pipeline"),
-        "draftsmith.git_commit": record.get("git_commit") or git_commit(),
+        "draftsmith.git_commit": record.get("git_commit") or code_state().commit,
         "gate.status": "passed" if info["gate_passed"] else "failed",
         "gate.checks": json.dumps(info["gate_checks"]),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components.python_source import syntax_tree
+from components.source_code import syntax_tree
 
 SOURCE = Path(__file__).read_text()
 

@@ -9,7 +9,8 @@ import pytest
 
 from components.rows import EngineComparison
 from components.speedup.comparison.promotion_rule import judge
-from storage.history.query import record_artifact, run_named_query
+from storage.history.query import run_named_query
+from storage.history.write import record_artifact
 from storage.registry.promotion_gate import decide
 
 TAGS = {"draftsmith.draft_key": "new", "draftsmith.depth_k": "3", "gate.status": "passed", "gate.checks": "[]"}

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from paired_runs import timed
 
-from storage.history.query import query, record_artifact
+from storage.history.query import query
+from storage.history.write import record_artifact
 from storage.registry import tracking
 from storage.registry.tracking import open_client
 

@@ -18,8 +18,9 @@ from components.rows import CostCell, QualityFlag
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.history import query as results
 from storage.history.files import compact, history_dir
-from storage.history.query import query, rebuild, record_artifact, record_key, view_names
+from storage.history.query import query, view_names
 from storage.history.schema import all_tables
+from storage.history.write import rebuild, record_artifact, record_key
 
 Make = Callable[..., Any]
 COST = {"method": "mtp", "phase": "verify", "depth_k": 1, "batch_size": 1, "num_rows": 2, "kv_len": 9, "mad_ns": 0.0}

@@ -28,7 +28,8 @@ from components.definitions import counts, has_decoding, has_rounds, position_co
 from components.rows import Request, Round
 from components.speedup.measured.measured import measured_arms
 from components.speedup.prediction.evidence import replay_counts, summarise_acceptance
-from storage.history.query import query, record_artifact
+from storage.history.query import query
+from storage.history.write import record_artifact
 
 SEEDS = range(6)
 ARM = ("method", "draft_key", "depth_k", "tree_budget", "batch_size", "kernel", "engine")

@@ -12,7 +12,8 @@ from components.speedup.comparison.promotion_rule import judge
 from flows.cli import main
 from storage import record as keep
 from storage.artifacts.store import RECORD_FILE, Store
-from storage.history.query import query, rebuild
+from storage.history.query import query
+from storage.history.write import rebuild
 from storage.registry.registry import aliases_of
 from storage.registry.tracking import open_client
 

@@ -16,8 +16,9 @@ from storage import journal
 from storage.artifacts.store import BELIEVED_S, Store
 from storage.history import segments
 from storage.history.files import compact, files_of, history_dir
-from storage.history.query import query, record_all, record_promotion, record_run
+from storage.history.query import query
 from storage.history.records import new_promotion
+from storage.history.write import record_all, record_promotion, record_run
 from storage.repair import find_damage, repair
 
 

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from components.python_source import syntax_tree
+from components.source_code import syntax_tree
 
+STDLIB: Final = "python-stdlib"
+"""The name of this source in settings and keys."""
 HELD_OUT_PERCENT: Final = 8
 """Expected percentage of files that are held out."""
 

@@ -27,7 +27,7 @@ from components.drafts.settings import DraftModelSettings
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, open_tokenizer
 from components.targets.source import find_folder, load_target_fingerprint
-from components.tensor_headers import headers_in
+from components.tensor_files import headers_in
 
 
 @final

@@ -32,8 +32,7 @@ from components.methods import METHODS, load_object
 from components.outside_json import read_object
 from components.targets.interface import AbstractTarget
 from components.targets.load import target_facts
-from components.tensor_files import require_finite
-from components.tensor_headers import read_header
+from components.tensor_files import read_header, require_finite
 from components.text import message_of
 from components.weight_format import Storage
 

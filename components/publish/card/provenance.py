@@ -19,12 +19,12 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 from components.contract import UserError
-from components.git_state import CodeState
 from components.outside_json import JsonObject
 from components.publish.card.lineage import ArtifactRecord, Lineage
 from components.publish.card.training_data import DataSource, sources_of
 from components.publish.names import public_value
 from components.release_record import ReleaseRecord
+from components.source_code import CodeState
 
 FILE = "provenance.json"
 SPEC = "1.6"

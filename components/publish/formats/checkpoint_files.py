@@ -22,7 +22,7 @@ from torch import Tensor
 from components.contract import UserError
 from components.outside_json import JsonObject
 from components.publish.formats.exact_check import Checkpoint, require_equal
-from components.tensor_headers import headers_in, read_header, unique_names
+from components.tensor_files import headers_in, read_header, unique_names
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -39,7 +39,6 @@ from components.drafts.storage.files import read_record
 from components.engines.depth_settings import engine_settings
 from components.engines.launch import cannot_load, not_served
 from components.engines.profiles import Engine, Format, formats_for, refusals, remark_on
-from components.git_state import code_state
 from components.methods import METHODS
 from components.outside_json import JsonObject, read_object
 from components.policy import Policy, read_policy, served_choices
@@ -64,6 +63,7 @@ from components.release_record import (
     write_json,
 )
 from components.rows import ALL, DepthChoice
+from components.source_code import code_state
 from components.targets.config import read_config
 from components.targets.file_digests import sha256_of
 from components.targets.shape import shape_of

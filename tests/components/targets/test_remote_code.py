@@ -11,7 +11,7 @@ import pytest
 from tiny_targets import make_tiny_target
 
 from components.contract import Context, Target, UserError
-from components.remote_code import REMOTE_CODE, allow_code, may_run_code
+from components.source_code import REMOTE_CODE, allow_code, may_run_code
 from components.targets import load_target
 from components.targets.load import open_target
 

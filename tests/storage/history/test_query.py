@@ -27,9 +27,10 @@ from components.rows import (
 )
 from storage.artifacts.store import Store
 from storage.history.files import history_dir, write_measured
-from storage.history.query import query, rebuild, record_artifact, view_names
+from storage.history.query import query, view_names
 from storage.history.records import Provenance, now
 from storage.history.schema import all_tables, plain_type
+from storage.history.write import rebuild, record_artifact
 
 
 def request(request_id: str, **changes: Any) -> Request:

@@ -11,7 +11,8 @@ from test_query import choice, counted, depth_eval, rounds
 
 from components.contract import UserError
 from components.rows import AcceptanceMap, CostCell
-from storage.history.query import find_query, is_name, list_rows, named_queries, record_artifact, run_named_query
+from storage.history.query import find_query, is_name, list_rows, named_queries, run_named_query
+from storage.history.write import record_artifact
 
 
 @pytest.mark.parametrize("name", named_queries())

@@ -18,8 +18,9 @@ from storage.artifacts.store import Store
 from storage.history import segments
 from storage.history import segments as compaction
 from storage.history.files import compact, files_of, history_dir, sessions_known, write_table
-from storage.history.query import query, rebuild, record_artifact
+from storage.history.query import query
 from storage.history.records import Provenance, now
+from storage.history.write import rebuild, record_artifact
 
 HERE = Path(__file__).parents[1]
 

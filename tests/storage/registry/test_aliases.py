@@ -23,7 +23,8 @@ from flows.cli import main
 from flows.services.mlflow_server import PASSWORD_VARIABLE
 from storage import journal
 from storage.artifacts.store import Store
-from storage.history.query import query, rebuild, record_artifact
+from storage.history.query import query
+from storage.history.write import rebuild, record_artifact
 from storage.record import begin_run, resync
 from storage.registry import aliases as alias_moves
 from storage.registry.registry import aliases_of, find_release, notice_moves, promote, rollback

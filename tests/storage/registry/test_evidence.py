@@ -18,7 +18,8 @@ from flows.cli import main
 from flows.planning.external_inputs import Sources
 from storage import journal
 from storage.artifacts.store import Store
-from storage.history.query import query, rebuild, run_named_query
+from storage.history.query import query, run_named_query
+from storage.history.write import rebuild
 from storage.record import resync
 from storage.registry import evidence, registry
 from storage.registry.aliases import aliases_of

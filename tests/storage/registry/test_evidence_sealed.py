@@ -15,7 +15,7 @@ from components.speedup.comparison.promotion_rule import judge
 from flows.planning.external_inputs import Sources
 from storage import journal
 from storage.artifacts.store import Store
-from storage.history.query import record_artifact
+from storage.history.write import record_artifact
 from storage.registry.registry import aliases_of, find_release, promote, rollback
 from storage.registry.tracking import KEY_TAG, open_client
 from storage.registry.versions import SESSION_TAG

@@ -14,7 +14,8 @@ from paired_runs import timed
 from components.promotion import Check
 from components.speedup.comparison.promotion_rule import judge
 from components.speedup.statistics.bootstrap import PROMPTS
-from storage.history.query import query, record_artifact
+from storage.history.query import query
+from storage.history.write import record_artifact
 from storage.registry.promotion_gate import Decision, decide
 
 OLD, NEW = ("old", 3, 6.0, 25), ("new", 4, 5.0, 22)
