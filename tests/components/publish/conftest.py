@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Target
 from components.drafts.interface import AbstractDraft
-from components.drafts.storage.files import method_class, save_draft
+from components.drafts.storage.files import build_draft, save_draft
 from components.publish.formats.interface import Source
 from components.publish.release.export import source_of
 from components.rows import write_rows
@@ -73,7 +73,7 @@ def drafts(target: Target, opened: AbstractTarget, tmp_path_factory: pytest.Temp
     ids = torch.arange(3, VOCAB, 2)
     for method in KEYS:
         folder, settings = tmp_path_factory.mktemp(method), SETTINGS[method]
-        network = method_class(method).build(opened, settings, ids)
+        network = build_draft(method, opened, settings, ids)
         facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
         save_draft(folder, method, settings, opened, ids, network.state_dict(), facts)
         made[method] = Draft(key=KEYS[method], path=folder, info={"method": method, "held_out_al": 1.9, **facts})
@@ -150,7 +150,7 @@ def networks(opened: AbstractTarget) -> Callable[[str, dict[str, Any]], Abstract
     """Makes a drafter of every second token whose weights all matter, none of them as it began."""
 
     def make(method: str, settings: dict[str, Any]) -> AbstractDraft:
-        network: AbstractDraft = method_class(method).build(opened, settings, torch.arange(3, VOCAB, 2))
+        network: AbstractDraft = build_draft(method, opened, settings, torch.arange(3, VOCAB, 2))
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for weight in network.parameters():

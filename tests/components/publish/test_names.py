@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
-import struct
 import unicodedata
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_formats import drafter_state
 
 from components.contract import UserError
-from components.publish.formats.interface import Source
-from components.publish.formats.registry import write_format
-from components.publish.names import find_name
+from components.publish.names import find_name, public_settings
 from components.publish.release.upload import private_names, refuse_leaks
 
 WORD = st.text(st.sampled_from("abcdefgxyz0123456789éüñ中文кот"), min_size=1, max_size=8)
+
+
 NAMES = st.lists(WORD, min_size=1, max_size=4).map("-".join).filter(lambda name: len(name) > 1)
 
 
@@ -115,53 +110,11 @@ def test_a_file_that_names_it_in_any_way_is_refused(file: str, tmp_path: Path) -
         refuse_leaks(copy, release, ["secret-llm"])
 
 
-def test_a_tokenizer_goes_out_without_the_place_it_was_loaded_from(
-    networks: Any, source: Source, tmp_path: Path
-) -> None:
-    """Older checkpoints bring `name_or_path` along, often a folder of the cluster that they were trained on."""
-    assert source.folder is not None
-    folder = tmp_path / "secret-llm"
-    shutil.copytree(source.folder, folder)
-    file = folder / "tokenizer_config.json"
-    before = json.loads(file.read_text())
-    file.write_text(json.dumps({**before, "name_or_path": "/cluster/secret-llm", "tokenizer_file": "/x/t.json"}))
-    network = networks("draft-model", {"num_layers": 1})
-    own = drafter_state(network, {"num_layers": 1})
-    write_format("causal-lm", own, dataclasses.replace(source, folder=folder), tmp_path / "out")
-    assert json.loads((tmp_path / "out" / file.name).read_text()) == before
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-    assert not any("secret" in one.read_text(errors="replace") for one in (tmp_path / "out").iterdir())
-
-
-def gguf(entries: dict[str, str | list[str]]) -> bytes:
-    """A GGUF file without tensors."""
-
-    def string(text: str) -> bytes:
-        return struct.pack("<Q", len(text.encode())) + text.encode()
-
-    raw = b"GGUF" + struct.pack("<IQQ", 3, 1, len(entries) + 1)
-    for name, value in entries.items():
-        if isinstance(value, str):
-            raw += string(name) + struct.pack("<I", 8) + string(value)
-        else:
-            raw += string(name) + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(string, value))
-    return raw + string("scores") + struct.pack("<IIQ", 9, 6, 3) + struct.pack("<3f", 1, 2, 3)
-
-
-def test_of_a_gguf_file_its_metadata_is_read_and_its_vocabulary_is_not(tmp_path: Path) -> None:
-    """A chat template stands behind a vocabulary of megabytes, in which every word is a word of its own."""
-    release, copy = tmp_path / "release", tmp_path / "copy"
-    (release / "draftsmith").mkdir(parents=True)
-    (copy / "gguf").mkdir(parents=True)
-    (release / "draftsmith" / "target.json").write_text(json.dumps({"model": "acme/atlas", "folder": ""}))
-    (copy / "SHA256SUMS").write_text("")
-    words = ["atlas", *(f"w{number}" for number in range(300_000))]
-    file = copy / "gguf" / "draft.gguf"
-    file.write_bytes(gguf({"general.name": "Draft", "tokens": words, "chat_template": "You are a helper."}))
-    refuse_leaks(copy, release, ["atlas"])
-    file.write_bytes(gguf({"general.name": "Draft", "tokens": words, "chat_template": "You are Atlas."}))
-    with pytest.raises(UserError, match=r"gguf/draft\.gguf: names the private target 'atlas'"):
-        refuse_leaks(copy, release, ["atlas"])
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match="no sound GGUF file"):
-        refuse_leaks(copy, release, ["atlas"])
+def test_a_folder_of_this_machine_is_named_by_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "acme-secret").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for model in ("models/acme-secret", str(tmp_path / "models" / "acme-secret"), "/nowhere/acme-secret"):
+        assert public_settings({"model": model, "num_layers": 1}) == {"model": "acme-secret", "num_layers": 1}
+    for model in ("builtin", "org/name", ""):
+        assert public_settings({"model": model}) == {"model": model}
+    assert public_settings({"ttt_steps": 3}) == {"ttt_steps": 3}

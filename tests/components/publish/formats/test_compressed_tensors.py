@@ -19,15 +19,14 @@ from components.contract import Context, Draft, UserError
 from components.drafts import quantise_draft
 from components.drafts.storage.files import open_draft, read_draft, save_draft
 from components.drafts.storage.quantisation import PACKED
-from components.engines.profiles import ENGINES, profile_of, refusals
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import read_drafter_state, read_folder, reopen_drafter, write_format
-from components.publish.release.export import rounding_remark
 from components.publish.release.validate import validate_folder
 from components.targets.interface import AbstractTarget
-from components.weight_format import Storage
 
 Quantised = Callable[..., Draft]
+
+
 FORMS = [
     ("eagle3", "eagle3"),
     ("speculators", "eagle3"),
@@ -267,38 +266,3 @@ def test_a_spoiled_quantised_checkpoint_is_refused_in_one_line(
         read_folder(spoiled, source.shape)
     said = str(refused.value)
     assert "\n" not in said and len(said) < 400 and said.startswith("spoiled"), said
-
-
-def test_engines_are_told_apart_by_what_they_take_in_few_bits() -> None:
-    default, whole = Storage("int8", 0, ("fc", "lm_head")), Storage("int8", 32)
-    able = {
-        engine: [not list(refusals(engine, "eagle3", {}, None, one)) for one in (default, whole)] for engine in ENGINES
-    }
-    assert able["vllm"] == [True, True]
-    assert able["sglang"] == [True, False], "its fc is no quantised layer"
-    assert able["llama.cpp"] == [False, True], "its converter packs every matrix, in groups of 32"
-    assert not any(any(found) for engine, found in able.items() if engine not in ("vllm", "sglang", "llama.cpp"))
-    for engine in ENGINES:
-        served = profile_of(engine).methods.get("eagle3") is not None
-        assert (not list(refusals(engine, "eagle3", {}, None, Storage("bf16")))) == served, "bf16 goes everywhere"
-    (why,) = refusals("llama.cpp", "eagle3", {}, None, Storage("int4", 32))
-    assert "weights: int8 or bf16" in why and "\n" not in why
-
-
-@pytest.mark.parametrize(
-    ("format", "weights", "dtype", "said"),
-    [
-        ("eagle1", "int8", "int8", "fc holds the embedding's norm as well"),
-        ("eagle1", "", "float32", ""),
-        ("stitched", "", "float32", ""),
-        ("stitched", "", "bfloat16", "rounded to the target's bfloat16, and was measured in float32; drafts.quantise"),
-        ("stitched", "bf16", "bfloat16", ""),
-        ("stitched", "bf16", "float16", "rounded to the target's float16, and was measured in bfloat16"),
-        ("eagle3", "int8", "int8", ""),
-    ],
-)
-def test_weights_that_go_out_otherwise_than_they_were_measured_are_told(
-    format: Any, weights: Any, dtype: str, said: str
-) -> None:
-    found = rounding_remark(format, Storage(weights) if weights else None, dtype)
-    assert said in found and bool(said) == bool(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +134,6 @@ def test_the_same_dry_run_has_the_same_key_whatever_other_methods_are_told() -> 
     assert resolved["settings"]["eagle3"]["ttt_steps"] == 3
     _, faults = try_release_settings({"methods": ["eagle3"], "settings": {"eagle3": {"ttt_step": 3}}})
     assert "did you mean 'ttt_steps'" in faults[0][1]
-
-
-def test_facts_for_limits_come_from_the_shape(target: Target) -> None:
-    from components.publish.formats.interface import facts_of
-    from components.publish.release.export import source_of
-
-    shape = source_of(target).shape
-    assert facts_of(replace(shape, rope_theta=7.0, rope_scaling="yarn")) == replace(
-        facts_of(shape), rope_theta=7.0, rope_scaling="yarn"
-    )
 
 
 @pytest.mark.parametrize(

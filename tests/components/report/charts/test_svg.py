@@ -9,16 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from components.html_pages import unbroken
 from components.report import pages
 from components.report.charts import svg as charts
-from components.report.charts.svg import PALETTE, STYLES, Point, Series, bar_chart, line_chart
-from components.report.tables import flag_table
-from components.rows import QualityFlag
+from components.report.charts.svg import (
+    HEIGHT,
+    PALETTE,
+    STYLES,
+    WIDTH,
+    Point,
+    Series,
+    bar_chart,
+    line_chart,
+    nice_ticks,
+)
 
 SHEET = (Path(pages.__file__).parent / "style.css.jinja").read_text(encoding="utf-8")
+
+
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", SHEET, re.DOTALL)[:2]
+
 
 # What remains of linear RGB to an eye without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
 SIGHT = {
@@ -87,20 +99,32 @@ def test_neighbouring_bars_differ_in_grey() -> None:
     assert re.findall(r"fill-opacity:([\d.]+)", chart) == ["1", "0.4"] * 2
 
 
-def test_no_line_ends_inside_an_interval() -> None:
-    assert unbroken("1.22x [1.15, 1.32], a list, [a b, c]") == "1.22x [1.15,\N{NO-BREAK SPACE}1.32], a list, [a b, c]"
+finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
-def test_drafters_with_the_same_reason_to_doubt_share_a_line() -> None:
-    flags = [QualityFlag("s", "k", m, "few_prompts", "warning", 32.0, "too few") for m in ("mtp", "eagle3")]
-    flags += [QualityFlag("s", "k", m, "drift", "fault", v, "it moved") for m, v in (("mtp", 0.1), ("hass", 0.2))]
-    assert flag_table(flags).rows == [
-        ["fault", "drift", "hass, mtp", "0.2, 0.1", "it moved"],
-        ["warning", "few prompts", "eagle3, mtp", "32", "too few"],
-    ]
+@given(finite, finite)
+def test_ticks_span_their_values(a: float, b: float) -> None:
+    low, high = min(a, b), max(a, b)
+    ticks = nice_ticks(low, high)
+    slack = 1e-6 * max(1.0, abs(low), abs(high))
+    assert ticks[0] <= low + slack and ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= 9
 
 
-def test_each_value_stands_where_its_drafter_does() -> None:
-    found = [("k1", "eagle3", 120.0), ("k2", "eagle3", 80.0), ("k3", "mtp", 150.0)]
-    flags = [QualityFlag("s", key, method, "size", "info", value, "large") for key, method, value in found]
-    assert flag_table(flags).rows == [["info", "size", "eagle3, eagle3, mtp", "120, 80, 150", "large"]]
+@given(st.lists(st.tuples(finite, st.floats(0, 1e3)), min_size=1, max_size=9))
+def test_marks_stay_inside_the_box(values: list[tuple[float, float]]) -> None:
+    points = [Point(i, y, y - w, y + w) for i, (y, w) in enumerate(values)]
+    chart = line_chart([Series("a", "pred", "line", points), Series("b", "meas", "dots", points)], "x", "y", marked_x=0)
+    root = ET.fromstring(chart)
+    marks = [mark for mark in root.iter("path") if mark.get("class") == "mark"]
+    assert len(marks) == 2 * len(values) + 2, "every point and both names in the legend"
+    for mark in marks:
+        x, y = map(float, re.findall(r"^M(\S+) (\S+?)m", mark.attrib["d"])[0])
+        assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
+
+
+@given(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 5)), st.floats(-2, 5)), min_size=1, max_size=9))
+def test_bars_are_as_many_as_their_values(pairs: list[tuple[float | None, float]]) -> None:
+    chart = bar_chart([(str(i), pair) for i, pair in enumerate(pairs)], [("a", "pred"), ("b", "meas")], "x", "y")
+    titles = list(ET.fromstring(chart).iter("title"))
+    assert len(titles) == sum(value is not None for pair in pairs for value in pair)

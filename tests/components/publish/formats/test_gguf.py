@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from tiny_formats import drafter_state
 from torch import Tensor
 
 from components.contract import Context, Target, UserError
-from components.drafts.storage.files import method_class
+from components.drafts.storage.files import build_draft
 from components.drafts.storage.quantisation import Packed, pack, quantise
 from components.publish.formats.gguf import check_gguf, find_converter, rounded_scales, write_gguf
 from components.publish.release import dry_run as try_release
 from components.publish.release.export import source_of
+from components.publish.release.upload import refuse_leaks
 from components.targets import load_target
 from components.targets.load import open_target
 from tests.engines.engine_homes import is_ready, llama_cpp_home
@@ -69,7 +72,7 @@ def stored(file: Path, llama_cpp: Path) -> dict[str, Tensor]:
 @pytest.mark.timeout(300)
 def test_every_number_of_the_drafter_is_in_the_gguf(builtin: Target, llama_cpp: Path, tmp_path: Path) -> None:
     opened, settings = open_target(builtin, dtype="float32", kernel="plain"), {"intermediate_size": 128}
-    network: Any = method_class("eagle3").build(opened, settings, torch.arange(5, opened.shape.vocab_size, 3))
+    network: Any = build_draft("eagle3", opened, settings, torch.arange(5, opened.shape.vocab_size, 3))
     own = drafter_state(network, settings, opened.shape.vocab_size)
     facts = write_gguf(own, source_of(builtin), tmp_path / "gguf", str(llama_cpp), context(tmp_path / "c"))
     assert facts is not None and facts["dtype"] == "float32"
@@ -137,8 +140,42 @@ def test_the_builtin_target_is_known_by_its_folder_whatever_it_is_called(
 ) -> None:
     """`target_name` is what others read; the converter has to be told of a tokenizer that it has never seen."""
     opened = open_target(builtin, dtype="float32", kernel="plain")
-    network = method_class("eagle3").build(opened, {}, torch.arange(64))
+    network = build_draft("eagle3", opened, {}, torch.arange(64))
     own = drafter_state(network, {}, opened.shape.vocab_size)
     source = dataclasses.replace(source_of(builtin), name="something else")
     assert write_gguf(own, source, tmp_path / "out", str(llama_cpp), context(tmp_path / "ctx"))
     assert check_gguf(tmp_path / "out" / "draft.gguf", "out") > 0
+
+
+def gguf(entries: dict[str, str | list[str]]) -> bytes:
+    """A GGUF file without tensors."""
+
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text.encode())) + text.encode()
+
+    raw = b"GGUF" + struct.pack("<IQQ", 3, 1, len(entries) + 1)
+    for name, value in entries.items():
+        if isinstance(value, str):
+            raw += string(name) + struct.pack("<I", 8) + string(value)
+        else:
+            raw += string(name) + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(string, value))
+    return raw + string("scores") + struct.pack("<IIQ", 9, 6, 3) + struct.pack("<3f", 1, 2, 3)
+
+
+def test_of_a_gguf_file_its_metadata_is_read_and_its_vocabulary_is_not(tmp_path: Path) -> None:
+    """A chat template stands behind a vocabulary of megabytes, in which every word is a word of its own."""
+    release, copy = tmp_path / "release", tmp_path / "copy"
+    (release / "draftsmith").mkdir(parents=True)
+    (copy / "gguf").mkdir(parents=True)
+    (release / "draftsmith" / "target.json").write_text(json.dumps({"model": "acme/atlas", "folder": ""}))
+    (copy / "SHA256SUMS").write_text("")
+    words = ["atlas", *(f"w{number}" for number in range(300_000))]
+    file = copy / "gguf" / "draft.gguf"
+    file.write_bytes(gguf({"general.name": "Draft", "tokens": words, "chat_template": "You are a helper."}))
+    refuse_leaks(copy, release, ["atlas"])
+    file.write_bytes(gguf({"general.name": "Draft", "tokens": words, "chat_template": "You are Atlas."}))
+    with pytest.raises(UserError, match=r"gguf/draft\.gguf: names the private target 'atlas'"):
+        refuse_leaks(copy, release, ["atlas"])
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(UserError, match="no sound GGUF file"):
+        refuse_leaks(copy, release, ["atlas"])

@@ -17,6 +17,8 @@ from components.contract import Draft, UserError
 from components.publish.formats.exact_check import require_equal
 
 Tensors = dict[str, Tensor]
+
+
 FIRST = "model.layers.8."
 
 

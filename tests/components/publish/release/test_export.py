@@ -9,12 +9,77 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_formats import SETTINGS
 
 from components.contract import DepthPolicy, Draft, UserError
-from components.engines.depth_settings import settings_for
-from components.engines.launch import launch_lines
+from components.engines.depth_settings import ENGINE_OF_SETTING, settings_for
+from components.engines.launch import LAUNCHED, cannot_load, not_served
+from components.engines.profiles import kind_of, profile_of, refusals
+from components.methods import METHODS
 from components.publish.card.card import Evidence, write_card
-from components.publish.names import public_settings
+from components.publish.formats.interface import Source, facts_of
+from components.publish.release.export import rounding_remark
+from components.weight_format import Storage
+
+Export = Callable[..., Any]
+
+
+WORDS = (
+    "num_speculative_tokens",
+    "--speculative-num-steps",
+    "max_draft_len",
+    "--spec-draft-n-max",
+    "draft_predict_length",
+)
+
+
+def test_a_policy_gives_no_command_for_any_engine(evidence: dict[str, Any]) -> None:
+    policy = evidence["policy"].path
+    said = (policy / "policy.json").read_text() + (policy / "policy.md").read_text()
+    assert json.loads((policy / "policy.json").read_text())["winner"] is not None
+    assert [word for word in WORDS if word in said] == []
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_a_release_tells_engines_exactly_what_its_card_says_they_can_load(
+    method: str,
+    export: Export,
+    saved: Callable[..., Draft],
+    changed: Callable[..., DepthPolicy],
+    evidence: dict[str, Any],
+    source: Source,
+) -> None:
+    """A drafter of each method stands in for the winner: who cannot load it is told nothing."""
+    winner = json.loads((evidence["policy"].path / "policy.json").read_text())["winner"]
+    release = export(only=[saved(method)], policy=changed(winner={**winner, "method": method}))
+    record = json.loads((release.path / "release.json").read_text())
+    told = {ENGINE_OF_SETTING[name] for name in record["engines"] if name in ENGINE_OF_SETTING}
+    formats = {facts["format"] for facts in record["formats"].values()}
+    for engine in set(ENGINE_OF_SETTING.values()):
+        served = profile_of(engine).methods.get(kind_of(method, record["settings"]))
+        refused = any(refusals(engine, method, record["settings"], facts_of(source.shape)))
+        base = {METHODS[method].gguf_base} if engine == "llama.cpp" else set()
+        readable = served is not None and bool(formats & ({*served.formats} | base))
+        assert (engine in told) is (readable and not refused), (method, engine)
+    card = (release.path / "README.md").read_text()
+    for title, engine in LAUNCHED.items():
+        assert (title in record["launch"]) is (engine in told), (method, title)
+        assert (f"Not in {title}: " in card) <= (engine not in told)
+    words = {"sglang": "--speculative-num-steps", "llama.cpp": "--spec-draft-n-max", "vllm": "num_speculative_tokens"}
+    for engine, word in words.items():
+        assert (word in card) is (engine in told), (method, engine)
+
+
+def test_a_format_that_is_not_in_the_release_is_loaded_by_nobody(source: Source) -> None:
+    target = facts_of(source.shape)
+    settings = {**SETTINGS["medusa"]}
+    with_it = cannot_load("medusa", settings, target, None, METHODS["medusa"].default_formats, {})
+    without = cannot_load("medusa", settings, target, None, (), {})
+    assert "vllm" not in with_it and without == {*ENGINE_OF_SETTING.values()}
+    refused = not_served("medusa", settings, target, None, METHODS["medusa"].default_formats)
+    assert {"SGLang", "llama.cpp"} <= refused.keys() and {"sglang", "llama.cpp"} <= with_it
+    told = settings_for("medusa", {1: 2})
+    assert set(told) - {"measured_batch_sizes"} <= set(ENGINE_OF_SETTING)
 
 
 def test_release_lists_every_file_with_its_checksum(export: Callable[..., Any], drafts: dict[str, Draft]) -> None:
@@ -170,67 +235,27 @@ def test_a_card_says_that_a_stitched_release_holds_a_copy_of_the_target(
     assert "copied to `stitched` with its MTP module exchanged |" in (tmp_path / "card.md").read_text()
 
 
-def test_a_folder_of_this_machine_is_named_by_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "models" / "acme-secret").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    for given in ("models/acme-secret", str(tmp_path / "models" / "acme-secret"), "/nowhere/acme-secret"):
-        assert public_settings({"model": given, "num_layers": 1}) == {"model": "acme-secret", "num_layers": 1}
-    for given in ("builtin", "org/name", ""):
-        assert public_settings({"model": given}) == {"model": given}
-    assert public_settings({"ttt_steps": 3}) == {"ttt_steps": 3}
-
-
-def test_vllms_medusa_is_told_one_depth_whatever_the_batch() -> None:
-    told = settings_for("medusa", {1: 3, 8: 1})
-    assert told["vllm"]["speculative_config"] == {"method": "medusa", "num_speculative_tokens": 3}
-    older = settings_for("eagle3", {1: 2, 8: 4})
-    (line, *_) = launch_lines("medusa", 2, older, "target", {"medusa": "medusa"})
-    assert "per_batch" not in line[1] and "per_batch" in str(older)
-    assert '"num_speculative_tokens": 2' in line[1], "the chosen depth, not the deepest of any batch"
-
-
-def test_vllms_medusa_is_told_the_chosen_depth_though_a_larger_batch_has_a_deeper_one() -> None:
-    assert settings_for("medusa", {1: 2, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
-    assert settings_for("medusa", {1: 0, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 4
-    assert settings_for("eagle3", {1: 2, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 4
-
-
-@pytest.mark.parametrize(
-    ("method", "folders", "settings", "words"),
-    [
-        (
-            "ngram",
-            {},
-            {"min_ngram": 2, "max_ngram": 4},
-            ['"prompt_lookup_max": 4', "NGRAM", "prompt_lookup_num_tokens=3"],
-        ),
-        ("lookahead", {}, {}, ["draftsmith generate"]),
-        ("p-eagle", {"speculators": "speculators"}, {}, ['"parallel_drafting": true', '"method": "eagle3"']),
-        (
-            "mtp",
-            {"mimo": "mimo"},
-            {},
-            ['"num_speculative_tokens": 1', "./mimo", "--hf-overrides '{\"num_nextn_predict_layers\": 1}'"],
-        ),
-        ("mtp", {"stitched": "stitched"}, {}, ["vllm serve ./stitched", "--model-path ./stitched"]),
-        ("draft-model", {"gguf": "gguf"}, {}, ["./gguf/draft.gguf", "--spec-type draft-simple"]),
-        ("draft-model", {}, {"model": "a/b"}, ['"model": "a/b"', "--speculative-draft-model-path a/b"]),
-        ("medusa", {"medusa": "medusa"}, {}, ['"method": "medusa"']),
-        ("mtp-parallel", {}, {}, []),
-    ],
-)
-def test_every_method_has_the_launch_lines_of_the_engines_that_serve_it(
-    method: str, folders: dict[str, str], settings: dict[str, Any], words: list[str]
-) -> None:
-    lines = launch_lines(method, 3, settings_for(method, {1: 3}), "target", folders, settings)
-    said = "\n".join(command for _, command in lines)
-    assert all(word in said for word in words), said
-    assert bool(lines) == bool(words)
-    assert launch_lines(method, 0, settings_for(method, {1: 3}), "target", folders, settings) == []
-
-
 def test_who_may_read_the_card_may_read_the_weights(export: Callable[..., Any]) -> None:
     """Engines often run as another user, in a container for one."""
     release = export(include="all")
     modes = {file.stat().st_mode & 0o777 for file in release.path.rglob("*") if file.is_file()}
     assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    ("format", "weights", "dtype", "said"),
+    [
+        ("eagle1", "int8", "int8", "fc holds the embedding's norm as well"),
+        ("eagle1", "", "float32", ""),
+        ("stitched", "", "float32", ""),
+        ("stitched", "", "bfloat16", "rounded to the target's bfloat16, and was measured in float32; drafts.quantise"),
+        ("stitched", "bf16", "bfloat16", ""),
+        ("stitched", "bf16", "float16", "rounded to the target's float16, and was measured in bfloat16"),
+        ("eagle3", "int8", "int8", ""),
+    ],
+)
+def test_weights_that_go_out_otherwise_than_they_were_measured_are_told(
+    format: Any, weights: Any, dtype: str, said: str
+) -> None:
+    found = rounding_remark(format, Storage(weights) if weights else None, dtype)
+    assert said in found and bool(said) == bool(found)

@@ -22,11 +22,12 @@ from tiny_formats import FORMS, drafter_state
 from torch import Tensor
 
 from components.contract import UserError
-from components.publish.formats.checkpoint_files import checked_header
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import layout_of, read_folder, write_format
 
 NUM_MUTATIONS = 200
+
+
 Change = Callable[[Path, random.Random], str | None]
 """Spoils the checkpoint of a folder; returns what was done, None where this folder has nothing to do it to."""
 
@@ -137,6 +138,8 @@ def config_changed(folder: Path, rng: random.Random) -> str | None:
 
 
 ABSENT = object()
+
+
 NUMBERS: tuple[str, ...] = (
     "hidden_size",
     "intermediate_size",
@@ -144,7 +147,11 @@ NUMBERS: tuple[str, ...] = (
     "num_key_value_heads",
     "vocab_size",
 )
+
+
 NUMBERS += ("num_hidden_layers", "medusa_num_heads", "medusa_num_layers", "num_nextn_predict_layers")
+
+
 NUMBERS += ("draft_vocab_size", "target_hidden_size", "max_position_embeddings")
 
 
@@ -362,19 +369,6 @@ def test_no_config_makes_the_check_fall_over(
         with contextlib.suppress(UserError):
             read_folder(spoiled)
         inner[key] = before
-
-
-@pytest.mark.parametrize("length", [0x80, 0x0480, 0x4B50])
-def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(length: int, tmp_path: Path) -> None:
-    """Its length stands first: 128, 1152, 19280 bytes look like the beginning of a pickle or of a zip."""
-    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
-    data = (tmp_path / "a.safetensors").read_bytes()
-    header = data[8 : 8 + int.from_bytes(data[:8], "little")].ljust(length)
-    (tmp_path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + header + data[-4:])
-    assert set(checked_header(tmp_path / "a.safetensors", "here")) == {"a"}
-    (tmp_path / "b.safetensors").write_bytes(pickle.dumps({"a": [0.0] * 40}, protocol=4))
-    with pytest.raises(UserError, match="here: a pickle under a safetensors name"):
-        checked_header(tmp_path / "b.safetensors", "here")
 
 
 def test_every_kind_of_change_is_among_them(sound: list[tuple[str, Path]]) -> None:

@@ -15,9 +15,8 @@ from tiny_formats import KEYS
 
 from components.contract import Context, DepthPolicy, Draft
 from components.drafts import quantise_draft
-from components.drafts.storage.files import method_class, save_draft
-from components.engines.depth_settings import settings_for
-from components.engines.launch import launch_lines, not_served
+from components.drafts.storage.files import build_draft, save_draft
+from components.engines.launch import not_served
 from components.publish import export_release
 from components.publish.card.card import Evidence, measured_limits, write_card
 from components.publish.card.lineage import ArtifactRecord
@@ -111,7 +110,7 @@ def test_a_tokenizer_that_llama_cpps_converter_does_not_know_gets_no_command(
         ctx.out.mkdir()
     target = load_target(model="builtin", ctx=contexts[0])
     opened = open_target(target, dtype="float32", kernel="plain")
-    network = method_class("eagle3").build(opened, {"intermediate_size": 64}, torch.arange(64))
+    network = build_draft("eagle3", opened, {"intermediate_size": 64}, torch.arange(64))
     facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
     ids: Any = network.draft_ids
     save_draft(tmp_path / "d", "eagle3", {"intermediate_size": 64}, opened, ids, network.state_dict(), facts)
@@ -186,17 +185,6 @@ def test_a_target_at_a_revision_is_named_as_each_engine_is_told_it(export: Expor
     assert "--target-model-dir TARGET --outfile" in launch["llama.cpp"], "its converter takes a folder alone"
     assert "`TARGET` in them stands for the folder of the target." in card_of(release)
     assert 'base_model: "acme/Big-7B"' in card_of(release)
-
-
-def test_a_given_draft_model_at_a_revision_is_named_as_each_engine_is_told_it() -> None:
-    engines = settings_for("draft-model", {1: 3})
-    launch = dict(launch_lines("draft-model", 3, engines, "a folder", {}, {"model": "acme/small@v1"}))
-    told = json.loads(shlex.split(launch["vLLM"])[-1])
-    assert (told["model"], told["revision"], told["method"]) == ("acme/small", "v1", "draft_model")
-    assert "--speculative-draft-model-path acme/small --speculative-draft-model-revision v1 " in launch["SGLang"]
-    assert launch["vLLM"].startswith("vllm serve 'a folder' --speculative-config")
-    launch = dict(launch_lines("draft-model", 3, engines, "acme/big", {}, {"model": "/models/small@home"}))
-    assert json.loads(shlex.split(launch["vLLM"])[-1])["model"] == "/models/small@home"
 
 
 @pytest.mark.parametrize(

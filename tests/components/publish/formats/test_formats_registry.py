@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tiny_formats import FORMS, VOCAB, drafter_state
 from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft, Batch
-from components.publish.formats.exact_check import Checkpoint
-from components.publish.formats.interface import DrafterState, Source, whole_vocabulary
+from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.registry import (
     FORMATS,
     check_checkpoint,
@@ -30,6 +27,8 @@ from components.publish.formats.registry import (
 from components.targets.interface import AbstractTarget
 
 Networks = Callable[[str, dict[str, Any]], AbstractDraft]
+
+
 IDS = [f"{name}-{method}-{'-'.join(map(str, settings)) or 'plain'}" for name, method, settings in FORMS]
 
 
@@ -108,79 +107,3 @@ def test_a_checkpoint_of_another_target_is_refused_when_the_target_is_known(
         with pytest.raises(UserError, match=r"here/config\.json") as error:
             check_checkpoint(layout_of(name), checkpoint, "here", replace(source.shape, **change))  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("inside", "why"),
-    [
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, "the last layer"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}}, "the last layer"),
-        ({"eagle_aux_hidden_state_layer_ids": [4, 2, 5]}, "ascending"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, "3 ascending"),
-        ({"eagle_aux_hidden_state_layer_ids": "2,4,5"}, "3 ascending"),
-        (
-            {
-                "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
-                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
-            },
-            r"the same layers there are \[1, 3, 4\]",
-        ),
-    ],
-)
-def test_tapped_layers_that_engines_would_read_differently_are_refused(
-    inside: dict[str, Any], why: str, networks: Networks, source: Source
-) -> None:
-    layout = layout_of("eagle3")
-    checkpoint = layout.lay_out(drafter_state(networks("eagle3", {}), {}), source)
-    both = {
-        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
-    }
-    check_checkpoint(layout, Checkpoint(checkpoint.config | both, checkpoint.tensors), "here", source.shape)
-    with pytest.raises(UserError, match=why):
-        check_checkpoint(layout, Checkpoint(checkpoint.config | inside, checkpoint.tensors), "here", source.shape)
-
-
-def test_eagle1_goes_out_with_the_scale_of_its_embeddings_multiplied_in(
-    networks: Networks, source: Source, opened: AbstractTarget, tmp_path: Path
-) -> None:
-    network: Any = networks("eagle1", {})
-    assert abs(network.token_scale - 1) > 0.1, "nothing would be shown"
-    write_format("eagle1", drafter_state(network, {}), source, tmp_path / "out")
-    stored = load_file(tmp_path / "out" / "model.safetensors")["fc.weight"]
-    token = opened.embedding[5].float()
-    hidden = opened.shape.hidden_size
-    theirs = stored[:, :hidden] @ token  # what an engine computes: no scale
-    ours = network.fc.weight[:, :hidden] @ (token * network.token_scale)
-    torch.testing.assert_close(theirs, ours)
-
-
-def test_eagle1_without_a_bias_gets_one_of_zeros_and_says_none_in_its_config(
-    networks: Networks, source: Source, tmp_path: Path
-) -> None:
-    write_format(
-        "eagle1", drafter_state(networks("hass", {"fc_bias": False}), {"fc_bias": False}), source, tmp_path / "out"
-    )
-    assert not load_file(tmp_path / "out" / "model.safetensors")["fc.bias"].any()
-    assert "bias" not in json.loads((tmp_path / "out" / "config.json").read_text())
-
-
-def test_a_draft_model_brings_the_tokenizer_of_its_target(networks: Networks, source: Source, tmp_path: Path) -> None:
-    write_format(
-        "causal-lm", drafter_state(networks("draft-model", {"num_layers": 1}), {"num_layers": 1}), source, tmp_path
-    )
-    assert source.folder is not None
-    assert (tmp_path / "tokenizer.json").read_bytes() == (source.folder / "tokenizer.json").read_bytes()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.floats(-3.0, 3.0))
-def test_a_head_over_the_whole_vocabulary_has_the_argmax_of_the_cut_one(seed: int, shift: float) -> None:
-    """Also where every drafted logit is negative, which rows of zeros would win."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randperm(40, generator=generator)[:9].sort().values
-    rows = torch.randn(9, 6, generator=generator) + shift
-    hidden = torch.randn(50, 6, generator=generator)
-    whole = whole_vocabulary(rows, ids - torch.arange(9), 40)
-    assert torch.equal((hidden @ whole.T).argmax(-1), ids[(hidden @ rows.T).argmax(-1)])
-    assert torch.equal(whole[ids], rows)

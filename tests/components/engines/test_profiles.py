@@ -1,0 +1,22 @@
+"""An engine's profile says what it serves, in which formats and in how many bits."""
+
+from __future__ import annotations
+
+from components.engines.profiles import ENGINES, profile_of, refusals
+from components.weight_format import Storage
+
+
+def test_engines_are_told_apart_by_what_they_take_in_few_bits() -> None:
+    default, whole = Storage("int8", 0, ("fc", "lm_head")), Storage("int8", 32)
+    able = {
+        engine: [not list(refusals(engine, "eagle3", {}, None, one)) for one in (default, whole)] for engine in ENGINES
+    }
+    assert able["vllm"] == [True, True]
+    assert able["sglang"] == [True, False], "its fc is no quantised layer"
+    assert able["llama.cpp"] == [False, True], "its converter packs every matrix, in groups of 32"
+    assert not any(any(found) for engine, found in able.items() if engine not in ("vllm", "sglang", "llama.cpp"))
+    for engine in ENGINES:
+        served = profile_of(engine).methods.get("eagle3") is not None
+        assert (not list(refusals(engine, "eagle3", {}, None, Storage("bf16")))) == served, "bf16 goes everywhere"
+    (why,) = refusals("llama.cpp", "eagle3", {}, None, Storage("int4", 32))
+    assert "weights: int8 or bf16" in why and "\n" not in why
