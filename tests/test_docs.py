@@ -28,7 +28,8 @@ from components.rows import write_rows
 from flows.cli import main
 from flows.planning.step_signature import resolve
 from storage.artifacts.store import Store
-from storage.history.query import named_queries, query, record_artifact, view_names
+from storage.history.query import named_queries, query, view_names
+from storage.history.write import record_artifact
 from tools import docs_reference
 from tools.docs_reference import command_table, history_columns, link_steps, pages, step_addresses
 

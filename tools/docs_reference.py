@@ -325,7 +325,7 @@ def _bounds(schema: Mapping[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
         return f", {low:g} to {high:g}"
-    words = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "more than", "exclusiveMaximum": "under"}
+    words = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "under"}
     return "".join(f", {word} {schema[key]:g}" for key, word in words.items() if schema.get(key) is not None)
 
 
