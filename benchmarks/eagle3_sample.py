@@ -21,6 +21,7 @@ from torch import Tensor
 from components.drafts.interface import Batch
 from components.drafts.methods.eagle3 import Eagle3
 from components.drafts.network.target_weights import head_rows, norm_weight_of
+from components.drafts.settings import Eagle3Settings
 
 
 class Sample(NamedTuple):
@@ -59,7 +60,7 @@ def new_drafter(target: Any, draft_ids: Tensor, taps: Tensor, settings: dict[str
 
     Norm weights differ from one and matrices are as large as trained ones, so that nothing hides behind a start value.
     """
-    draft = Eagle3.build(target, settings, draft_ids)
+    draft = Eagle3.build(target, Eagle3Settings.model_validate(settings), draft_ids)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in draft.named_parameters():
@@ -95,7 +96,7 @@ def read_sample(file: Path, device: str, settings: dict[str, Any]) -> Sample:
     frozen = (tensors[name] for name in ("embed", "final_norm", "head"))
     draft = Eagle3.build(
         FrozenParts(SimpleNamespace(**facts), *frozen),
-        {"ttt_steps": facts["num_steps"], "intermediate_size": facts["intermediate_size"], **settings},
+        Eagle3Settings(ttt_steps=facts["num_steps"], intermediate_size=facts["intermediate_size"], **settings),
         tensors["draft_ids"],
     )
     draft.load_state_dict({n.removeprefix("draft."): w for n, w in tensors.items() if n.startswith("draft.")})

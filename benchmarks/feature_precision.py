@@ -27,14 +27,14 @@ from components.contract import Context, Features, Target
 from components.data import collect_prompts, record_features, write_answers
 from components.data.features.format import Example, open_features
 from components.drafts import train_draft
-from components.drafts.settings import Method
 from components.drafts.storage.files import open_draft
 from components.drafts.training.loop import measure
+from components.methods import MethodName
 from components.targets import load_target
 from components.targets.load import open_target
 
 Stored = Literal["bf16", "fp8"]
-METHODS: tuple[Method, ...] = ("eagle3", "mtp")
+METHODS: tuple[MethodName, ...] = ("eagle3", "mtp")
 
 
 def context(folder: Path, threads: int, seed: int = 0) -> Context:
@@ -52,7 +52,7 @@ def held_out_examples(features: Features, limit: int) -> list[Example]:
 
 
 def trained(
-    target: Target, features: Features, judged_on: list[Example], method: Method, steps: int, ctx: Context
+    target: Target, features: Features, judged_on: list[Example], method: MethodName, steps: int, ctx: Context
 ) -> float:
     """Held-out acceptance length of a drafter trained on the features, judged on these examples."""
     draft = train_draft(

@@ -27,7 +27,7 @@ from benchmarks.record import ROOT, write_record
 from components.bench import measure_step_cost
 from components.contract import Context, Draft, Machine, Target, UserError
 from components.data import collect_prompts
-from components.drafts.storage.files import method_class, save_draft
+from components.drafts.storage.files import build_draft, save_draft
 from components.machine import describe_machine
 from components.rows import CostCell, read_rows
 from components.targets.load import open_target
@@ -65,7 +65,7 @@ def make_draft(folder: Path, target: Target, device: str) -> Draft:
     opened = open_target(target, device=device, dtype="bfloat16")
     ids = torch.arange(0, opened.shape.vocab_size, 2, device=device)
     settings = {"ttt_steps": 7}
-    drafter = method_class("eagle3").build(opened, settings, ids)
+    drafter = build_draft("eagle3", opened, settings, ids)
     depths = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
     save_draft(folder, "eagle3", settings, opened, ids, drafter.state_dict(), {**depths, "target_key": target.key})
     return Draft(key="1" * 64, path=folder, info=depths)

@@ -29,7 +29,7 @@ from components.contract import Context, Features
 from components.data.features.format import FeatureRow, FeatureSource, open_features
 from components.drafts.interface import AbstractDraft
 from components.drafts.network.vocabulary import default_size
-from components.drafts.storage.files import method_class
+from components.drafts.storage.files import build_draft
 from components.drafts.training.batches import BatchOrder, Packing
 from components.drafts.training.optimizer import Optimizer
 from components.targets import load_target
@@ -96,7 +96,7 @@ def measure(
     draft_ids = torch.arange(default_size(target.shape.vocab_size))
     trainers = {}
     for mode in MODES:
-        draft: AbstractDraft = method_class(method).build(target, {}, draft_ids)
+        draft: AbstractDraft = build_draft(method, target, {}, draft_ids)
         draft.scale_to_target_features(source.load(rows[0]).taps)
         trainers[mode] = Trainer(draft, source, BatchOrder(rows, batch_tokens, LONGEST, seed=0, packing=mode))
     speeds: dict[str, list[float]] = {mode: [] for mode in MODES}

@@ -163,12 +163,6 @@ class EngineComparison:
 ALL: Final = "all"
 """The value of `workload` and of `language` in a row that pools every prompt."""
 
-UNTRAINED: Final = ("ngram", "lookahead")
-"""Values of `method` that learn nothing, so that no depth lies beyond what they were trained for."""
-
-OF_ONE_DEPTH: Final = ("lookahead",)
-"""Values of `method` whose acceptance map is that of one live run, at its deepest depth, and says nothing of others."""
-
 
 @dataclass(frozen=True)
 class AcceptanceMap:

@@ -25,7 +25,7 @@ from components.drafts.interface import AbstractDraft, CommittedPositions, Sampl
 from components.drafts.methods.graphed_chain import GraphedChain
 from components.drafts.methods.ngram import Ngram
 from components.drafts.methods.one_block import OneBlockDraft
-from components.drafts.storage.files import method_class
+from components.drafts.storage.files import build_draft
 from components.machine import describe_machine
 from components.targets.forward.cuda_graphs import GraphedTarget
 from components.targets.forward.llama import FastTarget
@@ -68,7 +68,7 @@ def some_ids(num_sequences: int, num_rows: int, seed: int = 1) -> Tensor:
 def drafter_on(target: AbstractTarget, method: str) -> AbstractDraft:
     """A drafter with the same decided weights on whatever device its target is."""
     ids = torch.arange(0, target.shape.vocab_size, 2, device=target.device)
-    draft: AbstractDraft = method_class(method).build(target, {}, ids)
+    draft: AbstractDraft = build_draft(method, target, {}, ids)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in draft.named_parameters():

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, LOOPS, Clock, Decoded, RoundFacts, Rounds, count_until_end, run_to_end
+from components.decoding.chain import GREEDY, Clock, Decoded, RoundFacts, Rounds, count_until_end, run_to_end
 from components.decoding.session import check_positions, draw, is_greedy
 from components.decoding.tree import DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import TreeShape
@@ -29,6 +29,7 @@ from components.decoding.tree_verification import TreeVerifyResult, verify_tree_
 from components.decoding.verification import verify_greedy, verify_sampled
 from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
 from components.drafts.network.sampling import probabilities
+from components.methods import decoding_loop_of
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 
 
@@ -87,7 +88,7 @@ def batch_rounds(
     than the target has positions.
     """
     proposer = None if depth == 0 and shape is None else proposer
-    if proposer is not None and proposer.method in LOOPS:
+    if proposer is not None and decoding_loop_of(proposer.method):
         raise UserError(f"decoding: {proposer.method} decodes one sequence at a time, as a chain: take batch size 1")
     deepest = 0 if proposer is None else depth if shape is None else shape.depth
     num_draft_tokens = 0 if proposer is None else depth if shape is None else shape.num_draft_tokens

@@ -15,7 +15,6 @@ Every loop is a generator that yields after each round, so that several generati
 from __future__ import annotations
 
 import functools
-import importlib
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
@@ -29,14 +28,10 @@ from components.decoding.session import Session, draw, is_greedy
 from components.decoding.verification import EXACT, BlockRule, VerifyResult, verify_block, verify_greedy, verify_sampled
 from components.drafts.interface import CommittedPositions, Proposer, Sampling
 from components.drafts.network.sampling import probabilities
+from components.methods import decoding_loop_of, load_object
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 
 GREEDY = Sampling()
-
-# Methods with their own decoding loop, "module:function".
-LOOPS: dict[str, str] = {
-    "lookahead": "components.decoding.lookahead:lookahead_rounds",
-}
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -112,13 +107,11 @@ def decode_rounds(
     if not rule.lossless and not is_greedy(sampling):
         raise UserError("decoding: a block rule is for greedy decoding: set temperature 0, or leave the rule out")
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
-    if proposer is not None and proposer.method in LOOPS:
+    if proposer is not None and (loop := decoding_loop_of(proposer.method)):
         if not rule.lossless:
             raise UserError(f"decoding: {proposer.method} has a loop of its own and no block rule: leave the rule out")
-        module, function = LOOPS[proposer.method].split(":")
-        run_loop = getattr(importlib.import_module(module), function)
         options = {"max_new_tokens": max_new_tokens, "depth": depth, "sampling": sampling, "ends": ends, "clock": clock}
-        decoded: Decoded = yield from run_loop(target, proposer, prompt_ids, session=session, **options)
+        decoded: Decoded = yield from load_object(loop)(target, proposer, prompt_ids, session=session, **options)
         return decoded
     needed = len(prompt_ids) + max_new_tokens + depth + 1
     cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, depth + 1)

@@ -4,7 +4,7 @@ Notation as in targets/interface.py. A *column* t pairs the target's features at
 x_{t+1}.
 After the target has processed x_0..x_{n-1} and x_n is known, columns 0..n-1 are complete (committed); the next proposal
 drafts x_{n+1}, x_{n+2}, ... The state of a drafter is a function of committed positions only, so that replaying an
-acceptance map is exact. Methods with their own decoding loop (decoding/chain.py LOOPS: lookahead) are the exception:
+acceptance map is exact. Methods with their own decoding loop (lookahead) are the exception:
 their map is that of a live run at the deepest depth, and only that depth is predicted from it.
 `taps` are the target's auxiliary hidden states (vLLM: aux_hidden_states).
 """
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from components.drafts.network.layers import CausalMask, Documents
+from components.drafts.settings import Settings
 from components.targets.interface import AbstractTarget
 
 
@@ -76,6 +77,15 @@ class Drafter(Proposer, Protocol):
 
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """As AbstractDraft; -1 (no token) pads chains shorter than `depth`."""
+
+
+class UntrainedRecord(NamedTuple):
+    """The entries of a method without training in draft.json, beside names and sizes."""
+
+    settings: Settings
+    num_steps: int
+    max_depth: int
+    num_parameters: int
 
 
 class Branches(ABC):
@@ -199,7 +209,7 @@ class StepLosses(NamedTuple):
 
 
 class AbstractDraft(nn.Module, ABC):
-    """A trained drafter. Subclasses are final; one file each; one line each in METHODS."""
+    """A trained drafter. Subclasses are final; one entry each in components/methods.py."""
 
     method: ClassVar[str]
     needs_features: ClassVar[bool] = True
@@ -230,8 +240,11 @@ class AbstractDraft(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> AbstractDraft:
-        """Make an untrained drafter for a target; draft_ids: int64 [N], ids of its draft vocabulary, ascending."""
+    def build(cls, target: AbstractTarget, settings: Any, draft_ids: Tensor) -> AbstractDraft:
+        """Make an untrained drafter for a target.
+
+        settings: the method's own class in settings.py. draft_ids: int64 [N], its draft vocabulary, ascending.
+        """
 
     @abstractmethod
     def losses(self, batch: Batch) -> StepLosses:

@@ -7,13 +7,12 @@ like any other: measured, compared, released and served under its own key, besid
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from safetensors.torch import save_file
 
 from components.contract import Context, Draft, UserError
-from components.drafts.settings import Place
 from components.drafts.storage.files import read_draft, write_record
 from components.drafts.storage.quantisation import is_linear, layer_of, num_bytes, packed_layers, quantise_tensors
 from components.weight_format import DEFAULT_GROUP, Storage, Weights
@@ -64,16 +63,3 @@ def quantise_draft(
     ctx.note(f"{record['method']} in {storage.description}: {after / 1e6:.2f} MB, {after / before:.0%} of float32")
     info = {name: facts[name] for name in INFO_FIELDS if name in facts}
     return Draft.of_step(ctx, {**info, "weights": storage.description, "quantised_from": draft.key})
-
-
-def quantise_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
-    """The settings as they enter the step's key, the group size filled in; and faults."""
-    weights, size = settings["weights"], settings["group_size"]
-    faults: list[tuple[Place, str]] = []
-    if size and weights == "bf16":
-        faults.append((("group_size",), "bf16 has no groups: leave group_size out"))
-    elif size and size % 8:
-        faults.append((("group_size",), f"{size} is no multiple of 8: whole 32-bit words are packed; engines take 32"))
-    resolved = DEFAULT_GROUP[weights] if size is None else size
-    keep = [] if weights == "bf16" else sorted(set(settings["keep"]))
-    return {**settings, "group_size": resolved, "keep": keep}, faults

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from components.contract import UserError
 from components.methods import METHODS, load_object
 from components.text import did_you_mean
+from components.weight_format import DEFAULT_GROUP
 
 Place = tuple[str | int, ...]
 Depth = Annotated[int, Field(ge=1, le=16)]
@@ -281,3 +282,29 @@ def resolve_settings(settings: Settings, seed: int) -> Settings:
     if isinstance(settings, Trained) and settings.init_seed is None:
         return settings.model_copy(update={"init_seed": seed})
     return settings
+
+
+def train_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """The settings as they enter the step's key: of `settings` only the method's own, defaults filled in; and faults.
+
+    flows/planning/step_signature.py asks for this when it reads pipelines.yaml.
+    """
+    method = settings["method"]
+    method_settings, faults = check_settings(method, settings["settings"])
+    return {
+        **settings,
+        "settings": {} if method_settings is None else {method: method_settings.model_dump(mode="json")},
+    }, faults
+
+
+def quantise_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """The settings as they enter the step's key, the group size filled in; and faults."""
+    weights, size = settings["weights"], settings["group_size"]
+    faults: list[tuple[Place, str]] = []
+    if size and weights == "bf16":
+        faults.append((("group_size",), "bf16 has no groups: leave group_size out"))
+    elif size and size % 8:
+        faults.append((("group_size",), f"{size} is no multiple of 8: whole 32-bit words are packed; engines take 32"))
+    resolved = DEFAULT_GROUP[weights] if size is None else size
+    keep = [] if weights == "bf16" else sorted(set(settings["keep"]))
+    return {**settings, "group_size": resolved, "keep": keep}, faults

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, Draft, Features, Target
-from components.drafts.settings import Method
+from components.drafts.settings import quantise_draft_settings as quantise_draft_settings
+from components.drafts.settings import train_draft_settings as train_draft_settings
+from components.methods import MethodName
+from components.targets.source import load_target_fingerprint
 from components.weight_format import Weights
 
 
@@ -48,7 +51,7 @@ def train_draft(
     features: Features | None = None,
     start_from: Draft | None = None,
     *,
-    method: Method = "eagle3",
+    method: MethodName = "eagle3",
     settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
     num_steps: Annotated[int, Field(ge=1)] = 400,
     optimizer: Literal["muon", "adamw"] = "muon",
@@ -136,6 +139,5 @@ def train_draft(
 
 def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
     """The content of a given draft model, for the step's key: file name -> sha256; {} where none is given."""
-    from components.drafts.training.from_features import train_draft_fingerprint as fingerprint
-
-    return fingerprint(settings)
+    model = settings["settings"].get("draft-model", {}).get("model", "")
+    return load_target_fingerprint({"model": model}) if model and settings["method"] == "draft-model" else {}

@@ -24,7 +24,7 @@ from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import Prompt, encode_prompt
 from components.decoding.chain import decode
 from components.drafts import quantise_draft, train_draft
-from components.drafts.storage.files import method_class, open_draft, save_draft
+from components.drafts.storage.files import build_draft, open_draft, save_draft
 from components.targets import load_target
 from components.targets.generate import continue_batch
 from components.targets.interface import AbstractTarget
@@ -138,7 +138,7 @@ def sharded(source: Path, folder: Path) -> Path:
 
 def made_draft(folder: Path, target: AbstractTarget, method: str) -> Path:
     """A drafter of random weights over every second token."""
-    draft: Any = method_class(method).build(target, {}, torch.arange(0, target.shape.vocab_size, 2))
+    draft: Any = build_draft(method, target, {}, torch.arange(0, target.shape.vocab_size, 2))
     facts = {"target_key": "t", "num_steps": draft.num_steps, "max_depth": draft.max_depth}
     save_draft(folder_of(folder), method, {}, target, draft.draft_ids, draft.state_dict(), facts)
     return folder

@@ -18,7 +18,7 @@ covers the draft vocabulary only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, final
@@ -37,6 +37,7 @@ from components.drafts.interface import (
     Proposal,
     Sampling,
     StepLosses,
+    UntrainedRecord,
 )
 from components.drafts.methods.small_llama import (
     Chains,
@@ -92,13 +93,12 @@ class DraftModel(AbstractDraft):
         self.lm_head = nn.Linear(shape.hidden_size, draft_ids.numel(), bias=False)
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> DraftModel:
-        """As AbstractDraft; settings: DraftModelSettings. With `model`, all ids of both models can be drafted."""
-        parsed = DraftModelSettings.model_validate(settings)
-        draft = cls(target, parsed, draft_ids.to(target.device))
-        if parsed.model:
+    def build(cls, target: AbstractTarget, settings: DraftModelSettings, draft_ids: Tensor) -> DraftModel:
+        """As AbstractDraft. With `model`, all ids of both models can be drafted."""
+        draft = cls(target, settings, draft_ids.to(target.device))
+        if settings.model:
             return draft
-        generator = torch.Generator().manual_seed(parsed.init_seed or 0)
+        generator = torch.Generator().manual_seed(settings.init_seed or 0)
         initialise(draft, generator)
         with torch.no_grad():
             if draft.shape.hidden_size == target.shape.hidden_size:
@@ -109,12 +109,10 @@ class DraftModel(AbstractDraft):
         return draft.to(target.device)
 
     @classmethod
-    def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of a given model in draft.json: settings, num_steps, max_depth, num_parameters."""
-
-        resolved = resolve_model(target, DraftModelSettings.model_validate(dict(settings)))
-        depths = {"num_steps": resolved.chain_depth, "max_depth": MAX_DEPTH}
-        return {"settings": resolved.model_dump(mode="json"), **depths, "num_parameters": num_parameters_of(resolved)}
+    def untrained_record(cls, target: Target, settings: DraftModelSettings) -> UntrainedRecord:
+        """The entries of a given model."""
+        resolved = resolve_model(target, settings)
+        return UntrainedRecord(resolved, resolved.chain_depth, MAX_DEPTH, num_parameters_of(resolved))
 
     @property
     def token_tables(self) -> frozenset[str]:

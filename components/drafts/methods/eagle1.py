@@ -37,7 +37,7 @@ weigh step_decay^j, 1 by default as theirs.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Self, final
+from typing import ClassVar, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -50,9 +50,9 @@ from components.drafts.network.cached_block import CachedBlock, TokenTable, line
 from components.drafts.network.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
 from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
 from components.drafts.network.training_linear import linear
+from components.drafts.settings import Eagle1Settings, HassSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import (
-    TOP_K,
     StepLossAccumulator,
     Teacher,
     row_loss,
@@ -93,32 +93,24 @@ class FeatureDraft(OneBlockDraft):
     Trained parameters: fc, layers.0.
     """
 
-    def __init__(self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, depth: int, fc_bias: bool) -> None:
-        super().__init__(target, shape, draft_ids, depth)
-        self.num_passes, self.feature_weight, self.token_weight = 1, 1.0, 0.1
-        self.top_k, self.top_k_weight = 0, 0.0
-        self.feature_noise, self.noise_seed = 0.1, 0
+    def __init__(self, target: AbstractTarget, settings: Eagle1Settings, draft_ids: Tensor) -> None:
+        super().__init__(target, settings, draft_ids, settings.chain_depth)
+        self.feature_weight, self.token_weight = settings.feature_weight, settings.token_weight
+        self.feature_noise, self.noise_seed = settings.feature_noise, settings.init_seed or 0
+        self.num_passes, self.top_k, self.top_k_weight = 1, 0, 0.0
         self.head_weight: Tensor  # [V, H], frozen
         self.pruned_head: Tensor  # [N, H], its rows of the draft vocabulary
         head = head_rows(target, torch.arange(target.shape.vocab_size))
         self.register_buffer("head_weight", head, persistent=False)
         self.register_buffer("pruned_head", head[draft_ids.to(head.device)], persistent=False)
         self.token_scale = token_scale_of(target)
-        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
-        self.layers = nn.ModuleList([FeatureLayer(shape)])
+        self.fc = nn.Linear(2 * self.shape.hidden_size, self.shape.hidden_size, bias=settings.fc_bias)
+        self.layers = nn.ModuleList([FeatureLayer(self.shape)])
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> Self:
-        """As AbstractDraft; settings: Eagle1Settings, or HassSettings for HASS, all optional."""
-        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
-        depth, fc_bias = int(settings.get("chain_depth", 7)), bool(settings.get("fc_bias", True))
-        draft = cls(target, shape, draft_ids, depth, fc_bias)
-        draft.apply_training_settings(settings)
-        draft.num_passes = int(settings.get("passes", draft.num_passes))
-        for name in ("feature_weight", "token_weight", "feature_noise", "top_k_weight"):
-            setattr(draft, name, float(settings.get(name, getattr(draft, name))))
-        draft.top_k = int(settings.get("top_k", draft.top_k))
-        draft.noise_seed = int(settings.get("init_seed", 0))
+    def build(cls, target: AbstractTarget, settings: Eagle1Settings, draft_ids: Tensor) -> Self:
+        """As AbstractDraft."""
+        draft = cls(target, settings, draft_ids)
         initialise(draft, torch.Generator().manual_seed(draft.noise_seed))
         draft._start_as_identity()
         return draft.to(target.device)
@@ -157,18 +149,18 @@ class FeatureDraft(OneBlockDraft):
         self._decoder = None
         features = self.features(batch.taps, batch.last)
         accumulator = StepLossAccumulator(
-            batch, teacher_at_target_columns(self.target, batch, None), self.num_passes, self.normaliser
+            batch, teacher_at_target_columns(self.target, batch, None), self.num_passes, self.settings.normaliser
         )
         outputs = self.unroll(batch, self._noisy(features, batch), accumulator.roots.rows)
         for _ in range(self.num_passes):
             output = next(outputs)
             distance = smooth_l1(output, select_rows(features, accumulator.target_columns()))
             accumulator.add(linear(output, self.head_weight), partial(self._row_loss, distance))
-        return accumulator.result(self.step_decay)
+        return accumulator.result(self.settings.step_decay)
 
     def _row_loss(self, distance: Tensor, logits: Tensor, teacher: Teacher) -> Tensor:
         """SmoothL1 distances [B, R] and logits [B, R, V] -> the weighted loss of every row [B, R]."""
-        loss = self.feature_weight * distance + self.token_weight * row_loss(self.loss_name, logits, teacher)
+        loss = self.feature_weight * distance + self.token_weight * row_loss(self.settings.loss, logits, teacher)
         if self.top_k_weight > 0:
             loss = loss + self.top_k_weight * top_k_cross_entropy(logits, teacher.probs, self.top_k)
         return loss
@@ -220,6 +212,6 @@ class Hass(FeatureDraft):
 
     method: ClassVar[str] = "hass"
 
-    def __init__(self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, depth: int, fc_bias: bool) -> None:
-        super().__init__(target, shape, draft_ids, depth, fc_bias)
-        self.num_passes, self.step_decay, self.top_k, self.top_k_weight = 3, 1.0, TOP_K, 1.0
+    def __init__(self, target: AbstractTarget, settings: HassSettings, draft_ids: Tensor) -> None:
+        super().__init__(target, settings, draft_ids)
+        self.num_passes, self.top_k, self.top_k_weight = settings.passes, settings.top_k, settings.top_k_weight

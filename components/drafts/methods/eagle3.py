@@ -19,7 +19,7 @@ the full-vocabulary argmax; the LM head and the last norm start from the target'
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from components.drafts.network.cached_block import CachedBlock, TokenTable, line
 from components.drafts.network.layers import INIT_STD, AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
 from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
 from components.drafts.network.training_linear import TrainingLinear
+from components.drafts.settings import Eagle3Settings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
 from components.targets.forward.linear import lay_out
 from components.targets.interface import AbstractTarget
@@ -70,27 +71,21 @@ class Eagle3(OneBlockDraft):
 
     method: ClassVar[str] = "eagle3"
 
-    def __init__(
-        self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, num_steps: int, fc_norm: bool
-    ) -> None:
-        super().__init__(target, shape, draft_ids, num_steps)
-        hidden, eps = shape.hidden_size, shape.rms_norm_eps
-        self.norm_output = False
+    def __init__(self, target: AbstractTarget, settings: Eagle3Settings, draft_ids: Tensor) -> None:
+        super().__init__(target, settings, draft_ids, settings.ttt_steps)
+        shape, hidden, eps = self.shape, self.shape.hidden_size, self.shape.rms_norm_eps
+        self.norm_output = settings.norm_output
         self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
         self.midlayer = FirstLayer(shape)
         self.norm = RmsNorm(hidden, eps)
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
-        self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if fc_norm else None
+        self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if settings.fc_norm else None
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> Eagle3:
-        """As AbstractDraft; settings: Eagle3Settings, all optional."""
-        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
-        steps, fc_norm = int(settings.get("ttt_steps", 7)), bool(settings.get("fc_norm", False))
-        draft = cls(target, shape, draft_ids, steps, fc_norm)
-        draft.norm_output = bool(settings.get("norm_output", False))
-        draft.apply_training_settings(settings)
-        initialise(draft, torch.Generator().manual_seed(int(settings.get("init_seed", 0))))
+    def build(cls, target: AbstractTarget, settings: Eagle3Settings, draft_ids: Tensor) -> Eagle3:
+        """As AbstractDraft."""
+        draft = cls(target, settings, draft_ids)
+        initialise(draft, torch.Generator().manual_seed(settings.init_seed or 0))
         with torch.no_grad():
             draft.lm_head.weight.copy_(head_rows(target, draft_ids))
             draft.norm.weight.copy_(norm_weight_of(target))
@@ -134,7 +129,7 @@ class Eagle3(OneBlockDraft):
         self._decoder = None
         teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
         steps = partial(self.teacher_forced, batch)
-        return step_losses(batch, steps, self.num_steps, teacher, self.step_decay, self.normaliser, self.loss_name)
+        return step_losses(batch, steps, self.num_steps, teacher, self.settings)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
         """As OneBlockDraft: norm weights are folded into the linear layers after them."""

@@ -24,18 +24,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from components.contract import Target
-from components.drafts.interface import CommittedPositions, Proposal, Sampling
+from components.drafts.interface import CommittedPositions, Proposal, Sampling, UntrainedRecord
 from components.drafts.methods.ngram import NO_TOKEN
 from components.drafts.settings import LookaheadSettings
-from components.targets.interface import TreeRows
+from components.targets.interface import AbstractTarget, TreeRows
 
 Ngram = tuple[int, ...]
 UNKNOWN = -1  # a window cell that no output of the target has filled yet
@@ -117,23 +117,20 @@ class Lookahead:
     method: ClassVar[str] = "lookahead"
     needs_features: ClassVar[bool] = False
 
-    def __init__(self, target: Any, settings: LookaheadSettings) -> None:
-        """target: an AbstractTarget; `propose_at_every_position` runs passes of it."""
+    def __init__(self, target: AbstractTarget, settings: LookaheadSettings) -> None:
         self.target, self.settings = target, settings
         self.num_steps = self.max_depth = settings.ngram_size - 1
         self.kernel = "plain"
 
     @classmethod
-    def build(cls, target: Any, settings: Mapping[str, Any], draft_ids: Tensor) -> Lookahead:
-        """As AbstractDraft.build; every token can be drafted. settings: LookaheadSettings."""
-        return cls(target, LookaheadSettings.model_validate(dict(settings)))
+    def build(cls, target: AbstractTarget, settings: LookaheadSettings, draft_ids: Tensor) -> Lookahead:
+        """As AbstractDraft.build; every token can be drafted."""
+        return cls(target, settings)
 
     @classmethod
-    def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of draft.json beside names and sizes: settings, num_steps, max_depth, num_parameters."""
-        built = cls.build(None, settings, torch.empty(0))
-        depths = {"num_steps": built.num_steps, "max_depth": built.max_depth}
-        return {"settings": dict(settings), **depths, "num_parameters": 0}
+    def untrained_record(cls, target: Target, settings: LookaheadSettings) -> UntrainedRecord:
+        """Its entries of draft.json."""
+        return UntrainedRecord(settings, settings.ngram_size - 1, settings.ngram_size - 1, 0)
 
     def new_state(self, capacity: int) -> LookaheadState:
         """State for one sequence; the same text gives the same drafts every time."""
@@ -174,6 +171,7 @@ class Lookahead:
             ).tokens
             assert state.plan is not None
             out = self.target.forward(torch.cat((token.cpu(), draft_tokens))[None], cache, tree=state.plan.tree)
+            assert out.logits is not None
             picks = out.logits[0].argmax(-1).tolist()
             best = state.verify(picks).best
             rows.append(best + [NO_TOKEN] * (depth - len(best)))

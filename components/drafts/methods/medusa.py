@@ -97,9 +97,9 @@ class Medusa(AbstractDraft):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> Medusa:
-        """As AbstractDraft; settings: MedusaSettings. Nothing is drawn at random."""
-        draft = cls(target, MedusaSettings.model_validate(settings), draft_ids.to(target.device)).to(target.device)
+    def build(cls, target: AbstractTarget, settings: MedusaSettings, draft_ids: Tensor) -> Medusa:
+        """As AbstractDraft. Nothing is drawn at random."""
+        draft = cls(target, settings, draft_ids.to(target.device)).to(target.device)
         if draft.settings.head == "own":
             with torch.no_grad():
                 for i in range(draft.num_steps):

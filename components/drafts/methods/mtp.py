@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +58,8 @@ from components.drafts.network.layers import (
 from components.drafts.network.sampling import DraftSampler
 from components.drafts.network.target_weights import head_rows, norm_weight_of
 from components.drafts.network.training_linear import TrainingLinear, linear
-from components.drafts.settings import LossName
-from components.drafts.training.losses import Normaliser, step_losses, teacher_at_target_columns
+from components.drafts.settings import MtpSettings
+from components.drafts.training.losses import step_losses, teacher_at_target_columns
 from components.targets.forward.linear import lay_out
 from components.targets.interface import AbstractTarget
 
@@ -71,36 +71,30 @@ class Mtp(AbstractDraft):
     method: ClassVar[str] = "mtp"
     packs: ClassVar[bool] = True
 
-    def __init__(self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, num_modules: int) -> None:
+    def __init__(self, target: AbstractTarget, settings: MtpSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
-        self.shape, self.num_steps, self.max_depth = shape, num_modules, num_modules
-        self.step_decay, self.first_hidden = 0.8, "post_norm"
-        self.normaliser: Normaliser = "token"
-        self.loss_name: LossName = "soft_ce"
+        self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
+        self.num_steps = self.max_depth = settings.mtp_modules
         self.head_weight: Tensor  # [V, H], frozen
         self.register_buffer("head_weight", head_rows(target, torch.arange(target.shape.vocab_size)), persistent=False)
         first = target.shape.num_layers
         self.model = nn.Module()
-        self.model.layers = nn.ModuleDict({str(first + j): MtpModule(shape) for j in range(num_modules)})
+        self.model.layers = nn.ModuleDict({str(first + j): MtpModule(self.shape) for j in range(self.num_steps)})
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> AbstractDraft:
-        """As AbstractDraft; settings: MtpSettings, all optional. With `start: own` it is an MtpNative."""
-        if settings.get("start") == "own":
+    def build(cls, target: AbstractTarget, settings: MtpSettings, draft_ids: Tensor) -> AbstractDraft:
+        """As AbstractDraft; with `start: own` it is an MtpNative."""
+        if settings.start == "own":
             return MtpNative.build(target, settings, draft_ids)
-        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
-        draft = cls(target, shape, draft_ids, int(settings.get("mtp_modules", 3)))
-        draft.step_decay = float(settings.get("step_decay", 0.8))
-        draft.normaliser = settings.get("normaliser", "token")
-        draft.loss_name = settings.get("loss", "soft_ce")
-        draft.first_hidden = settings.get("first_hidden", "post_norm")
-        initialise(draft, torch.Generator().manual_seed(int(settings.get("init_seed", 0))))
+        draft = cls(target, settings, draft_ids)
+        hidden = draft.shape.hidden_size
+        initialise(draft, torch.Generator().manual_seed(settings.init_seed or 0))
         with torch.no_grad():
             for module in draft.mtp_modules:
                 # The hidden half of eh_proj starts as the identity: the module starts from the target's state
                 # (held-out AL 2.20 against 2.13 after 150 steps on a snapshot of the built-in target).
-                module.eh_proj.weight[:, shape.hidden_size :] += torch.eye(shape.hidden_size)
+                module.eh_proj.weight[:, hidden:] += torch.eye(hidden)
                 module.shared_head.norm.weight.copy_(norm_weight_of(target))
         return draft.to(target.device)
 
@@ -115,7 +109,7 @@ class Mtp(AbstractDraft):
 
     def initial_hidden(self, last: Tensor) -> Tensor:
         """h^0 from the target's last-layer output: [..., H] -> [..., H]."""
-        if self.first_hidden == "pre_norm":
+        if self.settings.first_hidden == "pre_norm":
             return last
         return self.target.final_norm(last.to(self.target.dtype))
 
@@ -132,7 +126,7 @@ class Mtp(AbstractDraft):
         self._decoder = None
         teacher = teacher_at_target_columns(self.target, batch, None)
         steps = partial(self.teacher_forced, batch)
-        return step_losses(batch, steps, self.num_steps, teacher, self.step_decay, self.normaliser, self.loss_name)
+        return step_losses(batch, steps, self.num_steps, teacher, self.settings)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, V] of modules 1, 2, ... at columns rows [B, R], each fed the true x_{t+j}."""

@@ -102,7 +102,7 @@ class MtpNative(AbstractDraft):
         self.register_buffer("head_weight", head_rows(target, torch.arange(target.shape.vocab_size)), persistent=False)
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> MtpNative:
+    def build(cls, target: AbstractTarget, settings: MtpSettings, draft_ids: Tensor) -> MtpNative:
         """As AbstractDraft, with the checkpoint's weights; raises UserError where it has no MTP module."""
         folder: Path | None = getattr(target, "folder", None)
         if folder is None:
@@ -115,7 +115,7 @@ class MtpNative(AbstractDraft):
         module.load_state_dict(
             {name: t.float() for name, t in weights.read(module.state_dict(), checkpoint_name).items()}
         )
-        return cls(target, module, draft_ids, MtpSettings.model_validate(settings)).to(target.device)
+        return cls(target, module, draft_ids, settings).to(target.device)
 
     def initial_hidden(self, last: Tensor) -> Tensor:
         """h from the target's last-layer output: [..., H] -> float32 [..., H]."""
@@ -147,9 +147,8 @@ class MtpNative(AbstractDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all reachable columns at once."""
         teacher = teacher_at_target_columns(self.target, batch, None)
-        s = self.settings
         steps = partial(self.teacher_forced, batch)
-        return step_losses(batch, steps, self.num_steps, teacher, s.step_decay, s.normaliser, s.loss)
+        return step_losses(batch, steps, self.num_steps, teacher, self.settings)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, V] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -90,11 +90,10 @@ class MtpParallel(AbstractDraft):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> MtpParallel:
-        """As AbstractDraft; settings: MtpParallelSettings."""
-        parsed = MtpParallelSettings.model_validate(settings)
-        draft = cls(target, parsed, draft_ids.to(target.device))
-        initialise(draft, torch.Generator().manual_seed(parsed.init_seed or 0))
+    def build(cls, target: AbstractTarget, settings: MtpParallelSettings, draft_ids: Tensor) -> MtpParallel:
+        """As AbstractDraft."""
+        draft = cls(target, settings, draft_ids.to(target.device))
+        initialise(draft, torch.Generator().manual_seed(settings.init_seed or 0))
         for head in draft.heads:
             nn.init.zeros_(head.self_attn.o_proj.weight)  # type: ignore[union-attr, arg-type]
             nn.init.zeros_(head.mlp.down_proj.weight)  # type: ignore[union-attr, arg-type]

@@ -11,16 +11,16 @@ A Proposer never sees x_0, so the history begins with x_1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from components.contract import Target
-from components.drafts.interface import CommittedPositions, Proposal, Sampling
+from components.drafts.interface import CommittedPositions, Proposal, Sampling, UntrainedRecord
 from components.drafts.settings import NgramSettings
+from components.targets.interface import AbstractTarget
 
 MEASURED_DEPTH = 7  # as deep as EAGLE-3 is trained by default
 NO_TOKEN = -1
@@ -41,23 +41,20 @@ class Ngram:
     method: ClassVar[str] = "ngram"
     needs_features: ClassVar[bool] = False
 
-    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, max_depth: int = 16) -> None:
-        assert 1 <= min_ngram <= max_ngram
-        self.max_ngram, self.min_ngram, self.max_depth = max_ngram, min_ngram, max_depth
+    def __init__(self, settings: NgramSettings = NgramSettings(), max_depth: int = 16) -> None:
+        self.max_ngram, self.min_ngram, self.max_depth = settings.max_ngram, settings.min_ngram, max_depth
         self.num_steps, self.kernel = min(MEASURED_DEPTH, max_depth), "plain"
 
     @classmethod
-    def build(cls, target: Any, settings: Mapping[str, Any], draft_ids: Tensor) -> Ngram:
-        """As AbstractDraft.build, without the target or a draft vocabulary. settings: NgramSettings."""
-        parsed = NgramSettings.model_validate(dict(settings))
-        return cls(parsed.max_ngram, parsed.min_ngram)
+    def build(cls, target: AbstractTarget, settings: NgramSettings, draft_ids: Tensor) -> Ngram:
+        """As AbstractDraft.build, without the target or a draft vocabulary."""
+        return cls(settings)
 
     @classmethod
-    def untrained_record(cls, target: Target, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of draft.json beside names and sizes: settings, num_steps, max_depth, num_parameters."""
-        built = cls.build(None, settings, torch.empty(0))
-        depths = {"num_steps": built.num_steps, "max_depth": built.max_depth}
-        return {"settings": dict(settings), **depths, "num_parameters": 0}
+    def untrained_record(cls, target: Target, settings: NgramSettings) -> UntrainedRecord:
+        """Its entries of draft.json."""
+        built = cls(settings)
+        return UntrainedRecord(settings, built.num_steps, built.max_depth, 0)
 
     def new_state(self, capacity: int) -> NgramState:
         """State for one sequence; it grows as it must."""

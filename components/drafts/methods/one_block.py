@@ -14,9 +14,9 @@ node, and a mask marks which of these rows are a node's ancestors. Siblings shar
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, final
+from typing import ClassVar, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ from components.drafts.methods.training_time_test import BlockParts, Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockShape, shift_left
 from components.drafts.network.sampling import Ancestry, DraftSampler
-from components.drafts.settings import LossName
-from components.drafts.training.losses import Normaliser
+from components.drafts.settings import DistilledBlock
 from components.targets.interface import AbstractTarget
 
 EXTRA_DEPTH = 4  # a chain may exceed the trained depth by this
@@ -57,19 +56,11 @@ class OneBlockDraft(AbstractDraft):
 
     packs: ClassVar[bool] = True
 
-    def __init__(self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, num_steps: int) -> None:
+    def __init__(self, target: AbstractTarget, settings: DistilledBlock, draft_ids: Tensor, num_steps: int) -> None:
         super().__init__(target, draft_ids)
-        self.shape, self.num_steps, self.max_depth = shape, num_steps, num_steps + EXTRA_DEPTH
-        self.step_decay = 0.8
-        self.normaliser: Normaliser = "token"
-        self.loss_name: LossName = "soft_ce"
+        self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
+        self.num_steps, self.max_depth = num_steps, num_steps + EXTRA_DEPTH
         self._decoder: ChainDecoder | None = None
-
-    def apply_training_settings(self, settings: Mapping[str, Any]) -> None:
-        """Set step_decay, normaliser and loss where `settings` has them."""
-        self.step_decay = float(settings.get("step_decay", self.step_decay))
-        self.normaliser = settings.get("normaliser", self.normaliser)
-        self.loss_name = settings.get("loss", self.loss_name)
 
     @property
     def prepared(self) -> ChainDecoder:

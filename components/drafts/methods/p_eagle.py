@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -62,10 +62,9 @@ from components.drafts.network.layers import (
 from components.drafts.network.sampling import DraftSampler
 from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
 from components.drafts.network.training_linear import TrainingLinear
-from components.drafts.settings import LossName
+from components.drafts.settings import PEagleSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import (
-    Normaliser,
     Roots,
     StepLossAccumulator,
     row_loss,
@@ -103,17 +102,14 @@ class PEagle(AbstractDraft):
     method: ClassVar[str] = "p-eagle"
     packs: ClassVar[bool] = True
 
-    def __init__(
-        self, target: AbstractTarget, shape: BlockShape, draft_ids: Tensor, depth: int, num_layers: int
-    ) -> None:
+    def __init__(self, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
-        hidden = shape.hidden_size
-        self.shape, self.num_steps, self.max_depth = shape, depth, depth + EXTRA_DEPTH
-        self.step_decay, self.kept_share, self.least_share, self.seed = 0.7, 0.7, 0.2, 0
-        self.normaliser: Normaliser = "token"
-        self.loss_name: LossName = "soft_ce"
+        self.settings, self.seed = settings, settings.init_seed or 0
+        shape = self.shape = BlockShape.of(target, settings.intermediate_size)
+        hidden, self.num_steps = shape.hidden_size, settings.parallel_depth
+        self.max_depth = self.num_steps + EXTRA_DEPTH
         self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
-        self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(num_layers - 1))])
+        self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(settings.num_layers - 1))])
         self.norm = RmsNorm(hidden, shape.rms_norm_eps)
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.mask_token = nn.Parameter(torch.zeros(hidden))
@@ -121,16 +117,9 @@ class PEagle(AbstractDraft):
         self._decoder: Decoder | None = None
 
     @classmethod
-    def build(cls, target: AbstractTarget, settings: dict[str, Any], draft_ids: Tensor) -> PEagle:
-        """As AbstractDraft; settings: PEagleSettings, all optional."""
-        shape = BlockShape.of(target, int(settings.get("intermediate_size", 0)))
-        depth, num_layers = int(settings.get("parallel_depth", 7)), int(settings.get("num_layers", 2))
-        draft = cls(target, shape, draft_ids, depth, num_layers)
-        for name in ("step_decay", "kept_share", "least_share"):
-            setattr(draft, name, float(settings.get(name, getattr(draft, name))))
-        draft.normaliser = settings.get("normaliser", "token")
-        draft.loss_name = settings.get("loss", "soft_ce")
-        draft.seed = int(settings.get("init_seed", 0))
+    def build(cls, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> PEagle:
+        """As AbstractDraft."""
+        draft = cls(target, settings, draft_ids)
         generator = torch.Generator().manual_seed(draft.seed)
         initialise(draft, generator)
         with torch.no_grad():
@@ -167,18 +156,19 @@ class PEagle(AbstractDraft):
         """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
         self._decoder = None
         teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
-        accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.normaliser)
+        accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
         widths = [accumulator.roots.rows.shape[1]] * self.num_steps
         if self.training:
             accumulator.use_roots(_shuffled(accumulator.roots, step_generator(batch, self.seed)))
             widths = [
-                max(1, round(widths[0] * max(self.kept_share**d, self.least_share))) for d in range(self.num_steps)
+                max(1, round(widths[0] * max(self.settings.kept_share**d, self.settings.least_share)))
+                for d in range(self.num_steps)
             ]
         for logits in self.draft_logits(
             batch.taps, shift_left(batch.ids, 1), accumulator.roots.rows, widths, batch.causal
         ):
-            accumulator.add(logits, partial(row_loss, self.loss_name))
-        return accumulator.result(self.step_decay)
+            accumulator.add(logits, partial(row_loss, self.settings.loss))
+        return accumulator.result(self.settings.step_decay)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of depths 0, 1, ... from columns rows [B, R]; no true token after x_{t+1} is read."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from pydantic import ValidationError
@@ -29,7 +29,7 @@ from components.drafts.network.vocabulary import ids_of, membership_of, offsets_
 from components.drafts.settings import Settings, require_method, settings_class
 from components.drafts.storage.quantisation import dequantise_tensors
 from components.methods import METHODS, load_object
-from components.outside_json import read_object
+from components.outside_json import JsonObject, read_object
 from components.targets.interface import AbstractTarget
 from components.targets.load import target_facts
 from components.tensor_files import read_header, require_finite
@@ -38,6 +38,37 @@ from components.weight_format import Storage
 
 FORMAT = 1
 VOCABULARY_TENSORS = ("d2t", "t2d")
+
+
+class TargetSizes(TypedDict):
+    """The target of a drafter in draft.json."""
+
+    key: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+
+class DraftRecord(TypedDict):
+    """draft.json.
+
+    settings: what `build` takes. num_steps: trained depth. trained: absent where it is. storage, quantised_from: of a
+    drafter whose weights were rounded.
+    """
+
+    format: int
+    method: str
+    settings: JsonObject
+    target: TargetSizes
+    num_steps: int
+    max_depth: int
+    draft_vocab_size: int
+    num_parameters: int
+    target_key: NotRequired[str]
+    trained: NotRequired[bool]
+    storage: NotRequired[JsonObject]
+    quantised_from: NotRequired[str]
+    held_out_al: NotRequired[float | None]
 
 
 def method_class(method: str) -> Any:
@@ -112,7 +143,7 @@ def save_untrained(directory: Path, method: str, settings: Settings, target: Tar
     return facts
 
 
-def read_record(directory: Path) -> dict[str, Any]:
+def read_record(directory: Path) -> DraftRecord:
     """Read draft.json of a drafter, and no weights; raises UserError where the folder holds no drafter."""
 
     def require_file(name: str) -> Path:
@@ -126,7 +157,8 @@ def read_record(directory: Path) -> dict[str, Any]:
     if record.get("trained", True):
         require_file("model.safetensors")
     _check_record(record, f"{directory}/draft.json")
-    return record
+    checked: DraftRecord = record  # type: ignore[assignment]  # checked just now
+    return checked
 
 
 def _check_record(record: Mapping[str, Any], location: str) -> None:
@@ -153,7 +185,7 @@ def _check_record(record: Mapping[str, Any], location: str) -> None:
         raise UserError(f"{location}: {error}; quantise the drafter again") from error
 
 
-def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_draft(directory: Path) -> tuple[DraftRecord, dict[str, Tensor]]:
     """Read draft.json and the weights in float32; raises UserError where the folder holds no drafter."""
     record, tensors = read_stored(directory)
     storage = Storage.from_record(record)
@@ -162,7 +194,7 @@ def read_draft(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return record, tensors
 
 
-def read_stored(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_stored(directory: Path) -> tuple[DraftRecord, dict[str, Tensor]]:
     """Read draft.json and the tensors as they are stored; raises UserError where the folder holds no drafter."""
     record, file = read_record(directory), directory / "model.safetensors"
     if not record.get("trained", True):

@@ -29,7 +29,13 @@ from components.drafts.network.vocabulary import (
     default_size,
     describe_vocabulary,
 )
-from components.drafts.settings import Method, Place, Settings, check_settings, resolve_settings, settings_of_method
+from components.drafts.settings import (
+    MtpSettings,
+    Settings,
+    Trained,
+    resolve_settings,
+    settings_of_method,
+)
 from components.drafts.storage.files import (
     check_target,
     method_class,
@@ -40,9 +46,9 @@ from components.drafts.storage.files import (
 )
 from components.drafts.training.batches import BatchOrder, Packing
 from components.drafts.training.loop import Schedule, greedy_examples, train
+from components.methods import MethodName
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.source import load_target_fingerprint
 
 FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's inputs
 
@@ -64,7 +70,7 @@ def train_from_features(
     features: Features,
     start_from: Draft | None,
     method: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     schedule: Schedule,
     choice: DataChoice,
     ctx: Context,
@@ -83,21 +89,21 @@ def train_from_features(
     vocabulary = _choose_vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
     covered = coverage(data.token_counts("validation"), vocabulary.ids)
     covered_by = coverage_by(data, "validation", vocabulary.ids)
-    draft: AbstractDraft = method_class(method).build(model, dict(settings), vocabulary.ids.to(model.device))
+    draft: AbstractDraft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
     if choice.packing == "pack":
         _check_packing(draft, settings)
     draft.scale_to_target_features(
         torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
     )
     if start is not None:
-        load_warm_start(start, draft, settings)
+        load_warm_start(start, draft, settings.model_dump(mode="json"))
     size = sum(p.numel() for p in draft.parameters())
     ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
     order = batch_order(rows, choice, ctx.seed)
     if not order.shuffled:
         _note_order(order, schedule, ctx)
     held_out = _held_out(model, data, choice, features)
-    warm_start = start is not None or settings.get("start") == "own"
+    warm_start = start is not None or (isinstance(settings, MtpSettings) and settings.start == "own")
     weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start)
     facts = {
         "method": method,
@@ -117,7 +123,7 @@ def train_from_features(
     }
     if warm_start and progress.best_step == 0:
         ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
-    save_draft(ctx.out, method, settings, model, vocabulary.ids, weights, facts)
+    save_draft(ctx.out, method, settings.model_dump(mode="json"), model, vocabulary.ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())
     return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
 
@@ -157,11 +163,11 @@ def _check_fit(target: Target, data: FeatureSource) -> None:
         raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
 
 
-def _check_packing(draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
+def _check_packing(draft: AbstractDraft, settings: Settings) -> None:
     """Packing needs a drafter that respects document borders and a loss that does not depend on padding."""
     if not draft.packs:
         raise UserError(f"train_draft: packing: pack is not for method {draft.method}; take packing: bucket")
-    if settings.get("normaliser") == "position":
+    if isinstance(settings, Trained) and settings.normaliser == "position":
         raise UserError(
             "train_draft: packing: pack has no padding for normaliser: position to divide by; take token or sequence"
         )
@@ -276,7 +282,7 @@ def train_draft(
     features: Features | None,
     start_from: Draft | None,
     *,
-    method: Method,
+    method: MethodName,
     settings: dict[str, dict[str, Any]],
     num_steps: int,
     optimizer: Literal["muon", "adamw"],
@@ -329,23 +335,3 @@ def _untrained_draft(
     if start_from is not None:
         raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
     return Draft.of_step(ctx, save_untrained(ctx.out, method, resolve_settings(method_settings, ctx.seed), target))
-
-
-def train_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
-    """The content of a given draft model, for the step's key: file name -> sha256; {} where none is given."""
-
-    model = settings["settings"].get("draft-model", {}).get("model", "")
-    return load_target_fingerprint({"model": model}) if model and settings["method"] == "draft-model" else {}
-
-
-def train_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
-    """The settings as they enter the step's key: of `settings` only the method's own, defaults filled in; and faults.
-
-    flows/planning/step_signature.py asks for this when it reads pipelines.yaml.
-    """
-    method = settings["method"]
-    method_settings, faults = check_settings(method, settings["settings"])
-    return {
-        **settings,
-        "settings": {} if method_settings is None else {method: method_settings.model_dump(mode="json")},
-    }, faults

@@ -34,7 +34,7 @@ from torch.autograd.function import once_differentiable
 
 from components.drafts.interface import Batch, StepLosses
 from components.drafts.network.layers import WIDTH_STEP, packed_rows, reachable
-from components.drafts.settings import LossName
+from components.drafts.settings import Distilled, LossName
 from components.targets.interface import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
@@ -192,18 +192,16 @@ def step_losses(
     steps: Callable[[Tensor], Iterable[Tensor]],
     num_steps: int,
     teacher: ColumnTeacher,
-    decay: float,
-    normaliser: Normaliser,
-    loss: LossName = "soft_ce",
+    settings: Distilled,
 ) -> StepLosses:
     """Losses and counts of every drafting step of one training forward; see StepLossAccumulator.
 
     steps: rows int64 [B, R] (the columns to draft from) -> the teacher-forced logits [B, R, N] of steps 0, 1, ...
     """
-    accumulator = StepLossAccumulator(batch, teacher, num_steps, normaliser)
+    accumulator = StepLossAccumulator(batch, teacher, num_steps, settings.normaliser)
     for logits in steps(accumulator.roots.rows):
-        accumulator.add(logits, partial(row_loss, loss))
-    return accumulator.result(decay)
+        accumulator.add(logits, partial(row_loss, settings.loss))
+    return accumulator.result(settings.step_decay)
 
 
 LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)

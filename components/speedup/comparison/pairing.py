@@ -17,8 +17,7 @@ from components.definitions import steady
 from components.methods import decoding_loop_of
 from components.promotion import ArmPrompt, Margins, MeasuredRows, ServingSetup
 from components.rows import AcceptanceMap
-from components.speedup.comparison.paired import Measurement, Ratio, compare_sides
-from components.speedup.comparison.speed_ratio import TimedPairs
+from components.speedup.comparison.paired import Measurement, Ratio, TimedPairs, compare_sides
 from components.speedup.prediction.replay import count
 
 

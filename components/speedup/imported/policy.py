@@ -20,6 +20,7 @@ from components.contract import UserError
 from components.methods import is_trained
 from components.policy import Policy, faults_of
 from components.rows import ALL, DepthChoice, DepthEval
+from components.speedup.bootstrap import Estimate
 from components.speedup.imported.acceptance import Acceptance
 from components.speedup.imported.checks import ROUNDED, check_together
 from components.speedup.imported.evidence import MeasurementCase, borrowed_table, cases_of
@@ -39,7 +40,6 @@ from components.speedup.prediction.flags import (
 from components.speedup.prediction.mixture import one_depth_for_all, stated_shares
 from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row, depth_rows, predict
 from components.speedup.select import Contender, conclude
-from components.speedup.statistics.bootstrap import Estimate
 
 
 def policy_from(rows: Sequence[SourcedRow], rule: Rule, mixture: Mapping[str, float], seed: int) -> Policy:

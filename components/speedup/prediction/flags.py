@@ -14,9 +14,9 @@ from typing import NamedTuple
 from components.methods import is_trained
 from components.policy import AcceptanceSummary
 from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag
+from components.speedup.bootstrap import PROMPTS, Estimate
 from components.speedup.prediction.costs import CostTable
 from components.speedup.prediction.predict import Speeds
-from components.speedup.statistics.bootstrap import PROMPTS, Estimate
 
 MIN_ROUNDS = 200
 MIN_COST_RATIO = 0.98  # a verify pass plus drafts cannot be faster than one plain step, less 2 % noise

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.targets.forward.llama import FastTarget
-from components.targets.interface import shape_of
+from components.targets.shape import shape_of
 
 
 @pytest.fixture(autouse=True)

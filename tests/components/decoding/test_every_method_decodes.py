@@ -14,11 +14,11 @@ import torch
 from components.bench.acceptance.trees import tree_acceptance
 from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
-from components.decoding.chain import LOOPS, decode
+from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
-from components.drafts import METHODS
 from components.drafts.interface import CommittedPositions, Proposer, Sampling, TreeProposer
-from components.drafts.storage.files import method_class
+from components.drafts.storage.files import build_draft
+from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 
 LENGTH = 12
@@ -37,7 +37,7 @@ def drafter(request: pytest.FixtureRequest, target: AbstractTarget, drafters: di
     method = request.param
     if method not in drafters:
         draft_ids = torch.arange(0, target.shape.vocab_size, 2)
-        built = method_class(method).build(target, {}, draft_ids)
+        built = build_draft(method, target, {}, draft_ids)
         if isinstance(built, torch.nn.Module):
             generator = torch.Generator().manual_seed(7)
             with torch.no_grad():
@@ -65,7 +65,7 @@ every_method = pytest.mark.parametrize("drafter", sorted(METHODS), indirect=True
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "sampled"])
 def test_chains_alone_and_in_a_batch(target: AbstractTarget, drafter: Any, sampling: Sampling) -> None:
     depth = min(3, drafter.max_depth)
-    if drafter.method in LOOPS:  # lookahead: greedy, one sequence at a time
+    if METHODS[drafter.method].decoding_loop:  # lookahead: greedy, one sequence at a time
         with pytest.raises(UserError, match="one sequence at a time"):
             decode_batch(target, drafter, PROMPTS, max_new_tokens=LENGTH, depth=depth)
         for prompt in PROMPTS:

@@ -16,7 +16,7 @@ from components.decoding.two_row import decode_two_row
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.ngram import Ngram
-from components.drafts.storage.files import method_class
+from components.drafts.storage.files import build_draft
 from components.targets.interface import AbstractTarget
 
 LENGTH = 40
@@ -52,7 +52,7 @@ class CheapColumns(Cheap):
 
 
 def new_mtp(target: AbstractTarget, **settings: int) -> Mtp:
-    draft: Mtp = method_class("mtp").build(target, settings, torch.arange(0, 32, 2))
+    draft: Mtp = build_draft("mtp", target, settings, torch.arange(0, 32, 2))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weight in draft.parameters():

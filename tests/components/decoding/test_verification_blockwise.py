@@ -13,8 +13,7 @@ from components.contract import UserError
 from components.decoding.chain import decode
 from components.decoding.verification import EXACT, BlockRule, verify_block, verify_greedy
 from components.drafts.interface import Sampling
-from components.drafts.methods.medusa import Medusa
-from components.drafts.methods.mtp_parallel import MtpParallel
+from components.drafts.storage.files import build_draft
 from components.targets.interface import AbstractTarget
 
 PROMPT = [5, 9, 2, 7]
@@ -54,11 +53,11 @@ def test_each_rule_keeps_the_longest_prefix_that_its_formula_allows(seed: int, c
         assert found.token_ids == [*guesses[:kept].tolist(), int(logits[kept].argmax())]
 
 
-@pytest.mark.parametrize("method", [Medusa, MtpParallel])
+@pytest.mark.parametrize("method", ["medusa", "mtp-parallel"])
 def test_exact_blocks_say_what_plain_decoding_says_and_looser_rules_keep_more(
-    target: AbstractTarget, method: type[Medusa] | type[MtpParallel]
+    target: AbstractTarget, method: str
 ) -> None:
-    drafter = method.build(target, {"num_heads": 3}, torch.arange(32))
+    drafter = build_draft(method, target, {"num_heads": 3}, torch.arange(32))
     plain = decode(target, None, PROMPT, max_new_tokens=40, ignore_eos=True).tokens
     accepted = []
     for rule in (EXACT, BlockRule("top_k", top_k=4), BlockRule("top_k", top_k=32)):
@@ -69,7 +68,7 @@ def test_exact_blocks_say_what_plain_decoding_says_and_looser_rules_keep_more(
 
 
 def test_what_makes_no_sense_is_refused_in_one_line(target: AbstractTarget) -> None:
-    drafter = Medusa.build(target, {"num_heads": 1}, torch.arange(32))
+    drafter = build_draft("medusa", target, {"num_heads": 1}, torch.arange(32))
     with pytest.raises(UserError, match="a block rule is for greedy decoding"):
         decode(
             target,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from components.drafts.interface import Batch
 from components.targets.forward.llama import FastTarget
-from components.targets.interface import AbstractTarget, shape_of
+from components.targets.interface import AbstractTarget
+from components.targets.shape import shape_of
 
 VOCAB_SIZE = 32
 PROMPT = [3, 4, 5, 6]

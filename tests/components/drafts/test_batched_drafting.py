@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_drafts import TRAINED, batch_of, new_draft
 
-from components.drafts import METHODS
 from components.drafts.interface import BatchProposer, CommittedPositions, Sampling
 from components.drafts.storage.files import method_class
+from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]

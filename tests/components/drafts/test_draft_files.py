@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tiny_drafts import TRAINED, new_draft
 
 from components.contract import Draft, UserError
-from components.drafts import METHODS
 from components.drafts.storage.files import method_class, open_draft, save_draft
+from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]

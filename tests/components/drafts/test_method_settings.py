@@ -12,9 +12,10 @@ import torch
 from tiny_drafts import new_context
 
 from components.contract import Draft, Target, UserError
-from components.drafts import METHODS, train_draft
-from components.drafts.settings import SETTINGS, Method, settings_class
+from components.drafts import train_draft
+from components.drafts.settings import settings_class
 from components.drafts.storage.files import open_draft
+from components.methods import METHODS, MethodName
 from components.targets.interface import AbstractTarget
 from flows.planning.step_signature import resolve
 
@@ -26,7 +27,7 @@ def faults(**given: Any) -> list[str]:
 
 
 def test_methods_settings_and_the_enum_name_the_same() -> None:
-    assert set(METHODS) == set(SETTINGS) == set(get_args(Method))
+    assert set(METHODS) == set(get_args(MethodName))
 
 
 def test_a_setting_that_a_method_does_not_know_is_refused_at_check_time() -> None:

@@ -21,6 +21,7 @@ from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.mtp_native import MtpNative
+from components.drafts.settings import MtpSettings
 from components.drafts.training.optimizer import Optimizer
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
@@ -56,7 +57,7 @@ def climber(tmp_path_factory: pytest.TempPathFactory) -> Climber:
 
 
 def module_of(target: AbstractTarget) -> MtpNative:
-    drafter = Mtp.build(target, {"start": "own", "recursive_steps": DEPTH}, torch.arange(VOCAB_SIZE))
+    drafter = Mtp.build(target, MtpSettings(start="own", recursive_steps=DEPTH), torch.arange(VOCAB_SIZE))
     assert isinstance(drafter, MtpNative)
     return drafter
 

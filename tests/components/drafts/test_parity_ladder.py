@@ -31,10 +31,11 @@ from components.decoding import verification
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
-from components.drafts import METHODS
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
-from components.drafts.storage.files import method_class, open_draft, read_draft, save_draft, save_untrained
+from components.drafts.settings import settings_class
+from components.drafts.storage.files import build_draft, open_draft, read_draft, save_draft, save_untrained
 from components.drafts.training.optimizer import Optimizer
+from components.methods import METHODS
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
 from components.targets.interface import AbstractTarget
@@ -98,9 +99,7 @@ def learnt_weights(method: str) -> dict[str, Tensor]:
 
 
 def untrained(method: str) -> AbstractDraft:
-    draft: AbstractDraft = method_class(method).build(
-        learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE)
-    )
+    draft: AbstractDraft = build_draft(method, learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE))
     return draft
 
 
@@ -108,7 +107,7 @@ def untrained(method: str) -> AbstractDraft:
 def proposer(method: str, noise: float = 0.0) -> Any:
     """The overfitted drafter of a method, ready to decode; `noise` moves every matrix by that share of its size."""
     if method not in TRAINED:
-        return method_class(method).build(learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE))
+        return build_draft(method, learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE))
     draft, generator = untrained(method), torch.Generator().manual_seed(1)
     draft.load_state_dict(learnt_weights(method))
     with torch.no_grad():
@@ -195,7 +194,11 @@ def saved(folder: Path, method: str) -> Draft:
     drafter = proposer(method, noise=0.3)
     if method not in TRAINED:
         of = Target(key="t", path=folder, info={"shape": asdict(learnable().target.shape), "num_params": 1})
-        return Draft(key="d", path=folder, info=save_untrained(folder, method, SETTINGS.get(method, {}), of))
+        return Draft(
+            key="d",
+            path=folder,
+            info=save_untrained(folder, method, settings_class(method)(**SETTINGS.get(method, {})), of),
+        )
     facts = {"method": method, "target_key": "t", "num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
     ids = torch.arange(VOCAB_SIZE)
     settings = SETTINGS.get(method, {})

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from components.contract import Context, Features
-from components.drafts import METHODS
 from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.settings import settings_class
-from components.drafts.storage.files import method_class
+from components.drafts.storage.files import build_draft
+from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 
 TRAINED = tuple(name for name in METHODS if settings_class(name)().trained)
@@ -34,7 +34,7 @@ def batch_of(target: AbstractTarget, num_rows: int = 2, num_tokens: int = 24, se
 def new_draft(target: AbstractTarget, method: str, *, spread: bool = True, **settings: object) -> AbstractDraft:
     """An untrained drafter over every second token. spread: weights wide enough that every part changes the guesses."""
     draft_ids = torch.arange(0, target.shape.vocab_size, 2)
-    draft: AbstractDraft = method_class(method).build(target, settings, draft_ids)
+    draft: AbstractDraft = build_draft(method, target, settings, draft_ids)
     if spread:
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():

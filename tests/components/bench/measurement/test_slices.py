@@ -11,10 +11,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import arm_run
 
 from components.bench.acceptance.trees import tree_shape
 from components.bench.clock import stopwatch_for
-from components.bench.measurement.slices import Generation, Passes, StandingClock, take_turns, wrap_timed
+from components.bench.end_to_end.arms import PLAIN
+from components.bench.measurement.slices import (
+    MAX_SLICE_TOKENS,
+    SLICE_NS,
+    ArmRun,
+    Generation,
+    Passes,
+    StandingClock,
+    slice_length,
+    take_turns,
+    wrap_timed,
+)
 from components.bench.prompts import open_drafter
 from components.contract import Draft
 from components.decoding.batch import batch_rounds, decode_batch
@@ -174,3 +186,12 @@ def test_nothing_to_say_after_the_first_token_needs_no_turn(opened: AbstractTarg
     with torch.inference_mode():
         take_turns([short], 4, random.Random(0))
     assert short.result is not None and len(short.result.tokens) == 1 and short.slices == []
+
+
+def test_a_slice_is_of_some_tens_of_milliseconds() -> None:
+    def plain(round_ns: float) -> ArmRun:
+        return arm_run(PLAIN, [[round(round_ns)] * 12])
+
+    assert slice_length(plain(SLICE_NS / 5)) == 5
+    assert slice_length(plain(SLICE_NS * 10)) == 1 and slice_length(plain(1000)) == MAX_SLICE_TOKENS
+    assert slice_length(plain(1000)._replace(slices=[])) == 1, "nothing was said: the shortest"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.eagle3 import Eagle3
+from components.drafts.settings import Eagle3Settings
 from components.drafts.training.losses import LOSS_NAMES
 from components.targets.interface import AbstractTarget
 
@@ -145,7 +146,7 @@ def test_positions_the_teacher_puts_outside_the_draft_vocabulary_are_counted_but
     """With one draft token every guess is that token: the loss is zero, acceptance is how often it is right."""
     target = tiny_target("llama")
     batch = batch_of(target)
-    draft = Eagle3.build(target, {"ttt_steps": 2}, torch.tensor([9]))
+    draft = Eagle3.build(target, Eagle3Settings(ttt_steps=2), torch.tensor([9]))
     result = draft.losses(batch)
     assert float(result.loss.detach()) == 0.0
     best = target.unembed(target.final_norm(batch.last)).argmax(-1)

@@ -19,6 +19,7 @@ from components.drafts import train_draft
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.mtp_native import MtpNative
+from components.drafts.settings import MtpSettings
 from components.drafts.storage.files import open_draft, read_draft
 from components.publish.formats.mtp import stitch
 from components.targets.interface import AbstractTarget
@@ -54,7 +55,7 @@ def opened(checkpoint: Checkpoint) -> Callable[[str], AbstractTarget]:
 
 
 def own_drafter(target: AbstractTarget) -> MtpNative:
-    draft = Mtp.build(target, dict(SETTINGS["mtp"]), torch.arange(0, target.shape.vocab_size, 2))
+    draft = Mtp.build(target, MtpSettings.model_validate(SETTINGS["mtp"]), torch.arange(0, target.shape.vocab_size, 2))
     assert isinstance(draft, MtpNative)
     return draft
 
@@ -166,7 +167,7 @@ def test_a_fine_tuned_module_is_put_back_and_nothing_else_changes(
 
 def test_a_checkpoint_without_a_module_is_refused_in_one_line(tiny_target: Callable[[str], AbstractTarget]) -> None:
     with pytest.raises(UserError, match=r"has no MTP module .*; train a new one with start: new") as caught:
-        Mtp.build(tiny_target("llama"), {"start": "own"}, torch.arange(8))
+        Mtp.build(tiny_target("llama"), MtpSettings(start="own"), torch.arange(8))
     assert "\n" not in str(caught.value)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.ngram import Ngram
+from components.drafts.settings import NgramSettings
 
 NOTHING = torch.empty(0)
 
@@ -62,6 +63,6 @@ def test_drafting_everywhere_equals_proposing_after_each_column(tokens: list[int
 def test_a_match_shorter_than_min_ngram_is_no_match() -> None:
     columns = CommittedPositions(torch.tensor([1, 2, 3, 9, 3]), NOTHING, NOTHING)
     for shortest, guess in ((1, [9]), (2, [])):
-        drafter = Ngram(min_ngram=shortest)
+        drafter = Ngram(NgramSettings(min_ngram=shortest))
         found = drafter.propose(drafter.new_state(8), columns, 1, Sampling(), torch.Generator())
         assert found.tokens.tolist() == guess
