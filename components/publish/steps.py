@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Page, Release, Target
+from components.drafts.settings import Place, check_settings
 from components.engines.profiles import Engine
 from components.methods import MethodName
 
@@ -125,3 +126,15 @@ def upload_release(
     from components.publish.release.upload import upload_release as run
 
     return run(release, comparisons, repo=repo, private=private, revision=revision, message=message, ctx=ctx)
+
+
+def try_release_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """(settings for the step's key, with only the named methods' settings; faults as (place, message))."""
+    faults: list[tuple[Place, str]] = []
+    by_method: dict[str, Any] = {}
+    for method in settings["methods"]:
+        values, problems = check_settings(method, settings["settings"])
+        faults += [fault for fault in problems if fault not in faults]
+        if values is not None:
+            by_method[method] = values.model_dump(mode="json")
+    return {**settings, "settings": by_method}, faults

@@ -141,7 +141,7 @@ def _ask_approval(
 
 def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:
     """Run the plan's steps in order, each as a Prefect task."""
-    _connect_clusters(engine)
+    connect_clusters(engine)
     artifacts: dict[str, Artifact] = dict(engine.plan.sources)
     for step in engine.plan.steps:
         failure: list[Exception] = []  # or NothingNew, which ends the run without a fault
@@ -180,7 +180,7 @@ def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]
     return {step.name: artifacts[step.name] for step in engine.plan.steps}
 
 
-def _connect_clusters(engine: Engine) -> None:
+def connect_clusters(engine: Engine) -> None:
     """Let the steps of this engine use clusters, inside the flow that the engine runs in.
 
     Raises:

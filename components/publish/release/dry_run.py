@@ -20,7 +20,7 @@ from components.contract import Context, Page, Target, UserError
 from components.decoding.chain import decode
 from components.drafts.interface import Drafter
 from components.drafts.network.vocabulary import default_size, membership_of, offsets_of
-from components.drafts.settings import Place, check_settings, resolve_settings, settings_of_method
+from components.drafts.settings import resolve_settings, settings_of_method
 from components.drafts.storage.files import build_draft
 from components.engines.profiles import Engine, formats_for, kind_of, profile_of
 from components.html_pages import write_html
@@ -61,7 +61,6 @@ def try_release(
     ctx: Context,
 ) -> Page:
     """The step `publish.try_release`; its settings are explained in components/publish/steps.py."""
-
     torch.set_num_threads(ctx.num_threads)
     # The plain kernel needs no calibration, and speed does not matter here.
     opened_target = open_target(target, kernel="plain", dtype="float32")
@@ -82,21 +81,8 @@ def try_release(
     return Page.of_step(ctx, {"tried": tried, "engines": list(engines), "target_key": target.key})
 
 
-def try_release_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
-    """(settings for the step's key, with only the named methods' settings; faults as (place, message))."""
-    faults: list[tuple[Place, str]] = []
-    by_method: dict[str, Any] = {}
-    for method in settings["methods"]:
-        values, problems = check_settings(method, settings["settings"])
-        faults += [fault for fault in problems if fault not in faults]
-        if values is not None:
-            by_method[method] = values.model_dump(mode="json")
-    return {**settings, "settings": by_method}, faults
-
-
 def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
     """Try one method; returns the formats in which its untrained drafter was written and read back."""
-
     source, ctx = trial.source, trial.ctx
     refuse_unserved(method, settings, source, trial.engines, method)
     formats = formats_for(method, settings, trial.engines)
@@ -129,7 +115,6 @@ def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str
 
 def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, drafts: Tensor) -> None:
     """Write a drafter in a format, reopen it, and check that it decodes as before."""
-
     write_format(format, state, trial.source, folder)
     again = reopen_drafter(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
     _check_unchanged(state.method, format, trial, trial.target, again, drafts)
@@ -137,7 +122,6 @@ def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, dr
 
 def _check_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
     """Open a copy of the target with the module in it, read its module, and check that it decodes as before."""
-
     again = open_target(folder, kernel="plain", dtype="float32")
     drafter, _ = _untrained_drafter(method, settings, trial.vocab_size, again)
     _check_unchanged(method, "stitched", trial, again, drafter, drafts)
@@ -147,7 +131,6 @@ def _untrained_drafter(
     method: str, settings: dict[str, Any], vocab_size: int, target: AbstractTarget
 ) -> tuple[Drafter, DrafterState]:
     """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
-
     ids = torch.arange(vocab_size)
     network = build_draft(method, target, settings, ids.to(target.device))
     network.eval().requires_grad_(False)
@@ -158,7 +141,6 @@ def _untrained_drafter(
 
 def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
     """Greedy draft tokens from every position of the trial's text, int64 [T - 1, depth]."""
-
     text = torch.tensor(trial.prompt + trial.plain)
     out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=True)
     assert out.taps is not None and out.last is not None
@@ -169,7 +151,6 @@ def _check_unchanged(
     method: str, format: str, trial: Trial, target: AbstractTarget, drafter: Drafter, before: Tensor
 ) -> None:
     """Raises UserError unless the drafter proposes the same tokens as before its export, and changes no output."""
-
     after = _greedy_drafts(trial, target, drafter)
     if before.shape != after.shape or not torch.equal(before, after):
         raise UserError(f"{method}: drafts otherwise after it went through {format}; this is a fault of Draftsmith")
@@ -181,7 +162,6 @@ def _check_unchanged(
 
 def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: str) -> str:
     """The format that an engine gets, in words. readable: those it reads, best first; through: those tried."""
-
     if not readable:
         return "no file"
     if readable[0] in through:
@@ -192,7 +172,6 @@ def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: 
 
 def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
     """Write index.html, the format that each engine gets of each method and the evidence for it, and tried.json."""
-
     rows = []
     for method, formats in tried.items():
         kind = kind_of(method, settings.get(method, {}))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from flows.execution import clusters as wide
 from flows.execution.engine import Engine
+from flows.orchestration import flow
 from flows.planning.plan import Plan
 from flows.planning.step_signature import resolve
 from flows.spec.placement import HERE, RunsOn, is_wide, parse_pipeline_placement, parse_step_placement
@@ -106,10 +106,10 @@ def test_without_prefect_the_same_command_works_here_and_says_so(
 def test_a_cluster_that_is_not_installed_is_told_before_anything_runs(
     plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(wide.PACKAGE_OF, "dask", "a_package_that_nobody_has")
+    monkeypatch.setitem(flow.PACKAGE_OF, "dask", "a_package_that_nobody_has")
     engine = engine_of(plan_of(f"{WIDE}        runs_on: {{cluster: dask}}\n"))
     with pytest.raises(UserError, match=r"yaml:4: step 'only' runs on dask, not installed: pip install 'draftsmith\["):
-        wide.connect(engine)
+        flow.connect_clusters(engine)
 
 
 @pytest.mark.parametrize("address", ["data.write_answers", "data.record_features", "bench.measure_acceptance"])

@@ -126,7 +126,7 @@ def test_without_llama_cpp_the_gguf_is_left_out_and_said_to_be(
 
 
 def test_the_same_dry_run_has_the_same_key_whatever_other_methods_are_told() -> None:
-    from components.publish.release.dry_run import try_release_settings
+    from components.publish.steps import try_release_settings
 
     given = {"methods": ["eagle3"], "settings": {"eagle3": {"ttt_steps": 3}, "medusa": {"num_heads": 2}}}
     resolved, faults = try_release_settings(given)
