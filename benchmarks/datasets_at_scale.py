@@ -76,7 +76,7 @@ def in_own_process(size: int, workers: int, scratch: Path | None) -> dict[str, A
 def measure(folder: Path, num_rows: int, workers: int) -> dict[str, Any]:
     """Make the rows, run the steps, hold what came out against what was planted."""
     from components.data import collect_chats, deduplicate, mix_chats
-    from components.data.sources.chats import ChatSource
+    from components.data.settings import ChatSource
 
     made = SyntheticChats()
     started = time.perf_counter()

@@ -11,9 +11,18 @@ from typing import Any
 from components.contract import Chats, Context
 from components.data import collect_chats
 from components.data.formats.chats import read_chats, read_dropped, read_manifest
-from components.data.sources.chats import ChatSource
+from components.data.settings import ChatSource, Cleaning
 
 SUBJECTS = ("rivers", "bridges", "ovens", "clocks", "kites", "seeds", "stones", "wheels", "lamps", "shoes")
+
+
+GOOD = '{"prompt": "What do people grow in the gardens?", "response": "They grow peas."}\n'
+"""A line of JSON Lines that every rule keeps."""
+LENIENT = Cleaning(
+    role_order=False, min_question_characters=0, min_answer_characters=0, min_text_characters=0, mojibake=False,
+    control_characters=False, replacement_characters=False, max_repeated_share=1.0,
+)  # fmt: skip
+"""Rules that keep almost any row."""
 
 
 def rows(number: int, start: int = 0) -> list[dict[str, str]]:

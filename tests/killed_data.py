@@ -32,7 +32,7 @@ from components.data import (
     record_features,
     write_answers,
 )
-from components.data.sources.chats import ChatSource
+from components.data.settings import ChatSource
 from components.targets import load_target
 
 WORDS = ["sort", "rows", "of", "a", "table", "by", "name", "then", "read", "every", "file", "print", "what", "differs"]

@@ -5,19 +5,27 @@ A step imports its implementation when it runs, so that `check` and `plan` read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+import platform
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from components.contract import Chats, Context, Conversations, Corpus, Features, Prompts, Target
-from components.data.cleaning.rules import Cleaning
-from components.data.mixing.plan import Order, Strata, Unit
-from components.data.mixing.sampling import TooSmall
-from components.data.responses.assistant_mask import Thinking, Turns
-from components.data.sources.chats import ChatSource
-from components.data.sources.workloads import WorkloadSource
+from components.data.settings import (
+    ChatSource,
+    Cleaning,
+    Order,
+    Strata,
+    Thinking,
+    TooSmall,
+    Turns,
+    Unit,
+    WorkloadSource,
+)
+from components.data.settings import collect_chats_settings as collect_chats_settings
+from components.data.settings import mix_chats_settings as mix_chats_settings
 from components.engines.server_address import BaseUrl, ServerEngine
+from components.outside_json import JsonObject
 
 _DEFAULT: Final = Cleaning()
 
@@ -588,42 +596,40 @@ def write_given_answers(
     )
 
 
-def collect_chats_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
 
     Planning never uses the network: sources on a hub or in an object store count by name and revision alone."""
-    from components.data.collect.chats import collect_chats_fingerprint as fingerprint
+    from components.data.sources.fingerprints import collect_chats_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
-def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def collect_corpus_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content of `source`, for the step's key: the interpreter's version determines the library."""
-    from components.data.collect.corpus import collect_corpus_fingerprint as fingerprint
-
-    return fingerprint(settings)
+    return {"python-stdlib": platform.python_version()}
 
 
-def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def collect_prompts_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
 
     Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION."""
-    from components.data.collect.prompts import collect_prompts_fingerprint as fingerprint
+    from components.data.sources.fingerprints import collect_prompts_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
-def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def collect_traffic_fingerprint(settings: JsonObject) -> dict[str, str]:
     """File -> sha256 of `source` and `keep_out`, for the step's key."""
-    from components.data.collect.traffic import collect_traffic_fingerprint as fingerprint
+    from components.data.sources.fingerprints import collect_traffic_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
-def collect_workloads_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def collect_workloads_fingerprint(settings: JsonObject) -> dict[str, str]:
     """File -> sha256 of every local source, for the step's key.
 
     Planning never uses the network, so a preset on the hub counts by its name and revision alone."""
-    from components.data.collect.workloads import collect_workloads_fingerprint as fingerprint
+    from components.data.sources.fingerprints import collect_workloads_fingerprint as fingerprint
 
     return fingerprint(settings)

@@ -13,14 +13,14 @@ from forked import Ended, forked
 from components.contract import Context, NothingNew, UserError
 from components.data import collect_chats, collect_prompts, collect_traffic, collect_workloads
 from components.data.cleaning.language import language_of
-from components.data.cleaning.rules import Cleaning
-from components.data.collect.chats import collect_chats_fingerprint
-from components.data.collect.prompts import collect_prompts_fingerprint
-from components.data.collect.traffic import collect_traffic_fingerprint
-from components.data.collect.workloads import collect_workloads_fingerprint
 from components.data.formats.chats import read_chats, read_dropped
-from components.data.sources.chats import ChatSource
-from components.data.sources.workloads import WorkloadSource
+from components.data.settings import ChatSource, Cleaning, WorkloadSource
+from components.data.sources.fingerprints import (
+    collect_chats_fingerprint,
+    collect_prompts_fingerprint,
+    collect_traffic_fingerprint,
+    collect_workloads_fingerprint,
+)
 
 language_of("What is loaded once, before a child is made, need not be loaded in every one of them.")
 MANY: Final = 10**9

@@ -27,8 +27,9 @@ from forked import SEED, forked, recorded
 from read_by_steps import Read, read_by
 
 from components.contract import UserError
+from components.data.sources.addresses import parse_hub_source
 from components.data.sources.files import read_rows
-from components.data.sources.hub import hub_rows, parse_hub_source
+from components.data.sources.hub import hub_rows
 
 FILES: Final = int(os.environ.get("DRAFTSMITH_SOAK_DATA_FILES", "200"))
 MUTANTS: Final = int(os.environ.get("DRAFTSMITH_SOAK_DATA_MUTANTS", "1200"))

@@ -68,7 +68,6 @@ def repair(text: str) -> str:
 
 @functools.cache
 def _config() -> Any:
-
     return TextFixerConfig(
         unescape_html=False,
         uncurl_quotes=False,

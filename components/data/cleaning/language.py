@@ -13,8 +13,10 @@ import re
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
+
+from components.data.sources.turns import Message
 
 _SAMPLE: Final = 320
 """Number of characters that are classified: more cost time and do not change the result."""
@@ -83,7 +85,7 @@ def language_of(text: str) -> str:
     return ""
 
 
-def language_of_messages(messages: Sequence[Mapping[str, Any]]) -> str:
+def language_of_messages(messages: Sequence[Message]) -> str:
     """The language of the assistant's turns (which drafters learn), or else of the user's; "" where unknown."""
     for role in ("assistant", "user"):
         texts = "\n".join(str(message.get("content") or "") for message in messages if message.get("role") == role)

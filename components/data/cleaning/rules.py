@@ -1,20 +1,17 @@
 """Rules that drop conversations not worth training on: every rule has a setting, every dropped row a named reason.
 
 Rules run from cheap to expensive, and the first that matches gives the reason. No rule depends on the target: it checks
-the row, not a model's likelihood of it. Encodings are checked by `ftfy` (mojibake of single-byte encodings) and, for
-Chinese read as the wrong one of UTF-8 and GBK, by whether the text decodes cleanly the other way round.
+the row, not a model's likelihood of it. Encodings are checked by encoding.py.
 
-Regular expressions for refusals, boilerplate and page leftovers, in English and Chinese.
+Refusals, boilerplate and page leftovers are regular expressions in English and Chinese. Case is ignored, and curly
+apostrophes are straightened first. REFUSALS are matched at the beginning of an answer only, so that a story in which
+somebody refuses is kept; BOILERPLATE is searched in an answer's first HEAD_CHARACTERS; PAGE_LEFTOVERS match whole lines
+anywhere in an answer; WEB_BOILERPLATE applies to plain text.
 
-Case is ignored, and curly apostrophes are already straight. REFUSALS are matched at the beginning of an answer only, so
-that a story in which somebody refuses is kept; BOILERPLATE is searched in an answer's first `HEAD_CHARACTERS`;
-PAGE_LEFTOVERS match whole lines anywhere in an answer; WEB_BOILERPLATE applies to plain text.
-
-Measures how much of a text repeats itself (loops of a model, pages copied twice), alike in Chinese and English.
-
-It counts long lines that occurred before, and windows of 16 characters that occurred before, which need no notion of a
-word. Only letters and digits count: the frames of tables and drawings repeat anyway. Windows are counted only where
-`zlib` finds the text far more compressible than prose, since that check costs a hundredth.
+Repetition (a loop of a model, a page copied twice) is measured alike in Chinese and English: long lines that occurred
+before, and windows of 16 characters that occurred before, which need no notion of a word. Only letters and digits
+count, because the frames of tables and drawings repeat anyway. Windows are counted only where `zlib` finds the text far
+more compressible than prose, since that check costs a hundredth.
 """
 
 from __future__ import annotations
@@ -23,17 +20,11 @@ import functools
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Final
 
 from components.data.cleaning.encoding import has_control_characters, is_mojibake
-
-if TYPE_CHECKING:
-    from components.data.formats.chats import Chat
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Count = Annotated[int, Field(ge=0)]
+from components.data.formats.chats import Chat
+from components.data.settings import Cleaning
 
 REASONS: Final = {
     "malformed_turn": "a turn without a known role, or whose content is no text",
@@ -56,62 +47,11 @@ REASONS: Final = {
 """Every reason that `drop_reason` returns, in the order of the rules."""
 
 
-class Cleaning(BaseModel):
-    """Settings of the rules that drop a row: false switches a rule off, a larger number widens a limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    role_order: bool = Field(
-        default=True, description="Drop chats whose roles do not take turns, or that begin with an answer."
-    )
-    min_question_characters: Count = Field(
-        default=2, description="Drop chats whose first question is shorter. Characters."
-    )
-    min_answer_characters: Count = Field(default=1, description="Drop chats with a shorter answer. Characters.")
-    min_text_characters: Count = Field(default=32, description="Drop shorter plain texts. Characters.")
-    max_characters: Annotated[int, Field(ge=1)] = Field(
-        default=65_536, description="Drop longer rows. Characters in all."
-    )
-    max_turns: Annotated[int, Field(ge=1)] = Field(default=128, description="Drop chats with more messages.")
-    replacement_characters: bool = Field(
-        default=True, description="Drop rows that hold U+FFFD: what stood there is lost."
-    )
-    control_characters: bool = Field(default=True, description="Drop rows with control characters.")
-    mojibake: bool = Field(default=True, description="Drop rows that were decoded with the wrong encoding.")
-    repair: bool = Field(
-        default=False,
-        description="Mend mojibake and control characters first and count it; only what stays wrong is dropped.",
-    )
-    template_marks: bool = Field(
-        default=True, description="Drop rows that hold special tokens of chat templates as text."
-    )
-    max_html_share: Share = Field(
-        default=0.2, description="Drop answers with a larger share of characters in tags (code set apart); 1 keeps all."
-    )
-    url_only: bool = Field(default=True, description="Drop questions or answers that are nothing but addresses.")
-    refusals: bool = Field(default=True, description="Drop chats with an answer that refuses (English and Chinese).")
-    boilerplate: bool = Field(
-        default=True, description="Drop answers that speak of themselves as a model, and page leftovers."
-    )
-    also_refusals: tuple[str, ...] = Field(
-        default=(), description="Further regular expressions for beginnings of refusals."
-    )
-    also_boilerplate: tuple[str, ...] = Field(default=(), description="Further regular expressions for boilerplate.")
-    max_repeated_share: Share = Field(
-        default=0.5,
-        description="Drop a turn or text of which a larger share stood in it before, by 16 characters or by lines; "
-        "1 keeps all.",
-    )
-    repeated_turns: bool = Field(
-        default=True, description="Drop chats in which the assistant says the same thing twice."
-    )
-
-
 def drop_reason(chat: Chat, cleaning: Cleaning) -> str | None:
     """The reason (one of REASONS) why a row is dropped, or None where it is kept.
 
     Malformed and empty turns are always dropped, since no later step could read them; all other rules are settings.
-    With `repair` the caller first repairs the row with cleaning_encoding.repair.
+    With `repair` the caller first repairs the row with encoding.repair.
     """
     for rule in _TEXT_RULES if not chat.messages else _CHAT_RULES:
         reason = rule(chat, cleaning)
@@ -214,7 +154,7 @@ def _repetition(chat: Chat, cleaning: Cleaning) -> str | None:
     return None
 
 
-Rule = Callable[["Chat", Cleaning], "str | None"]
+Rule = Callable[[Chat, Cleaning], str | None]
 _CHAT_RULES: Final[tuple[Rule, ...]] = (
     _malformed,
     _role_order,
@@ -310,18 +250,6 @@ def _marks() -> re.Pattern[str]:
 @functools.cache
 def _about_markup() -> re.Pattern[str]:
     return re.compile(ABOUT_MARKUP, re.IGNORECASE)
-
-
-def pattern_faults(cleaning: dict[str, Any]) -> list[str]:
-    """Faults of the regular expressions in a `clean:` setting, a line each; for `<step>_settings`."""
-    faults = []
-    for name in ("also_refusals", "also_boilerplate"):
-        for expression in cleaning.get(name, ()):
-            try:
-                re.compile(f"x|(?:{expression})")  # as _compiled puts it among the others: (?s) must come first
-            except re.error as error:
-                faults.append(f"{name}: {expression!r} is not a regular expression ({error}); mend or remove it")
-    return faults
 
 
 HEAD_CHARACTERS: Final = 300

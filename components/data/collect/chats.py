@@ -1,12 +1,9 @@
 """Step `data.collect_chats`: reads any mix of sources, cleans the rows, and unifies them into whole conversations.
 
-Work is cut into shards of files by name and size alone, so the result is the same for any number of workers, and a
-killed step resumes after its finished shards. Rows stay in the order of the sources, their files and lines.
-
-One shard of data.collect_chats: reads files of one source into unified rows, and records why others are dropped.
-
-A shard depends on its files and settings alone and is written atomically, so it may run in any process on any machine,
-and a killed step resumes after its finished shards. For every file, kept + dropped = read.
+Work is cut into shards of files by name and size alone, so the result is the same for any number of workers. A shard
+depends on its files and settings alone and is written atomically: it may run in any process on any machine, and a
+killed step resumes after its finished shards. Rows stay in the order of the sources, their files and lines. For every
+file, kept + dropped = read.
 """
 
 from __future__ import annotations
@@ -20,13 +17,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from components.contract import Chats, Context, ReportProgress, UserError
 from components.data.cleaning.encoding import repair
 from components.data.cleaning.language import domain_of, language_of, language_of_messages
 from components.data.cleaning.redaction import redact, require_redaction
-from components.data.cleaning.rules import Cleaning, drop_reason, pattern_faults
+from components.data.cleaning.rules import drop_reason
 from components.data.formats.chats import (
     EXCERPT_CHARACTERS,
     Chat,
@@ -36,18 +33,21 @@ from components.data.formats.chats import (
     read_dropped,
     write_manifest,
 )
-from components.data.sources.chats import ChatSource, duplicate_name
+from components.data.settings import ChatSource, Cleaning, duplicate_name
+from components.data.sources.addresses import is_url
+from components.data.sources.bad_rows import BadFile, BadRow
 from components.data.sources.files import read_rows
 from components.data.sources.hub import hub_rows
 from components.data.sources.listing import SourceFile, UnusableFile, list_files
 from components.data.sources.shapes import read_content
-from components.data.sources.streams import is_url
-from components.data.sources.turns import BadRow, Message, field_names, valid_text
-from components.targets.file_digests import sha256_of
+from components.data.sources.turns import Message, field_names, valid_text
+from components.outside_json import JsonObject
 
 _SHARD_BYTES: Final = 32 << 20
 _SHARD_FILES: Final = 256
-Place = tuple[str | int, ...]
+COUNTS: Final = "counts.json"
+_ROWS_PER_PROGRESS: Final = 2000
+_BROKEN_SHOWN: Final = 5
 
 
 def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, ctx: Context) -> Chats:
@@ -55,7 +55,7 @@ def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, c
     shards = _plan_shards(sources, clean, redact, ctx)
     for _ in ctx.map(collect_shard, shards, what="shards of files"):
         pass
-    counts = [json.loads(shard.file.read_text(encoding="utf-8")) for shard in shards]
+    counts: list[ShardCounts] = [json.loads(shard.file.read_text(encoding="utf-8")) for shard in shards]
     by_source: dict[str, SourceTotals] = {}
     for shard, counted in zip(shards, counts, strict=True):
         preset = shard.source.chat_preset
@@ -65,7 +65,7 @@ def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, c
         _report_source(name, totals, ctx)
     dropped = _join_parts(ctx, shards, counts, by_source)
     counters = ("languages", "domains", "shapes", "redacted")
-    info = {name: most_first(sum((Counter(counted[name]) for counted in counts), Counter())) for name in counters}
+    info = {name: most_first(sum((Counter(counted["by"][name]) for counted in counts), Counter())) for name in counters}
     num_read, num_kept = (sum(getattr(totals, name) for totals in by_source.values()) for name in ("read", "kept"))
     assert num_kept + sum(dropped.values()) == num_read, "a row was lost"
     return Chats.of_step(
@@ -81,32 +81,6 @@ def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, c
             **info,
         },
     )
-
-
-def collect_chats_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
-
-    Planning never uses the network: sources on a hub or in an object store count by name and revision alone.
-    """
-
-    digests: dict[str, str] = {}
-    for declared in settings["sources"]:
-        source = ChatSource.model_validate(declared)
-        if is_url(source.path):
-            continue
-        listing = list_files(source)
-        digests |= {file.location: sha256_of(Path(file.location)) for file in listing.files}
-        digests |= {f"{source.label}: {unusable.name}": unusable.reason for unusable in listing.unusable}
-    return digests
-
-
-def collect_chats_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
-    """The settings, and faults that no type can express; called when pipelines.yaml is checked (flows/planning/step_signature.py)."""
-    clean = pattern_faults(settings["clean"])
-    faults: list[tuple[Place, str]] = [(("clean",), f"setting 'clean': {fault}") for fault in clean]
-    if twice := duplicate_name([ChatSource.model_validate(source) for source in settings["sources"]]):
-        faults.append((("sources",), f"setting 'sources': two are called {twice!r}; give each a name"))
-    return settings, faults
 
 
 def _plan_shards(sources: Sequence[ChatSource], clean: Cleaning, redact: bool, ctx: Context) -> list[ChatShard]:
@@ -138,6 +112,25 @@ def _plan_shards(sources: Sequence[ChatSource], clean: Cleaning, redact: bool, c
     return shards
 
 
+class ShardCounts(TypedDict):
+    """The counts of one shard, in its `counts.json`.
+
+    stopped: 1 where max_rows was reached. broken: files not read to their end; first_broken: messages of the first few.
+    dropped: rows by reason. by: kept rows by languages, domains and shapes, and redacted values by kind.
+    """
+
+    read: int
+    kept: int
+    characters: int
+    repaired: int
+    stopped: int
+    broken: int
+    dropped: dict[str, int]
+    parts: list[str]
+    first_broken: list[str]
+    by: dict[str, dict[str, int]]
+
+
 @dataclass
 class SourceTotals:
     """Counts of one source, summed over its shards. stopped: shards that reached max_rows.
@@ -156,7 +149,7 @@ class SourceTotals:
     first_broken: list[str] = field(default_factory=list)
     folder: Path | None = None
 
-    def add(self, shard: ChatShard, counted: Mapping[str, Any]) -> None:
+    def add(self, shard: ChatShard, counted: ShardCounts) -> None:
         """Add the counts of a shard."""
         for name in ("read", "kept", "characters", "broken", "stopped"):
             setattr(self, name, getattr(self, name) + counted[name])
@@ -166,7 +159,7 @@ class SourceTotals:
         if self.folder is None and counted["dropped"]:
             self.folder = shard.folder
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The counts under their names in the artifact's info."""
         facts = {name: getattr(self, name) for name in ("read", "kept", "characters", "dropped", "files", "broken")}
         facts["dropped"] = most_first(self.dropped)
@@ -192,7 +185,7 @@ def _report_source(name: str, totals: SourceTotals, ctx: Context) -> None:
 
 
 def _join_parts(
-    ctx: Context, shards: Sequence[ChatShard], counts: Sequence[Mapping[str, Any]], by_source: dict[str, SourceTotals]
+    ctx: Context, shards: Sequence[ChatShard], counts: Sequence[ShardCounts], by_source: dict[str, SourceTotals]
 ) -> dict[str, int]:
     """Move the parts of all shards into the output, and join their dropped rows; returns dropped rows by reason.
 
@@ -209,26 +202,6 @@ def _join_parts(
     rows_by_source = {name: totals.kept for name, totals in sorted(by_source.items())}
     write_manifest(ctx.out, {"parts": parts, "num_rows": sum(rows_by_source.values()), "by_source": rows_by_source})
     return most_first(dropped.counts)
-
-
-COUNTS: Final = "counts.json"
-_ROWS_PER_PROGRESS: Final = 2000
-_BROKEN_SHOWN: Final = 5
-_REASONS: Final = (
-    ("nested too deeply", "nested_too_deeply"),
-    ("longer than", "too_long_a_row"),
-    ("not UTF-8", "not_utf8"),
-    ("UTF-16", "not_utf8"),
-    ("not valid JSON", "not_json"),
-    ("NaN is not JSON", "not_json"),
-    ("Infinity is not JSON", "not_json"),
-    ("-Infinity is not JSON", "not_json"),
-    ("the list breaks off", "not_json"),
-    ("text after the end", "not_json"),
-    ("not CSV", "not_csv"),
-    ("cells under", "not_csv"),
-)
-"""Part of an error message of the readers in files.py -> the reason under which the row is counted."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +253,7 @@ class _ShardCollector:
         self.total = max(1, sum(file.size for file in shard.files))
         self.broken: list[str] = []
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> ShardCounts:
         """Read all files; returns the counts."""
         if self.shard.redact:
             require_redaction()
@@ -295,19 +268,24 @@ class _ShardCollector:
                     break
                 self.bytes_before, self.characters_here = self.bytes_before + file.size, 0
         return {
-            **{name: self.counts[name] for name in ("read", "kept", "characters", "repaired", "stopped", "broken")},
+            "read": self.counts["read"],
+            "kept": self.counts["kept"],
+            "characters": self.counts["characters"],
+            "repaired": self.counts["repaired"],
+            "stopped": self.counts["stopped"],
+            "broken": self.counts["broken"],
             "dropped": dict(self.dropped.counts),
             "parts": self.chats.parts,
             "first_broken": self.broken,
-            **{name: dict(counter) for name, counter in self.by.items()},
+            "by": {name: dict(counter) for name, counter in self.by.items()},
         }
 
     def _collect_file(self, file: SourceFile) -> bool:
         """All rows of a file; False where max_rows is reached."""
         location = file.location if is_url(file.location) else Path(file.location)
 
-        def set_aside(_: str, line: int, message: str, row: str) -> None:
-            self._drop(_reason_of(message), f"{file.name}:{line}", f"{message}: {row}" if row else message)
+        def set_aside(_: str, line: int, fault: BadRow, row: str) -> None:
+            self._drop(fault.code, f"{file.name}:{line}", f"{fault}: {row}" if row else str(fault))
 
         source = self.source
         rows = read_rows(location, set_aside, kind=source.kind, documents=source.documents, span=file.span)
@@ -315,8 +293,7 @@ class _ShardCollector:
             return self._collect_rows(file.name, rows)
         except UserError as error:  # the file breaks off: rows read before are kept, the rest is reported
             message = str(error).removeprefix("source: ").removeprefix(file.location).lstrip(": ")
-            reason = _reason_of(message)
-            self._drop("unreadable_file" if reason == "unreadable" else reason, file.name, message)
+            self._drop(error.code if isinstance(error, BadFile) else "unreadable_file", file.name, message)
             self._record_broken(file.name, message)
             return True
 
@@ -328,7 +305,7 @@ class _ShardCollector:
             try:
                 self._collect_row(row, f"{name}:{line}")
             except BadRow as error:
-                self._drop(error.reason, f"{name}:{line}", f"{error}: {_excerpt(row)}")
+                self._drop(error.code, f"{name}:{line}", f"{error}: {_excerpt(row)}")
             if self.counts["read"] % _ROWS_PER_PROGRESS == 0:
                 self.report_progress(min(0.99, (self.bytes_before + self.characters_here) / self.total))
         return True
@@ -370,13 +347,11 @@ class _ShardCollector:
             self.broken.append(f"{name}: {message}")
 
     def _language(self, chat: Chat) -> str:
-
         preset = self.source.chat_preset
         language = self.source.language or (preset.language if preset is not None else "")
         return language or (language_of_messages(chat.messages) if chat.messages else language_of(chat.text))
 
     def _domain(self, chat: Chat, row: Any) -> str:
-
         preset = self.source.chat_preset
         field = self.source.domain_field or (preset.domain_field if preset is not None else "")
         if field and isinstance(row, Mapping) and row.get(field):
@@ -384,14 +359,12 @@ class _ShardCollector:
         return self.source.domain or domain_of(chat.as_text())
 
     def _repaired(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
-
         fields = ("content", "reasoning_content")
         repaired = repair(text), tuple(_with_changes(message, fields, repair) for message in messages)
         self.counts["repaired"] += repaired != (text, messages)
         return repaired
 
     def _redacted(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
-
         def redact_text(text: str) -> str:
             clear, counts = redact(text)
             self.by["redacted"].update(counts)
@@ -420,10 +393,6 @@ def _require_any_field(row: Any, fields: tuple[str, ...]) -> None:
     if isinstance(row, Mapping) and not any(row.get(field) is not None for field in fields):
         names = " or ".join(fields)
         raise BadRow(f"no field {names}, which this preset's rows have (has: {field_names(row)})", "unknown_shape")
-
-
-def _reason_of(message: str) -> str:
-    return next((reason for part, reason in _REASONS if part in message[:300]), "unreadable")
 
 
 def _excerpt(row: Any) -> str:

@@ -1,12 +1,9 @@
-"""Step `data.collect_corpus`: collects text documents to pre-train on, split by file so that nothing leaks.
+"""Steps `data.collect_corpus` and `data.corpus_from_chats`: text documents to pre-train on, and a held-out part.
 
-The held-out files are those of `stdlib_files.is_held_out`; prompts cut from the same sources for evaluation use the
-same function.
-
-Step `data.corpus_from_chats`: makes a pre-training corpus of chats in chat markup, held out by question.
-
-A target trained on these documents learns whose turn it is and when an answer ends. The documents of one language form
-a group (`en/...`), so that the held-out loss is reported for each language.
+`collect_corpus` takes the standard library's files and holds out those of `python_stdlib.is_held_out`; prompts cut from
+the same files for evaluation use the same function, so that nothing leaks. `corpus_from_chats` writes chats in chat
+markup and holds them out by question: a target trained on them learns whose turn it is and when an answer ends. The
+documents of one language form a group (`en/...`), so that the held-out loss is reported for each language.
 """
 
 from __future__ import annotations
@@ -15,14 +12,13 @@ import hashlib
 import json
 import platform
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
 
 from components.contract import Chats, Context, Corpus, UserError
 from components.data.formats.chats import Chat, read_chats
 from components.data.formats.splits import hash_number
 from components.data.sources.python_stdlib import HELD_OUT_PERCENT, stdlib_files
+from components.targets.pretraining.tokenizer import MARKUP, chat_text, without_markup
 
 
 def collect_corpus(*, source: str, with_tests: bool, min_characters: int, ctx: Context) -> Corpus:
@@ -70,15 +66,8 @@ def collect_corpus(*, source: str, with_tests: bool, min_characters: int, ctx: C
     )
 
 
-def collect_corpus_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content of `source`, for the step's key: the interpreter's version determines the library."""
-    return {"python-stdlib": platform.python_version()}
-
-
 def corpus_from_chats(chats: Chats, *, held_out_percent: int, min_characters: int, ctx: Context) -> Corpus:
     """The step `data.corpus_from_chats`; its settings are explained in components/data/steps.py."""
-    from components.targets.pretraining.tokenizer import MARKUP
-
     counts: Counter[str] = Counter()
     documents: dict[str, Counter[str]] = {"train": Counter(), "held_out": Counter()}
     characters: Counter[str] = Counter()
@@ -128,8 +117,6 @@ def document_of(chat: Chat) -> tuple[str, str]:
 
     Turns after the last answer are cut off.
     """
-    from components.targets.pretraining.tokenizer import chat_text, without_markup
-
     if not chat.messages:
         return without_markup(chat.text), " ".join(chat.text.split())
     answered = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]

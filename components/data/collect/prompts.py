@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from components.contract import Context, Prompts, UserError
 from components.data.formats.prompts import Prompt, write_prompts
 from components.data.formats.splits import hash_number, question_of, select_prompts, split_prompts
-from components.data.sources.files import SetAside, find_files, printable, read_rows, stem_of
-from components.data.sources.hub import PREFIX, hub_rows, parse_hub_source, source_files
-from components.data.sources.python_stdlib import functions_in, stdlib_files
-from components.data.sources.shapes import BadRow, Question, read_label, read_shape
-from components.targets.file_digests import sha256_of
-
-STDLIB: Final = "python-stdlib"
+from components.data.sources.addresses import PREFIX, parse_hub_source
+from components.data.sources.bad_rows import BadRow, SetAside, row_excerpt
+from components.data.sources.files import read_rows, stem_of
+from components.data.sources.hub import hub_rows
+from components.data.sources.listing import find_files
+from components.data.sources.python_stdlib import STDLIB, functions_in, stdlib_files
+from components.data.sources.shapes import Question, read_label, read_shape
+from components.text import as_utf8
 
 _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 """Of a hundred held-out stdlib files, 60 give test prompts, the next 30 validation, the last 10 warm-up."""
@@ -78,27 +79,6 @@ def collect_prompts(
     )
 
 
-def collect_prompts_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
-
-    Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
-    """
-    named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
-    return {name: digest for source in named if source for name, digest in digests_of(source).items()}
-
-
-def digests_of(source: str) -> dict[str, str]:
-    """The files of a source of `collect_prompts`: name -> sha256."""
-
-    if source == STDLIB:
-        total = hashlib.sha256()
-        for entry in stdlib_files():
-            total.update(f"{entry.source}\0{sha256_of(entry.path)}\n".encode())
-        return {STDLIB: total.hexdigest()}
-    files = source_files(parse_hub_source(source)) if source.startswith(PREFIX) else find_files(source)
-    return {str(file): sha256_of(file) for file in files}
-
-
 def _stdlib_prompts(workload: str) -> Iterator[Prompt]:
     for entry in stdlib_files():
         if not entry.source.startswith("stdlib/"):  # test suites: assertions, not code that people complete
@@ -132,10 +112,10 @@ def _row_prompts(
     """Every usable row as a prompt; increments rows, usable and set_aside in `counts`."""
     first: dict[str, str] = {}
 
-    def set_aside(file: str, line: int, reason: str, row: str) -> None:
+    def set_aside(file: str, line: int, fault: BadRow, row: str) -> None:
         counts["set_aside"] += 1
-        first.setdefault(file, f"line {line}, {reason}")
-        ctx.set_aside(printable(file), line, reason, row)
+        first.setdefault(file, f"line {line}, {fault}")
+        ctx.set_aside(as_utf8(file), line, str(fault), row)
 
     for file, name, rows in _tables(source, set_aside):
         usable_before, bad_before = counts["usable"], counts["set_aside"]
@@ -147,11 +127,11 @@ def _row_prompts(
             try:
                 question = read_shape(row)
                 label = read_label(row, workload_field) if workload_field else workload or name
-            except BadRow as error:
-                set_aside(file, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+            except BadRow as fault:
+                set_aside(file, line, fault, row_excerpt(row))
                 continue
             counts["usable"] += 1
-            yield prompt_of(question, "train", label, printable(file.rsplit("/", 1)[-1]))
+            yield prompt_of(question, "train", label, as_utf8(file.rsplit("/", 1)[-1]))
         if counts["usable"] == usable_before:
             if bad := counts["set_aside"] - bad_before:
                 raise UserError(

@@ -1,40 +1,34 @@
 """Step `data.collect_traffic`: the new conversations in files of served traffic, for nightly retraining.
 
-A conversation is new if no drafter in the champion's line has looked at its content (seen.py). The split follows the
-hash of the question, so that a question is in the same split every night and no evaluation question is trained on. A
-night with too few new conversations ends the run as NothingNew; they are collected on a later night.
+A conversation is new if no drafter in the champion's line has looked at its content. The split follows the hash of the
+question, so that a question is in the same split every night and no evaluation question is trained on. A night with too
+few new conversations ends the run as NothingNew; they are collected on a later night.
 
-Digests of the conversations that nightly retraining has already processed: a watermark by content, not by date.
-
-A Prompts artifact made from served traffic holds `seen.txt`: one content digest a line (16 hex digits, ascending) of
-every conversation that it or an artifact before it has looked at, used or not. The next night reads the file of the
-champion's prompts. So a killed night reads the same rows again, conversations of a refused challenger stay new, files
-may be renamed, moved or read twice, and nothing depends on clocks.
+What has been looked at stands in `seen.txt` of the Prompts artifact: one content digest a line (16 hex digits,
+ascending) of every conversation that it or an artifact before it has looked at, used or not. The next night reads the
+file of the champion's prompts. So a killed night reads the same rows again, conversations of a refused challenger stay
+new, files may be renamed, moved or read twice, and nothing depends on clocks.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from components.contract import Context, NothingNew, Prompts, UserError
-from components.data.collect.prompts import digests_of, prompt_of, questions_of_source
+from components.data.collect.prompts import prompt_of, questions_of_source
 from components.data.formats.prompts import SPLITS, Prompt, read_prompts, write_prompts
 from components.data.formats.splits import content_of, hash_number, question_of, select_prompts, split_prompts
-from components.data.sources.files import (
-    SUFFIXES,
-    files_of_pattern,
-    find_files,
-    folder_of_pattern,
-    leads_out,
-    printable,
-    read_rows,
-)
-from components.data.sources.shapes import BadRow, read_label, read_shape, unwrap_row
-from components.targets.file_digests import sha256_of
+from components.data.sources.bad_rows import BadRow, row_excerpt
+from components.data.sources.files import SUFFIXES, read_rows
+from components.data.sources.listing import traffic_files
+from components.data.sources.shapes import read_label, read_shape, unwrap_row
+from components.text import as_utf8
+
+FILE: Final = "seen.txt"
+EVALUATION: Final = ("test", "validation", "warm_up")
 
 
 def collect_traffic(
@@ -89,45 +83,12 @@ def collect_traffic(
     )
 
 
-def collect_traffic_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """File -> sha256 of `source` and `keep_out`, for the step's key."""
-
-    files, _ = traffic_files(str(settings["source"]))
-    digests = {str(file): sha256_of(file) for file in files}
-    if keep_out := str(settings.get("keep_out", "")):
-        digests |= digests_of(keep_out)
-    return digests
-
-
-def traffic_files(source: str) -> tuple[list[Path], int]:
-    """(non-empty files of a source, sorted; how many files are skipped: of another kind, or links out of the folder).
-
-    A folder or pattern may have no files; raises UserError where the folder does not exist.
-    """
-    try:
-        path = Path(source).expanduser()
-        is_pattern = any(sign in source for sign in "*?[")
-        folder = folder_of_pattern(source) if is_pattern else path
-        if folder.is_dir():
-            candidates = files_of_pattern(str(path)) if is_pattern else list(path.iterdir())
-        elif not is_pattern and path.name.endswith(SUFFIXES):
-            candidates = find_files(source) if not path.is_file() or path.stat().st_size else []
-        else:
-            raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
-        files = sorted(file for file in candidates if file.is_file() and not file.name.startswith("."))
-        inside = [file for file in files if not folder.is_dir() or not leads_out(file, folder)]
-        usable = [file for file in inside if file.name.endswith(SUFFIXES)]
-        return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
-        raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
-
-
 def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
     """The prompts of all usable rows of a source; other rows are set aside and counted."""
 
-    def set_aside(location: str, line: int, reason: str, row: str) -> None:
+    def set_aside(location: str, line: int, fault: BadRow, row: str) -> None:
         counts["set_aside"] += 1
-        ctx.set_aside(printable(location), line, reason, row)
+        ctx.set_aside(as_utf8(location), line, str(fault), row)
 
     files, num_skipped = traffic_files(source)
     if num_skipped:
@@ -140,10 +101,10 @@ def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], 
                 inner = unwrap_row(row) if isinstance(row, Mapping) else row
                 question = read_shape(inner)
                 label = read_label({**inner, **row}, field) if field else workload
-            except BadRow as error:
-                set_aside(str(file), line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+            except BadRow as fault:
+                set_aside(str(file), line, fault, row_excerpt(row))
                 continue
-            yield prompt_of(question, "train", label, printable(file.name))
+            yield prompt_of(question, "train", label, as_utf8(file.name))
         ctx.progress(number + 1, len(files), "files")
 
 
@@ -196,10 +157,6 @@ def _counts_text(counts: Counter[str]) -> str:
 
 def _sizes_text(selected: Mapping[str, list[Prompt]]) -> str:
     return ", ".join(f"{len(prompts)} {split.replace('_', ' ')}" for split, prompts in selected.items())
-
-
-FILE: Final = "seen.txt"
-EVALUATION: Final = ("test", "validation", "warm_up")
 
 
 def digest_of(prompt: Prompt) -> int:

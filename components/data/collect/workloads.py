@@ -7,7 +7,6 @@ With a target, second turns are prompts too, each after the target's greedy answ
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,15 @@ from components.data.collect.prompts import prompt_of
 from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import Prompt, encode_prompt, write_prompts
 from components.data.formats.splits import select_prompts, split_prompts
-from components.data.sources.files import printable
-from components.data.sources.shapes import BadRow, Question, read_label, read_shape
-from components.data.sources.workload_presets import Preset
-from components.data.sources.workloads import WorkloadSource, local_files, source_of, tables
-from components.targets.file_digests import sha256_of
+from components.data.settings import WorkloadSource, workload_source
+from components.data.sources.bad_rows import BadRow, Row, row_excerpt
+from components.data.sources.presets import WorkloadPreset
+from components.data.sources.shapes import Question, read_label, read_shape
+from components.data.sources.workloads import tables
+from components.outside_json import JsonObject
+from components.targets.generate import continue_batch
+from components.targets.load import open_target, open_tokenizer
+from components.text import as_utf8
 
 _BATCH: Final = 8
 """Number of first turns that are answered in one batch."""
@@ -53,7 +56,7 @@ def collect_workloads(
     candidates: list[Candidate] = []
     licences: dict[str, str] = {}
     for number, setting in enumerate(sources):
-        source = source_of(setting)
+        source = workload_source(setting)
         candidates += _select(source, num_prompts, num_warm_up, max_prompt_characters, max_rows, counts, ctx)
         if source.resolved_preset is not None:
             licences[source.resolved_preset.name] = source.resolved_preset.licence
@@ -82,16 +85,6 @@ def collect_workloads(
             "licences": licences,
         },
     )
-
-
-def collect_workloads_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
-    """File -> sha256 of every local source, for the step's key.
-
-    Planning never uses the network, so a preset on the hub counts by its name and revision alone.
-    """
-
-    sources = [source_of(item) for item in settings["sources"]]
-    return {str(file): sha256_of(file) for source in sources for file in local_files(source)}
 
 
 def _select(
@@ -134,9 +127,9 @@ def _select(
 def _read_candidates(source: WorkloadSource, max_rows: int, counts: Counter[str], ctx: Context) -> Iterator[Candidate]:
     """The candidates of all usable rows of a source; other rows are set aside and counted."""
 
-    def set_aside(location: str, line: int, reason: str, row: str) -> None:
+    def set_aside(location: str, line: int, fault: BadRow, row: str) -> None:
         counts["set_aside"] += 1
-        ctx.set_aside(printable(location), line, reason, row)
+        ctx.set_aside(as_utf8(location), line, str(fault), row)
 
     looked_at = 0
     for location, name, rows in tables(source, set_aside):
@@ -148,8 +141,8 @@ def _read_candidates(source: WorkloadSource, max_rows: int, counts: Counter[str]
             counts["rows"] += 1
             try:
                 yield _candidate_of_row(source, row, name)
-            except BadRow as error:
-                set_aside(location, line, str(error), json.dumps(row, ensure_ascii=True, default=str)[:400])
+            except BadRow as fault:
+                set_aside(location, line, fault, row_excerpt(row))
 
 
 def _candidate_of_row(source: WorkloadSource, row: Any, table: str) -> Candidate:
@@ -173,7 +166,7 @@ def _candidate_of_row(source: WorkloadSource, row: Any, table: str) -> Candidate
     return Candidate(replace(prompt, language=language), tuple(turns[1:]))
 
 
-def _workload_of_row(source: WorkloadSource, preset: Preset | None, row: Mapping[str, Any], table: str) -> str:
+def _workload_of_row(source: WorkloadSource, preset: WorkloadPreset | None, row: Row, table: str) -> str:
     if source.workload_field:
         return read_label(row, source.workload_field)
     if source.workload or preset is None:
@@ -181,7 +174,7 @@ def _workload_of_row(source: WorkloadSource, preset: Preset | None, row: Mapping
     return preset.workload_of(read_label(row, preset.category) if preset.category else table)
 
 
-def _turns_of_row(row: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
+def _turns_of_row(row: Row, fields: Sequence[str]) -> list[str]:
     """The user's turns in the first of these fields that holds a list of texts; empty where none does."""
     for field in fields:
         turns = row.get(field)
@@ -192,7 +185,7 @@ def _turns_of_row(row: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     return []
 
 
-def _fill_template(template: str, row: Mapping[str, Any], reference: str, *, chat: bool) -> Question:
+def _fill_template(template: str, row: Row, reference: str, *, chat: bool) -> Question:
     """The template with the row's fields in it; raises BadRow for a field that is absent, empty or not a text."""
     fields = {str(name).strip().lower().replace(" ", "_"): value for name, value in row.items()}
     texts = _Fields({name: str(value) if isinstance(value, int | float) else value for name, value in fields.items()})
@@ -205,7 +198,7 @@ def _fill_template(template: str, row: Mapping[str, Any], reference: str, *, cha
     return Question(head, None, question[len(head) :] + reference_text)
 
 
-class _Fields(dict[str, Any]):
+class _Fields(JsonObject):
     """The fields that a template may name; raises BadRow for a missing or unusable one."""
 
     def __missing__(self, field: str) -> str:
@@ -227,9 +220,6 @@ def _ask_later_turns(
     target: Target, candidates: Sequence[Candidate], max_answer_tokens: int, ctx: Context
 ) -> list[Prompt]:
     """One prompt for every later turn: a chat that holds the target's greedy answers to the earlier turns."""
-    from components.targets.generate import continue_batch
-    from components.targets.load import open_target, open_tokenizer
-
     model, tokenizer = open_target(target, device=ctx.device, kernel="plain"), open_tokenizer(target)
     room = model.shape.max_position_embeddings - max_answer_tokens
     prompts: list[Prompt] = []

@@ -17,20 +17,15 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow
-from numpy.typing import NDArray
 from pyarrow import parquet
 
 from components.contract import Prompts, UserError
-from components.data.dedup.text_units import Units, ngrams, normalised, units_of
+from components.data.dedup.text_units import Hashes, Marks, Places, Units, ngrams, normalised, units_of
 from components.data.formats.prompts import Prompt, read_prompts
-
-if TYPE_CHECKING:
-    Hashes = NDArray[np.uint64]
-    Places = NDArray[np.int64]
 
 EVALUATION_SPLITS: Final = ("test", "warm_up")
 """The splits whose prompts must not be trained on."""
@@ -81,7 +76,7 @@ class _Table:
         return cls(distinct, owners, np.append(first, len(hashes)).astype(np.int64))
 
     @functools.cached_property
-    def _filter(self) -> tuple[NDArray[np.bool_], np.uint64]:
+    def _filter(self) -> tuple[Marks, np.uint64]:
         """A table of the leading bits that occur: most texts share nothing, and this check is ten times as fast."""
         bits = max(8, (len(self.hashes) * _FILTER_BITS_PER_KEY).bit_length())
         shift = np.uint64(64 - bits)
@@ -250,18 +245,18 @@ def _identifying_parts(units: Units, n: int) -> tuple[_Table, tuple[Places, Plac
     return _Table.of(hashes[identifying], owners[identifying]), (texts, begins, ends)
 
 
-def _boilerplate(units: Units, n: int) -> NDArray[np.bool_]:
+def _boilerplate(units: Units, n: int) -> Marks:
     """Which units are part of a frequent n-gram."""
     hashes, firsts, owners = _owned(units, n)
     frequent = firsts[_are_frequent(hashes, owners)]
     edges = np.zeros(len(units.hashes) + 1, np.int64)
     np.add.at(edges, frequent, 1)
     np.add.at(edges, frequent + n, -1)
-    marked: NDArray[np.bool_] = np.cumsum(edges)[:-1] > 0
+    marked: Marks = np.cumsum(edges)[:-1] > 0
     return marked
 
 
-def _longest_run(marked: NDArray[np.bool_], first: int, last: int) -> tuple[int, int]:
+def _longest_run(marked: Marks, first: int, last: int) -> tuple[int, int]:
     """(first, last + 1) of the longest run of unmarked units in first .. last - 1; the first of several."""
     stops = np.concatenate([[first - 1], first + np.flatnonzero(marked[first:last]), [last]])
     at = int(np.argmax(np.diff(stops)))
@@ -274,16 +269,15 @@ def _owned(units: Units, n: int) -> tuple[Hashes, Places, Places]:
     return hashes, firsts, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
-def _are_frequent(hashes: Hashes, owners: Places) -> NDArray[np.bool_]:
+def _are_frequent(hashes: Hashes, owners: Places) -> Marks:
     """Which of the n-grams occur in more than MAX_SHARED texts."""
     table = _Table.of(hashes, owners)
-    shared: NDArray[np.bool_] = np.diff(table.offsets)[np.searchsorted(table.hashes, hashes)] > MAX_SHARED
+    shared: Marks = np.diff(table.offsets)[np.searchsorted(table.hashes, hashes)] > MAX_SHARED
     return shared
 
 
 def write_items(file: Path, items: Sequence[Item]) -> None:
     """Write items to a file for the workers that search for them."""
-
     rows = [vars(item) for item in items]
     schema = pyarrow.schema([(name, pyarrow.string()) for name in ("prompt_id", "workload", "part", "text")])
     parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), file)
@@ -292,5 +286,4 @@ def write_items(file: Path, items: Sequence[Item]) -> None:
 @functools.lru_cache(maxsize=1)
 def cached_index(file: Path, n: int, overlap: float) -> BenchmarkIndex:
     """The index of the items in a file, built once in each process."""
-
     return BenchmarkIndex([Item(**row) for row in parquet.read_table(file).to_pylist()], n, overlap)

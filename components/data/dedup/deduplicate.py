@@ -1,11 +1,8 @@
-"""Step `data.deduplicate`: removes benchmark contamination and exact and near duplicates before a mix is made.
+"""Step `data.deduplicate`: removes benchmark contamination, exact and near duplicates, before a mix is made.
 
-Three passes over the rows of all sources together remove contaminated rows (decontamination.py), then exact duplicates,
-then near duplicates (clusters.py). First a sharded pass computes a sketch of each part
-(minhash.py); finished sketches survive a kill. `dropped.parquet` lists every removed row with the row
-that stays instead of it, or with the benchmark prompt and the text that matched it.
-
-The output of deduplication: the rows that stay, and a record of each dropped row with the reason.
+First a sharded pass computes a sketch of each part (minhash.py); finished sketches survive a kill. Then three passes
+over the rows of all sources together remove contaminated rows (decontamination.py), exact duplicates, and near
+duplicates (clusters.py). The rows that stay are written in their order.
 
 `dropped.parquet` has the columns of every step (reason, source, where, excerpt) and these: row_id; kept_id and
 kept_where, the row that stays instead, or the prompt_id and workload that a contaminated row holds; similarity, the
@@ -16,10 +13,10 @@ prompt; matched, the normalised text of the prompt that the row holds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import numpy as np
 import pyarrow
@@ -27,12 +24,16 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from components.contract import Chats, Context, Prompts, UserError
-from components.data.dedup.clusters import CONTAMINATED, NEAR, REASONS, RowDecisions, Sketches, decide_rows, jaccard
+from components.data.dedup.clusters import CONTAMINATED, NEAR, REASONS, RowDecisions, decide_rows, jaccard
 from components.data.dedup.decontamination import MIN_TURN, Item, items_of, num_too_short, write_items
-from components.data.dedup.minhash import SketchShard, banding, sketch_part, turns_of
+from components.data.dedup.minhash import banding
+from components.data.dedup.sketches import Sketches, SketchShard, sketch_part, turns_of
 from components.data.formats.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches, read_manifest
+from components.outside_json import JsonObject
+from components.text import as_utf8
 
 _ITEMS: Final = "benchmarks.parquet"
+_NAMES: Final = ("row_id", "source", "where")
 
 
 def deduplicate(
@@ -48,7 +49,6 @@ def deduplicate(
     ctx: Context,
 ) -> Chats:
     """The step `data.deduplicate`; its settings are explained in components/data/steps.py."""
-
     parts = [one.path / part for one in chats for part in read_manifest(one)["parts"]]
     items = items_of(keep_out or [])
     file = ctx.scratch / _ITEMS if items else None
@@ -84,20 +84,16 @@ def deduplicate(
     return Chats.of_step(ctx, {**info, **facts, "num_benchmark_texts": len(items)})
 
 
-def _log_summary(info: Mapping[str, Any], ctx: Context) -> None:
+def _log_summary(info: JsonObject, ctx: Context) -> None:
     dropped = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in info["dropped"].items())
     ctx.note(f"{info['num_rows']} of {info['num_read']} rows stay; dropped: {dropped or 'none'}; see dropped.parquet")
 
 
 def _check_preferred(prefer: Sequence[str], chats: Sequence[Chats]) -> None:
-
     sources = sorted({name for one in chats for name in read_manifest(one)["by_source"]})
     for name in prefer:
         if name not in sources:
             raise UserError(f"prefer: {name}: no row has this source; there are {', '.join(sources)}")
-
-
-_NAMES: Final = ("row_id", "source", "where")
 
 
 @dataclass(frozen=True)
@@ -112,11 +108,24 @@ class _DroppedRows:
     matched: list[str]
 
 
+class _DroppedRow(TypedDict):
+    """One row of `dropped.parquet`."""
+
+    reason: str
+    source: str
+    where: str
+    excerpt: str
+    row_id: str
+    kept_id: str
+    kept_where: str
+    similarity: float
+    matched: str
+
+
 def write_deduplicated(
     parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item], ctx: Context
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write the parts, the manifest and `dropped.parquet`; returns the counts: read = kept + dropped."""
-
     dropped_rows = _describe_dropped(parts, sketches, decisions, items)
     counts: Counter[str] = Counter()
     across: Counter[str] = Counter()
@@ -153,7 +162,6 @@ def write_deduplicated(
 
 
 def _dropped_schema() -> pyarrow.Schema:
-
     texts = ("reason", "source", "where", "excerpt", "row_id", "kept_id", "kept_where")
     fields = [pyarrow.field(name, pyarrow.string(), False) for name in texts]
     fields.append(pyarrow.field("similarity", pyarrow.float64(), False))
@@ -163,7 +171,6 @@ def _dropped_schema() -> pyarrow.Schema:
 def _describe_dropped(
     parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item]
 ) -> _DroppedRows:
-
     places = np.flatnonzero(decisions.reason)
     reasons, kept_by = decisions.reason[places], decisions.kept_by[places]
     stays = np.unique(kept_by[reasons != CONTAMINATED])
@@ -199,31 +206,28 @@ def _describe_dropped(
 
 def _dropped_rows(
     rows: pyarrow.RecordBatch, reasons: NDArray[np.uint8], dropped_rows: _DroppedRows, places: NDArray[np.int64]
-) -> list[dict[str, Any]]:
+) -> list[_DroppedRow]:
     first = int(np.searchsorted(dropped_rows.places, places[0]))
-    records = []
+    records: list[_DroppedRow] = []
     for at, (row, reason) in enumerate(zip(rows.to_pylist(), reasons.tolist(), strict=True), start=first):
-        excerpt = _replace_surrogates("\n\n".join(turns_of(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
+        excerpt = as_utf8("\n\n".join(turns_of(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
         records.append(
             {
                 "reason": REASONS[reason],
-                **{name: row[name] for name in _NAMES},
+                "source": row["source"],
+                "where": row["where"],
                 "excerpt": excerpt,
+                "row_id": row["row_id"],
                 "kept_id": dropped_rows.kept_id[at],
                 "kept_where": dropped_rows.kept_where[at],
                 "similarity": dropped_rows.similarity[at],
-                "matched": _replace_surrogates(dropped_rows.matched[at]),
+                "matched": as_utf8(dropped_rows.matched[at]),
             }
         )
     return records
 
 
-def _replace_surrogates(text: str) -> str:
-    """The text without lone surrogates: JSON can hold them, a table cannot."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _source_pair(row: dict[str, Any], dropped_rows: _DroppedRows, place: int) -> str:
+def _source_pair(row: _DroppedRow, dropped_rows: _DroppedRows, place: int) -> str:
     """The sources of a duplicate and of the row that stays, as "a -> b"; "" for a contaminated row."""
     kept_source = dropped_rows.kept_source[int(np.searchsorted(dropped_rows.places, place))]
     return f"{row['source']} -> {kept_source}" if kept_source else ""

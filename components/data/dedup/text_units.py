@@ -15,14 +15,15 @@ import functools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    Hashes = NDArray[np.uint64]
-    Places = NDArray[np.int64]
+Small = NDArray[np.uint32]
+Hashes = NDArray[np.uint64]
+Places = NDArray[np.int64]
+Marks = NDArray[np.bool_]
 
 _CODE_POINTS: Final = 0x110000
 _BASE_OF_CHARACTERS: Final = 0x9E3779B97F4A7C15

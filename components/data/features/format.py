@@ -2,29 +2,21 @@
 
 `manifest.json` lists the shards and their rows; `shard-00000.safetensors` holds whole conversations one after the
 other, so a row is a slice, and reading it maps only its pages of the file. A shard of N tokens in R rows holds:
-  ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, 3H], last [N, H], offsets [R + 1] int64;
-taps and last are encoded by format.py. taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the
-last layer's output BEFORE the final norm. An artifact of `features_on_the_fly` has neither: format.py.
+  ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, 3H], last [N, H], offsets [R + 1] int64.
+Taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the last layer's output BEFORE the final norm.
 
-Encodes hidden states for a shard of features: as bf16, or as fp8 with one power of two for each token and state.
+Stored states are bf16, or fp8 with one power of two for each token and state; only `encode` and `decode` know the
+encoding. fp8 is e4m3 (1 sign, 4 exponent, 3 mantissa bits; Micikevicius et al. 2022, arXiv:2209.05433), half the bytes
+of bf16. Hidden states have a few channels far larger than the rest, which would spoil integers of one scale; e4m3 errs
+by at most a sixteenth over 14 binades below the largest value of a state, so one exponent a state is enough. The
+exponent is a whole number: scaling by a power of two does not round, and an e4m3 times it is exactly a bf16 again.
 
-`encode` makes the tensors to write, and `decode` gives bf16 back; no other module knows the encoding.
-fp8 is e4m3 (1 sign, 4 exponent, 3 mantissa bits; Micikevicius et al. 2022, arXiv:2209.05433), half the bytes of bf16.
-Hidden states have a few channels far larger than the rest, which would spoil integers of one scale; e4m3 errs by at
-most a sixteenth over 14 binades below the largest value of a state, so one exponent a state is enough. The exponent is
-a whole number: scaling by a power of two does not round, and an e4m3 times it is exactly a bf16 again.
-Shapes: N tokens, C states side by side (3 taps, or the 1 last), H hidden size.
-
-Online features: hidden states are computed while training, at the cost of one more target pass for each batch.
-
-The artifact holds the answers' tokens and masks (5 bytes a token) and the key of their target, which training has in
-memory anyway. A batch's rows go through the target together, in passes of at most `tokens_per_pass` tokens, and are
-rounded to bf16. So the features equal the stored ones up to rounding, and bit for bit where the same rows share a pass.
-
-Nothing is cached between batches, on purpose. With a cache, a row's last bits would depend on the rows that it once
-shared a pass with, and a run resumed after a kill, with an empty cache, would no longer end with the same bits; within
-a batch no row occurs twice, and an epoch is longer than any cache that is smaller than a store. Nor is the next batch
-computed ahead: the target's pass and the training step need the same cores, or the same GPU.
+An artifact of `features_on_the_fly` stores no states, only tokens and masks (5 bytes a token) and the key of their
+target, which training has in memory anyway. A batch's rows go through the target together, in passes of at most
+`tokens_per_pass` tokens, and are rounded to bf16. So the features equal the stored ones up to rounding, and bit for bit
+where the same rows share a pass. Nothing is cached between batches, on purpose: a row's last bits would depend on the
+rows that it once shared a pass with, and a run resumed after a kill, with an empty cache, would no longer end with the
+same bits. Nor is the next batch computed ahead: the target's pass and the training step need the same cores or GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict, final
 
 import torch
 from safetensors import safe_open
@@ -44,8 +36,18 @@ from torch import Tensor
 
 from components.contract import Features, UserError
 from components.data.features.passes import States, forward_passes
+from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 
+Storage = Literal["bf16", "fp8", "none"]
+"""none: hidden states are not stored but computed while training."""
+
+FP8: Final = torch.float8_e4m3fn
+LARGEST: Final = 1.875 * 2.0**127
+"""The largest e4m3 times a power of two that bf16 can hold. The few larger bf16, at most a sixteenth above, would round
+up to infinity."""
+STATES: Final = {"taps": 3, "last": 1}
+"""Number of states C in each tensor."""
 OPEN_SHARDS: Final = 64
 """The most shards mapped at a time: a mapping costs only address space, but keeps a file open."""
 
@@ -75,6 +77,26 @@ class FeatureRow:
     language: str = ""  # of the answer (en, zh), where known
     domain: str = ""  # what it is about, where known
     place: int | None = None  # in a declared order of training, 0 first; None where none was declared
+
+
+class FeaturesManifest(TypedDict):
+    """The content of `manifest.json`.
+
+    tap_layers: three indices of HF hidden_states. splits: split -> rows, tokens, answer_tokens. rows: fields of
+    FeatureRow. storage: absent in old artifacts, which are bf16. tokens_per_pass: only where states are not stored.
+    """
+
+    target_key: str
+    answers_key: str
+    tap_layers: list[int]
+    hidden_size: int
+    vocab_size: int
+    dtype: str
+    splits: dict[str, dict[str, int]]
+    shards: list[str]
+    rows: list[JsonObject]
+    storage: Storage
+    tokens_per_pass: NotRequired[int]
 
 
 class Shards:
@@ -108,7 +130,7 @@ class FeatureSource(ABC):
     what was loaded before, so that a resumed run gets the same numbers.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: FeaturesManifest) -> None:
         self.path, self.manifest = path, manifest
         self.shards = Shards(path)
         self._rows = [FeatureRow(**row) for row in manifest["rows"]]
@@ -172,12 +194,36 @@ class StoredFeatures(FeatureSource):
         return [example(row) for row in rows]
 
 
+@final
+class LiveFeatures(FeatureSource):
+    """Features computed by the target on demand."""
+
+    def __init__(self, path: Path, manifest: FeaturesManifest, target: AbstractTarget | None = None) -> None:
+        super().__init__(path, manifest)
+        self.target = target
+
+    def computed_by(self, target: AbstractTarget) -> LiveFeatures:
+        """See FeatureSource."""
+        return LiveFeatures(self.path, self.manifest, target)
+
+    def load_all(self, rows: Sequence[FeatureRow], max_tokens: int | None = None) -> list[Example]:
+        """See FeatureSource. Features are on the target's device."""
+        assert self.target is not None, "features on the fly need `computed_by` first"
+        ids = [self.shards.part(row, "ids", max_tokens).long() for row in rows]
+        states: dict[int, States] = {}
+        for passed in forward_passes(self.target, ids, int(self.manifest["tokens_per_pass"])):
+            states |= passed
+        return [
+            Example(row.row_id, row.workload, ids[place], self.shards.part(row, "mask", max_tokens), *states[place])
+            for place, row in enumerate(rows)
+        ]
+
+
 def open_features(features: Features) -> FeatureSource:
     """Read a Features artifact's manifest.
 
-    `manifest` has target_key, tap_layers (three HF hidden_states indices), hidden_size, vocab_size, storage (Storage;
-    absent means bf16), splits (name -> {"rows", "tokens", "answer_tokens"}), shards (file names) and rows (the fields
-    of FeatureRow). Raises UserError when the directory is not a Features artifact.
+    Raises:
+        UserError: the directory is not a Features artifact.
     """
     file = features.path / "manifest.json"
     if not file.is_file():
@@ -188,17 +234,6 @@ def open_features(features: Features) -> FeatureSource:
     if manifest.get("storage") == "none":
         return LiveFeatures(features.path, manifest)
     return StoredFeatures(features.path, manifest)
-
-
-Storage = Literal["bf16", "fp8", "none"]
-"""none: hidden states are not stored but computed while training (format.py)."""
-
-FP8: Final = torch.float8_e4m3fn
-LARGEST: Final = 1.875 * 2.0**127
-"""The largest e4m3 times a power of two that bf16 can hold. The few larger bf16, at most a sixteenth above, would round
-up to infinity."""
-STATES: Final = {"taps": 3, "last": 1}
-"""Number of states C in each tensor."""
 
 
 def encode(name: str, states: Tensor, storage: Storage) -> dict[str, Tensor]:
@@ -228,28 +263,3 @@ def bytes_per_token(hidden_size: int, storage: Storage) -> int:
     """Bytes on disk of a token: four states (three taps and the last), a token id and a mask byte."""
     states = sum(STATES.values())
     return {"bf16": states * 2 * hidden_size, "fp8": states * (hidden_size + 1), "none": 0}[storage] + 4 + 1
-
-
-@final
-class LiveFeatures(FeatureSource):
-    """Features computed by the target on demand."""
-
-    def __init__(self, path: Path, manifest: dict[str, Any], target: AbstractTarget | None = None) -> None:
-        super().__init__(path, manifest)
-        self.target = target
-
-    def computed_by(self, target: AbstractTarget) -> LiveFeatures:
-        """See FeatureSource."""
-        return LiveFeatures(self.path, self.manifest, target)
-
-    def load_all(self, rows: Sequence[FeatureRow], max_tokens: int | None = None) -> list[Example]:
-        """See FeatureSource. Features are on the target's device."""
-        assert self.target is not None, "features on the fly need `computed_by` first"
-        ids = [self.shards.part(row, "ids", max_tokens).long() for row in rows]
-        states: dict[int, States] = {}
-        for passed in forward_passes(self.target, ids, int(self.manifest["tokens_per_pass"])):
-            states |= passed
-        return [
-            Example(row.row_id, row.workload, ids[place], self.shards.part(row, "mask", max_tokens), *states[place])
-            for place, row in enumerate(rows)
-        ]

@@ -47,7 +47,6 @@ def record_features(
     target: Target, answers: Conversations, *, tokens_per_pass: int, storage: Literal["bf16", "fp8"], ctx: Context
 ) -> Features:
     """The step `data.record_features`; its settings are explained in components/data/steps.py."""
-
     facts = target_facts(target)
     names = open_answers(answers).shards
     num_threads = threads_for(facts["num_params"], ctx.num_threads)
@@ -79,7 +78,6 @@ def record_features(
 
 def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pass: int, ctx: Context) -> Features:
     """The step `data.features_on_the_fly`; its settings are explained in components/data/steps.py."""
-
     facts = target_facts(target)
     names = open_answers(answers).shards
     check_space(ctx, int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"]), "none", share_left=1.0)
@@ -113,7 +111,6 @@ class FeatureShard:
 
 def record_shard(shard: FeatureShard, report_progress: ReportProgress) -> int:
     """Write the features of one shard of answers; returns its number of rows. Runs in any process with the paths."""
-
     torch.set_num_threads(shard.num_threads)
     conversations = read_shard(shard.answers)
     _write_shard(shard, cached_target(shard.target, shard.device), conversations, report_progress)
@@ -123,7 +120,6 @@ def record_shard(shard: FeatureShard, report_progress: ReportProgress) -> int:
 def _write_shard(
     shard: FeatureShard, model: AbstractTarget, conversations: Sequence[Conversation], report_progress: ReportProgress
 ) -> None:
-
     ids = [conversation.ids for conversation in conversations]
     lengths = [len(row) for row in ids]
     encoded_rows: dict[int, dict[str, torch.Tensor]] = {}  # tensors of each row as stored on disk
@@ -181,7 +177,6 @@ def write_features_manifest(
 
 def _manifest_rows(shard: Path, number: int) -> list[FeatureRow]:
     """The manifest's rows of one shard of answers."""
-
     assert shard.name == shard_name(number)
     return [
         FeatureRow(
@@ -226,7 +221,6 @@ class Probe:
 
 def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, *, share_left: float) -> None:
     """Log the size of the features on disk; raises UserError when the disk has no room for the share left to write."""
-
     size = num_tokens * bytes_per_token(hidden_size, storage)
     what = "ids and masks only" if storage == "none" else f"4 x {hidden_size} {storage}"
     ctx.note(f"features: {num_tokens} tokens x {what} = {size / 2**20:.0f} MiB on disk")
@@ -245,7 +239,6 @@ def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> flo
 
     probe: `answers` is one of the shards.
     """
-
     if ctx.mapper is not None:
         return None
     lengths = [lengths_of(shard) for shard in shards]
@@ -256,7 +249,6 @@ def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> flo
 
 def seconds_per_token(probe: Probe) -> float:
     """Seconds per token, padding included, measured on passes over a few groups of rows of a shard."""
-
     torch.set_num_threads(probe.num_threads)
     rows = [conversation.ids for conversation in read_shard(probe.answers)]
     model = cached_target(probe.target, probe.device)
@@ -277,7 +269,6 @@ def seconds_per_token(probe: Probe) -> float:
 
 def lengths_of(shard: Path) -> list[int]:
     """Tokens of each conversation of a shard of answers, without reading them."""
-
     with safe_open(shard, framework="pt") as file:
         lengths: list[int] = file.get_tensor("offsets").diff().tolist()
     return lengths

@@ -16,13 +16,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self, TypedDict
+
+import pyarrow
+import pyarrow.parquet
 
 from components.contract import Chats, UserError
 from components.data.sources.turns import Message
-
-if TYPE_CHECKING:
-    import pyarrow
+from components.outside_json import JsonObject
+from components.text import as_utf8
 
 COLUMNS: Final = ("row_id", "source", "where", "language", "domain", "text", "messages", "tools", "num_chars")
 DROPPED_COLUMNS: Final = ("reason", "source", "where", "excerpt")
@@ -68,7 +70,7 @@ class Chat:
         source: str,
         where: str,
         text: str = "",
-        messages: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Message] = (),
         tools: str = "",
         language: str = "",
         domain: str = "",
@@ -81,7 +83,7 @@ class Chat:
         )
         return cls(row_id_of(text, copies), source, where, language, domain, text, copies, tools, size)
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> JsonObject:
         """The stored columns."""
         return {**self.__dict__, "messages": messages_json(self.messages)}
 
@@ -90,23 +92,29 @@ class Chat:
         return self.text or "\n\n".join(message.get("content") or "" for message in self.messages)
 
 
-def row_id_of(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+def row_id_of(text: str, messages: Sequence[Message]) -> str:
     """16 hex digits of sha256 over the messages as JSON with sorted keys, or over the text."""
     content = _SORTED_JSON.encode(messages) if messages else text
     return hashlib.sha256(f"{'chat' if messages else 'text'}\0{content}".encode()).hexdigest()[:16]
 
 
-def messages_json(messages: Sequence[Mapping[str, Any]]) -> str:
+def messages_json(messages: Sequence[Message]) -> str:
     """The value of the column `messages`; "" for none."""
     return _COMPACT_JSON.encode(messages) if messages else ""
 
 
 def chats_schema() -> pyarrow.Schema:
     """The columns and their types; no value is null."""
-    import pyarrow
-
     types = {name: pyarrow.int64() if name == "num_chars" else pyarrow.string() for name in COLUMNS}
     return pyarrow.schema([pyarrow.field(name, types[name], nullable=False) for name in COLUMNS])
+
+
+class ChatsManifest(TypedDict):
+    """The content of `manifest.json`. parts: file names in order. by_source: rows of each source."""
+
+    parts: list[str]
+    num_rows: int
+    by_source: dict[str, int]
 
 
 class ChatWriter:
@@ -124,7 +132,7 @@ class ChatWriter:
         self.by_source: Counter[str] = Counter()
         self._open: Any = None
         self._rows_in_part = 0
-        self._pending: list[dict[str, Any]] = []
+        self._pending: list[JsonObject] = []
         self._characters = 0
         directory.mkdir(parents=True, exist_ok=True)
         for stale in (*directory.glob("part-*.parquet"), directory / MANIFEST):
@@ -142,11 +150,15 @@ class ChatWriter:
         self._flush()
         self._write_rows(batch.select(list(COLUMNS)).cast(chats_schema()))
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> ChatsManifest:
         """Write the pending rows and the manifest, and return the manifest."""
         self._flush()
         self._close_part()
-        manifest = {"parts": self.parts, "num_rows": self.num_rows, "by_source": dict(sorted(self.by_source.items()))}
+        manifest: ChatsManifest = {
+            "parts": self.parts,
+            "num_rows": self.num_rows,
+            "by_source": dict(sorted(self.by_source.items())),
+        }
         write_manifest(self.directory, manifest)
         return manifest
 
@@ -161,14 +173,10 @@ class ChatWriter:
 
     def _flush(self) -> None:
         if self._pending:
-            import pyarrow
-
             self._write_rows(pyarrow.RecordBatch.from_pylist(self._pending, schema=chats_schema()))
             self._pending, self._characters = [], 0
 
     def _write_rows(self, batch: pyarrow.RecordBatch) -> None:
-        import pyarrow.parquet
-
         at = 0
         while at < batch.num_rows:
             if self._open is None:
@@ -197,9 +205,6 @@ class DroppedWriter:
     """Writes dropped rows to `dropped.parquet` and counts them by reason in `counts`; the file is always written."""
 
     def __init__(self, directory: Path, name: str = DROPPED) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
         self.counts: Counter[str] = Counter()
         self._schema = pyarrow.schema([pyarrow.field(column, pyarrow.string(), False) for column in DROPPED_COLUMNS])
         self._pending: list[dict[str, str]] = []
@@ -207,7 +212,7 @@ class DroppedWriter:
 
     def write(self, reason: str, source: str, location: str, excerpt: str) -> None:
         """Add one row; the excerpt is cut after 500 characters."""
-        text = excerpt[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+        text = as_utf8(excerpt[:EXCERPT_CHARACTERS])
         self._pending.append({"reason": reason, "source": source, "where": location, "excerpt": text})
         self.counts[reason] += 1
         if len(self._pending) >= _GROUP_ROWS:
@@ -231,8 +236,6 @@ class DroppedWriter:
         self.close()
 
     def _flush(self) -> None:
-        import pyarrow
-
         if self._pending:
             self._file.write_batch(pyarrow.RecordBatch.from_pylist(self._pending, schema=self._schema))
             self._pending = []
@@ -243,16 +246,17 @@ def most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def read_manifest(chats: Chats | Path) -> dict[str, Any]:
+def read_manifest(chats: Chats | Path) -> ChatsManifest:
     """The manifest; raises UserError where the directory holds no Chats."""
     directory = chats if isinstance(chats, Path) else chats.path
     try:
-        return dict(json.loads((directory / MANIFEST).read_text(encoding="utf-8")))
+        manifest: ChatsManifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{directory}: no {MANIFEST}: not a Chats artifact; make one with data.collect_chats") from None
+    return manifest
 
 
-def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+def write_manifest(directory: Path, manifest: ChatsManifest) -> None:
     """Write `manifest.json`; with it the directory is complete."""
     (directory / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
@@ -304,7 +308,5 @@ def dropped_examples(directory: Path, number: int = 8) -> list[dict[str, str]]:
 
 def file_batches(file: Path, columns: Sequence[str], batch_rows: int = _GROUP_ROWS) -> Iterator[pyarrow.RecordBatch]:
     """These columns of one Parquet file, in batches of at most `batch_rows` rows."""
-    import pyarrow.parquet
-
     with pyarrow.parquet.ParquetFile(file) as parquet_file:
         yield from parquet_file.iter_batches(batch_size=batch_rows, columns=list(columns))

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import jinja2
 
-Turns = Sequence[Mapping[str, Any]]
+from components.data.sources.turns import Message
+from components.outside_json import JsonObject
 
 INLINE_THINKING: Final = re.compile(r"\A\s*(?:<think>)?((?:(?!</think>).)*)</think>\s*", re.DOTALL)
 """Thinking at the beginning of an answer's content; the template may write the opening tag (DeepSeek-R1)."""
@@ -51,9 +52,9 @@ def refuse_marked_text(tokenizer: Any, text: str) -> None:
 
 def ids_of_unmarked_chat(
     tokenizer: Any,
-    messages: Turns,
-    tools: Sequence[Mapping[str, Any]] | None,
-    render: Callable[[list[dict[str, Any]]], str],
+    messages: Sequence[Message],
+    tools: Sequence[JsonObject] | None,
+    render: Callable[[list[Message]], str],
 ) -> list[int]:
     """The token ids of a rendered chat.
 
@@ -119,7 +120,6 @@ def _looks_like_a_mark(token: str) -> bool:
 
 def _literals(tokenizer: Any) -> Iterator[str]:
     """The marks in chat templates: in their text outside of tags, and in the strings inside tags."""
-
     templates = tokenizer.chat_template or ""
     for template in templates.values() if isinstance(templates, Mapping) else (templates,):
         try:
@@ -143,7 +143,7 @@ def _texts(value: Any, location: str) -> Iterator[tuple[str, str]]:
             yield from _texts(inner, location)
 
 
-def _with_thinking_apart(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_thinking_apart(message: Message) -> Message:
     """The message with its leading thinking in a field of its own: the tags around it are the template's."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
@@ -153,7 +153,7 @@ def _with_thinking_apart(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content[thinking.end() :], "thinking": thinking[1]}
 
 
-def _neutral_turns(messages: Turns) -> list[dict[str, Any]]:
+def _neutral_turns(messages: Sequence[Message]) -> list[Message]:
     """The same turns with a neutral word for every content that is not blank."""
     turns = []
     for message in messages:

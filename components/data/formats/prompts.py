@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from components.contract import Prompts, UserError
 from components.data.formats.control_marks import ids_of_unmarked_chat, refuse_marked_text
+from components.data.sources.turns import Message
+from components.outside_json import JsonObject
 
-Message = dict[str, Any]
-"""A turn of a chat in OpenAI's format: role, content, and fields such as tool_calls."""
-Tool = dict[str, Any]
+Tool = JsonObject
 """The description of a tool, in the format of chat templates."""
 SPLITS: Final = ("train", "validation", "test", "warm_up")
 RENDER_WITHIN_S: Final = 30.0
@@ -65,10 +65,10 @@ class Prompt:
         """Length of the question."""
         return len(self.text or "") + sum(len(message["content"]) for message in self.messages or ())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The JSON object in `prompts.jsonl`; optional fields without a value are omitted."""
         question = {"prompt": self.text} if self.messages is None else {"messages": list(self.messages)}
-        optional: dict[str, Any] = {"domain": self.domain} if self.domain else {}
+        optional: JsonObject = {"domain": self.domain} if self.domain else {}
         if self.tools is not None:
             optional["tools"] = list(self.tools)
         if self.conversation is not None:
@@ -104,7 +104,7 @@ def write_prompts(directory: Path, prompts: Iterable[Prompt]) -> None:
         file.writelines(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n" for prompt in prompts)
 
 
-def parse_prompt(row: Mapping[str, Any]) -> Prompt:
+def parse_prompt(row: JsonObject) -> Prompt:
     """The prompt of one JSON object of `prompts.jsonl`; older files may lack optional fields."""
     return Prompt(
         prompt_id=row["prompt_id"],
@@ -154,7 +154,7 @@ def render_chat(
     *,
     tools: Sequence[Tool] | None = None,
     generation_prompt: bool = True,
-    options: Mapping[str, Any] | None = None,
+    options: JsonObject | None = None,
 ) -> str:
     """The chat as text of the template, independent of the date; raises UserError where the template refuses it.
 

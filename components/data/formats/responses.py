@@ -2,9 +2,8 @@
 
 `manifest.json` lists the shards. `shard-00000.safetensors` holds N tokens of R conversations, one after the other:
   ids [N] int32, mask [N] bool (x_t is an answer token), offsets [R + 1] int64;
-its metadata holds the facts of each row under "rows", so a shard can be read without any other file.
-
-Summary and manifest of a finished Conversations artifact: counts, looping rates, languages and domains.
+its metadata holds the facts of each row under "rows", so a shard can be read without any other file. The artifact's
+info summarises all rows: counts, looping rates, languages and domains.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -26,6 +25,9 @@ from torch import Tensor
 
 from components.contract import Context, Conversations, UserError
 from components.files import written_whole
+from components.outside_json import JsonObject
+
+ANSWERED_SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
-def write_shard(file: Path, conversations: Sequence[Conversation], notes: Mapping[str, Any] | None = None) -> None:
+def write_shard(file: Path, conversations: Sequence[Conversation], notes: JsonObject | None = None) -> None:
     """Write a shard atomically. notes: JSON facts to store in its metadata; see `read_notes`."""
     lengths = [len(conversation.ids) for conversation in conversations]
     none = torch.zeros(0)  # a shard may turn out empty
@@ -75,10 +77,10 @@ def write_shard(file: Path, conversations: Sequence[Conversation], notes: Mappin
         save_file(tensors, beside, metadata=metadata)
 
 
-def read_notes(file: Path) -> dict[str, Any]:
+def read_notes(file: Path) -> JsonObject:
     """The notes of a shard; {} where it has none."""
     with safe_open(file, framework="pt") as shard:
-        notes: dict[str, Any] = json.loads(shard.metadata().get("notes", "{}"))
+        notes: JsonObject = json.loads(shard.metadata().get("notes", "{}"))
     return notes
 
 
@@ -125,18 +127,14 @@ def distinct_bigram_ratio(ids: Sequence[int]) -> float:
     return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 
-ANSWERED_SPLITS = ("train", "validation")
-
-
 def write_manifest(ctx: Context, target_key: str, shards: Sequence[str], shard_size: int) -> None:
     """Write the list of the shards; with it the artifact is complete."""
     manifest = {"target_key": target_key, "shards": list(shards), "shard_size": shard_size}
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def summarise(ctx: Context, shards: Sequence[str]) -> dict[str, Any]:
+def summarise(ctx: Context, shards: Sequence[str]) -> JsonObject:
     """Counts and looping rates over all rows; many identical answers or low bigram ratios mean little variety."""
-
     rows: list[AnswerRow] = []
     answers: set[bytes] = set()
     for name in shards:

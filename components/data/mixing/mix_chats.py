@@ -1,17 +1,13 @@
 """Step `data.mix_chats`: mixes conversations of any sources with declared shares, split so that nothing leaks.
 
-The rows are read twice: the first time a few numbers of each are kept, the second time the selected rows are written.
-The selection depends on the rows' content, the settings and the seed alone, not on the order of the rows or the number
-of files or workers; a larger limit contains all rows of a smaller one.
+The rows are read twice: the first time a few numbers of each are kept (row_index.py), the second time the selected rows
+are written. The selection depends on the rows' content, the settings and the seed alone, not on the order of the rows
+or the number of files or workers; a larger limit contains all rows of a smaller one.
 
-Writes `prompts.jsonl` in any order of rows in bounded memory: lines go into buckets by place, sorted one at a time.
-
-Rows are read in their stored order. A bucket holds about 64 MB of lines, and only one bucket is in memory.
-
-Reports a mix: the requested and the actual share of every source, language and domain, as a table and as sentences.
-
-Where the strata are sources, no share was requested for a language: its requested share is then computed from those of
-the sources, so that a mix that leans to one language becomes visible.
+`prompts.jsonl` has its rows in any order, and is written in bounded memory: lines go into buckets by place, each of
+about 64 MB, which are sorted one at a time. `mix.json` has the requested and the actual share of every source, language
+and domain. Where the strata are sources, no share was requested for a language: its requested share is then computed
+from those of the sources, so that a mix that leans to one language becomes visible.
 """
 
 from __future__ import annotations
@@ -20,15 +16,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy
 from numpy.typing import NDArray
-from pydantic import Field
 
 from components.contract import Chats, Context, Prompts, Target, UserError
 from components.data.formats.chats import Chat, DroppedWriter, batch_chats, iter_batches, most_first, read_manifest
-from components.data.mixing.plan import Order, Plan, Strata, TrainingSplit, Unit, line_order, reasons_text
+from components.data.mixing.plan import Plan, TrainingSplit, line_order, reasons_text
 from components.data.mixing.row_index import (
     DIMENSIONS,
     Rows,
@@ -37,10 +32,16 @@ from components.data.mixing.row_index import (
     prompt_of_chat,
     read_rows,
 )
-from components.data.mixing.sampling import LEFT_OUT, TooSmall, order_keys
+from components.data.mixing.sampling import LEFT_OUT, order_keys
 from components.data.mixing.splits import EVALUATION, REASONS, Splits, StrataShares, assign_splits
+from components.data.settings import Order, Strata, TooSmall, Unit
 
-Place = tuple[str | int, ...]
+_BUCKET_CHARACTERS: Final = 48 << 20
+_MAX_BUCKETS: Final = 200
+_PLACE_DIGITS: Final = 12
+_PLACE: Final = ("source", "where")
+_UNTOUCHED: Final = [REASONS.index(name) for name in LEFT_OUT[1:]]
+"""Reasons that say nothing about the row itself: `dropped.parquet` gets its location and no excerpt."""
 
 
 def mix_chats(
@@ -63,11 +64,10 @@ def mix_chats(
     evaluation_percent: int,
     evaluation_weights: dict[str, float],
     workload: Strata,
-    chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]],
+    chars_per_token: dict[str, float],
     ctx: Context,
 ) -> Prompts:
     """The step `data.mix_chats`; its settings are explained in components/data/steps.py."""
-
     plan = Plan(strata, weights, by, temperature, caps, limit, too_small, max_turns)
     quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation}
     rows = _read(chats, target, chars_per_token, ctx)
@@ -84,28 +84,7 @@ def mix_chats(
     return _report(rows, plan, splits, training, dropped, target is not None, ctx)
 
 
-def mix_chats_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
-    """The settings, and faults that no type can express; called when pipelines.yaml is checked (flows/planning/step_signature.py)."""
-    faults: list[tuple[Place, str]] = []
-    if settings["weights"] and settings["temperature"] != 1.0:
-        message = "it makes shares out of sizes, and 'weights' give the shares; keep one of the two"
-        faults.append((("temperature",), f"setting 'temperature': {message}"))
-    for name in ("weights", "evaluation_weights"):
-        if settings[name] and not any(settings[name].values()):
-            faults.append(((name,), f"setting '{name}': one at least must be above 0"))
-    if settings["too_small"] in ("repeat", "refuse") and settings["limit"] is None:
-        faults.append(
-            (("too_small",), f"setting 'too_small': {settings['too_small']} needs a limit to reach; give 'limit'")
-        )
-    needed = settings["num_validation"] + settings["num_test"] + settings["num_warm_up"]
-    if needed and not settings["evaluation_percent"]:
-        message = f"with 0 there is nothing for {needed} prompts to judge by; give 1 or more"
-        faults.append((("evaluation_percent",), f"setting 'evaluation_percent': {message}"))
-    return settings, faults
-
-
 def _read(chats: Sequence[Chats], target: Target | None, chars_per_token: Mapping[str, float], ctx: Context) -> Rows:
-
     total = sum(int(read_manifest(artifact)["num_rows"]) for artifact in chats)
     if not total:
         raise UserError("chats: there are no rows in them; collect some, or clean less strictly")
@@ -127,7 +106,6 @@ def _check_evaluation(splits: Splits, quotas: Mapping[str, int], ctx: Context) -
 
 def _order_lines(rows: Rows, splits: Splits, training: TrainingSplit, order: Order, seed: int) -> Lines:
     """The lines of `prompts.jsonl`: test, warm-up and validation first, as in data.collect_prompts."""
-
     evaluation = numpy.concatenate([splits.evaluation[split] for split in EVALUATION])
     order_of_lines = line_order(rows, training.rows, training.repeats, order, seed)
     return Lines(
@@ -142,7 +120,6 @@ def _report(
     rows: Rows, plan: Plan, splits: Splits, training: TrainingSplit, dropped: dict[str, int], exact: bool, ctx: Context
 ) -> Prompts:
     """Write mix.json, log the mix, and return the artifact."""
-
     table = strata_table(rows, training, splits.evaluation, plan.strata, plan.unit(rows))
     tokens = int(rows.tokens[training.rows].sum())
     num_kept = len(rows.row) - sum(dropped.values())
@@ -171,14 +148,6 @@ def _report(
     if dropped:
         ctx.note(f"left out: {reasons_text(training.reasons)}")
     return Prompts.of_step(ctx, mix)
-
-
-_BUCKET_CHARACTERS: Final = 48 << 20
-_MAX_BUCKETS: Final = 200
-_PLACE_DIGITS: Final = 12
-_PLACE: Final = ("source", "where")
-_UNTOUCHED: Final = [REASONS.index(name) for name in LEFT_OUT[1:]]
-"""Reasons that say nothing about the row itself: `dropped.parquet` gets its location and no excerpt."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +179,6 @@ def write_lines(
     reasons: [rows] an index into REASONS. size: of all lines, in characters, estimated. workload: the column by which
     results are grouped. report_progress: called with the number of rows read so far.
     """
-
     num_buckets = min(_MAX_BUCKETS, max(1, -(-2 * size // _BUCKET_CHARACTERS)))
     per_bucket = max(1, -(-len(lines.rows) // num_buckets))
     by_row = numpy.argsort(lines.rows, kind="stable")
@@ -258,17 +226,29 @@ def _line(chat: Chat, lines: Lines, place: int, workload: str) -> str:
     return json.dumps(named.as_json(), ensure_ascii=False)
 
 
+class StratumEntry(TypedDict):
+    """The share of a source, language or domain (`of`), requested (`asked`) and actual (`got`), and its counts."""
+
+    of: str
+    name: str
+    rows_read: int
+    tokens_read: int
+    asked: float
+    got: float
+    rows: int
+    tokens: int
+    test: int
+    warm_up: int
+    validation: int
+
+
 def strata_table(
     rows: Rows, training: TrainingSplit, evaluation: Mapping[str, NDArray[Any]], strata: str, unit: NDArray[Any]
-) -> list[dict[str, Any]]:
+) -> list[StratumEntry]:
     """One entry for every source, language and domain.
-
-    An entry is {"of", "name", "rows_read", "tokens_read", "asked", "got" (shares of the unit), "rows", "tokens" (in
-    training), and rows in test, warm_up and validation}.
 
     unit: [rows] the size by which shares are computed: tokens, or 1.
     """
-
     table = []
     candidates, train, shares = training.candidates, training.rows, training.shares
     of_strata = rows.labels[strata]
@@ -289,7 +269,7 @@ def strata_table(
         read, read_tokens = (_totals(labels, each, count) for each in (None, rows.tokens))
         splits = {split: _totals(labels[split_rows], None, count) for split, split_rows in evaluation.items()}
         for number, name in enumerate(rows.names[dimension]):
-            entry = {
+            entry: StratumEntry = {
                 "of": dimension,
                 "name": name,
                 "rows_read": read[number],
@@ -298,12 +278,15 @@ def strata_table(
                 "got": round(float(got[number]), 6),
                 "rows": in_rows[number],
                 "tokens": in_tokens[number],
+                "test": splits["test"][number],
+                "warm_up": splits["warm_up"][number],
+                "validation": splits["validation"][number],
             }
-            table.append({**entry, **{split: counts[number] for split, counts in splits.items()}})
+            table.append(entry)
     return table
 
 
-def sentences(table: Sequence[Mapping[str, Any]], strata: str, by: str) -> list[str]:
+def sentences(table: Sequence[StratumEntry], strata: str, by: str) -> list[str]:
     """A line each for sources, languages and domains: actual shares, largest first, and requested ones that differ."""
     lines = []
     for dimension in DIMENSIONS:
@@ -319,12 +302,11 @@ def sentences(table: Sequence[Mapping[str, Any]], strata: str, by: str) -> list[
     return lines
 
 
-def _share_text(entry: Mapping[str, Any], word: str) -> str:
+def _share_text(entry: StratumEntry, word: str) -> str:
     name = entry["name"] or "unknown"
     got, requested = f"{entry['got']:.1%}", f"{entry['asked']:.1%}"
     return f"{name} {got}" if got == requested else f"{name} {got} ({word} {requested})"
 
 
 def _totals(labels: NDArray[Any], weights: NDArray[Any] | None, count: int) -> list[int]:
-
     return [int(number) for number in numpy.bincount(labels, weights=weights, minlength=count)]

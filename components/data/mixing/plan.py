@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
 
 from components.contract import UserError
 from components.data.mixing.row_index import Rows
 from components.data.mixing.sampling import (
-    TooSmall,
     check_names,
     order_keys,
     passes_needed,
@@ -22,13 +24,7 @@ from components.data.mixing.sampling import (
     sample_rows,
 )
 from components.data.mixing.splits import REASONS, Splits
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Strata = Literal["source", "language", "domain"]
-Unit = Literal["tokens", "rows"]
-Order = Literal["random", "short_first", "easy_first", "by_source", "by_domain"]
+from components.data.settings import Order, Strata, TooSmall, Unit
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,6 @@ class Plan:
 
     def unit(self, rows: Rows) -> NDArray[Any]:
         """[rows] the size of each row: its tokens, or 1 where shares are by rows."""
-        import numpy
-
         return rows.tokens if self.by == "tokens" else numpy.ones(len(rows.tokens), dtype=numpy.int64)
 
     def shares(self, rows: Rows, among: NDArray[Any] | slice, weights: Mapping[str, float]) -> NDArray[Any]:
@@ -75,8 +69,6 @@ class Plan:
 
     def select_rows(self, rows: Rows, keys: NDArray[Any], splits: Splits) -> TrainingSplit:
         """Select the rows to train on; raises UserError where none is left, or `too_small` refuses the mix."""
-        import numpy
-
         for_evaluation = numpy.zeros(len(keys), dtype=bool)
         for evaluation_rows in splits.evaluation.values():
             for_evaluation[evaluation_rows] = True
@@ -114,16 +106,12 @@ class Plan:
         return TrainingSplit(candidates, train, sample.repeats, shares, reasons, tuple(notes))
 
     def _caps(self, rows: Rows) -> NDArray[Any]:
-        import numpy
-
         names = rows.names[self.strata]
         check_names("caps", self.caps, names, self.strata)
         return numpy.array([self.caps.get(name, numpy.inf) for name in names], dtype=numpy.float64)
 
     def _sizes(self, rows: Rows, among: NDArray[Any] | slice) -> NDArray[Any]:
         """[strata] tokens or rows of the rows `among`."""
-        import numpy
-
         labels = rows.labels[self.strata]
         return numpy.bincount(labels[among], weights=self.unit(rows)[among], minlength=len(rows.names[self.strata]))
 
@@ -162,8 +150,6 @@ class Plan:
 
 def line_order(rows: Rows, train: NDArray[Any], repeats: NDArray[Any], order: Order, seed: int) -> NDArray[Any]:
     """[lines] the index into `train` of each line; rows of equal rank are ordered by a hash of their content."""
-    import numpy
-
     with_repeat = rows.row[train] ^ (repeats.astype(numpy.uint64) << numpy.uint64(48))
     keys = order_keys(with_repeat, f"order:{seed}")
     if order == "random":

@@ -10,17 +10,20 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
 
 from components.contract import Chats, Target
 from components.data.formats.chats import Chat, batch_chats, iter_batches
 from components.data.formats.prompts import Prompt
 from components.data.formats.splits import content_of, hash_number, question_of
-from components.data.sources.shapes import BadRow, read_shape
+from components.data.sources.bad_rows import BadRow
+from components.data.sources.shapes import read_shape
 from components.data.sources.turns import Message
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from components.outside_json import JsonObject
+from components.targets.load import open_tokenizer
 
 DIMENSIONS: Final = ("source", "language", "domain")
 CHARS_PER_TOKEN: Final = {"": 4.0, "zh": 1.6, "ja": 1.6, "ko": 1.8}
@@ -58,7 +61,7 @@ def prompt_of_chat(chat: Chat, split: str = "train") -> Prompt | None:
     A chat's prompt is its turns before the first answer, and its `conversation` is the whole chat. A text's prompt is
     its beginning, as data.collect_prompts cuts it. The prompt has the row's id: equal conversations have equal ids.
     """
-    labels: dict[str, Any] = {name: getattr(chat, name) for name in DIMENSIONS} | {"workload": chat.source}
+    labels: JsonObject = {name: getattr(chat, name) for name in DIMENSIONS} | {"workload": chat.source}
     if chat.text:
         try:
             cut = read_shape({"text": chat.text})
@@ -87,8 +90,6 @@ def prompt_of_chat(chat: Chat, split: str = "train") -> Prompt | None:
 
 def read_rows(chats: Sequence[Chats], count_tokens: CountTokens, report_progress: Callable[[int], None]) -> Rows:
     """Read every row of every input once. report_progress: called with the number of rows read so far."""
-    import numpy
-
     ids = {name: array("Q") for name in ("row", "content", "question", "later_question")}
     numbers = {name: array("q") for name in ("tokens", "characters", "later_row", *DIMENSIONS)}
     percent = array("B")
@@ -156,8 +157,6 @@ def estimate_by_characters(chars_per_token: Mapping[str, float]) -> CountTokens:
 
 def count_by_tokenizer(target: Target) -> CountTokens:
     """A counter that uses the target's tokenizer; it leaves out what a chat template puts between the turns."""
-    from components.targets.load import open_tokenizer
-
     tokenizer = open_tokenizer(target)
 
     def count(rows: Sequence[Chat]) -> list[int]:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
 
 from components.contract import UserError
+from components.data.dedup.text_units import mix_bits
 from components.data.formats.splits import hash_number
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-TooSmall = Literal["shrink", "fill", "repeat", "refuse"]
 LEFT_OUT: Final = ("taken", "zero_weight", "over_cap", "beyond_the_shares", "over_the_limit")
 """Why a row is not in the mix: its number in `Sample.reasons`."""
 
@@ -60,8 +60,6 @@ def requested_shares(
     Raises:
         UserError: a weight names a stratum without rows, a stratum has no weight, or no weight is above 0.
     """
-    import numpy
-
     if weights:
         check_names("weights", weights, names, strata)
         if unnamed := [name for name in names if name not in weights]:
@@ -74,7 +72,7 @@ def requested_shares(
     return numpy.asarray(shares / shares.sum())
 
 
-def check_names(setting: str, named: Mapping[str, Any], names: Sequence[str], strata: str) -> None:
+def check_names(setting: str, named: Mapping[str, float], names: Sequence[str], strata: str) -> None:
     """Raise UserError where a setting names a stratum that no row belongs to."""
     for name in named:
         if name not in names:
@@ -83,8 +81,6 @@ def check_names(setting: str, named: Mapping[str, Any], names: Sequence[str], st
 
 def passes_needed(sizes: NDArray[Any], shares: NDArray[Any], caps: NDArray[Any], limit: float) -> NDArray[Any]:
     """[strata] how many passes over each stratum reach the limit while keeping to the shares."""
-    import numpy
-
     level = limit
     for _ in shares:  # every pass finds at least one more stratum that its cap ends
         reached_sizes = numpy.minimum(caps, shares * level)
@@ -114,8 +110,6 @@ def sample_rows(
     shrink: end where the first stratum is exhausted, so that the shares hold; otherwise the others go on.
     passes: [strata] how often a stratum may be gone through.
     """
-    import numpy
-
     order = numpy.lexsort((keys, strata))
     of, sorted_sizes = strata[order], sizes[order].astype(numpy.float64)
     totals = numpy.bincount(of, weights=sorted_sizes, minlength=len(shares))
@@ -161,10 +155,6 @@ def order_keys(values: NDArray[Any], salt: str) -> NDArray[Any]:
 
     Distinct ids stay distinct, so that an order by these numbers has no ties.
     """
-    import numpy
-
-    from components.data.dedup.text_units import mix_bits
-
     return mix_bits(values ^ numpy.uint64(hash_number(f"mix chats:{salt}")))
 
 

@@ -8,13 +8,13 @@ it. A conversation whose later turn asks a question of the evaluation is not tra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
 
 from components.data.mixing.row_index import NO_QUESTION, Rows
 from components.data.mixing.sampling import LEFT_OUT, sample_rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 EVALUATION: Final = ("test", "warm_up", "validation")
 REASONS: Final = (
@@ -60,8 +60,6 @@ def assign_splits(
     keys: [rows] uint64, an order of rows that depends on their content and the seed alone.
     quotas: evaluation split -> most rows. shares: the shares of the strata in the evaluation.
     """
-    import numpy
-
     reasons = numpy.zeros(len(keys), dtype=numpy.uint8)
     reasons[rows.percent == NO_QUESTION] = REASONS.index("no_question")
     _drop_repeats(reasons, "duplicate", rows.row, rows, keys)
@@ -98,8 +96,6 @@ def _drop_repeats(
     among: NDArray[Any] | None = None,
 ) -> None:
     """Of rows without a reason and with equal `values`, keep the first by key and source; the others get `reason`."""
-    import numpy
-
     inside = numpy.flatnonzero((reasons == 0) if among is None else (reasons == 0) & among)
     by_label = [rows.labels[name][inside] for name in ("domain", "language", "source")]
     order = inside[numpy.lexsort((*by_label, keys[inside], values[inside]))]
@@ -112,8 +108,6 @@ def _split_evaluation_rows(
     candidates: NDArray[Any], keys: NDArray[Any], quotas: dict[str, int], shares: StrataShares
 ) -> dict[str, NDArray[Any]]:
     """Share rows among the evaluation splits, each with the same mix of strata; too few rows are shared by quota."""
-    import numpy
-
     num_strata = len(shares.shares)
     sample = sample_rows(
         keys[candidates],

@@ -61,7 +61,6 @@ def write_answers_by_server(
     ctx: Context,
 ) -> Conversations:
     """The step `data.write_answers_by_server`; its settings are explained in components/data/steps.py."""
-
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
     limit = min(max_prompt_tokens, int(facts["shape"]["max_position_embeddings"]) - max_new_tokens)
@@ -110,7 +109,6 @@ class _ServerRun:
 
     async def run(self, wait_s: float) -> None:
         """Request every answer that the journal does not hold yet; raises UserError where too many prompts fail."""
-
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         timeout = httpx.Timeout(self.options.timeout_s)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
@@ -152,7 +150,6 @@ class _ServerRun:
     async def _request_one(
         self, client: httpx.AsyncClient, completions: CompletionClient, journal: Journal, job: Job
     ) -> None:
-
         try:
             answer = await completions.complete(client, job)
         except (RetryableError, RefusedPrompt) as error:
@@ -179,7 +176,6 @@ def _write_artifact(
     work: _ServerRun, target: Target, shard_size: int, skipped: NotAnswered, label: str
 ) -> Conversations:
     """Write the answers; returns the artifact, with the counts of answered, failed and skipped prompts."""
-
     ctx, names = work.ctx, _write_shards(work, shard_size)
     origin = f"The server at {work.server.base_url} answered these prompts."
     sample_of_shards(ctx.out, names, work.options.tokenizer, origin)
@@ -205,7 +201,6 @@ def _write_artifact(
 
 def _write_shards(work: _ServerRun, shard_size: int) -> list[str]:
     """Write the answered prompts as shards, in the order of the jobs; returns the names of the shards."""
-
     rows = [job for job in work.jobs if job.prompt_id in work.answers]
     names = []
     for number, start in enumerate(range(0, len(rows), shard_size)):

@@ -49,7 +49,6 @@ def write_answers(
     ctx: Context,
 ) -> Conversations:
     """The step `data.write_answers`; its settings are explained in components/data/steps.py."""
-
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
     limit = min(max_prompt_tokens, int(facts["shape"]["max_position_embeddings"]) - max_new_tokens)
@@ -139,7 +138,6 @@ def jobs_of(
     prompts: Prompts, tokenizer: Any, limit: int, sampled_share: float, ctx: Context
 ) -> tuple[list[Job], NotAnswered]:
     """Every prompt to answer, by split and then by length, so that a batch pads little; and counts of the others."""
-
     jobs, left_out, seed = [], NotAnswered(), ctx.seed
     for split in ANSWERED_SPLITS:
         of_split = []
@@ -163,7 +161,6 @@ def jobs_of(
 
 def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:
     """Answer the prompts of one shard and write its file, on any machine with these paths; returns answer tokens."""
-
     torch.set_num_threads(shard.num_threads)
     model = cached_target(shard.target, shard.device)
     answered = answer(model, shard, report_progress)
@@ -173,7 +170,6 @@ def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:
 
 def answer(model: AbstractTarget, shard: AnswerShard, report_progress: ReportProgress) -> list[Conversation]:
     """Answer the prompts of one shard; returns the conversations in its order."""
-
     asks = [
         ContinuationRequest(
             job.ids,
@@ -194,7 +190,6 @@ def conversation_of(
     job: Job, answer_ids: Sequence[int], *, ended: bool, temperature: float, answered_by: str = "target"
 ) -> Conversation:
     """A conversation whose mask covers the answer's ids. temperature: used where the job is sampled."""
-
     ids = torch.tensor([*job.ids, *answer_ids])
     row = AnswerRow(
         row_id=job.prompt_id,

@@ -30,20 +30,18 @@ from components.data.formats.responses import (
     write_manifest,
     write_shard,
 )
-from components.data.responses.assistant_mask import (
+from components.data.responses.assistant_mask import LeftOut, MaskedChat, mask_chat
+from components.data.responses.chat_rows import (
     ChatRow,
-    LeftOut,
-    MaskedChat,
-    Thinking,
     ThinkingStyle,
-    Turns,
     can_write_thinking,
-    mask_chat,
     rows_of_chat,
     thinking_style,
 )
-from components.data.responses.preview import pieces_of_chat, sample_row, write_sample
+from components.data.responses.preview import SampleRow, pieces_of_chat, sample_row, write_sample
+from components.data.settings import Thinking, Turns
 from components.data.sources.turns import Message
+from components.outside_json import JsonObject
 from components.targets.load import open_tokenizer, target_facts
 
 LINES_PER_PART = 1024
@@ -63,7 +61,6 @@ def write_given_answers(
     ctx: Context,
 ) -> Conversations:
     """The step `data.write_given_answers`; its settings are explained in components/data/steps.py."""
-
     facts = target_facts(target)
     tokenizer = open_tokenizer(target)
     if not getattr(tokenizer, "chat_template", None) or not tokenizer.is_fast:
@@ -127,12 +124,11 @@ class PartNotes:
     agreed: Counter[str] = field(default_factory=Counter)
     impossible: dict[str, str] = field(default_factory=dict)
     aside: list[dict[str, str]] = field(default_factory=list)
-    sample: list[dict[str, Any]] = field(default_factory=list)
+    sample: list[SampleRow] = field(default_factory=list)
 
 
 def mask_part(part: ChatPart, report_progress: ReportProgress) -> int:
     """Mask the chats of one part and write its file, on any machine with these paths; returns the number of rows."""
-
     tokenizer = open_tokenizer(Target("", part.target))
     conversations: list[Conversation] = []
     notes = PartNotes()
@@ -159,7 +155,6 @@ def mask_part(part: ChatPart, report_progress: ReportProgress) -> int:
 
 def _masked_rows(tokenizer: Any, prompt: Prompt, part: ChatPart) -> list[MaskedChat] | str:
     """The rows of one chat that fit max_tokens, or a reason why it has none."""
-
     chat = answered_chat(prompt)
     if chat is None:
         return "no answer"
@@ -178,7 +173,6 @@ def _masked_rows(tokenizer: Any, prompt: Prompt, part: ChatPart) -> list[MaskedC
 
 def _fitted(row: ChatRow, max_tokens: int) -> MaskedChat | None:
     """The masked row with as many of its answers as fit; None where not even the first answer fits."""
-
     masked = mask_chat(row)
     if len(masked.ids) <= max_tokens:
         return masked
@@ -196,7 +190,6 @@ def answered_chat(prompt: Prompt) -> tuple[Message, ...] | None:
 
 
 def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversation:
-
     answer = [token for token, masked in zip(chat.ids, chat.mask, strict=True) if masked]
     row = AnswerRow(
         row_id=prompt.prompt_id + chat.row.suffix,
@@ -215,7 +208,7 @@ def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversat
     return Conversation(row, torch.tensor(chat.ids), torch.tensor(chat.mask))
 
 
-def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Context) -> dict[str, Any]:
+def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Context) -> JsonObject:
     """Counts of kept and rejected chats. Raises UserError where none is kept, or too many are set aside."""
     counts: Counter[str] = Counter()
     agreed: Counter[str] = Counter()
@@ -253,7 +246,7 @@ def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Conte
     }
 
 
-def _method_names(counts: dict[str, Any]) -> str:
+def _method_names(counts: JsonObject) -> str:
     return ", ".join(counts["mask_methods"])
 
 
@@ -275,7 +268,6 @@ def _line_blocks(prompts: Prompts) -> list[tuple[int, int]]:
 
 def _prompts_of(part: ChatPart) -> Iterator[Prompt]:
     """The prompts of one part that are for train and validation."""
-
     with part.prompts.open("rb") as lines:
         lines.seek(part.start)
         for _ in range(part.num_lines):
@@ -286,7 +278,6 @@ def _prompts_of(part: ChatPart) -> Iterator[Prompt]:
 
 def _regroup(parts: Sequence[Path], shard_size: int, ctx: Context) -> list[str]:
     """Write shards of equal size from the parts, in order; returns their names."""
-
     names: list[str] = []
     pending: list[Conversation] = []
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import html
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from components.data.formats.responses import AnswerRow, Conversation, read_shard
 from components.data.responses.assistant_mask import MaskedChat, roles_in
@@ -44,15 +44,42 @@ mark {{ background: #ffd54d; color: #111; }}
 """
 
 
-def sample_row(row: AnswerRow, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+class Piece(TypedDict):
+    """A run of text of one role; masked: it is an answer, which the drafter learns to predict."""
+
+    role: str
+    masked: bool
+    text: str
+
+
+class SampleRow(TypedDict):
+    """A conversation of `sample.json`."""
+
+    row_id: str
+    split: str
+    workload: str
+    language: str
+    domain: str
+    answered_by: str
+    pieces: list[Piece]
+
+
+def sample_row(row: AnswerRow, pieces: Sequence[Piece]) -> SampleRow:
     """One row of `sample.json`."""
-    names = ("row_id", "split", "workload", "language", "domain", "answered_by")
-    return {**{name: getattr(row, name) for name in names}, "pieces": list(pieces)}
+    return {
+        "row_id": row.row_id,
+        "split": row.split,
+        "workload": row.workload,
+        "language": row.language,
+        "domain": row.domain,
+        "answered_by": row.answered_by,
+        "pieces": list(pieces),
+    }
 
 
-def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[dict[str, Any]]:
+def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[Piece]:
     """Prompt and answer of a row, decoded from its tokens."""
-    pieces = []
+    pieces: list[Piece] = []
     pairs = zip(conversation.ids.tolist(), conversation.mask.tolist(), strict=True)
     for masked, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
         text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
@@ -60,9 +87,8 @@ def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[dict[str, 
     return pieces
 
 
-def pieces_of_chat(chat: MaskedChat) -> list[dict[str, Any]]:
+def pieces_of_chat(chat: MaskedChat) -> list[Piece]:
     """A masked chat cut where the role or the mask changes."""
-
     text = chat.row.text
     role_at = ["template"] * len(text)
     for slot in roles_in(chat.row):
@@ -70,7 +96,7 @@ def pieces_of_chat(chat: MaskedChat) -> list[dict[str, Any]]:
     masked_at = [False] * len(text)
     for (start, stop), masked in zip(chat.row.rendering.encode(text)[1], chat.mask, strict=True):
         masked_at[start:stop] = [masked] * (stop - start)
-    pieces = []
+    pieces: list[Piece] = []
     for (role, masked), run in itertools.groupby(range(len(text)), key=lambda at: (role_at[at], masked_at[at])):
         indices = list(run)
         pieces.append({"role": role, "masked": masked, "text": _shortened(text[indices[0] : indices[-1] + 1])})
@@ -79,7 +105,6 @@ def pieces_of_chat(chat: MaskedChat) -> list[dict[str, Any]]:
 
 def sample_of_shards(folder: Path, shards: Sequence[str], tokenizer: Any, about: str) -> None:
     """Write a sample of tokenised answers, with rows spread evenly over the shards."""
-
     rows = []
     for name in shards[:: max(1, -(-len(shards) // MAX_ROWS))]:
         conversations = read_shard(folder / name)
@@ -88,7 +113,7 @@ def sample_of_shards(folder: Path, shards: Sequence[str], tokenizer: Any, about:
     write_sample(folder, rows, about)
 
 
-def write_sample(folder: Path, rows: Sequence[Mapping[str, Any]], about: str) -> None:
+def write_sample(folder: Path, rows: Sequence[SampleRow], about: str) -> None:
     """Write `sample.json` and `sample.html` with at most MAX_ROWS of these rows, spread evenly."""
     step = max(1, -(-len(rows) // MAX_ROWS))
     sample = list(rows[::step])
@@ -97,13 +122,13 @@ def write_sample(folder: Path, rows: Sequence[Mapping[str, Any]], about: str) ->
     (folder / "sample.html").write_text(page, encoding="utf-8")
 
 
-def _row_html(row: Mapping[str, Any]) -> str:
-    facts = (row[name] for name in ("workload", "split", "language", "domain") if row[name])
-    title = html.escape(visible(" · ".join((row["row_id"], *map(str, facts)))))
+def _row_html(row: SampleRow) -> str:
+    facts = (row["row_id"], row["workload"], row["split"], row["language"], row["domain"])
+    title = html.escape(visible(" · ".join(fact for fact in facts if fact)))
     return f"<h2>{title}</h2>\n<pre>{''.join(_piece_html(piece) for piece in row['pieces'])}</pre>"
 
 
-def _piece_html(piece: Mapping[str, Any]) -> str:
+def _piece_html(piece: Piece) -> str:
     text = html.escape(visible(piece["text"]))
     role = html.escape(piece["role"])
     return f'<mark title="{role}">{text}</mark>' if piece["masked"] else f'<span class="{role}">{text}</span>'

@@ -1,4 +1,4 @@
-"""A client that asks one server for completions: requests in the format of its engine, checked replies, retries.
+"""A client that asks one server for completions, and the journal of its answers.
 
     vllm            POST /v1/completions  prompt as ids, token ids back
     sglang          POST /generate        input_ids, output_ids back
@@ -6,14 +6,14 @@
     transformers,
     openai          POST /v1/completions  prompt as a text that encodes to the same ids; its text is tokenised again
 
-Failures that may pass (no connection, no answer in time, 408, 409, 425, 429, 5xx, a malformed answer) are retried after
-an exponentially growing, jittered wait, or as long as Retry-After says; other failures are final at once.
+Replies are checked. Failures that may pass (no connection, no answer in time, 408, 409, 425, 429, 5xx, a malformed
+answer) are retried after an exponentially growing, jittered wait, or as long as Retry-After says; other failures are
+final at once.
 
-A journal of a server's answers, one JSON line each, so that a killed step asks for no prompt twice.
-
-An answer is written in one piece as soon as it has come and synced to the disk with the next few. A kill can cost only
-the last line; an incomplete line is cut off before another is appended. The first line (the header) names the model and
-the prompts, because answers of another model must not mix with these.
+The journal has one JSON line for each answer, so that a killed step asks for no prompt twice. An answer is written in
+one piece as soon as it has come and synced to the disk with the next few. A kill can cost only the last line; an
+incomplete line is cut off before another is appended. The first line (the header) names the model and the prompts,
+because answers of another model must not mix with these.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ from components.contract import UserError
 from components.data.responses.generate import Job
 from components.engines.client import ServerInfo, ids_of_answer, text_of
 from components.engines.server_address import ServerAddress
+from components.outside_json import JsonObject
 from components.targets.generate import row_generator
 
 MAX_REPLY_BYTES: Final = 16 << 20
 MAX_WAIT_S: Final = 60.0
 MAX_RETRY_AFTER_S: Final = 300.0
+SYNCED_LINES: Final = 32
+SYNCED_SECONDS: Final = 1.0
 _RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
 
 _NEUTRAL_SAMPLING: Final[dict[str, dict[str, float]]] = {
@@ -78,6 +81,14 @@ class RequestOptions:
     timeout_s: float
 
 
+class ServerAnswer(NamedTuple):
+    """One answer. ended: by an end-of-text token. own_ids: the server sent the ids; else its text was tokenised."""
+
+    ids: tuple[int, ...]
+    ended: bool
+    own_ids: bool
+
+
 @dataclass(frozen=True)
 class CompletionClient:
     """Sends prompts to one server and checks its answers."""
@@ -88,7 +99,6 @@ class CompletionClient:
 
     async def complete(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
         """The answer to one prompt; raises RefusedPrompt, or RetryableError when the last attempt failed."""
-
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
             stop=stop_after_attempt(self.options.retries + 1),
@@ -101,13 +111,11 @@ class CompletionClient:
         raise AssertionError("the last attempt raises")
 
     def _wait(self, state: RetryCallState) -> float:
-
         error = state.outcome.exception() if state.outcome is not None else None
         retry_after = error.retry_after if isinstance(error, RetryableError) else 0.0
         return max(retry_after, wait_random_exponential(multiplier=self.options.backoff_s, max=MAX_WAIT_S)(state))
 
     async def _attempt(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
-
         prompt = "" if self._takes_ids else text_of(self.options.tokenizer, job.ids)
         if prompt is None:
             raise RefusedPrompt("this server takes text only, and no text encodes to this prompt's tokens")
@@ -136,13 +144,12 @@ class CompletionClient:
     def _takes_ids(self) -> bool:
         return self.info.engine in ("vllm", "sglang", "llama.cpp")
 
-    def _request(self, job: Job, prompt: str) -> tuple[str, dict[str, Any]]:
+    def _request(self, job: Job, prompt: str) -> tuple[str, JsonObject]:
         """(address, JSON body) in this engine's format. Each row has a seed of its own, as in process.
 
         Every sampling parameter is sent: a server takes omitted ones from the model's generation_config.json. SGLang
         takes no seed per request outside of its deterministic mode, so its samples differ from run to run.
         """
-
         root, temperature = self.server.root, self.options.temperature if job.sampled else 0.0
         seed = row_generator(self.options.seed, job.prompt_id).initial_seed() % 2**31
         if self.info.engine == "sglang":
@@ -160,7 +167,7 @@ class CompletionClient:
                 **_NEUTRAL_SAMPLING["llama.cpp"],
             }
             return f"{root}/completion", {"prompt": list(job.ids), **sampling, "return_tokens": True}
-        body: dict[str, Any] = {
+        body: JsonObject = {
             "model": self.info.model,
             "prompt": list(job.ids) if self._takes_ids else prompt,
             "max_tokens": self.options.max_new_tokens,
@@ -267,22 +274,10 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     return min(max(0.0, when - time.time()), MAX_RETRY_AFTER_S) if when else 0.0
 
 
-SYNCED_LINES: Final = 32
-SYNCED_SECONDS: Final = 1.0
-
-
-class ServerAnswer(NamedTuple):
-    """One answer. ended: by an end-of-text token. own_ids: the server sent the ids; else its text was tokenised."""
-
-    ids: tuple[int, ...]
-    ended: bool
-    own_ids: bool
-
-
 class Journal:
     """The answers so far and the file that more are appended to; a context manager."""
 
-    def __init__(self, file: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, header: JsonObject) -> None:
         """header: JSON facts that hold for all answers; raises UserError where those in the file differ."""
         self.answers: dict[str, ServerAnswer] = {}
         self._file, self._header = file, dict(header)
@@ -312,7 +307,7 @@ class Journal:
             os.fsync(self._handle)
             self._unsynced, self._synced_at = 0, time.monotonic()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, line: JsonObject) -> None:
         data = (json.dumps(line) + "\n").encode("ascii")
         while data:
             data = data[os.write(self._handle, data) :]
@@ -337,7 +332,7 @@ class Journal:
                 whole += len(line)
         return whole
 
-    def _check(self, stored: Mapping[str, Any]) -> None:
+    def _check(self, stored: JsonObject) -> None:
         for name, value in self._header.items():
             if stored.get(name) != value:
                 raise UserError(

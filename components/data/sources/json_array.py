@@ -10,23 +10,28 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, Final
 
 from components.contract import UserError
-from components.data.sources.streams import Place, open_stream
+from components.data.sources.addresses import Place
+from components.data.sources.bad_rows import (
+    MAX_ROW_BYTES,
+    BadFile,
+    BadRow,
+    SetAside,
+    parse_fault,
+    refuse_constant,
+    refuse_utf16,
+    row_too_long,
+)
+from components.data.sources.streams import open_stream
 
-MAX_ROW_BYTES: Final = 16 << 20
-"""Larger rows are set aside without being read into memory as a whole."""
 _MAX_OBJECT_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _MARGIN: Final = 16
 """An error this close to the end of the window (in characters) may be half an escape or literal: more is read first."""
-UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
-
-SetAside = Callable[[str, int, str, str], None]
-"""Called as (file, line, reason, row) for each row that cannot be read."""
 
 
 def json_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
@@ -60,8 +65,8 @@ class _Window:
             return False
         self.text, self.at = self.text[self.at :], 0
         raw = self.stream.read(max(_CHUNK_BYTES, len(self.text)))
-        if not self.started and raw.startswith(UTF16):
-            raise UserError(f"source: {self.file}: UTF-16 text; save it as UTF-8")
+        if not self.started:
+            refuse_utf16(self.file, raw)
         self.started, self.at_end = True, not raw
         self.text += self.decoder.decode(raw, final=self.at_end)
         return not self.at_end
@@ -102,7 +107,7 @@ class _Window:
 
 
 def _elements(window: _Window, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
-    decoder = json.JSONDecoder(parse_constant=no_constant)
+    decoder = json.JSONDecoder(parse_constant=refuse_constant)
     file = str(window.file)
     window.skip_blank()
     while window.peek() != "]":
@@ -111,8 +116,10 @@ def _elements(window: _Window, set_aside: SetAside) -> Iterator[tuple[int, Any]]
         except (ValueError, RecursionError) as error:
             line, excerpt = window.line, window.text[window.at : window.at + 400]
             resumed = _next_object(window, window.column)
-            reason = describe_fault(error) + ("" if resumed else "; what follows it cannot be read either")
-            set_aside(file, line, reason, excerpt)
+            fault = parse_fault(error)
+            if not resumed:
+                fault = BadRow(f"{fault}; what follows it cannot be read either", fault.code)
+            set_aside(file, line, fault, excerpt)
             if not resumed:
                 return
             continue
@@ -123,14 +130,15 @@ def _elements(window: _Window, set_aside: SetAside) -> Iterator[tuple[int, Any]]
             window.advance(window.at + 1)
             window.skip_blank()
         elif window.peek() not in ("]", "{"):  # before an object a comma is missing, and nothing with it
-            set_aside(file, window.line, "the list breaks off here", window.text[window.at : window.at + 80])
+            fault = BadRow("the list breaks off here", "not_json")
+            set_aside(file, window.line, fault, window.text[window.at : window.at + 80])
             if not _next_object(window, window.column):
                 return
     window.advance(window.at + 1)
     window.skip_blank()
     if window.peek():
         excerpt = window.text[window.at : window.at + 80]
-        set_aside(file, window.line, "text after the end of the list", excerpt)
+        set_aside(file, window.line, BadRow("text after the end of the list", "not_json"), excerpt)
 
 
 def _element(window: _Window, decoder: json.JSONDecoder) -> tuple[Any, int]:
@@ -143,7 +151,7 @@ def _element(window: _Window, decoder: json.JSONDecoder) -> tuple[Any, int]:
             if not cut or window.at_end:
                 raise
             if window.num_unread() > MAX_ROW_BYTES:
-                raise ValueError(f"longer than {MAX_ROW_BYTES >> 20} MiB") from error
+                raise row_too_long() from error
         else:
             if end < len(window.text) or window.at_end:  # a number at the end of the window may go on
                 return row, end
@@ -180,28 +188,13 @@ def _wrapped_list(window: _Window) -> list[Any]:
     if text is None:
         raise UserError(f"source: {file}: one object of more than {_MAX_OBJECT_BYTES >> 20} MiB; save it as .jsonl")
     try:
-        whole = json.loads(text, parse_constant=no_constant)
+        whole = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         line = window.line - 1 + getattr(error, "lineno", 1)
         hint = "if it holds one object a line, name it .jsonl" if "Extra data" in str(error) else "mend the file"
-        raise UserError(f"source: {file}:{line}: not valid JSON ({describe_fault(error)}); {hint}") from error
+        code = "nested_too_deeply" if isinstance(error, RecursionError) else "not_json"
+        raise BadFile(f"source: {file}:{line}: not valid JSON ({parse_fault(error)}); {hint}", code) from error
     lists = [value for value in whole.values() if isinstance(value, list)] if isinstance(whole, dict) else []
     if len(lists) != 1:
         raise UserError(f"source: {file}: expected a list of rows, or an object with exactly one list in it")
     return list(lists[0])
-
-
-def no_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which are not JSON; for `parse_constant`."""
-    raise ValueError(f"{name} is not JSON")
-
-
-def describe_fault(error: Exception) -> str:
-    """Why a row cannot be parsed, in a few words."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON: {error.msg} (column {error.colno})"
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8 text (byte {error.start} of the line)"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return str(error)

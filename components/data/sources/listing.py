@@ -1,7 +1,9 @@
-"""Lists the files behind a source of chats, in an order that depends on their names alone, and the unreadable ones.
+"""Lists the files behind a source, in an order that depends on their names alone, and those that cannot be read.
 
-A folder is walked recursively. A file that could hang the reader or expose what the user did not name (a FIFO, a
-device, a link that leads out of the folder) is never opened: it is reported like a bad row, with its reason.
+`list_files` serves data.collect_chats: it walks folders recursively, reads URLs, and reports unreadable files like bad
+rows, with their reason. `find_files` and `traffic_files` serve the steps that read prompts from one folder. A file that
+could hang the reader or expose what the user did not name (a FIFO, a device, a link that leads out of the folder) is
+never opened.
 """
 
 from __future__ import annotations

@@ -11,15 +11,14 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from components.data.sources.chats import ChatSource
-from components.data.sources.hub import PREFIX, HubSource, parse_hub_source
-from components.data.sources.workloads import WorkloadSource
-from components.data.sources.workloads import source_of as workload_source_of
+from components.data.settings import ChatSource, WorkloadSource, workload_source
+from components.data.sources.addresses import PREFIX, HubSource, parse_hub_source
+from components.outside_json import JsonObject
 
 _STDLIB: Final = "python-stdlib"
 _MAX_LISTED: Final = 10_000
@@ -54,7 +53,7 @@ class Origin:
         return not self.for_training and self.evaluation_percent == 100
 
 
-def origins_of(step: str, settings: Mapping[str, Any]) -> list[Origin]:
+def origins_of(step: str, settings: JsonObject) -> list[Origin]:
     """The origins in the resolved settings of a step of data/; none where it reads artifacts only.
 
     Raises:
@@ -77,13 +76,13 @@ def origins_of(step: str, settings: Mapping[str, Any]) -> list[Origin]:
         )
         return [origin]
     if step == "collect_workloads":
-        return [one for item in settings["sources"] for one in _origins_of_workload(workload_source_of(item))]
+        return [one for item in settings["sources"] for one in _origins_of_workload(workload_source(item))]
     if step == "collect_chats":
         return [_origin_of_chats(ChatSource.model_validate(item)) for item in settings["sources"]]
     return []
 
 
-def after_split(origin: Origin, settings: Mapping[str, Any]) -> Origin:
+def after_split(origin: Origin, settings: JsonObject) -> Origin:
     """The origin after a step with these settings, which may split its rows by the hash of their questions."""
     percent = settings.get("evaluation_percent")
     if percent is None or not origin.for_training or origin.held_out_percent:

@@ -1,12 +1,11 @@
-"""The Python files of the standard library that are used as text, and which of them are held out from training.
+"""The standard library as a source: its Python files, those held out from training, and prompts from its functions.
 
-The corpus step, the prompts step and the quality check share this list, so a file held out for one is held out for all.
-The files are those of the running interpreter (`sysconfig`), under the PSF licence.
+The corpus step, the prompts step and the quality check share the list of files, so a file held out for one is held out
+for all. The files are those of the running interpreter (`sysconfig`), under the PSF licence.
 
-Prompts from Python functions: decorators, signature and docstring are the prompt, the body is the reference.
-
-A method keeps its indentation. The prompt ends at the end of the docstring (or signature) without a line break, so that
-the first token to predict can be the usual "newline and indentation" token.
+Of a function, decorators, signature and docstring are the prompt, the body is the reference. A method keeps its
+indentation. The prompt ends at the end of the docstring (or signature) without a line break, so that the first token to
+predict can be the usual "newline and indentation" token.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ HELD_OUT_PERCENT: Final = 8
 MAX_FILE_BYTES: Final = 400_000
 """Larger files are generated tables, not written code."""
 
+MIN_BODY_LINES: Final = 2
+"""Functions with shorter bodies are stubs and are skipped."""
 _SKIPPED_FOLDERS: Final = frozenset(
     {
         "site-packages",
@@ -120,10 +121,6 @@ def _skipped_folder(relative: str) -> bool:
 
 def _sensible_size(path: Path) -> bool:
     return path.is_file() and 0 < path.stat().st_size <= MAX_FILE_BYTES
-
-
-MIN_BODY_LINES: Final = 2
-"""Functions with shorter bodies are stubs and are skipped."""
 
 
 @dataclass(frozen=True)

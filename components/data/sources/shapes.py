@@ -1,21 +1,18 @@
-"""Recognises the shape in which a row stores its conversation, and converts it to one list of messages.
+"""The shapes in which rows store a conversation: `read_content` reads all of one, `read_shape` its first question.
 
     messages         OpenAI: [{"role", "content"}], with "tools"; also inside "body" or "request" of logged requests
     conversations    ShareGPT: [{"from", "value"}], with "system" and "tools"; MAGPIE and PerfectBlend keep it so
     data             UltraChat: ["question", "answer", "question", ...]
+    turns            MT-Bench, Spec-Bench: the user's turns
     instruction      Alpaca: with "input", "output", "system" and "history" [[question, answer], ...]
     prompt + answer  response, completion, output, answer, or "chosen" of a preference pair (not the rejected one)
+    prompt + canonical_solution   HumanEval
     text             a plain document
 
-The first of these fields that is not null decides the shape; `fields` renames the fields of any other shape. Turns keep
-their order, and empty turns are kept except for an empty system prompt: rules.py decides what to drop.
-
-The common formats of prompt rows, recognised row by row; other rows are refused with the reason.
-
-Its fields decide the format, in this order: messages (OpenAI), conversations (ShareGPT), turns (MT-Bench, Spec-Bench),
-instruction (Alpaca), prompt with canonical_solution (HumanEval), prompt with response, question (GSM8K), prompt, text.
-Only the first exchange of a chat is used, since later turns answer another model. Whole conversations are read by
-shapes.py; both share the rules for roles and texts in turns.py.
+The first of these fields that is not null decides the shape, row by row; other rows are refused with the reason, and
+`fields` renames the fields of any other shape. Turns keep their order, and empty turns are kept except for an empty
+system prompt: cleaning/rules.py decides what to drop. `read_shape` takes only the first exchange of a chat, since later
+turns answer another model. Roles and texts are read by turns.py.
 """
 
 from __future__ import annotations
@@ -24,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from components.data.settings import FieldName
+from components.data.sources.bad_rows import BadRow, Row
 from components.data.sources.turns import (
     REASONING,
-    BadRow,
     Message,
     field_names,
     first_of,
@@ -38,10 +36,9 @@ from components.data.sources.turns import (
     type_name,
     valid_text,
 )
+from components.outside_json import JsonObject
 
 Shape = Literal["messages", "conversations", "ultrachat", "alpaca", "prompt-response", "preference", "text"]
-Field = Literal["messages", "prompt", "response", "system", "tools", "text"]
-"""Standard names of fields that the setting `fields` may map to a row's own names."""
 
 _ENVELOPES: Final = ("body", "request")
 """Fields in which server logs store the request: OpenAI's batch files use "body", many gateways "request"."""
@@ -51,6 +48,8 @@ _TURN_LISTS: Final = ("messages", "conversations", "conversation", "dialogue", "
 _QUESTIONS: Final = ("prompt", "question", "query", "problem", "input")
 _ANSWERS: Final = ("response", "completion", "answer", "output", "solution", "chosen")
 _SYSTEMS: Final = ("system", "system_prompt", "system_message")
+_SHAPES: Final = "messages, conversations, turns, instruction, prompt, question, text"
+_TEXT_PROMPT_CHARACTERS: Final = 240
 _EXPECTED: Final = "messages, conversations, data, instruction, prompt or question with an answer, text"
 
 
@@ -64,7 +63,7 @@ class Content:
     tools: str = ""
 
 
-def read_content(row: Any, fields: Mapping[Field, str] | None = None) -> Content:
+def read_content(row: Any, fields: Mapping[FieldName, str] | None = None) -> Content:
     """Read the content of a row; raises BadRow for an unknown shape or a field that is not text.
 
     fields: standard field -> the row's own name for it.
@@ -84,7 +83,7 @@ def read_content(row: Any, fields: Mapping[Field, str] | None = None) -> Content
     return Content(content.shape, "", messages, _tools(row))
 
 
-def unwrap_row(row: Mapping[str, Any], depth: int = 3) -> Mapping[str, Any]:
+def unwrap_row(row: Row, depth: int = 3) -> Row:
     """The row without the envelope of a logged request, and with JSON text in known fields parsed.
 
     depth: the most nested envelopes to remove.
@@ -101,7 +100,7 @@ def unwrap_row(row: Mapping[str, Any], depth: int = 3) -> Mapping[str, Any]:
     return unwrapped
 
 
-def _recognised(row: Mapping[str, Any]) -> Content:
+def _recognised(row: Row) -> Content:
     for field in _TURN_LISTS:
         if row.get(field) is not None:
             return Content("messages" if field == "messages" else "conversations", "", _turns(row[field], field))
@@ -147,7 +146,7 @@ def _alternating(turns: Any, field: str) -> tuple[Message, ...]:
     return tuple({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts))
 
 
-def _alpaca(row: Mapping[str, Any]) -> tuple[Message, ...]:
+def _alpaca(row: Row) -> tuple[Message, ...]:
     before: list[Message] = []
     history = row.get("history")
     if history:
@@ -163,7 +162,7 @@ def _alpaca(row: Mapping[str, Any]) -> tuple[Message, ...]:
     return (*before, *_exchange(question, first_of(row, "output", "response", "answer", "completion")))
 
 
-def _preferred(row: Mapping[str, Any]) -> tuple[Message, ...]:
+def _preferred(row: Row) -> tuple[Message, ...]:
     """The chosen conversation, preceded by the prompt where it holds the answer alone."""
     answer_turns, prompt = _turns(row["chosen"], "chosen"), row.get("prompt")
     if any(message["role"] == "user" for message in answer_turns) or prompt is None:
@@ -187,7 +186,7 @@ def _exchange(question: Any, answer: Any, reasoning: Any = None) -> tuple[Messag
     return (*question_turns, {**message, **thought})
 
 
-def _tools(row: Mapping[str, Any]) -> str:
+def _tools(row: Row) -> str:
     """The offered tools as JSON; OpenAI's older `functions` are converted to `tools`."""
     tools = row.get("tools")
     if isinstance(tools, str):
@@ -203,18 +202,14 @@ def _tools(row: Mapping[str, Any]) -> str:
     return json_text(tools, "tools")
 
 
-def _renamed(row: Mapping[str, Any], fields: Mapping[Field, str]) -> Mapping[str, Any]:
+def _renamed(row: Row, fields: Mapping[FieldName, str]) -> Row:
     """The row under standard field names; fields that `fields` does not name are left out."""
-    renamed: dict[str, Any] = {}
+    renamed: JsonObject = {}
     for standard, row_field in fields.items():
         if row_field not in row:
             raise BadRow(f"no field {row_field!r:.40} (has: {field_names(row)})", "unknown_shape")
         renamed[standard] = row[row_field]
     return renamed
-
-
-_SHAPES: Final = "messages, conversations, turns, instruction, prompt, question, text"
-_TEXT_PROMPT_CHARACTERS: Final = 240
 
 
 @dataclass(frozen=True)
@@ -251,7 +246,7 @@ def read_shape(row: Any) -> Question:
     raise BadRow(f"no field that asks something (has: {fields}; expected one of {_SHAPES})")
 
 
-def _read_turns(row: Mapping[str, Any]) -> Question:
+def _read_turns(row: Row) -> Question:
     """The first question of a list; its reference is a text or the first of a list."""
     turns = row["turns"]
     if not isinstance(turns, list) or not turns:
@@ -262,7 +257,7 @@ def _read_turns(row: Mapping[str, Any]) -> Question:
     return _single_question(_require_text(turns[0], "turns[0]"), reference if isinstance(reference, str) else "")
 
 
-def _read_prompt(row: Mapping[str, Any]) -> Question:
+def _read_prompt(row: Row) -> Question:
     prompt = row["prompt"]
     if isinstance(prompt, list):
         return _read_chat(prompt, "prompt", "role", "content")
@@ -317,7 +312,7 @@ def _split_document(text: str) -> Question:
     return Question(text[:cut], None, text[cut:])
 
 
-def _read_reference(row: Mapping[str, Any], *fields: str) -> str:
+def _read_reference(row: Row, *fields: str) -> str:
     """The first of `fields` that is present, "" without one; raises BadRow for a value that is not a text."""
     for field in fields:
         if row.get(field) is not None:
@@ -326,7 +321,7 @@ def _read_reference(row: Mapping[str, Any], *fields: str) -> str:
     return ""
 
 
-def read_label(row: Mapping[str, Any], field: str) -> str:
+def read_label(row: Row, field: str) -> str:
     """The text in a field of a row; raises BadRow where it is not a text or empty."""
     return _require_text(row.get(field), field)
 

@@ -9,26 +9,26 @@ from __future__ import annotations
 import csv
 import io
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import IO, Any, Final, Literal
+from collections.abc import Iterator
+from typing import IO, Any, Final
+
+import pyarrow
+import pyarrow.parquet
 
 from components.contract import UserError
-from components.data.sources.json_array import MAX_ROW_BYTES, UTF16, SetAside
-from components.data.sources.streams import Place, is_url, open_stream, raw_stream
+from components.data.settings import Documents
+from components.data.sources.addresses import Place, is_url
+from components.data.sources.bad_rows import MAX_ROW_BYTES, BadRow, Row, SetAside, refuse_utf16, row_too_long
+from components.data.sources.streams import open_stream, raw_stream
 
 _BATCH_ROWS: Final = 256
 _ARROW_FILE: Final = b"ARROW1"
 _ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """The end mark of an Arrow stream; since 2019 each of its messages begins with the same four bytes."""
-Documents = Literal["file", "line", "paragraph"]
-"""What one document of a text file is: the whole file, a line, or the text between empty lines."""
 
 
 def parquet_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     """(number, row) of a Parquet file; raises UserError where it cannot be read further."""
-    import pyarrow
-    import pyarrow.parquet
-
     number = 0
     try:
         with raw_stream(file) as stream, pyarrow.parquet.ParquetFile(stream if is_url(file) else file) as table:
@@ -47,32 +47,35 @@ def parquet_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
 
 def arrow_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     """(number, row) of an Arrow file: the random-access format (Feather 2) or the stream that `datasets` writes."""
-    import pyarrow
-
     number = 0
     try:
         with raw_stream(file) as stream:
             magic = stream.read(6)
             stream.seek(0)
-            source = pyarrow.PythonFile(stream, mode="r")
-            batches: Iterator[Any]
-            if magic == _ARROW_FILE:
-                reader = pyarrow.ipc.open_file(source)
-                batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
-            else:
-                batches = iter(pyarrow.ipc.open_stream(source))
-            for batch in batches:
+            for batch in arrow_batches(pyarrow.PythonFile(stream, mode="r")):
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield from _batch_rows(batch.slice(start, _BATCH_ROWS), number + start, str(file), set_aside)
                 number += batch.num_rows
             if magic != _ARROW_FILE and (fault := _truncation(stream, magic)):
-                set_aside(str(file), number + 1, f"the stream breaks off here: {fault}", "")
+                message = f"the stream breaks off here: {fault}"
+                set_aside(str(file), number + 1, BadRow(message, "unreadable"), "")
     except ConnectionError:
         raise
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise UserError(
             f"source: {file}: not readable as Arrow after row {number} ({_error_line(error)}); fetch it again"
         ) from error
+
+
+def arrow_batches(file: pyarrow.NativeFile) -> Iterator[pyarrow.RecordBatch]:
+    """The batches of an Arrow file of either format: random access or stream."""
+    is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+    file.seek(0)
+    if is_file:
+        reader = pyarrow.ipc.open_file(file)
+        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+    else:
+        yield from pyarrow.ipc.open_stream(file)
 
 
 def _truncation(stream: IO[bytes], magic: bytes) -> str:
@@ -101,12 +104,12 @@ def _batch_rows(batch: Any, num_before: int, file: str, set_aside: SetAside) -> 
             single.validate(full=True)
             row = single.to_pylist()[0]
         except (ValueError, OverflowError) as error:
-            set_aside(file, num_before + place + 1, _error_line(error), "")
+            set_aside(file, num_before + place + 1, BadRow(_error_line(error), "unreadable"), "")
             continue
         yield num_before + place + 1, row
 
 
-def csv_rows(location: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def csv_rows(location: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[tuple[int, Row]]:
     """(line, row by column name) of CSV whose first record names the columns; separated by tabs for names in .tsv.
 
     location: the file's name in messages. Bytes that are not UTF-8 become lone surrogates; raises UserError for UTF-16.
@@ -118,6 +121,10 @@ def csv_rows(location: str, stream: IO[bytes], set_aside: SetAside) -> Iterator[
         yield from _read_records(location, _Records(text, separator), set_aside)
     finally:
         text.detach()  # whoever opened the stream closes it
+
+
+class _RecordTooLong(csv.Error):
+    """A line of a record is longer than MAX_ROW_BYTES."""
 
 
 class _Records:
@@ -154,7 +161,7 @@ class _Records:
             self.lines.append(line)
             self.line += 1
             if len(line) > MAX_ROW_BYTES:
-                raise csv.Error(f"longer than {MAX_ROW_BYTES >> 20} MiB")
+                raise _RecordTooLong(row_too_long())
             yield line
 
     def _next_line(self) -> str:
@@ -165,33 +172,34 @@ class _Records:
         return line
 
 
-def _read_records(location: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_records(location: str, records: _Records, set_aside: SetAside) -> Iterator[tuple[int, Row]]:
     columns: list[str] | None = None
     while True:
         try:
             cells = records.next()
         except csv.Error as error:
-            _set_first_line_aside(location, records, f"not CSV: {error}", set_aside)
+            code = "too_long_a_row" if isinstance(error, _RecordTooLong) else "not_csv"
+            _set_first_line_aside(location, records, BadRow(f"not CSV: {error}", code), set_aside)
             continue
         if cells is None:
             return
         if not cells:
             continue
         if columns is None:
-            if cells[0].encode("utf-8", "surrogateescape").startswith(UTF16):
-                raise UserError(f"source: {location}: UTF-16 text; save it as UTF-8")
+            refuse_utf16(location, cells[0].encode("utf-8", "surrogateescape"))
             columns = cells
         elif len(cells) != len(columns):
-            _set_first_line_aside(location, records, f"{len(cells)} cells under {len(columns)} columns", set_aside)
+            fault = BadRow(f"{len(cells)} cells under {len(columns)} columns", "not_csv")
+            _set_first_line_aside(location, records, fault, set_aside)
         else:
             yield records.line, dict(zip(columns, cells, strict=True))
 
 
-def _set_first_line_aside(location: str, records: _Records, reason: str, set_aside: SetAside) -> None:
+def _set_first_line_aside(location: str, records: _Records, fault: BadRow, set_aside: SetAside) -> None:
     """Set the first line of the last record aside and continue behind it."""
     first = records.lines[0] if records.lines else ""
     records.resume_at_second_line()
-    set_aside(location, records.line, reason, first.rstrip("\r\n")[:400])
+    set_aside(location, records.line, fault, first.rstrip("\r\n")[:400])
 
 
 def text_rows(file: Place, documents: Documents, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
@@ -201,8 +209,8 @@ def text_rows(file: Place, documents: Documents, set_aside: SetAside) -> Iterato
         number, whole = 0, True  # whole: the piece before this one ended its line
         while line := stream.readline(MAX_ROW_BYTES + 1):
             number += whole
-            if number == 1 and not size and line.startswith(UTF16):
-                raise UserError(f"source: {file}: UTF-16 text; save it as UTF-8")
+            if number == 1 and not size:
+                refuse_utf16(file, line)
             blank = whole and not line.strip()
             whole = line.endswith(b"\n")
             is_end = (documents == "line" and whole) or (documents == "paragraph" and blank)
@@ -222,13 +230,14 @@ def _read_document(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     raw = b"".join(lines)
     if size > MAX_ROW_BYTES:
-        set_aside(file, line, f"longer than {MAX_ROW_BYTES >> 20} MiB", raw[:400].decode("utf-8", "replace"))
+        set_aside(file, line, row_too_long(), raw[:400].decode("utf-8", "replace"))
     elif raw.strip():
         try:
             text = raw.decode("utf-8-sig" if line == 1 else "utf-8").strip("\r\n")
         except UnicodeDecodeError as error:
             excerpt = raw[:400].decode("utf-8", "replace")
-            set_aside(file, line, f"not UTF-8 text (byte {error.start} of the document)", excerpt)
+            fault = BadRow(f"not UTF-8 text (byte {error.start} of the document)", "not_utf8")
+            set_aside(file, line, fault, excerpt)
         else:
             yield line, {"text": text}
 

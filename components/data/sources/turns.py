@@ -11,9 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-Message = dict[str, Any]
+from components.data.sources.bad_rows import BadRow, Row
+from components.outside_json import JsonObject
+
+Message = JsonObject
 """{"role", "content"} and, where present, reasoning_content, tool_calls, tool_call_id and name."""
-ToolCall = dict[str, Any]
+ToolCall = JsonObject
 """A tool call in OpenAI's form: {"type": "function", "function": {"name", "arguments"}} and, where present, "id"."""
 ROLES: Final = {
     "system": "system",
@@ -42,14 +45,6 @@ REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _REASONING_PARTS: Final = ("thinking", "reasoning")
 _MAX_DEPTH: Final = 48
-
-
-class BadRow(ValueError):
-    """A row that cannot be used. str() is one line; `reason` is the same for all rows with this fault."""
-
-    def __init__(self, message: str, reason: str = "wrong_type") -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def read_turn(turn: Any, location: str, role_field: str = "role", text_field: str = "content") -> Message:
@@ -81,7 +76,7 @@ def read_turn(turn: Any, location: str, role_field: str = "role", text_field: st
     return message
 
 
-def role_of(turn: Mapping[str, Any], location: str, role_field: str) -> str:
+def role_of(turn: Row, location: str, role_field: str) -> str:
     """The role of a turn; "call" for a tool call. Raises BadRow for an unknown role."""
     role = first_of(turn, role_field, "role", "from")
     standard_role = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
@@ -90,7 +85,7 @@ def role_of(turn: Mapping[str, Any], location: str, role_field: str) -> str:
     return standard_role
 
 
-def first_of(row: Mapping[str, Any], *fields: str) -> Any:
+def first_of(row: Row, *fields: str) -> Any:
     """The value of the first of `fields` that is not null: a table that mixes two formats has the fields of both."""
     return next((row[field] for field in fields if row.get(field) is not None), None)
 
@@ -129,7 +124,7 @@ def json_text(value: Any, location: str) -> str:
     return text
 
 
-def field_names(row: Mapping[str, Any]) -> str:
+def field_names(row: Row) -> str:
     """The first names of a row's fields, for error messages."""
     return ", ".join(sorted(map(str, row))[:8])[:200] or "none"
 
@@ -170,7 +165,7 @@ def _content(content: Any, location: str) -> tuple[str | None, str]:
     return valid_text(content, location), thought
 
 
-def _calls(turn: Mapping[str, Any], location: str) -> list[ToolCall]:
+def _calls(turn: Row, location: str) -> list[ToolCall]:
     """Tool calls in OpenAI's form; its older `function_call` is converted to one call."""
     calls = turn.get("tool_calls")
     if isinstance(calls, str) and calls.strip():
@@ -186,7 +181,7 @@ def _calls(turn: Mapping[str, Any], location: str) -> list[ToolCall]:
     return compact_calls
 
 
-def _without_nulls(call: Mapping[str, Any]) -> ToolCall:
+def _without_nulls(call: Row) -> ToolCall:
     """A call without the null fields that a table adds to every row; its arguments are unchanged."""
     fields = {name: value for name, value in call.items() if value is not None}
     if isinstance(fields.get("function"), Mapping):

@@ -9,18 +9,16 @@ import re
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tiny_targets import make_tiny_target, make_tiny_tokenizer
 
 from components.contract import Context, Prompts, Target, UserError
 from components.data import collect_prompts, collect_workloads
-from components.data.collect.workloads import collect_workloads_fingerprint
 from components.data.formats.prompts import encode_prompt, read_prompts
-from components.data.sources.workload_presets import PRESETS, Preset, Workload
-from components.data.sources.workloads import PresetName, WorkloadSource, local_files
+from components.data.settings import WorkloadSource
+from components.data.sources.presets import WORKLOAD_PRESETS
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 CHAT_TEMPLATE = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -102,20 +100,6 @@ def asked(prompts: Prompts, split: str = "test") -> list[str]:
     return [p.text or (p.messages or ())[-1]["content"] for p in read_prompts(prompts, split)]
 
 
-def test_the_presets_are_those_that_settings_may_name() -> None:
-    assert set(PRESETS) == set(get_args(PresetName))
-    assert len(PRESETS["ceval"].configs) == len(set(PRESETS["ceval"].configs)) == 52
-    covered = {preset.workload for preset in PRESETS.values()}
-    covered |= {workload for preset in PRESETS.values() for workload in preset.workloads.values()}
-    assert covered == set(get_args(Workload))
-    assert all(preset.licence and preset.repository.count("/") == 1 for preset in PRESETS.values())
-
-
-def test_a_preset_that_asks_nothing_is_refused() -> None:
-    with pytest.raises(ValidationError, match="neither turns nor a template"):
-        Preset(name="x", about="", repository="a/b", split="test", licence="MIT", language="en", workload="chat")
-
-
 @pytest.mark.parametrize(
     ("name", "workloads"),
     [
@@ -144,9 +128,9 @@ def test_every_preset_reads_a_copy_of_its_files(
 ) -> None:
     made = collected(tmp_path / "out", {"preset": name, "path": copies[name]}, num_warm_up=0)
     assert made.info["workloads"] == workloads and made.info["set_aside"] == 0
-    assert made.info["licences"] == {name: PRESETS[name].licence}
+    assert made.info["licences"] == {name: WORKLOAD_PRESETS[name].licence}
     for prompt in read_prompts(made, "test"):
-        assert (prompt.language, prompt.source) == (PRESETS[name].language, name)
+        assert (prompt.language, prompt.source) == (WORKLOAD_PRESETS[name].language, name)
         assert (prompt.messages is None) == (name == "humaneval")
 
 
@@ -184,38 +168,6 @@ def test_a_ragged_csv_row_is_set_aside(tmp_path: Path) -> None:
     file.write_text("id,question,A,B,C,D,answer\n0,问,1,2,3,4,A\n1,逗号,多,了,1,2,3,4,A\n2,再问,1,2,3,4,B\n", "utf-8")
     made = collected(tmp_path / "out", {"preset": "ceval", "path": str(file)}, num_warm_up=0)
     assert (made.info["num_test"], made.info["set_aside"]) == (2, 1)
-
-
-def test_a_damaged_zip_is_one_line(tmp_path: Path) -> None:
-    rows = [{"question": f"What is {n} in words?", "answer": f"{n}"} for n in range(200)]
-    whole = zipped(tmp_path / "a.zip", {"a.csv": rows}).read_bytes()
-    said: Counter[str] = Counter()
-    for at in range(0, len(whole), 29):
-        (tmp_path / "a.zip").write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
-        source = {"path": str(tmp_path / "a.zip"), "workload": "w", "language": "en"}
-        try:
-            made = collected(tmp_path / f"out{at}", source, num_prompts=1000)
-        except UserError as error:
-            assert "a.zip" in str(error) and "\n" not in str(error)
-            said["refused"] += 1
-        else:
-            said[f"{made.info['num_test'] + made.info['num_warm_up']} rows"] += 1
-    assert said["refused"] > 10 and set(said) <= {"refused", "200 rows"}
-
-
-def test_a_table_in_a_folder_that_leads_out_of_it_or_is_empty_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "out.csv").write_text("prompt\nWhat is not for everybody?\n")
-    (tmp_path / "in" / "a.csv").symlink_to(tmp_path / "out.csv")
-    source = WorkloadSource(path=str(tmp_path / "in"), workload="w", language="en")
-    with pytest.raises(UserError, match="a link that leads out"):
-        local_files(source)
-    with pytest.raises(UserError, match="a link that leads out"):
-        local_files(source.model_copy(update={"path": str(tmp_path / "in" / "*.csv")}))
-    (tmp_path / "in" / "a.csv").unlink()
-    (tmp_path / "in" / "a.csv").touch()
-    with pytest.raises(UserError, match="the file is empty"):
-        local_files(source)
 
 
 def test_no_question_is_both_timed_and_warmed_up_on(copies: dict[str, str], tmp_path: Path) -> None:
@@ -292,33 +244,7 @@ def test_a_preset_that_is_not_here_says_so_in_one_line(
     with pytest.raises(UserError) as told:
         collect_workloads(sources=[name], ctx=context(tmp_path / "out"))
     assert "\n" not in str(told.value) and "draftsmith run --online" in str(told.value)
-    assert PRESETS[name].repository in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ({"path": "x.jsonl"}, "need a workload"),
-        ({"path": "x.jsonl", "workload": "chat"}, "need a language"),
-        ({"workload": "chat"}, "name a preset or a path"),
-        ({"preset": "gsm9k"}, "preset"),
-        ({"preset": "gsm8k", "paht": "x"}, "paht"),
-        ({"preset": "gsm8k", "path": "x.jsonl", "revision": "main"}, "leave one out"),
-    ],
-)
-def test_a_source_that_says_too_little_is_refused(source: dict[str, str], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
-        WorkloadSource.model_validate(source)
-
-
-def test_the_key_follows_the_files(copies: dict[str, str]) -> None:
-    settings = {"sources": ["mt-bench", {"preset": "ceval", "path": copies["ceval"]}]}
-    before = collect_workloads_fingerprint(settings)
-    assert len(before) == 2 and all(name.endswith("_val.csv") for name in before)
-    file = Path(copies["ceval"]) / "physician_val.csv"
-    file.write_text(file.read_text("utf-8") + "9,新,1,2,3,4,A\n", "utf-8")
-    assert collect_workloads_fingerprint(settings) != before
-    assert collect_workloads_fingerprint({"sources": ["gsm8k"]}) == {}
+    assert WORKLOAD_PRESETS[name].repository in str(told.value)
 
 
 def development_prompts() -> Path | None:
@@ -363,11 +289,3 @@ def test_training_can_keep_out_what_a_benchmark_asks(copies: dict[str, str], tmp
         ctx=context(tmp_path / "train"),
     )  # fmt: skip
     assert made.info["kept_out"] == 5
-
-
-def test_a_folder_is_no_table_whatever_its_name(tmp_path: Path) -> None:
-    (tmp_path / "folder.csv").mkdir()
-    table = tmp_path / "table.csv"
-    table.write_text("question\nWhy?\n")
-    source = {"path": str(tmp_path / "*.csv"), "workload": "chat", "language": "en"}
-    assert local_files(WorkloadSource.model_validate(source)) == [table]

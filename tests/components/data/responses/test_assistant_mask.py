@@ -9,17 +9,9 @@ from chat_templates import CHATML_MARKED, STYLES, Style, styled_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contract import UserError
-from components.data.responses.assistant_mask import (
-    LeftOut,
-    MaskedChat,
-    Thinking,
-    Turns,
-    mask_chat,
-    roles_in,
-    rows_of_chat,
-    thinking_style,
-)
+from components.data.responses.assistant_mask import LeftOut, MaskedChat, mask_chat, roles_in
+from components.data.responses.chat_rows import rows_of_chat, thinking_style
+from components.data.settings import Thinking, Turns
 
 TWO_TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -99,35 +91,6 @@ def test_only_the_last_answer_is_masked_in_when_asked(name: str) -> None:
     assert row.row.suffix == ""
 
 
-@pytest.mark.parametrize("thinking", ["keep", "last"])
-def test_a_reasoning_template_gives_each_answer_the_text_that_it_was_given_in(thinking: Thinking) -> None:
-    tokenizer = tokenizer_of("qwen3")
-    first, second = masked(tokenizer, THOUGHT, thinking)
-    assert answers_in(tokenizer, first) == ["<think>\nOne and one.\n</think>\n\nTwo.<|im_end|>"]
-    assert answers_in(tokenizer, second) == ["<think>\nTwo and two.\n</think>\n\nFour.<|im_end|>"]
-    assert "One and one" not in second.row.text and second.row.suffix == "-1"
-
-
-def test_dropped_thinking_leaves_an_empty_block_to_the_prompt() -> None:
-    tokenizer = tokenizer_of("qwen3")
-    rows = masked(tokenizer, THOUGHT, "drop")
-    assert [answers_in(tokenizer, row) for row in rows] == [["Two.<|im_end|>"], ["Four.<|im_end|>"]]
-    assert all(row.row.text.count("<think>\n\n</think>") == 1 and "One" not in row.row.text for row in rows)
-
-
-def test_a_template_without_thinking_gets_it_inside_the_answer() -> None:
-    tokenizer = tokenizer_of("chatml_marked")
-    (kept,) = masked(tokenizer, THOUGHT, "keep")
-    thought = [
-        "<think>\nOne and one.\n</think>\n\nTwo.<|im_end|>",
-        "<think>\nTwo and two.\n</think>\n\nFour.<|im_end|>",
-    ]
-    assert answers_in(tokenizer, kept) == thought
-    first, second = masked(tokenizer, THOUGHT, "last")
-    assert answers_in(tokenizer, first) == thought[:1] and answers_in(tokenizer, second) == thought[1:]
-    assert "One and one" not in second.row.text
-
-
 def test_r1s_generation_prompt_begins_a_thought_that_its_template_drops() -> None:
     tokenizer = tokenizer_of("deepseek_r1")
     assert thinking_style(tokenizer) == "none"
@@ -193,17 +156,6 @@ def test_a_token_across_the_beginning_of_an_answer_is_refused() -> None:
         assert answers_in(tokenizer, row)[0].lstrip("\n").startswith("Because.")
     except LeftOut as reason:
         assert "across" in str(reason)
-
-
-def test_a_template_that_refuses_the_chat_is_one_line() -> None:
-    with pytest.raises(UserError, match="alternate"):
-        masked(tokenizer_of("mistral"), [TWO_TURNS[1], TWO_TURNS[1], TWO_TURNS[2]])
-
-
-def test_a_chat_without_answers_has_no_rows() -> None:
-    assert masked(tokenizer_of("llama3"), TWO_TURNS[:2]) == []
-    empty = [TWO_TURNS[1], {"role": "assistant", "content": "  \n"}]
-    assert masked(tokenizer_of("llama3"), empty) == []
 
 
 def test_roles_lie_where_their_contents_do() -> None:

@@ -18,10 +18,7 @@ import components.targets
 from components.contract import Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, write_answers, write_answers_by_server
 from components.data.formats.responses import open_answers
-from components.data.responses.generate import Job
-from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
-from components.engines.client import ServerInfo, ids_of_answer, text_of
-from components.engines.server_address import ServerAddress
+from components.engines.client import ids_of_answer, text_of
 from components.targets import load_target
 from components.targets.load import open_tokenizer
 
@@ -186,19 +183,6 @@ def test_a_text_server_is_given_text_and_its_text_becomes_tokens(
     assert all(body["top_p"] == 1.0 and "top_k" not in body for body in server.bodies)
 
 
-@pytest.mark.parametrize(("engine", "off", "penalty"), [("sglang", -1, "repetition_"), ("llama.cpp", 0, "repeat_")])
-def test_no_engine_samples_by_defaults_of_its_own(engine: str, off: int, penalty: str) -> None:
-    asking = CompletionClient(
-        ServerAddress(base_url="http://127.0.0.1:9"),
-        ServerInfo(engine, "1", "m"),
-        RequestOptions(None, 9, (), 4, 0.8, 0, 0, 0.1, 1.0),
-    )
-    _, body = asking._request(Job("p", "train", "w", (1, 2), True), "")
-    sampling = body.get("sampling_params", body)
-    wanted = {"temperature": 0.8, "top_p": 1.0, "top_k": off, "min_p": 0.0, f"{penalty}penalty": 1.0}
-    assert wanted.items() <= sampling.items()
-
-
 def test_bytes_that_are_no_text_are_not_guessed_at(target: Target, prompts: Prompts, tmp_path: Path) -> None:
     broken = AnsweringServer(lambda prompt: {"text": "a\ufffd", "finish_reason": "stop"}, "openai")
     with answering(broken) as server, pytest.raises(UserError, match="no UTF-8"):
@@ -275,23 +259,6 @@ def test_killed_at_any_moment_no_prompt_is_answered_twice(
     assert files_of(made.path) == calm
     again = server.answered - before
     assert sum(again.values()) == 13 - kept
-
-
-def test_a_journal_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
-    file = tmp_path / "answered.jsonl"
-    with Journal(file, {"model": "a"}) as journal:
-        journal.add("1", ServerAnswer((1, 2), True, True))
-    whole = file.read_bytes()
-    for torn in (b"", b'{"id": "2"', b"\x00\x00\x00\n\x00", b'{"id"\n', b"null\n"):
-        file.write_bytes(whole + torn)
-        with Journal(file, {"model": "a"}) as journal:
-            assert journal.answers == {"1": ServerAnswer((1, 2), True, True)}
-            assert file.read_bytes() == whole
-    with (
-        pytest.raises(UserError, match="model: an earlier attempt was answered with 'a'"),
-        Journal(file, {"model": "b"}),
-    ):
-        raise AssertionError("unreachable")
 
 
 def test_text_and_tokens_there_and_back(target: Target) -> None:

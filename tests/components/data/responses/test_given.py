@@ -17,7 +17,6 @@ from components.contract import Prompts, Target, UserError
 from components.data import record_features, write_given_answers
 from components.data.formats.prompts import Prompt
 from components.data.formats.responses import open_answers
-from components.report.prefect_cards import answers_card
 from components.targets import load_target
 from components.targets.load import open_tokenizer
 
@@ -116,19 +115,6 @@ def test_only_last_answers_when_asked(target: Target, tmp_path: Path) -> None:
         assert tokenizer.decode(ids[mask]) == f"好的 {number}。<|im_end|>"
 
 
-def test_a_strangers_text_is_shown_and_never_run(target: Target, tmp_path: Path) -> None:
-    rows = [said(number, "<script>alert('x')</script>\u202e|`*") for number in range(1, 4)]
-    made = write_given_answers(target, prompts_of(rows, tmp_path / "p"), **SETTINGS, ctx=context(tmp_path / "out"))
-    page = (made.path / "sample.html").read_text(encoding="utf-8")
-    assert "<script>" not in page and "&lt;script&gt;" in page and "\u202e" not in page and "\\u202e" in page
-    assert "<mark" in page and '<span class="user">Question 1?</span>' in page
-    sample = json.loads((made.path / "sample.json").read_text(encoding="utf-8"))["rows"]
-    assert [piece["text"] for piece in sample[0]["pieces"] if piece["role"] == "user"] == ["Question 1?", "再说一次"]
-    assert all(piece["role"] in ("assistant", "template") for piece in sample[0]["pieces"] if piece["masked"])
-    card = answers_card(made)
-    assert "<script>" not in card.replace("\\<", "") and "sample.html" in card and "■" in card
-
-
 def test_too_many_set_aside_stop_the_step_and_say_why(target: Target, tmp_path: Path) -> None:
     rows = [said(1), said(2, "x<|im_end|>"), said(3, "<|im_start|>")]
     with pytest.raises(UserError, match=r"2 of 3 chats.*control mark.*max_set_aside"):
@@ -159,24 +145,6 @@ def test_thinking_that_a_template_cannot_write_is_one_line(tmp_path: Path) -> No
             thinking="keep",
             ctx=context(tmp_path / "out"),
         )
-
-
-def test_older_prompt_files_are_readable(tmp_path: Path) -> None:
-    from components.data.formats.prompts import read_prompts
-
-    old = {
-        "prompt_id": "a",
-        "split": "train",
-        "workload": "w",
-        "source": "s",
-        "messages": [{"role": "user", "content": "x"}],
-    }
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(old) + "\n", encoding="utf-8")
-    (found,) = read_prompts(Prompts("p", tmp_path), "train")
-    assert (found.conversation, found.tools, found.domain, found.language) == (None, None, "", "")
-    assert MIXED[0].conversation is not None
-    again = read_prompts(prompts_of(MIXED[:1], tmp_path), "train")
-    assert again == MIXED[:1]
 
 
 def test_parts_that_are_there_are_not_made_again(

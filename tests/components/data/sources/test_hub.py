@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from collected_chats import collect, write_lines
 
 from components.contract import Context, UserError
 from components.data import collect_prompts
-from components.data.collect.prompts import collect_prompts_fingerprint
 from components.data.formats.prompts import SPLITS, read_prompts
-from components.data.sources.hub import hub_rows, parse_hub_source
+from components.data.sources.addresses import parse_hub_source
+from components.data.sources.hub import hub_rows
 
 
 def context(folder: Path) -> Context:
@@ -37,16 +38,9 @@ def questions(number: int) -> list[dict[str, str]]:
     return [{"question": f"{index} 加 {index} 等于多少？", "answer": str(2 * index)} for index in range(number)]
 
 
-def write_lines(file: Path, rows: list[Any]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository with two configurations: `main` in Parquet with one bad row of 61, `other` in JSONL."""
-    import pyarrow
     import pyarrow.parquet
 
     folder = tmp_path / "sums"
@@ -109,28 +103,6 @@ def test_an_offset_that_leads_out_of_its_buffer_is_one_line(tmp_path: Path) -> N
         list(hub_rows(parse_hub_source(f"hf:{tmp_path / 'saved'}:train")))
 
 
-def test_a_local_data_set_counts_by_content_and_a_hub_id_by_name(repository: Path) -> None:
-    source = {"source": f"hf:{repository}:train"}
-    before = collect_prompts_fingerprint(source)
-    assert len(before) == 3
-    write_lines(repository / "other" / "rows.jsonl", questions(1))
-    assert collect_prompts_fingerprint(source) != before
-    assert collect_prompts_fingerprint({"source": "hf:owner/name@v1:train"}) == {}
-
-
-def test_hub_ids_are_read_apart() -> None:
-    found = parse_hub_source("hf:openai/gsm8k/main@refs/convert/parquet:test")
-    assert (found.name, found.config, found.revision, found.split, found.folder) == (
-        "openai/gsm8k",
-        "main",
-        "refs/convert/parquet",
-        "test",
-        None,
-    )
-    assert found.label == "gsm8k"
-    assert parse_hub_source("hf:openai/gsm8k:train").config is None
-
-
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -174,3 +146,13 @@ def test_code_that_comes_with_a_data_set_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         collect_prompts(source=f"hf:{folder}:train", ctx=context(tmp_path / "out"))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_hub_id_is_refused_in_one_line_where_there_is_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for source in ("eaglechat", "hf:owner/name:train", "hf://owner/name:train", "hf://datasets/owner/name/a.jsonl"):
+        with pytest.raises(UserError, match=r"--online") as refused:
+            collect(tmp_path, source)
+        assert "\n" not in str(refused.value)

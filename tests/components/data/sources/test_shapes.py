@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.sources.shapes import Content, read_content
-from components.data.sources.turns import BadRow
+from components.data.sources.bad_rows import BadRow
+from components.data.sources.shapes import Content, read_content, read_shape
 
 USER = {"role": "user", "content": "Why?"}
 ANSWER = {"role": "assistant", "content": "So."}
@@ -169,7 +169,7 @@ def test_own_fields_are_read_under_their_names() -> None:
 def test_what_is_no_conversation_says_why(row: Any, reason: str, said_why: str) -> None:
     with pytest.raises(BadRow) as refused:
         read_content(row)
-    assert refused.value.reason == reason
+    assert refused.value.code == reason
     assert said_why in str(refused.value)
 
 
@@ -179,7 +179,7 @@ def test_calls_nested_too_deeply_are_refused_before_a_reader_gives_up() -> None:
         deep = [deep]
     with pytest.raises(BadRow) as refused:
         read_content({"messages": [{**ANSWER, "tool_calls": [{"arguments": deep}]}]})
-    assert refused.value.reason == "nested_too_deeply"
+    assert refused.value.code == "nested_too_deeply"
 
 
 def test_envelopes_inside_envelopes_end() -> None:
@@ -251,8 +251,90 @@ def test_any_row_is_read_or_refused_in_one_line(row: dict[str, Any]) -> None:
     try:
         found = read_content(row)
     except BadRow as error:
-        assert "\n" not in str(error).replace("\\n", "") and error.reason
+        assert "\n" not in str(error).replace("\\n", "") and error.code
     else:
         assert bool(found.text) != bool(found.messages)
         json.loads(json.dumps(found.messages, allow_nan=False))
         assert all(isinstance(message["content"], str) for message in found.messages)
+
+
+ASKED = ({"role": "user", "content": "Why?"},)
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "messages", "reference"),
+    [
+        ({"messages": [*ASKED, {"role": "assistant", "content": "So."}]}, None, ASKED, "So."),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]}, None, ASKED, ""),
+        ({"messages": [*ASKED, {"role": "assistant", "content": ""}]}, None, ASKED, ""),
+        ({"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]}, None, ASKED, "So."),
+        ({"conversations": [{"from": "gpt", "value": "Hi"}, {"from": "human", "value": "Why?"}]}, None, ASKED, ""),
+        ({"question_id": 1, "category": "writing", "turns": ["Why?", "And now?"]}, None, ASKED, ""),
+        ({"instruction": "Why?", "input": "", "output": "So."}, None, ASKED, "So."),
+        ({"question": "Why?", "answer": "So."}, None, ASKED, "So."),
+        ({"prompt": "Why?", "response": "So."}, None, ASKED, "So."),
+        ({"prompt": "def f():\n", "canonical_solution": "    return 1\n"}, "def f():", None, "\n    return 1\n"),
+        ({"turns": ["Why?", "And now?"], "reference": ["So.", "Now."]}, None, ASKED, "So."),
+        ({"question": "Why?", "response": "So."}, None, ASKED, "So."),
+        ({"messages": [{"role": "User", "content": "Why?", "from": None, "value": None}]}, None, ASKED, ""),
+        ({"conversations": [{"from": None, "role": "user", "value": None, "content": "Why?"}]}, None, ASKED, ""),
+        ({"text": "从前 有座山山里有座庙庙里有个老和尚"}, "从前 有座山山里有", None, "座庙庙里有个老和尚"),
+        ({"prompt": "once upon a time"}, "once upon a time", None, ""),
+        ({"text": "one two three four"}, "one two", None, " three four"),
+    ],
+)
+def test_known_shapes(row: dict[str, Any], text: str | None, messages: Any, reference: str) -> None:
+    assert read_shape(row) == type(read_shape(row))(text, messages, reference)
+
+
+def test_system_turn_is_kept_and_later_turns_are_not() -> None:
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So."},
+        {"role": "user", "content": "More"},
+    ]
+    assert [message["content"] for message in read_shape({"messages": turns}).messages or ()] == ["Be brief.", "Why?"]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("text", "object"),
+        (None, "object"),
+        ({}, "no field"),
+        ({"other": 1}, "other"),
+        ({"messages": "Why?"}, "list"),
+        ({"messages": []}, "list"),
+        ({"messages": [{"role": "user", "content": 3}]}, "must be text"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "alien"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "no turn by the user"),
+        ({"messages": ["Why?"]}, "must be an object"),
+        ({"messages": [*ASKED, {"role": "assistant", "content": None}]}, "messages[1].content"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": 7}, "a number"),
+        ({"prompt": True}, "true or false"),
+        ({"question": "Why?", "answer": 3}, "answer must be text"),
+        ({"prompt": "half \ud800 character"}, "surrogate"),
+        ({"turns": [["x"]]}, "turns[0]"),
+    ],
+)
+def test_wrong_rows_say_why(row: Any, why: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        read_shape(row)
+    assert why in str(refused.value)
+
+
+fields = st.sampled_from(["messages", "conversations", "turns", "instruction", "prompt", "question", "text", "role"])
+
+
+@given(st.dictionaries(fields, json_values | st.lists(st.dictionaries(fields, json_values), max_size=2)))
+def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
+    try:
+        ask = read_shape(row)
+    except BadRow as error:
+        assert "\n" not in str(error)
+    else:
+        assert (ask.text is None) != (ask.messages is None)
+        assert ask.text or ask.messages

@@ -8,13 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
+from collected_chats import collect
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.contract import UserError
-from components.data.sources.json_array import MAX_ROW_BYTES, json_rows
+from components.data.formats.chats import read_chats, read_dropped
+from components.data.settings import Cleaning
+from components.data.sources import tables as row_tables
+from components.data.sources.bad_rows import MAX_ROW_BYTES
 from components.data.sources.tables import arrow_rows, csv_rows
 
 plain = st.text("abcé ;'\t", min_size=1, max_size=8).map(str.strip).filter(bool)
@@ -54,24 +61,6 @@ def test_what_csv_can_hold_is_read_as_it_was_written(table: list[tuple[str, str]
 
     rows, aside = read("x,y\n" + "".join(f"{cell(a)},{cell(b)}\n" for a, b in table))
     assert not aside and [(row["x"], row["y"]) for _, row in rows] == table
-
-
-def test_a_list_without_commas_loses_nothing(tmp_path: Path) -> None:
-    aside: list[int] = []
-    file = tmp_path / "rows.json"
-    file.write_text('[{"n": 1}\n {"n": 2} {"n": 3}, {"n": 4}]')
-    rows = list(json_rows(file, lambda where, line, why, shown: aside.append(line)))
-    assert [row["n"] for _, row in rows] == [1, 2, 3, 4] and not aside
-
-
-@pytest.mark.parametrize("line", ["garbage", "{", '{"n" ', "}", "null null"])
-def test_a_line_of_garbage_in_a_list_costs_no_row_with_or_without_a_comma(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    for comma in ("", ","):
-        aside: list[int] = []
-        file.write_text('[\n{"n": 1},\n' + line + comma + '\n{"n": 2},\n{"n": 3}\n]')
-        rows = list(json_rows(file, lambda where, line, why, shown, aside=aside: aside.append(line)))
-        assert [row["n"] for _, row in rows if row] == [1, 2, 3] and aside == [3]
 
 
 def test_a_csv_line_longer_than_a_row_may_be_costs_itself() -> None:
@@ -133,3 +122,28 @@ def test_no_mutant_of_an_arrow_file_ends_the_process(kind: str, tmp_path: Path) 
 def test_a_file_of_something_else_is_one_line() -> None:
     with pytest.raises(UserError, match="UTF-16"):
         list(csv_rows("t.csv", io.BytesIO("x,y".encode("utf-16")), lambda *aside: None))
+
+
+def test_text_files_are_documents_by_file_line_or_paragraph(tmp_path: Path) -> None:
+    text = "The first paragraph speaks of rivers and their bridges.\nTwo lines.\n\n\nThe second one speaks of clocks.\n"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "page.txt").write_text(text)
+    (tmp_path / "in" / "README.md").write_text("No document of ours, and long enough to be one.")
+    found = {}
+    for documents in ("file", "paragraph", "line"):
+        source = {"path": str(tmp_path / "in" / "page.txt"), "documents": documents}
+        made = collect(tmp_path / documents, source, clean=Cleaning(min_text_characters=1))
+        found[documents] = [(chat.where, chat.text) for chat in read_chats(made)]
+        assert made.info["shapes"] == {"text": len(found[documents])}
+    assert found["file"] == [("page.txt:1", text.strip("\n"))]
+    assert [where for where, _ in found["paragraph"]] == ["page.txt:1", "page.txt:5"]
+    assert [where for where, _ in found["line"]] == ["page.txt:1", "page.txt:2", "page.txt:5"]
+
+
+def test_a_line_longer_than_a_row_may_be_is_set_aside_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tables, "MAX_ROW_BYTES", 64)
+    (tmp_path / "a.txt").write_text("x" * 100 + "\nThe second line, which is short.\n")
+    source = {"path": str(tmp_path / "a.txt"), "documents": "line"}
+    made = collect(tmp_path / "out", source, clean=Cleaning(min_text_characters=1))
+    assert [(chat.where, chat.text) for chat in read_chats(made)] == [("a.txt:2", "The second line, which is short.")]
+    assert [(row["where"], row["reason"]) for row in read_dropped(made.path)] == [("a.txt:1", "too_long_a_row")]

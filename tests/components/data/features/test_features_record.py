@@ -18,9 +18,9 @@ from tiny_targets import VOCAB_SIZE, make_tiny_target
 
 from components.contract import Context, Conversations, Target, UserError
 from components.data import features_on_the_fly, record_features
-from components.data.features import estimate as feature_estimate
-from components.data.features.estimate import SPARE_BYTES, Probe, estimated_seconds, format_duration, lengths_of
+from components.data.features import record
 from components.data.features.format import bytes_per_token, open_features
+from components.data.features.record import SPARE_BYTES, Probe, estimated_seconds, format_duration, lengths_of
 from components.data.formats.responses import AnswerRow, Conversation, shard_name, write_shard
 from components.targets import load_target
 
@@ -88,7 +88,7 @@ def test_a_probe_of_a_few_passes_tells_the_time_of_all(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within a factor of four of this thread's own time: it works alone here, whatever else the machine does."""
-    monkeypatch.setattr(feature_estimate, "time", SimpleNamespace(perf_counter=time.thread_time))
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=time.thread_time))
     lengths = [[20 + (7 * place) % 90 for place in range(40)] for _ in range(5)]
     answers = write_answers_of(tmp_path / "answers", lengths)
     shards = [answers.path / shard_name(number) for number in range(5)]

@@ -1,8 +1,9 @@
-"""Presets of well-known benchmarks: their repositories and fields, and how their rows become prompts.
+"""Presets of well-known data: conversations that drafters are trained on, and benchmarks that measure them.
 
-A preset holds no rows. It describes a hub repository (read only under `draftsmith run --online`) or a local copy of its
-files, its licence, and the workload of each of its categories. The templates are our own wording, so published scores
-that depend on another wording are not comparable.
+A preset holds no rows. It describes a repository on the hub (read only under `draftsmith run --online`) or a local copy
+of its files: fields, licence, language and, for a benchmark, how its rows become prompts and the workload of each of
+its categories. Row counts are those of the publisher. The templates of benchmarks are our own wording, so published
+scores that depend on another wording are not comparable.
 """
 
 from __future__ import annotations
@@ -12,12 +13,94 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+ChatPresetName = Literal["eaglechat", "sharegpt", "ultrachat", "smoltalk-chinese", "perfectblend", "magpie"]
+WorkloadPresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
 Workload = Literal["chat", "code", "maths", "summarisation", "translation", "question-answering", "retrieval"]
 Language = Literal["en", "zh"]
 """The language of the answers."""
 
 
-class Preset(BaseModel):
+class ChatPreset(BaseModel):
+    """One collection of conversations.
+
+    repository: hub id. split: the split to read.
+    fields: the possible fields of the turns; a row with none of them comes from another file and is refused.
+    language: the language of all rows, "" for several. domain_field: the row's field that names its domain.
+    licence: as stated by the publisher.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: ChatPresetName
+    about: str
+    repository: str
+    split: str
+    fields: tuple[str, ...]
+    licence: str
+    language: str = ""
+    domain_field: str = ""
+
+
+CHAT_PRESETS: Final[dict[str, ChatPreset]] = {
+    preset.name: preset
+    for preset in (
+        ChatPreset(
+            name="eaglechat",
+            about="Bilingual: ShareGPT (120,675), UltraChat (207,865), smoltalk-chinese (710,564), cleaned, mixed.",
+            repository="zhaode/EagleChat",
+            split="train",
+            fields=("conversations",),
+            licence="of its parts: Apache-2.0 (ShareGPT as uploaded, smoltalk-chinese), MIT (UltraChat)",
+        ),
+        ChatPreset(
+            name="sharegpt",
+            about="120,675 conversations with ChatGPT that people shared, mostly English, unfiltered; many turns.",
+            repository="Aeala/ShareGPT_Vicuna_unfiltered",
+            split="train",
+            fields=("conversations",),
+            licence="Apache-2.0 as uploaded; the conversations are their users'",
+        ),
+        ChatPreset(
+            name="ultrachat",
+            about="207,865 synthetic English conversations of several turns: the world, writing, given material.",
+            repository="HuggingFaceH4/ultrachat_200k",
+            split="train_sft",
+            fields=("messages", "data"),
+            licence="MIT",
+            language="en",
+        ),
+        ChatPreset(
+            name="smoltalk-chinese",
+            about="710,564 synthetic Chinese conversations of one to three turns: knowledge, planning, code.",
+            repository="opencsg/smoltalk-chinese",
+            split="train",
+            fields=("conversations",),
+            licence="Apache-2.0",
+            language="zh",
+        ),
+        ChatPreset(
+            name="perfectblend",
+            about="Open reproduction of the PerfectBlend mix, 1.4 million rows: chat, mathematics, code; English.",
+            repository="mlabonne/open-perfectblend",
+            split="train",
+            fields=("conversations",),
+            licence="Apache-2.0",
+        ),
+        ChatPreset(
+            name="magpie",
+            about="300,000 instructions that Llama 3.1 70B wrote to itself, and its answers; English, one turn.",
+            repository="Magpie-Align/Magpie-Llama-3.1-Pro-300K-Filtered",
+            split="train",
+            fields=("conversations", "instruction"),
+            licence="Llama 3.1 Community License",
+            language="en",
+            domain_field="task_category",
+        ),
+    )
+}
+
+
+class WorkloadPreset(BaseModel):
     """One benchmark.
 
     repository: hub id. configs: its subsets, each loaded by name; empty is the default one. split: the split to read.
@@ -93,10 +176,10 @@ probability_and_statistics professional_tour_guide sports_science tax_accountant
 urban_and_rural_planner veterinary_medicine
 """
 
-PRESETS: Final[dict[str, Preset]] = {
+WORKLOAD_PRESETS: Final[dict[str, WorkloadPreset]] = {
     preset.name: preset
     for preset in (
-        Preset(
+        WorkloadPreset(
             name="mt-bench",
             about="80 open questions in eight categories, each with a second turn that builds on the first answer.",
             repository="HuggingFaceH4/mt_bench_prompts",
@@ -109,7 +192,7 @@ PRESETS: Final[dict[str, Preset]] = {
             turns=("turns", "prompt"),
             reference="reference",
         ),
-        Preset(
+        WorkloadPreset(
             name="spec-bench",
             about="480 prompts in six tasks made for speculative decoding: MT-Bench and 80 each of five more.",
             repository="RedHatAI/speculator_benchmarks",
@@ -130,7 +213,7 @@ PRESETS: Final[dict[str, Preset]] = {
             turns=("turns", "prompt"),
             reference="reference",
         ),
-        Preset(
+        WorkloadPreset(
             name="gsm8k",
             about="1,319 word problems of primary-school arithmetic.",
             repository="openai/gsm8k",
@@ -142,7 +225,7 @@ PRESETS: Final[dict[str, Preset]] = {
             template="{question}\n\nThink step by step, then give the final answer as one number.",
             reference="answer",
         ),
-        Preset(
+        WorkloadPreset(
             name="math-500",
             about="500 competition problems out of MATH.",
             repository="HuggingFaceH4/MATH-500",
@@ -153,7 +236,7 @@ PRESETS: Final[dict[str, Preset]] = {
             template="{problem}\n\nReason step by step and put the final answer within \\boxed{{}}.",
             reference="solution",
         ),
-        Preset(
+        WorkloadPreset(
             name="humaneval",
             about="164 Python functions to be completed from signature and docstring.",
             repository="openai/openai_humaneval",
@@ -165,7 +248,7 @@ PRESETS: Final[dict[str, Preset]] = {
             reference="canonical_solution",
             chat=False,
         ),
-        Preset(
+        WorkloadPreset(
             name="ceval",
             about="1,346 Chinese multiple-choice questions in 52 subjects (the validation part, which has answers).",
             repository="ceval/ceval-exam",
@@ -184,7 +267,7 @@ PRESETS: Final[dict[str, Preset]] = {
             template=_CHOICES_ZH,
             reference="answer",
         ),
-        Preset(
+        WorkloadPreset(
             name="cmmlu",
             about="11,582 Chinese multiple-choice questions in 67 subjects.",
             repository="haonan-li/cmmlu",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
 import shutil
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +12,7 @@ import torch
 from tiny_targets import Family, make_tiny_target
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
-from components.data import collect_prompts, record_features, write_answers
-from components.data.features.format import open_features
+from components.data import collect_prompts, write_answers
 from components.data.formats.responses import distinct_bigram_ratio, open_answers
 from components.data.responses.generate import AnswerShard, Job, answer
 from components.targets import load_target
@@ -141,79 +136,6 @@ def test_finished_shards_are_not_computed_again(target: Target, prompts: Prompts
     assert not [event for event in events if event["event"] == "progress"]
 
 
-def test_features_are_the_states_of_a_plain_pass(target: Target, answers: Conversations, tmp_path: Path) -> None:
-    features = record_features(target, answers, tokens_per_pass=256, ctx=context(tmp_path))
-    opened = open_features(features)
-    model = open_target(target, kernel="transformers")
-    conversations = {row.row_id: (row, ids, mask) for row, ids, mask in open_answers(answers).conversations()}
-    seen = set()
-    for split in ("train", "validation"):
-        for example in opened.examples(split):
-            row, ids, mask = conversations[example.row_id]
-            seen.add(example.row_id)
-            assert (row.split, row.workload) == (split, example.workload)
-            assert torch.equal(example.ids, ids) and torch.equal(example.mask, mask)
-            passed = model.forward(ids[None], model.new_cache(1, len(ids)), logits="none", features=True)
-            assert passed.taps is not None and passed.last is not None
-            for stored, states in ((example.taps, passed.taps[0]), (example.last, passed.last[0])):
-                assert stored.dtype == torch.bfloat16
-                torch.testing.assert_close(stored.float(), states, rtol=1e-2, atol=1e-3)
-    assert seen == set(conversations)
-    counts = opened.token_counts("train")
-    assert int(counts.sum()) == opened.manifest["splits"]["train"]["answer_tokens"]
-    assert opened.manifest["tap_layers"] == [2, 4, 5]
-    assert sum(file.stat().st_size for file in tmp_path.glob("shard-*")) == features.info["bytes"]
-
-
-def test_features_repeat_bit_for_bit_after_a_kill(target: Target, answers: Conversations, tmp_path: Path) -> None:
-    whole = record_features(target, answers, ctx=context(tmp_path / "whole"))
-    part = tmp_path / "part"
-    shutil.copytree(whole.path, part)
-    (part / "shard-00001.safetensors").unlink()
-    (part / "manifest.json").unlink()
-    again = record_features(target, answers, ctx=context(part))
-    assert shards(part) == shards(whole.path)
-    assert again.info == whole.info
-
-
-def test_another_process_in_another_order_writes_the_same_bytes(
-    target: Target, prompts: Prompts, answers: Conversations, tmp_path: Path
-) -> None:
-    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-
-        def elsewhere(function: Callable[..., Any], shards: Sequence[Any]) -> Iterator[Any]:
-            last_first = [pool.submit(function, shard, float) for shard in reversed(shards)]  # float: tells nobody
-            return iter([future.result() for future in reversed(last_first)])
-
-        events: list[dict[str, Any]] = []
-        ctx = context(tmp_path / "answers", events)
-        ctx.mapper = elsewhere
-        again = write_answers(target, prompts, **SETTINGS, ctx=ctx)
-        assert {file.name: file.read_bytes() for file in again.path.iterdir()} == {
-            file.name: file.read_bytes() for file in answers.path.iterdir()
-        }
-        assert again.info == answers.info
-        assert [event["done"] for event in events if event["event"] == "progress"] == [1, 1, 2, 2, 3, 3]
-        here = record_features(target, answers, ctx=context(tmp_path / "here"))
-        ctx = context(tmp_path / "there")
-        ctx.mapper = elsewhere
-        there = record_features(target, answers, ctx=ctx)
-        assert shards(there.path) == shards(here.path) and len(shards(there.path)) == 3
-        assert there.info == here.info
-
-
-def test_features_say_their_size_first_and_refuse_a_full_disk(
-    target: Target, answers: Conversations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 1 << 20))
-    events: list[dict[str, Any]] = []
-    with pytest.raises(UserError, match="MiB free"):
-        record_features(target, answers, ctx=context(tmp_path, events))
-    assert "on disk" in events[0]["message"]
-    assert not list(tmp_path.glob("shard-*"))
-
-
 def test_prompts_that_do_not_fit_are_counted_and_none_at_all_is_refused(
     target: Target, prompts: Prompts, answers: Conversations, tmp_path: Path
 ) -> None:
@@ -224,9 +146,3 @@ def test_prompts_that_do_not_fit_are_counted_and_none_at_all_is_refused(
     assert some.info["num_prompts_too_long"] == sum(length > limit for length in lengths)
     with pytest.raises(UserError, match="max_prompt_tokens"):
         write_answers(target, prompts, **{**SETTINGS, "max_prompt_tokens": 1}, ctx=context(tmp_path / "none"))
-
-
-def test_distinct_bigrams() -> None:
-    assert distinct_bigram_ratio([1, 2, 3, 4]) == 1.0
-    assert distinct_bigram_ratio([1, 1, 1, 1, 1]) == 0.25
-    assert distinct_bigram_ratio([1]) == 1.0

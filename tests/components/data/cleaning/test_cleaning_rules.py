@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.cleaning.encoding import repair
-from components.data.cleaning.rules import REASONS, Cleaning, drop_reason, pattern_faults
+from components.data.cleaning.rules import REASONS, drop_reason
 from components.data.formats.chats import Chat
+from components.data.settings import Cleaning, pattern_faults
 
 EN = "A thing of beauty is a joy for ever: its loveliness increases; it will never pass into nothingness."
 ZH = "床前明月光，疑是地上霜。举头望明月，低头思故乡。这首诗写的是秋日夜晚，诗人于屋内抬头望月的所感。"

@@ -8,7 +8,7 @@ from benchmarks.datasets_at_scale import accounted_for, held_against
 from benchmarks.synthetic_chats import SHARES, SOURCES, SyntheticChats
 from components.contract import Context, Prompts
 from components.data import collect_chats, deduplicate
-from components.data.sources.chats import ChatSource
+from components.data.settings import ChatSource
 
 NUM_ROWS, NUM_SENTENCES = 1000, 4000
 

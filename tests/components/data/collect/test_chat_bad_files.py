@@ -8,27 +8,20 @@ import os
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from collected_chats import GOOD, LENIENT, collect
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from components.contract import Chats, Context, UserError
+from components.contract import Context, UserError
 from components.data import collect_chats
-from components.data.cleaning.rules import Cleaning
 from components.data.collect.chats import COUNTS, ChatShard, collect_shard
 from components.data.formats.chats import read_chats, read_dropped
-from components.data.sources.chats import ChatSource
-from components.data.sources.listing import SourceFile, list_files
-
-GOOD = '{"prompt": "What do people grow in the gardens?", "response": "They grow peas."}\n'
-LENIENT = Cleaning(
-    role_order=False, min_question_characters=0, min_answer_characters=0, min_text_characters=0, mojibake=False,
-    control_characters=False, replacement_characters=False, max_repeated_share=1.0,
-)  # fmt: skip
+from components.data.settings import ChatSource
+from components.data.sources.listing import SourceFile
 
 
 def bad_folder(folder: Path) -> dict[str, str]:
@@ -102,28 +95,6 @@ def bad_folder(folder: Path) -> dict[str, str]:
     return expected
 
 
-def collect(folder: Path, source: ChatSource, notes: list[str] | None = None) -> Chats:
-    (folder / "scratch").mkdir(parents=True)
-    (folder / "out").mkdir()
-
-    def send(event: Any) -> None:
-        if notes is not None and event["event"] == "note":
-            notes.append(event["message"])
-
-    ctx = Context(key="k", out=folder / "out", scratch=folder / "scratch", send=send)
-    return collect_chats(sources=[source], clean=LENIENT, ctx=ctx)
-
-
-@pytest.mark.parametrize("indent", [1, 4])
-def test_a_broken_element_of_a_pretty_printed_array_costs_itself_alone(tmp_path: Path, indent: int) -> None:
-    said = [{"role": "user", "content": "Who grows peas?"}, {"role": "assistant", "content": "They do."}] * 2
-    text = json.dumps([{"id": n, "messages": said} for n in range(4)], indent=indent)
-    (tmp_path / "a.json").write_text(text.replace("peas?", "peas\\q", 1), encoding="utf-8")
-    made = collect(tmp_path, ChatSource(path=str(tmp_path / "a.json")))
-    assert [len(chat.messages) for chat in read_chats(made)] == [4, 4, 4]
-    assert [row["reason"] for row in read_dropped(made.path)] == ["not_json"]
-
-
 def test_one_row_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
     call = [{"from": "human", "value": "Add."}, {"from": "function_call", "value": '{"name": "add", "arguments": NaN}'}]
     bad = [{"text": "\u0001\u0002"}, {"conversations": call}]
@@ -148,7 +119,7 @@ def test_one_row_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
 def test_a_folder_of_bad_files_costs_clear_rows_and_nothing_else(tmp_path: Path) -> None:
     expected = bad_folder(tmp_path)
     notes: list[str] = []
-    made = collect(tmp_path / "work", ChatSource(path=str(tmp_path / "in"), name="n"), notes)
+    made = collect(tmp_path / "work", {"path": str(tmp_path / "in"), "name": "n"}, clean=LENIENT, notes=notes)
     dropped = list(read_dropped(made.path))
     assert {row["where"]: row["reason"] for row in dropped} == expected
     assert len(dropped) == len(expected) and all(row["excerpt"] for row in dropped)
@@ -186,35 +157,8 @@ def test_a_source_without_a_usable_row_is_one_error_in_one_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:
-        collect(tmp_path / "work", ChatSource(path=str(tmp_path / name)))
+        collect(tmp_path / "work", str(tmp_path / name), clean=LENIENT)
     assert said in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_pipe_or_a_folder_without_files_is_refused_without_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(UserError, match="no regular file"):
-        list_files(ChatSource(path=str(tmp_path / "pipe.jsonl")))
-    with pytest.raises(UserError, match=r"none of its 1 files can be read; pipe\.jsonl: no regular file"):
-        list_files(ChatSource(path=str(tmp_path)))
-
-
-def test_links_out_of_the_folder_are_followed_where_that_is_said(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "outside.jsonl").write_text(GOOD)
-    (tmp_path / "in" / "out.jsonl").symlink_to(tmp_path / "outside.jsonl")
-    (tmp_path / "in" / "loop").symlink_to(tmp_path)
-    followed = list_files(ChatSource(path=str(tmp_path / "in"), name="n", follow_links=True))
-    assert [file.name for file in followed.files] == ["loop/outside.jsonl", "out.jsonl"]  # in/loop/in/... ends
-    with pytest.raises(UserError, match="follow_links: true"):
-        list_files(ChatSource(path=str(tmp_path / "in"), name="n"))
-
-
-def test_a_link_to_itself_costs_itself_alone(tmp_path: Path) -> None:
-    (tmp_path / "good.jsonl").write_text(GOOD)
-    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
-    listing = list_files(ChatSource(path=str(tmp_path), name="n"))
-    assert [file.name for file in listing.files] == ["good.jsonl"]
-    assert [(one.name, one.reason) for one in listing.unusable] == [("loop.jsonl", "broken_link")]
 
 
 lines = st.one_of(

@@ -18,12 +18,9 @@ import pytest
 from collected_chats import collect, context, digests, rows, write_lines
 
 from components.data import collect_chats
-from components.data.cleaning.rules import Cleaning
 from components.data.collect import chats as chat_collecting
-from components.data.collect.chats import collect_chats_fingerprint
 from components.data.formats.chats import Chat, read_chats, read_dropped, read_manifest
-from components.data.sources.chats import ChatSource
-from components.data.sources.files import cut_lines, read_rows
+from components.data.settings import ChatSource, Cleaning
 
 SOAK_SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 
@@ -89,20 +86,6 @@ def test_redaction_reaches_turns_reasoning_and_calls(tmp_path: Path) -> None:
     )
 
 
-def test_the_fingerprint_follows_content_and_what_cannot_be_read(tmp_path: Path) -> None:
-    write_lines(tmp_path / "in" / "a.jsonl", rows(2))
-    settings = {"sources": [{"path": str(tmp_path / "in"), "name": "n"}]}
-    before = collect_chats_fingerprint(settings)
-    (tmp_path / "in" / "a.jsonl").touch()
-    assert collect_chats_fingerprint(settings) == before
-    write_lines(tmp_path / "in" / "a.jsonl", rows(3))
-    changed = collect_chats_fingerprint(settings)
-    assert changed != before
-    os.mkfifo(tmp_path / "in" / "b.jsonl")
-    assert collect_chats_fingerprint(settings) == {**changed, "n: b.jsonl": "not_a_file"}
-    assert collect_chats_fingerprint({"sources": ["eaglechat", "s3://bucket/chats/x.jsonl"]}) == {}
-
-
 def many_files(folder: Path) -> list[ChatSource]:
     for number in range(12):
         write_lines(folder / f"{number:02d}.jsonl", [*rows(5, number * 5), {"nothing": number}])
@@ -138,8 +121,8 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from components.contract import Context
-from components.data import chat_collecting
-from components.data.sources.chats import ChatSource
+from components.data.collect import chats as chat_collecting
+from components.data.settings import ChatSource
 chat_collecting._SHARD_BYTES = 2000
 folder, inputs = Path(sys.argv[1]), Path(sys.argv[2])
 (folder / "scratch").mkdir(parents=True, exist_ok=True)
@@ -245,40 +228,18 @@ def test_a_kill_while_the_parts_are_moved_costs_nothing(tmp_path: Path, monkeypa
     assert digests(resumed.path) == digests(undisturbed.path)
 
 
-def test_memory_follows_a_window_and_not_the_file(tmp_path: Path) -> None:
-    """An array far larger than the window is never in memory as a whole."""
-    from components.data.sources.json_array import _Window, json_rows
-
-    file = tmp_path / "rows.json"
-    with file.open("w") as out:
-        out.write("[\n")
-        out.write(",\n".join(json.dumps({"prompt": "x" * 1000, "n": n}) for n in range(6000)))
-        out.write("\n]")
-    longest = 0
-    more = _Window.refill
-
-    def watched(window: _Window) -> bool:
-        nonlocal longest
-        found = more(window)
-        longest = max(longest, len(window.text))
-        return found
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_Window, "refill", watched)
-        found = [row["n"] for _, row in json_rows(file, lambda *_: pytest.fail("nothing is wrong with it"))]
-    assert found == list(range(6000))
-    assert longest < file.stat().st_size / 2
-
-
-@pytest.mark.parametrize("size", [1, 7, 20, 1000])
-def test_cut_lines_cover_a_file_once_with_the_right_line_numbers(tmp_path: Path, size: int) -> None:
-    file = tmp_path / "rows.jsonl"
-    lines = [json.dumps({"n": n, "pad": "x" * (n * 7 % 23)}) for n in range(30)]
-    file.write_text("\n".join(lines[:10]) + "\n\n" + "\n".join(lines[10:]))
-    spans = cut_lines(file, size)
-    assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
-    assert (spans[0].start, spans[-1].stop) == (0, file.stat().st_size)
-    assert all(span.stop - span.start >= size for span in spans[:-1])
-    whole = list(read_rows(file, lambda *_: pytest.fail("nothing is wrong with it")))
-    assert [row for span in spans for row in read_rows(file, lambda *_: None, span=span)] == whole
-    assert whole[10][0] == 12
+def test_max_rows_looks_at_the_first_rows_only(tmp_path: Path) -> None:
+    for number in range(3):
+        write_lines(tmp_path / "in" / f"{number}.jsonl", rows(4, number * 4))
+    notes: list[str] = []
+    made = collect(tmp_path / "out", {"path": str(tmp_path / "in"), "name": "n", "max_rows": 6}, notes=notes)
+    assert [chat.where for chat in read_chats(made)] == [f"0.jsonl:{n}" for n in (1, 2, 3, 4)] + [
+        "1.jsonl:1",
+        "1.jsonl:2",
+    ]
+    assert "n: stopped after 6 rows (max_rows)" in notes
+    bad = tmp_path / "bad.jsonl"  # the row that reaches the limit is a bad one, which its reader counts
+    good = [json.dumps(row) + "\n" for row in rows(5)]
+    bad.write_text("".join([good[0], "not JSON\n" * 3, *good[1:]]))
+    made = collect(tmp_path / "some", {"path": str(bad), "max_rows": 2})
+    assert made.info["num_rows"] == 1

@@ -1,0 +1,181 @@
+"""Rows of chats and texts: every known shape is read, every wrong row is named with its line, none is lost silently."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collected_chats import write_lines
+from hypothesis import strategies as st
+
+from components.contract import Context, UserError
+from components.data import collect_prompts
+from components.data.formats.prompts import SPLITS, read_prompts
+from components.data.formats.splits import question_of
+from components.data.sources.files import read_rows
+from components.data.sources.fingerprints import collect_prompts_fingerprint
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def context(folder: Path) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(key="k", out=folder, scratch=folder)
+
+
+def questions(number: int) -> list[dict[str, str]]:
+    return [{"question": f"What is {index} plus {index}?", "answer": str(2 * index)} for index in range(number)]
+
+
+def test_malformed_rows_are_set_aside_with_their_lines(tmp_path: Path) -> None:
+    good = [json.dumps(row) for row in questions(60)]
+    lines = [*good[:10], "{not json", "[1, 2]", '{"question": 3}', "", *good[10:], '{"question": "cut'.strip()]
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes("\n".join(lines).encode() + b'\n{"question": "\xff"}\n{"a": NaN}\n')
+    prompts = collect_prompts(source=str(file), num_train=50, num_test=4, num_validation=4, ctx=context(tmp_path / "o"))
+    aside = [json.loads(line) for line in (prompts.path / "set_aside.jsonl").read_text().splitlines()]
+    assert [entry["line"] for entry in aside] == [11, 12, 13, 65, 66, 67]
+    assert prompts.info["set_aside"] == 6
+    assert prompts.info["found"] == 60
+    assert all(entry["source"] == str(file) and entry["why"] for entry in aside)
+
+
+def test_all_formats_give_the_same_prompts(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = questions(60)
+    (tmp_path / "array").mkdir()
+    files = [
+        write_lines(tmp_path / "rows.jsonl", rows),
+        tmp_path / "array" / "rows.json",
+        tmp_path / "rows.json",
+        tmp_path / "rows.parquet",
+        tmp_path / "rows.jsonl.gz",
+        tmp_path / "rows.ndjson",
+        tmp_path / "rows.json.gz",
+    ]
+    files[1].write_text(json.dumps(rows, indent=2))
+    files[2].write_text(json.dumps({"version": 1, "data": rows}))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files[3])
+    files[4].write_bytes(gzip.compress(files[0].read_bytes()))
+    files[5].write_bytes(b"\xef\xbb\xbf" + files[0].read_bytes().replace(b"\n", b"\r\n"))
+    files[6].write_bytes(gzip.compress(b"\xef\xbb\xbf" + files[1].read_bytes()))
+    made = []
+    for number, file in enumerate(files):
+        prompts = collect_prompts(source=str(file), num_train=20, ctx=context(tmp_path / str(number)))
+        made.append([[prompt.prompt_id for prompt in read_prompts(prompts, split)] for split in SPLITS])
+    assert all(ids == made[0] for ids in made)
+
+
+def test_what_is_kept_out_is_in_no_split(tmp_path: Path) -> None:
+    source, benchmark = tmp_path / "rows.jsonl", tmp_path / "benchmark.jsonl"
+    write_lines(source, questions(200))
+    write_lines(benchmark, [{"turns": [row["question"].replace(" ", "\n")]} for row in questions(120)[40:]])
+    made = collect_prompts(source=str(source), keep_out=str(benchmark), num_test=4, ctx=context(tmp_path / "out"))
+    assert made.info["kept_out"] == 80
+    left = {question_of(prompt) for split in SPLITS for prompt in read_prompts(made, split)}
+    assert left <= {row["question"] for row in [*questions(40), *questions(200)[120:]]}
+    before = collect_prompts_fingerprint({"source": str(source), "keep_out": str(benchmark)})
+    write_lines(benchmark, questions(3))
+    assert collect_prompts_fingerprint({"source": str(source), "keep_out": str(benchmark)}) != before
+    with pytest.raises(UserError, match=r"^keep_out: .*no such file"):
+        collect_prompts(source=str(source), keep_out="absent.jsonl", ctx=context(tmp_path / "out"))
+
+
+def test_a_benchmark_can_be_for_evaluation_only(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", questions(50))
+    asked: dict[str, Any] = {"num_train": 0, "num_validation": 0, "num_warm_up": 2, "evaluation_percent": 100}
+    made = collect_prompts(source=str(file), num_test=48, **asked, ctx=context(tmp_path / "out"))
+    assert [len(read_prompts(made, split)) for split in SPLITS] == [0, 0, 48, 2]
+
+
+def test_rows_beyond_the_limit_are_not_read_and_that_is_said(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", questions(300))
+    events: list[Any] = []
+    ctx = context(tmp_path / "out")
+    ctx.send = events.append
+    assert collect_prompts(source=str(file), num_test=2, max_rows=250, ctx=ctx).info["found"] == 250
+    assert any("max_rows" in event.get("message", "") for event in events)
+
+
+def test_a_killed_attempt_leaves_no_row_set_aside_twice(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "rows.jsonl", [*questions(60), {"bad": 1}])
+    for _ in range(2):
+        made = collect_prompts(source=str(file), ctx=context(tmp_path / "out"))
+        assert len((made.path / "set_aside.jsonl").read_text().splitlines()) == 1
+
+
+def test_labels_are_text(tmp_path: Path) -> None:
+    rows: list[Any] = [{**row, "kind": "sums"} for row in questions(60)]
+    rows += [{"question": "Why?", "kind": kind} for kind in (3, None, "", "half \ud800")]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    made = collect_prompts(source=str(file), workload_field="kind", ctx=context(tmp_path / "out"))
+    assert set(made.info["workloads"]) == {"sums"} and made.info["set_aside"] == 4
+
+
+def test_a_parquet_row_that_is_not_text_costs_itself_only(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array([b"one", b"\xff", None, "三".encode()], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "rows.parquet")
+    aside: list[int] = []
+    rows = list(read_rows(tmp_path / "rows.parquet", lambda source, line, why, row: aside.append(line)))
+    assert rows == [(1, {"prompt": "one"}), (3, {"prompt": None}), (4, {"prompt": "三"})]
+    assert aside == [2]
+
+
+lines = st.one_of(
+    st.binary(max_size=30),
+    json_values.map(lambda value: json.dumps(value).encode()),
+    json_values.map(lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")),
+    st.sampled_from(
+        [b"", b"  ", b"NaN", b"Infinity", b'{"a": 1e999}', b"1" * 5000, b"[" * 3000, b"\xef\xbb\xbf{}", b'{"a": "\r"}']
+    ),
+).map(lambda line: line.replace(b"\n", b" "))
+
+
+def test_unicode_line_separators_survive(tmp_path: Path) -> None:
+    rows = [{"prompt": f"line\u2028{index}\u0085end\x0c"} for index in range(40)]
+    prompts = collect_prompts(source=str(write_lines(tmp_path / "r.jsonl", rows)), ctx=context(tmp_path / "out"))
+    texts = {prompt.text for split in SPLITS for prompt in read_prompts(prompts, split)}
+    assert texts <= {row["prompt"] for row in rows}
+    assert len(texts) > 30
+
+
+def development_data() -> Path | None:
+    """Public data sets for trying things out; not part of the project, so tests that use them skip without them."""
+    named = os.environ.get("DRAFTSMITH_DEV_DATA")
+    folder = Path(named) if named else Path(__file__).parents[4] / "shared" / "data"
+    return folder if folder.is_dir() else None
+
+
+@pytest.mark.skipif(development_data() is None, reason="no development data (set DRAFTSMITH_DEV_DATA)")
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("chat/alpaca_en.json", 999),
+        ("chat/alpaca_zh.json", 1000),
+        ("chat/sharegpt_256.jsonl", 256),
+        ("chat/sharegpt_256_qwen3.jsonl", 256),
+        ("prompts/HumanEval.jsonl.gz", 164),
+        ("prompts/gsm8k_test.jsonl", 1319),
+        ("prompts/mt_bench.jsonl", 80),
+        ("prompts/spec_bench.jsonl", 480),
+    ],
+)
+def test_public_data_sets_are_read_whole(tmp_path: Path, name: str, number: int) -> None:
+    folder = development_data()
+    assert folder is not None
+    prompts = collect_prompts(source=str(folder / name), ctx=context(tmp_path))
+    assert prompts.info["found"] == number
+    assert prompts.info["set_aside"] == 0
