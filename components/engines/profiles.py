@@ -145,7 +145,6 @@ def kind_of(method: str, settings: Settings) -> str:
 
 def profile_of(engine: str) -> Profile:
     """The profile of one of ENGINES."""
-
     return PROFILES[engine]
 
 

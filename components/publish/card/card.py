@@ -63,7 +63,6 @@ def _yaml_scalar(text: str) -> str:
 
 def write_card(file: Path, record: ReleaseRecord, evidence: Evidence) -> None:
     """Render README.md. record: release.json so far."""
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,

@@ -213,6 +213,5 @@ def check_packed(checkpoint: Checkpoint, specs: Mapping[str, Spec], storage: Sto
 
 def dequantise_checkpoint(checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
     """The checkpoint with its quantised weights in float32, and without its quantization_config."""
-
     config = {name: value for name, value in checkpoint.config.items() if name != CONFIG}
     return Checkpoint(config, dequantise_tensors(checkpoint.tensors, storage, "checkpoint"))

@@ -7,6 +7,7 @@ splits text as GPT-2 does.
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -19,9 +20,7 @@ def main(source: Path, pre: str) -> None:
     sys.path[:0] = [str(source), str(source / "gguf-py"), str(source / "packages")]
     os.chdir(source)
     if pre != "-":
-        from conversion import base  # type: ignore[import-not-found]
-
-        for kind in vars(base).values():
+        for kind in vars(importlib.import_module("conversion.base")).values():  # llama.cpp's, not installed
             if isinstance(kind, type) and "get_vocab_base_pre" in vars(kind):
                 original = vars(kind)["get_vocab_base_pre"]
                 setattr(kind, "get_vocab_base_pre", _with_fallback(original, pre))  # noqa: B010 - not its own class

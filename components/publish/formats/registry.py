@@ -14,7 +14,8 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft
-from components.drafts.storage.files import read_draft, read_stored
+from components.drafts.storage.files import DraftRecord, build_draft, pop_vocabulary, read_draft, read_stored
+from components.drafts.storage.files import check_tensors as check_draft_tensors
 from components.drafts.storage.quantisation import packed_layers
 from components.publish.formats.checkpoint_files import read_checkpoint, write_checkpoint
 from components.publish.formats.compressed_tensors import (
@@ -66,7 +67,6 @@ def check_checkpoint(
 
     shape: of the target that it is meant for; None checks it against its own config only.
     """
-
     storage = parse_storage(checkpoint.config, location)
     layout.check_config(checkpoint.config, location)
     if shape is not None:
@@ -86,7 +86,6 @@ def write_format(name: str, drafter: DrafterState, source: Source, folder: Path)
 
     Returns {"num_tensors", "num_params", "dtype"}. Raises UserError, one line.
     """
-
     layout = layout_of(name)
     checkpoint = (
         layout.lay_out(drafter, source) if drafter.storage is None else lay_out_quantised(layout, drafter, source)
@@ -119,7 +118,6 @@ def _copy_tokenizer_file(file: Path, copy: Path) -> None:
 
 def count_weights(checkpoint: Checkpoint) -> tuple[int, str]:
     """(number of parameters, dtype); for quantised weights, the parameters they stand for and the format in words."""
-
     storage = parse_storage(checkpoint.config, "")
     tensors = checkpoint.tensors if storage is None else dequantise_checkpoint(checkpoint, storage).tensors
     weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
@@ -142,7 +140,6 @@ def read_folder(folder: Path, shape: TargetShape | None = None, format: str = ""
 
     format: the expected format; "" recognises it.
     """
-
     location = folder.name or str(folder)
     checkpoint = read_checkpoint(folder, location)
     layout = layout_of(format) if format else recognise_layout(checkpoint, location)
@@ -157,9 +154,6 @@ def reopen_drafter(
 
     draft_ids: int64 [N], the draft vocabulary in ascending order, for formats that use the target's whole LM head.
     """
-
-    from components.drafts.storage.files import build_draft, check_tensors, pop_vocabulary
-
     name, checkpoint = read_folder(folder, source.shape, format)
     layout = layout_of(name)
     storage = parse_storage(checkpoint.config, folder.name)
@@ -172,22 +166,20 @@ def reopen_drafter(
     else:
         ids = draft_ids if layout.shares_head and draft_ids is not None else torch.arange(vocab_size)
     draft: AbstractDraft = build_draft(state.method, target, state.settings, ids.to(target.device))
-    check_tensors(folder, tensors, draft.state_dict())
+    check_draft_tensors(folder, tensors, draft.state_dict())
     draft.load_state_dict(tensors)
     draft.eval().requires_grad_(False)
     draft.prepare_decoding()
     return draft
 
 
-def drafter_state_of(record: Mapping[str, Any], tensors: Mapping[str, Any]) -> DrafterState:
-    """The state of a drafter from the record and tensors of `drafts.files.read_draft`."""
-
-    return DrafterState(str(record["method"]), dict(record["settings"]), dict(tensors))
+def drafter_state_of(record: DraftRecord, tensors: Mapping[str, Tensor]) -> DrafterState:
+    """The state of a drafter from the record and tensors of `read_draft`."""
+    return DrafterState(record["method"], dict(record["settings"]), dict(tensors))
 
 
 def read_drafter_state(folder: Path) -> DrafterState:
     """The drafter in a Draft artifact's folder, with its quantised layers where it has any."""
-
     record, tensors = read_draft(folder)
     storage, drafter = Storage.from_record(record), drafter_state_of(record, tensors)
     return (

@@ -86,7 +86,6 @@ def export_release(
     ctx: Context,
 ) -> Release:
     """The step `publish.export_release`; its settings are explained in components/publish/steps.py."""
-
     decision = read_policy(policy.path)
     winner = _select_winner(decision, drafts)
     exported = [winner, *(d for d in drafts if d is not winner)] if include == "all" else [winner]
@@ -171,7 +170,6 @@ def _select_winner(policy: Policy, drafts: list[Draft]) -> Draft:
 
 def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
     """The formats of a drafter for these engines. Raises UserError, one line, where one of them could not serve it."""
-
     record = read_record(draft.path)
     method, settings = str(record["method"]), dict(record["settings"])
     refuse_unserved(method, settings, source, engines, f"{method} ({draft.key[:12]})", Storage.from_record(record))
@@ -180,7 +178,6 @@ def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tup
 
 def source_of(target: Target) -> Source:
     """The target as layouts need it, with the drafters' head size where the target's own is odd."""
-
     folder, record = open_record(target.path)
     model = str(record["model"])
     config = read_config(folder, location=model, trust_remote_code=bool(record["trust_remote_code"]))
@@ -199,7 +196,6 @@ def _export_drafter(
     llama_cpp: str = "",
 ) -> dict[str, FormatRecord]:
     """Write one drafter in its formats, each only if its checks pass. Returns folder name -> facts."""
-
     drafter = read_drafter_state(draft.path)
     packed = drafter.storage is not None and drafter.storage.bits is not None
     written: dict[str, FormatRecord] = {}
@@ -257,7 +253,6 @@ def refuse_unserved(
     storage: Storage | None = None,
 ) -> None:
     """Raises UserError, one line, where one of the engines could not serve such a drafter. label: what it is called."""
-
     for engine in engines:
         for reason in refusals(engine, method, settings, facts_of(source.shape), storage):
             raise UserError(f"engines: {label}: {reason}")
@@ -336,7 +331,6 @@ def _depth_by_workload(choices: list[DepthChoice], draft_key: str, *, drafting: 
 
 def _write_target_record(target: Target, file: Path) -> None:
     """Write target.json: where the target and its tokenizer are, with the size and sha256 of every file."""
-
     if (target.path / "target.json").is_file():
         shutil.copyfile(target.path / "target.json", file)
         return
@@ -359,7 +353,6 @@ def _is_tokenizer_file(name: str) -> bool:
 
 def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, policy: DepthPolicy) -> None:
     """Write policy, model card, provenance.json and release.json; SHA256SUMS last, over everything else."""
-
     for name in POLICY_FILES:
         if (policy.path / name).is_file():
             shutil.copyfile(policy.path / name, folder / name)
@@ -377,7 +370,6 @@ def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, pol
 
 def versions() -> dict[str, str]:
     """Package -> version of the software that writes the release."""
-
     by_package = {"python": platform.python_version()}
     for name in ("draftsmith", "torch", "transformers", "safetensors", "tokenizers"):
         try:
@@ -389,7 +381,6 @@ def versions() -> dict[str, str]:
 
 def read_licence(folder: Path | None) -> str:
     """The licence of a model by its README's front matter, else its LICENSE file; "" where it has neither."""
-
     if folder is None:
         return ""
     if folder == local_folder(BUILTIN):

@@ -40,7 +40,6 @@ class DraftedTarget(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load tokenizer, target and drafter; called once by MLflow."""
-
         release = Path(context.artifacts["release"])
         self.serve, folder = read_serve(release), release / "draftsmith"
         self.settings = SETTINGS | dict(context.model_config or {})

@@ -90,7 +90,6 @@ def upload_release(
     ctx: Context,
 ) -> Page:
     """The step `publish.upload_release`; its settings are explained in components/publish/steps.py."""
-
     token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise UserError(f"repo: {repo}: ${TOKEN} is not set; give a token that may write there, by the environment")
@@ -142,7 +141,6 @@ def _is_public(hub: Hub, target: JsonObject) -> bool:
     target: target.json. The model that was loaded counts, not its `target_name`: a privately tuned model may bear the
     name of the public one that it was tuned from.
     """
-
     if target["folder"] == BUILTIN:
         return True
     name, _, revision = str(target["model"]).partition("@")
@@ -163,7 +161,6 @@ def _refuse_private_target(record: ReleaseRecord, texts: tuple[str, str, str], n
 
     texts: name of the repository, branch and commit message. names: the target's private names.
     """
-
     for name, remedy in formats_with_target_weights(record["formats"]).items():
         raise UserError(
             f"private: false: {name}/ holds weights of the target, which nobody else can read; upload with private:"
@@ -192,7 +189,6 @@ def _make_repository(hub: Hub, private: bool) -> bool:
 
 def _commit(hub: Hub, folder: Path, message: str, ctx: Context) -> JsonObject:
     """Commit the release to the repository; returns {"commit", "url", "commit_url", "new_commit", ...}."""
-
     api, repo, revision = hub.api, hub.repo, hub.revision
     before = hub.request("look at the branch", lambda: api.model_info(repo, revision=revision)).sha
     names = [*files_of(folder), FILE]
@@ -221,7 +217,6 @@ def _commit(hub: Hub, folder: Path, message: str, ctx: Context) -> JsonObject:
 
 def _files_of_earlier_release(hub: Hub, commit: str, scratch: Path) -> set[str]:
     """The files of an earlier release that are still in the repository; an empty set where there is none."""
-
     remote_files = hub.request("list its files", lambda: set(hub.api.list_repo_files(hub.repo, revision=commit)))
     if RELEASE not in remote_files:
         return set()
@@ -235,7 +230,6 @@ def _files_of_earlier_release(hub: Hub, commit: str, scratch: Path) -> set[str]:
 
 def _verify_upload(hub: Hub, folder: Path, commit: str) -> None:
     """Raises UserError unless the hub lists every file of the release with the digest of what was sent."""
-
     listing = hub.request(
         "read back what is there", lambda: list(hub.api.list_repo_tree(hub.repo, recursive=True, revision=commit))
     )

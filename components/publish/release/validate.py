@@ -29,7 +29,6 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
     folder: a drafter's checkpoint, a release (its checksums and every format are checked), or a GGUF file.
     target: "builtin" or a folder in Hugging Face format to compare with; "" checks the drafter by itself.
     """
-
     if folder.suffix == ".gguf":
         count = check_gguf(folder, folder.parent.name)
         return [f"{folder}: a GGUF file of {count} tensors; llama.cpp checks the rest when it loads it"]
@@ -57,7 +56,6 @@ def validate_folder(folder: Path, target: str = "") -> list[str]:
 
 def _validate_release(folder: Path, target: str) -> list[str]:
     """Check the checksums of a release, its provenance and each of its formats."""
-
     sums = check_sums(folder)
     record: ReleaseRecord = read_json(folder / RELEASE, folder.name)  # type: ignore[assignment]  # checked here
     try:
@@ -80,7 +78,6 @@ def _validate_release(folder: Path, target: str) -> list[str]:
 
 def _engine_lines(format: str, checkpoint: Checkpoint, shape: TargetShape) -> list[str]:
     """One line an engine: that it reads such a checkpoint for this target, or why it does not."""
-
     config = checkpoint.config
     storage = parse_storage(config, "")
     method = layout_of(format).methods[-1 if config.get("speculators_model_type") == "peagle" else 0]
