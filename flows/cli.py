@@ -21,12 +21,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 from components.contract import UserError
-from flows.commands import choose_depth as choose
-from flows.commands import compare as measured
-from flows.commands import inspect as ask
-from flows.commands import registry, validate
-from flows.commands import run as make
-from flows.commands import services as operate
+from flows.commands import choose_depth, compare, inspect, registry, run, services
 from flows.commands.terminal import Invocation, echo, echo_error
 from flows.execution.messages import StepFailed
 from flows.planning.step_signature import named_packages
@@ -46,26 +41,26 @@ def settings(
 
 
 for _command in (
-    make.check,
-    make.plan,
-    make.run,
-    measured.remeasure,
-    validate.validate,
-    ask.show,
-    ask.query,
-    ask.compact,
-    measured.compare,
-    measured.trend,
-    ask.generate,
-    choose.choose_depth,
+    run.check,
+    run.plan,
+    run.run,
+    compare.remeasure,
+    inspect.validate,
+    inspect.show,
+    inspect.query,
+    inspect.compact,
+    compare.compare,
+    compare.trend,
+    inspect.generate,
+    choose_depth.choose_depth,
     registry.promote,
     registry.rollback,
     registry.resync,
-    operate.up,
-    operate.down,
-    operate.status,
-    operate.doctor,
-    operate.deploy,
+    services.up,
+    services.down,
+    services.status,
+    services.doctor,
+    services.deploy,
 ):
     app.command()(_command)
 

@@ -1,8 +1,9 @@
-"""Commands that ask: one artifact, the history in SQL, a text from the drafter."""
+"""Commands that look: at an artifact, at anybody's checkpoint, at the history in SQL, at what a drafter writes."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,6 +34,19 @@ def show(
         print_artifact(store, full_key, out)
 
 
+def validate(
+    folder: Annotated[Path, typer.Argument(help="A drafter's folder: config.json and *.safetensors; or a GGUF file.")],
+    target: Annotated[
+        str, typer.Option(help="Its target: builtin, or a folder in Hugging Face format; compared with it.")
+    ] = "",
+) -> None:
+    """Is a drafter's checkpoint exactly what engines expect? Names, shapes, dtypes, vocabulary, numbers, config."""
+    from components.publish.release.validate import validate_folder
+
+    for line in validate_folder(folder, target):
+        echo(line)
+
+
 def query(
     question: Annotated[
         str, typer.Argument(help="The name of a query (--list), or one SELECT; SHOW TABLES lists the views.")
@@ -47,22 +61,20 @@ def query(
     max_rows: Annotated[int, typer.Option(min=1, help="Rows that the answer to a SELECT may have.")] = 500_000,
 ) -> None:
     """Every number ever measured: by the name of a question, or in SQL."""
-    from storage.history import query as named_queries
+    from storage.history import query as history
 
     if list_ or not question:
-        print_in(format_, out, *named_queries.list_rows())
+        print_in(format_, out, *history.list_rows())
         return
-    from storage.history.query import Limits
-    from storage.history.query import query as ask
 
     values = named_values(param)
-    if named_queries.is_name(question):
-        columns, rows = named_queries.run_named_query(default_home(), question, values, all_sessions=all_sessions)
+    if history.is_name(question):
+        columns, rows = history.run_named_query(default_home(), question, values, all_sessions=all_sessions)
     elif values:
         raise UserError("query: -p is for named queries; a SELECT says its values itself")
     else:
-        limits = Limits(seconds=timeout, rows=max_rows)
-        columns, rows = ask(question, default_home(), all_sessions=all_sessions, limits=limits)
+        limits = history.Limits(seconds=timeout, rows=max_rows)
+        columns, rows = history.query(question, default_home(), all_sessions=all_sessions, limits=limits)
     print_in(format_, out, columns, rows)
     if format_ is Format.table:
         echo(f"{len(rows)} rows")

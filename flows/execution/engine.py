@@ -205,7 +205,7 @@ class Engine:
             "step": step.name,
             "uses": step.uses,
             "settings": step.settings,
-            "inputs": step.parts["inputs"] if step.parts is not None else {},
+            "inputs": step.parts["inputs"],
             "input_sessions": {artifact.key: session_of(read_record(artifact.path) or {}) for artifact in inputs},
             "seed": step.seed,
             "device": step.device,

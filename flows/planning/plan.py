@@ -56,6 +56,7 @@ class PlannedStep:
     key: str
     reused: bool
     reason: str
+    parts: fingerprint.KeyParts
     measures: bool = False
     retries: int = 0
     timeout_minutes: float | None = None
@@ -64,7 +65,6 @@ class PlannedStep:
     line: int = 0
     forced: bool = False
     runs_on: RunsOn = HERE
-    parts: fingerprint.KeyParts | None = None
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
@@ -389,7 +389,7 @@ class StepHistory:
             return None
         return cast("fingerprint.KeyParts", content) if isinstance(content, dict) else None
 
-    def remember(self, step: str, parts: fingerprint.KeyParts | None) -> None:
+    def remember(self, step: str, parts: fingerprint.KeyParts) -> None:
         """Note what went into the key of an artifact that is now in the store."""
         if self.last(step) == parts:
             return
