@@ -1,21 +1,15 @@
-"""Chooses the threads and kernels on which plain decoding runs fastest: the baseline that speculation must beat.
+"""Step `bench.autotune`: chooses the threads and kernels on which plain decoding runs fastest.
 
-More threads are not always faster for a small model, and the best linear kernels depend on the thread count. So each
-thread count opens its own target (whose kernels are picked at that count), all decode the same text in turn, and the
-one with the fastest plain step is used for every arm of the measurement. For a target too large to be held several
-times, thread counts are compared on one target with plain kernels. Kernels are then picked layer by layer; if the plain
-ones together still win, they become a second baseline, the *rival*. Drafters get their kernels last, on those threads.
-
-The threads and kernels with which a run measures target and drafters, as `bench.autotune` chose them.
+That is the baseline which speculation must beat. More threads are not always faster for a small model, and the best
+linear kernels depend on the thread count. So each thread count opens its own target (whose kernels are picked at that
+count), all decode the same text in turn, and the one with the fastest plain step is used for every arm of the
+measurement. For a target too large to be held several times, thread counts are compared on one target with plain
+kernels. Kernels are then picked layer by layer; if the plain ones together still win, they become a second baseline,
+the *rival*. Drafters get their kernels last, on those threads.
 
 The choice is itself a measurement: processes that choose for themselves seldom take the same kernels, and in a noisy
-moment other threads, so that predictions would be of another engine than the one that decodes.
-
-Step `bench.autotune`: chooses, once for a run, the threads and kernels on which plain decoding is fastest.
-
-Measuring steps take it as their input `tuning`, so that prediction and decoding use the same threads and kernels, and
-every drafter is timed on the same target. It times longer than a step that chooses for itself, so that a noisy second
-does not decide.
+moment other threads, so that predictions would be of another engine than the one that decodes. Measuring steps take the
+step's choice as their input `tuning`; without it they choose for themselves, in less time.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 
@@ -73,7 +67,7 @@ def choose_engine(
     else:
         counts = [max_threads]
     count = counts[0]
-    tried: list[dict[str, Any]] = []
+    tried: list[Trial] = []
     if len(counts) > 1:
         count, tried = _best_count(target, context, counts, dtype, device, seconds)
     candidate = _open(target, count, dtype, device, "thorough" if seconds > 0.0 and device == "cpu" else "auto")
@@ -92,7 +86,7 @@ def choose_engine(
 
 def _best_count(
     target: Target, context: Sequence[int], counts: list[int], dtype: Dtype, device: str, seconds: float
-) -> tuple[int, list[dict[str, Any]]]:
+) -> tuple[int, list[Trial]]:
     """The thread count with the quickest plain step (at a tie the smaller one), and facts of all trials."""
     if target_facts(target)["num_params"] > MAX_PARAMS_OPENED_TWICE:
         once = _open(target, counts[-1], dtype, device, "plain")
@@ -113,6 +107,14 @@ def clearly_faster(more: Sequence[float], fewer: Sequence[float]) -> bool:
     return all(typical(more) < typical(fewer) * (1 - WORTH_SWITCHING) for typical in (min, statistics.median))
 
 
+class Trial(TypedDict):
+    """The time of a plain step on one number of threads with its kernels."""
+
+    num_threads: int
+    kernel: str
+    plain_step_ms: float
+
+
 class _Candidate(NamedTuple):
     target: AbstractTarget
     num_threads: int
@@ -125,7 +127,7 @@ def _open(target: Target, num_threads: int, dtype: Dtype, device: str, kernel: s
     return _Candidate(model, num_threads, Session(model))
 
 
-def _trial_facts(candidate: _Candidate, step_ns: float) -> dict[str, Any]:
+def _trial_facts(candidate: _Candidate, step_ns: float) -> Trial:
     return {
         "num_threads": candidate.num_threads,
         "kernel": candidate.target.kernel,
@@ -157,14 +159,13 @@ class Tuning(NamedTuple):
 
     num_threads: of torch. kernel: the `kernel` of an opened target; see targets/load.py. rival: whether the plain
     kernels are a second baseline. draft_kernels: draft_key -> the `kernel` of an opened drafter.
-    tried: [{"num_threads", "kernel", "plain_step_ms"}]; see calibration.py.
     """
 
     num_threads: int
     kernel: str
     rival: bool
     draft_kernels: Mapping[str, str]
-    tried: list[dict[str, Any]]
+    tried: list[Trial]
 
     def kernel_of(self, draft: Draft) -> str:
         """The kernels of a drafter; "auto" where the choice was made without it."""

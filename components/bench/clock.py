@@ -1,4 +1,4 @@
-"""How time is measured: the clock, its overhead, a quiet interpreter, and the statistics of blocks.
+"""How time is measured: the clock, a quiet interpreter, the statistics of blocks, and the state of the processor.
 
 Totals are wall-clock times, read after the device has finished. Phases inside a generation are marked by a stopwatch:
 on a CPU the same clock, on a GPU CUDA events, which the device stamps, so that reading them does not make host and
@@ -7,10 +7,8 @@ device wait for each other.
 A slice, some tens of milliseconds long, is summarised by its median round, and a block by its quietest slices: other
 work makes times longer, never shorter. Blocks are measured at different moments and in several processes.
 
-Reads the processor's state while time is measured: clock, temperature, limits, governor.
-
-A time measured on a throttled processor, or with a power-saving governor, holds for that state only. The state of a GPU
-comes from the driver's tool, that of a CPU from the operating system. Unknown facts are absent.
+A time measured on a throttled processor, or with a power-saving governor, holds for that state only: so clock,
+temperature, limits and governor are read too, of a GPU from the driver's tool, of a CPU from the operating system.
 """
 
 from __future__ import annotations
@@ -24,12 +22,23 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import psutil
 import torch
 
 from components.definitions import steady
+
+DeviceState = dict[str, float | str | None]
+"""Facts of the processor, by name; unknown ones are absent."""
+
+
+class Conditions(TypedDict):
+    """Facts that qualify timings. timer_overhead_ns: the time between two readings of the clock."""
+
+    load_average: float | None
+    timer_overhead_ns: float
+    device_state: DeviceState
 
 
 class BlockStat(NamedTuple):
@@ -123,8 +132,8 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def conditions(device: torch.device) -> dict[str, Any]:
-    """Facts that qualify timings: load_average, timer_overhead_ns and device_state."""
+def conditions(device: torch.device) -> Conditions:
+    """The device's current conditions."""
     return {
         "load_average": load_average(),
         "timer_overhead_ns": timer_overhead_ns(clock_for(device)),
@@ -146,20 +155,20 @@ GPU_FIELDS = {
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
-def device_state(device: torch.device) -> dict[str, Any]:
+def device_state(device: torch.device) -> DeviceState:
     """The current facts. Takes up to 0.1 s on a GPU: call it between blocks, not inside one."""
     return _gpu_state(device) if device.type == "cuda" else _cpu_state()
 
 
-def clock_mhz(state: dict[str, Any]) -> float | None:
+def clock_mhz(state: DeviceState) -> float | None:
     """The clock of the computing device, from `device_state`; None where unknown."""
     megahertz = state.get("sm_clock_mhz", state.get("cpu_clock_mhz"))
     return None if megahertz is None else float(megahertz)
 
 
-def _cpu_state() -> dict[str, Any]:
+def _cpu_state() -> DeviceState:
     frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-    state: dict[str, Any] = {"num_physical_cores": psutil.cpu_count(logical=False)}
+    state: DeviceState = {"num_physical_cores": psutil.cpu_count(logical=False)}
     if frequency is not None and frequency.current:
         state["cpu_clock_mhz"] = round(frequency.current, 1)
     if GOVERNOR.is_file():
@@ -167,7 +176,7 @@ def _cpu_state() -> dict[str, Any]:
     return state
 
 
-def _gpu_state(device: torch.device) -> dict[str, Any]:
+def _gpu_state(device: torch.device) -> DeviceState:
     """The GPU_FIELDS that the driver knows; {} where its tool is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -179,12 +188,12 @@ def _gpu_state(device: torch.device) -> dict[str, Any]:
     return parse_gpu_state(done.stdout) if done.returncode == 0 else {}
 
 
-def parse_gpu_state(line: str) -> dict[str, Any]:
+def parse_gpu_state(line: str) -> DeviceState:
     """One CSV line of the tool by our names; numeric fields as float, unknown ones left out."""
     values = [value.strip() for value in line.strip().split(",")]
     if len(values) != len(GPU_FIELDS):
         return {}
-    state: dict[str, Any] = {}
+    state: DeviceState = {}
     for name, value in zip(GPU_FIELDS.values(), values, strict=True):
         if value.startswith(("[", "N/A")) or not value:
             continue

@@ -5,8 +5,7 @@ A step imports its implementation when it runs, so that `check` and `plan` read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -22,6 +21,7 @@ from components.bench.settings import (
     TreeBudgets,
 )
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target
+from components.outside_json import JsonObject
 
 
 def measure_acceptance(
@@ -367,7 +367,7 @@ def measure_server(
     )
 
 
-def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def measure_llama_cpp_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The GGUF files, programs and libraries that the settings name, for the step's key: file -> sha256."""
     from components.bench.engines.llama_cpp import measure_llama_cpp_fingerprint as fingerprint
 

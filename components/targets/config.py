@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from components.contract import Context, Target, UserError
-from components.outside_json import read_object
+from components.outside_json import JsonObject, read_object
 from components.targets.file_digests import sha256_of
 from components.targets.shape import kv_bytes_per_token, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
@@ -47,7 +47,7 @@ def load_target(
     return Target.of_step(ctx, {"model": model, **facts})
 
 
-def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str, device: str) -> dict[str, Any]:
+def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str, device: str) -> JsonObject:
     """architecture, num_params, dtype, stored_dtype, kv_bytes_per_token and shape of a model folder.
 
     Raises UserError, naming `location`, for a model that Draftsmith cannot work with.

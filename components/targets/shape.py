@@ -8,11 +8,11 @@ shape names the scaling of the target's rotary positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.text import message_of
 
 
@@ -131,7 +131,7 @@ def kv_bytes_per_token(config: Any, itemsize: int) -> int:
     return int(config.num_hidden_layers * numbers * itemsize)
 
 
-def rope_parameters(config: Any) -> dict[str, Any]:
+def rope_parameters(config: Any) -> JsonObject:
     """The rotary settings, under either of their two names."""
     return dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
 
@@ -148,7 +148,7 @@ def as_ids(ids: int | list[int] | None) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def rope_scaling_of(rope: Mapping[str, Any], partial_rotary_factor: float | None = None) -> str:
+def rope_scaling_of(rope: JsonObject, partial_rotary_factor: float | None = None) -> str:
     """The rotary scaling as text: "" for plain positions, else "yarn", "partial_rotary_factor 0.5" or both.
 
     rope: `rope_parameters`, or `rope_scaling` as older configs call it; {} for neither. partial_rotary_factor: the

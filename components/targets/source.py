@@ -7,12 +7,11 @@ that the files are unchanged. It never permits code that comes with a model to r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from components.contract import UserError
-from components.outside_json import read_object
+from components.outside_json import JsonObject, read_object
 from components.source_code import REMOTE_CODE, may_run_code
 from components.targets.file_digests import sha256_of
 from components.text import message_of
@@ -32,7 +31,7 @@ _TEXT: Final = ("chat_template*", "special_tokens_map.json", "added_tokens.json"
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content behind `model`, for the step's key: file name -> sha256.
 
     Planning never asks the network, so a hub id counts by its name alone; pin it as owner/name@revision.
@@ -98,7 +97,7 @@ def list_files(folder: Path, location: str, trust_remote_code: bool = False) -> 
     return files
 
 
-def open_record(path: Path) -> tuple[Path, dict[str, Any]]:
+def open_record(path: Path) -> tuple[Path, JsonObject]:
     """The model folder of a Target artifact (or of a plain folder) and its record, checked against the files' sizes.
 
     config.json is compared by content as well: it is small, and a changed one breaks everything quietly.

@@ -5,12 +5,12 @@ A step imports its implementation when it runs, so that `check` and `plan` read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from components.contract import Context, Corpus, Target
+from components.outside_json import JsonObject
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -129,7 +129,7 @@ def load_target(
     return run(model=model, trust_remote_code=trust_remote_code, dtype=dtype, ctx=ctx)
 
 
-def load_target_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content behind `model`, for the step's key: file name -> sha256.
 
     Planning never asks the network, so a hub id counts by its name alone; pin it as owner/name@revision."""

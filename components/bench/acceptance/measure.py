@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +21,7 @@ from components.bench.settings import Dtype, TreeBudgets
 from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target
 from components.drafts.interface import Drafter, TreeProposer
 from components.drafts.settings import LookaheadSettings
-from components.drafts.storage.files import read_record
+from components.drafts.storage.files import DraftRecord, read_record
 from components.files import written_whole
 from components.methods import decoding_loop_of
 from components.rows import AcceptanceMap, write_rows
@@ -93,7 +91,7 @@ def measure_acceptance(
     )
 
 
-def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
+def positions_ahead(record: DraftRecord, k_max: int) -> int:
     """Positions past the answer that a map needs: for draft tokens, or the window of a method with its own loop."""
 
     if not decoding_loop_of(record["method"]):
@@ -101,7 +99,7 @@ def positions_ahead(record: Mapping[str, Any], k_max: int) -> int:
     return LookaheadSettings.model_validate(record["settings"]).positions_ahead(k_max)
 
 
-def _weight_columns(record: Mapping[str, Any]) -> dict[str, str]:
+def _weight_columns(record: DraftRecord) -> dict[str, str]:
     """Row columns of a quantised drafter; {} for unquantised weights."""
 
     storage = Storage.from_record(record)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from components.bench import clock
 from components.bench.acceptance.trees import tree_arms
@@ -36,6 +35,7 @@ from components.bench.settings import BatchSizes, Dtype, KvLengths, TreeBudgets
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.definitions import steady
 from components.drafts.storage.files import read_record
+from components.outside_json import JsonObject
 from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
 from components.targets.load import target_facts
@@ -91,7 +91,7 @@ def measure_step_cost(
     )
 
 
-def _headline_facts(cells: Sequence[CostCell]) -> dict[str, Any]:
+def _headline_facts(cells: Sequence[CostCell]) -> JsonObject:
     """The facts that people look for first: the methods, and their times."""
     return {"methods": sorted({cell.method for cell in cells} - {"none"}), "medians_ms": medians(cells)}
 
@@ -137,7 +137,7 @@ class CostStudy:
         grid: Grid,
         prompts: Sequence[EncodedPrompt],
         tuned: Tuning,
-        dtype: str,
+        dtype: Dtype,
         graphs: bool,
         ctx: Context,
     ) -> None:
@@ -145,7 +145,7 @@ class CostStudy:
         self.tuned, self.dtype, self.graphs, self.ctx = tuned, dtype, graphs, ctx
         self.cells: list[CostCell] = []
         self.left_out: set[str] = set()
-        self.conditions: dict[str, Any] = {}
+        self.conditions: clock.Conditions | None = None
         self.num_processes = self.num_blocks = 0
         self.texts: list[list[int]] = []
         self.kernel = self.stop_reason = ""
@@ -253,7 +253,7 @@ class CostStudy:
         """Arm by arm, the half-width of the 95 % interval of a round's cost over a plain step, as a share."""
         return cost_half_widths(self.cells)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Facts for the `info`: how it was measured, and the precision reached."""
         return {
             "dtype": self.dtype,
@@ -264,12 +264,12 @@ class CostStudy:
             "precision_reached": self.half_widths(),
             "ended": self.stop_reason,
             "left_out": sorted(self.left_out),
-            **self.conditions,
+            **(self.conditions or {}),
         }
 
     def flags(self, num_cores: int) -> list[QualityFlag]:
         """A flag where other work loaded the machine."""
-        session_id, load = self.ctx.key[:16], self.conditions.get("load_average")
+        session_id, load = self.ctx.key[:16], None if self.conditions is None else self.conditions["load_average"]
         flags = []
         if load is not None and load > num_cores + LOAD_OF_OTHERS:
             detail = f"load average on {num_cores} cores: other work ran beside this measurement"

@@ -10,7 +10,7 @@ of every round are kept as cost cells, so that predictions can be compared with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from components.bench import clock
 from components.bench.acceptance.trees import tree_arms
@@ -27,6 +27,7 @@ from components.contract import Context, DepthPolicy, Draft, Machine, Measuremen
 from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
 from components.drafts.storage.files import read_record
 from components.methods import decoding_loop_of
+from components.outside_json import JsonObject
 from components.rows import CostCell, Request, write_rows
 from components.targets.load import open_target, target_facts
 
@@ -151,17 +152,18 @@ def _write_rows(
     dtype: Dtype,
     machine: Machine,
     ctx: Context,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write the rows: requests compared with plain decoding, rounds, costs, quality flags. Returns facts for `info`."""
 
-    runs = timed_runs(study.group_runs)
+    assert study.conditions is not None, "nothing was measured"
+    runs, load = timed_runs(study.group_runs), study.conditions["load_average"]
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
     with clock.threads(tuned.num_threads):
         model = open_target(target, device=ctx.device, dtype=dtype, kernel=tuned.kernel)
         requests = request_rows(runs, model, shared)
     trained = {draft.key: int(read_record(draft.path)["num_steps"]) for draft in drafts}
-    flags = run_flags(runs, shared.session_id, study.conditions["load_average"], machine.num_cores, trained)
-    cells = study_cost_cells(study.group_runs, target.key, dtype, tuned.num_threads, study.conditions["load_average"])
+    flags = run_flags(runs, shared.session_id, load, machine.num_cores, trained)
+    cells = study_cost_cells(study.group_runs, target.key, dtype, tuned.num_threads, load)
     write_rows(ctx.out, [*requests, *round_rows(runs, shared), *cells, *flags])
     decoded = len({run.prompt.prompt_id for run in runs})
     if decoded < len(study.plan.prompts):
@@ -202,7 +204,7 @@ def study_cost_cells(
     ]
 
 
-def summary(requests: Sequence[Request]) -> list[dict[str, Any]]:
+def summary(requests: Sequence[Request]) -> list[JsonObject]:
     """One record an arm, pooled over prompts: decode tokens/s, speedup over plain, acceptance length, identity."""
 
     timed = [r for r in requests if counts(r)]

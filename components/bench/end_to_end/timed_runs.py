@@ -14,8 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from components.bench import clock
 from components.bench.end_to_end.arms import PLAIN, Arm
 from components.bench.measurement.process import FIRST_SHARE, Measuring
 from components.bench.measurement.slices import ArmRun, WholeSlice, seconds_a_token, slice_length
@@ -90,7 +91,7 @@ class Study:
     progress: Callable[[float, float], None]
     note: Callable[[str], None]
     group_runs: list[GroupRun] = field(default_factory=list)
-    conditions: dict[str, Any] = field(default_factory=dict)
+    conditions: clock.Conditions | None = None
     num_processes: int = 0
     stop_reason: str = ""
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from components.outside_json import JsonObject
 
 _SGLANG_COUNTS: Final = (
     ("spec_num_correct_drafts", "spec_num_proposed_drafts"),
@@ -41,27 +43,27 @@ class Acceptance:
     rounds: list[tuple[int, int]] | None = None
 
 
-def read_acceptance(payload: Mapping[str, Any]) -> Acceptance | None:
+def read_acceptance(payload: JsonObject) -> Acceptance | None:
     """The acceptance in an answer (its last chunk, or the whole of it); None where it has none."""
     choices = payload.get("choices")
     holders = [payload, *(choices if isinstance(choices, list) else [])]
     for holder in holders:
-        if not isinstance(holder, Mapping):
+        if not isinstance(holder, dict):
             continue
         metrics = holder.get("metrics")
         if isinstance(metrics, Mapping) and isinstance(metrics.get("speculative_decoding"), Mapping):
             return _vllm(metrics["speculative_decoding"])
         for name in ("meta_info", "sglext"):
             meta = holder.get(name)
-            if isinstance(meta, Mapping) and (acceptance := _sglang(meta)) is not None:
+            if isinstance(meta, dict) and (acceptance := _sglang(meta)) is not None:
                 return acceptance
         timings = holder.get("timings")
-        if isinstance(timings, Mapping) and (acceptance := _llama_cpp(timings)) is not None:
+        if isinstance(timings, dict) and (acceptance := _llama_cpp(timings)) is not None:
             return acceptance
     return None
 
 
-def _vllm(metrics: Mapping[str, Any]) -> Acceptance:
+def _vllm(metrics: JsonObject) -> Acceptance:
     histogram = [int(count) for count in metrics["acceptance_histogram"]]
     steps = metrics.get("per_step_accepted")
     rounds = None
@@ -76,7 +78,7 @@ def _vllm(metrics: Mapping[str, Any]) -> Acceptance:
     )
 
 
-def _sglang(meta: Mapping[str, Any]) -> Acceptance | None:
+def _sglang(meta: JsonObject) -> Acceptance | None:
     verified = meta.get("spec_verify_ct")
     for accepted, drafted in _SGLANG_COUNTS:
         if isinstance(verified, int) and isinstance(meta.get(accepted), int) and isinstance(meta.get(drafted), int):
@@ -86,7 +88,7 @@ def _sglang(meta: Mapping[str, Any]) -> Acceptance | None:
     return None
 
 
-def _llama_cpp(timings: Mapping[str, Any]) -> Acceptance | None:
+def _llama_cpp(timings: JsonObject) -> Acceptance | None:
     """llama-server reports no rounds: every token that is neither an accepted draft nor the first ends one.
 
     That holds if each round drafts something (p_min 0); rounds without drafts would be counted too.

@@ -19,13 +19,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
 from components.bench.engines.acceptance import Acceptance, Counters, read_acceptance, read_counters
 from components.bench.settings import EngineServer
 from components.engines.client import wait_until_ready
+from components.outside_json import JsonObject
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Answer:
 
 def request_body(
     server: Connected, prompt: ServerPrompt, max_new_tokens: int, temperature: float
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, JsonObject]:
     """(address, JSON body) of a streaming request in this engine's API."""
     root = server.settings.root
     if server.engine == "sglang":
@@ -122,7 +122,7 @@ def request_body(
             "return_tokens": True,
             "cache_prompt": False,  # no reuse of earlier prompts
         }
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "model": server.model,
         "prompt": prompt.ids if server.engine == "vllm" else prompt.text,
         "max_tokens": max_new_tokens,
@@ -166,7 +166,7 @@ async def send_request(
     return answer
 
 
-async def _events(reply: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
+async def _events(reply: httpx.Response) -> AsyncIterator[JsonObject]:
     """The JSON objects of a stream of server-sent events.
 
     Lines end at line feeds only: httpx's own line splitting also breaks at U+2028, which JSON text may contain.
@@ -183,7 +183,7 @@ async def _events(reply: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
                 yield event
 
 
-def _add_chunk(answer: Answer, event: Mapping[str, Any], now: int) -> None:
+def _add_chunk(answer: Answer, event: JsonObject, now: int) -> None:
     """Add one chunk to the answer."""
     if "error" in event:
         answer.error = str(event["error"])
@@ -192,7 +192,7 @@ def _add_chunk(answer: Answer, event: Mapping[str, Any], now: int) -> None:
         _add_cumulative_chunk(answer, event, now)
         return
     choices = event.get("choices") or []
-    place: Mapping[str, Any] = choices[0] if choices else event
+    place: JsonObject = choices[0] if choices else event
     ids = place.get("token_ids", place.get("tokens"))
     text = str(place.get("text") or place.get("content") or "")
     _append_output(answer, text, ids if isinstance(ids, list) else None, now)
@@ -207,7 +207,7 @@ def _add_chunk(answer: Answer, event: Mapping[str, Any], now: int) -> None:
     answer.acceptance = read_acceptance(event) or answer.acceptance
 
 
-def _add_cumulative_chunk(answer: Answer, event: Mapping[str, Any], now: int) -> None:
+def _add_cumulative_chunk(answer: Answer, event: JsonObject, now: int) -> None:
     """Add one chunk of SGLang, which holds the output so far."""
     meta = event["meta_info"]
     ids, text = event.get("output_ids"), str(event.get("text") or "")

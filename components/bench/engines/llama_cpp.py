@@ -36,6 +36,7 @@ from components.bench.engines.server import server_prompt
 from components.bench.prompts import EncodedPrompt, fitting_prompts, spread_by_workload
 from components.bench.settings import DraftDepths
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.outside_json import JsonObject
 from components.rows import EngineAcceptance, Request, write_rows
 from components.targets.file_digests import sha256_of
 from components.targets.load import open_tokenizer, target_facts
@@ -127,7 +128,7 @@ def _plan_runs(
     return plan
 
 
-def measure_llama_cpp_fingerprint(settings: Mapping[str, Any]) -> dict[str, str]:
+def measure_llama_cpp_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The GGUF files, programs and libraries that the settings name, for the step's key: file -> sha256."""
 
     model, draft = str(settings["model"]), str(settings.get("draft_model", ""))

@@ -18,6 +18,7 @@ from components.bench.engines.acceptance import Acceptance
 from components.bench.engines.connect import Answer, Connected, ServerPrompt
 from components.contract import Context, Target, UserError
 from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
+from components.outside_json import JsonObject
 from components.rows import EngineAcceptance, Request, Round
 from components.targets.generate import continue_batch
 from components.targets.load import open_target
@@ -78,7 +79,7 @@ class EngineRows:
     rounds: list[Round]
     acceptance: list[EngineAcceptance]
 
-    def summary(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[JsonObject]:
         """One record for each server and concurrency, pooled over prompts."""
         groups: dict[tuple[str, str, int, int], list[Request]] = {}
         for row in self.requests:
@@ -88,7 +89,7 @@ class EngineRows:
         return [_summary_line(key, rows) for key, rows in groups.items()]
 
 
-def _summary_line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> dict[str, Any]:
+def _summary_line(key: tuple[str, str, int, int], rows: Sequence[Request]) -> JsonObject:
     counted = [row for row in rows if counts(row)]
     totals = round_counts(counted)
     compared = [row.identical for row in counted if row.identical is not None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -23,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict
 
 import psutil
 import torch
@@ -35,6 +36,7 @@ from components.bench.clock import clock_mhz, device_state
 from components.bench.end_to_end.arms import Arm, make_idle
 from components.bench.measurement.slices import ArmRun, Generation, Slice, take_turns, wrap_timed
 from components.bench.prompts import greedy_answers, open_drafter
+from components.bench.settings import Dtype
 from components.contract import Context, Draft, Target, UserError
 from components.decoding.batch import batch_rounds
 from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, decode_rounds
@@ -44,6 +46,7 @@ from components.drafts.interface import Drafter, Proposer
 from components.drafts.methods.graphed_chain import GraphedChain
 from components.drafts.methods.ngram import Ngram
 from components.drafts.methods.one_block import OneBlockDraft
+from components.outside_json import JsonObject
 from components.targets.forward.cuda_graphs import GraphedTarget
 from components.targets.forward.llama import FastTarget
 from components.targets.interface import AbstractTarget
@@ -52,6 +55,52 @@ from components.targets.load import open_target
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_SHARE: Final = 0.6
 """The share of the time budget for the least number of processes, enough on a quiet machine."""
+
+
+class Files(TypedDict):
+    """An artifact that the process opens."""
+
+    key: str
+    path: str
+
+
+class DraftFiles(Files):
+    """A drafter, and the kernel of its linear layers."""
+
+    kernel: str
+
+
+class Order(TypedDict):
+    """What a measuring process opens, and how. arms: the fields of each Arm. rival: also on plain kernels."""
+
+    target: Files
+    drafts: list[DraftFiles]
+    arms: list[JsonObject]
+    kernel: str
+    rival: bool
+    dtype: Dtype
+    device: str
+    num_threads: int
+    graphs: bool
+    seed: str
+
+
+class ProcessFacts(TypedDict):
+    """What a measuring process says of itself once it has opened everything. draft_kernels: by draft key."""
+
+    kernel: str
+    rival_kernel: str | None
+    draft_kernels: dict[str, str]
+    bytes_per_token: int
+    free_bytes: int
+
+
+class ArmReply(TypedDict):
+    """The turns of one arm: the fields of each Decoded, and of each Slice."""
+
+    decoded: list[JsonObject]
+    slices: list[list[Any]]
+    prefill_ns: int
 
 
 class Measuring:
@@ -64,14 +113,14 @@ class Measuring:
         drafts: Sequence[Draft],
         arms: Sequence[Arm],
         tuning: Tuning,
-        dtype: str,
+        dtype: Dtype,
         ctx: Context,
         *,
         graphs: bool = False,
     ) -> None:
         self.number, self.arms = number, list(arms)
         draft_keys = {arm.draft_key for arm in arms}
-        order = {
+        order: Order = {
             "target": {"key": target.key, "path": str(target.path)},
             "drafts": [
                 {"key": draft.key, "path": str(draft.path), "kernel": tuning.kernel_of(draft)}
@@ -88,7 +137,7 @@ class Measuring:
             "seed": f"{ctx.seed}:{number}",
         }
         self._process = FreshProcess(f"{MeasuringProcess.__module__}:{MeasuringProcess.__name__}", order)
-        self.facts: Mapping[str, Any] = self._process.reply_at_start
+        self.facts: ProcessFacts = self._process.reply_at_start
         self.kernels: dict[bool, str] = {False: str(self.facts["kernel"]), True: str(self.facts["rival_kernel"])}
         """The kernel of the target's passes, keyed by Arm.on_rival."""
 
@@ -129,9 +178,9 @@ class Measuring:
         texts: list[list[int]] = self._process.ask(request)
         return texts
 
-    def conditions(self) -> dict[str, Any]:
+    def conditions(self) -> clock.Conditions:
         """The machine's current load, clock and governor (clock.conditions)."""
-        conditions: dict[str, Any] = self._process.ask({"do": "conditions"})
+        conditions: clock.Conditions = self._process.ask({"do": "conditions"})
         return conditions
 
     def clock_mhz(self) -> float | None:
@@ -146,14 +195,14 @@ class Measuring:
         self._process.__exit__(kind, error, at)
 
 
-def _decoded(record: Mapping[str, Any]) -> Decoded:
+def _decoded(record: JsonObject) -> Decoded:
     return Decoded(**{**record, "rounds": [RoundFacts(*facts) for facts in record["rounds"]]})
 
 
 class FreshProcess:
     """The owner's end of the process. reply_at_start: the `facts` of the constructed object."""
 
-    def __init__(self, what: str, order: Mapping[str, Any]) -> None:
+    def __init__(self, what: str, order: Mapping[str, object]) -> None:
         from_us, to_us = os.pipe(), os.pipe()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -170,12 +219,12 @@ class FreshProcess:
         self._requests = os.fdopen(from_us[1], "w", encoding="utf-8")
         self._replies = os.fdopen(to_us[0], "r", encoding="utf-8")
         try:
-            self.reply_at_start = self.ask(dict(order))
+            self.reply_at_start = self.ask(order)
         except BaseException:
             self.close()
             raise
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, object]) -> Any:
         """The reply to one request.
 
         Raises:
@@ -216,18 +265,14 @@ class FreshProcess:
 
 
 class MeasuringProcess:
-    """Constructed with an order, called with requests.
+    """Constructed with an order, called with requests."""
 
-    The order: {"target": {key, path}, "drafts": [{key, path, kernel}], "arms": [Arm], "kernel", "rival": bool, "dtype",
-    "device", "num_threads", "graphs": bool, "seed"}.
-    """
-
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: Order) -> None:
         torch.set_num_threads(int(order["num_threads"]))
         target = Target(key=order["target"]["key"], path=Path(order["target"]["path"]))
-        placement = {"device": order["device"], "dtype": order["dtype"]}
-        self.target: AbstractTarget = open_target(target, kernel=order["kernel"], **placement)
-        self.rival = open_target(target, kernel="plain", **placement) if order["rival"] else None
+        opened = functools.partial(open_target, target, device=order["device"], dtype=order["dtype"])
+        self.target: AbstractTarget = opened(kernel=order["kernel"])
+        self.rival = opened(kernel="plain") if order["rival"] else None
         self.arms = [Arm(**arm) for arm in order["arms"]]
         self.drafters: dict[str, Drafter] = {}
         for entry in order["drafts"]:
@@ -243,7 +288,7 @@ class MeasuringProcess:
         self._sessions: dict[Arm, Session] = {}
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ProcessFacts:
         """Facts for the owner's rows."""
         return {
             "kernel": self.target.kernel,
@@ -253,7 +298,7 @@ class MeasuringProcess:
             "free_bytes": free_memory(self.target.device),
         }
 
-    def __call__(self, request: dict[str, Any]) -> Any:
+    def __call__(self, request: JsonObject) -> Any:
         """Answer {"do": "turns" | "texts" | "conditions" | "clock_mhz", ...}; the rest are the method's arguments."""
         arguments = dict(request)
         handlers: dict[str, Callable[..., Any]] = {
@@ -266,7 +311,7 @@ class MeasuringProcess:
         with torch.inference_mode(), clock.quiet_interpreter():
             return handle(**arguments)
 
-    def conditions(self) -> dict[str, Any]:
+    def conditions(self) -> clock.Conditions:
         """Current load, clock and governor."""
         return clock.conditions(self.target.device)
 
@@ -281,11 +326,8 @@ class MeasuringProcess:
 
     def turns(
         self, contexts: list[list[int]], arms: list[int], num_tokens: int, tokens_a_slice: int, ignore_eos: bool
-    ) -> list[dict[str, Any]]:
-        """Continue the contexts (several: as a batch) with these arms, in turns.
-
-        Returns for each arm {"decoded": [Decoded, ...], "slices": [Slice, ...], "prefill_ns"}.
-        """
+    ) -> list[ArmReply]:
+        """Continue the contexts (several: as a batch) with these arms, in turns."""
         live = {self.arms[index] for index in arms}
         self._sessions = {arm: cache for arm, cache in self._sessions.items() if arm in live}  # frees those of others
         generations = [self._generation(index, contexts, num_tokens, ignore_eos) for index in arms]
@@ -307,7 +349,7 @@ class MeasuringProcess:
         assert target is not None, "an arm on the rival was ordered without it"
         shape = self._shape(arm)
         timed_target, proposer, probe = wrap_timed(target, self._proposer(arm), self.watch, shape)
-        limits: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": ignore_eos}
+        limits: JsonObject = {"max_new_tokens": num_tokens, "ignore_eos": ignore_eos}
 
         def alone(turn_clock: Clock) -> Rounds[list[Decoded]]:
             session = self._session(arm, target, len(contexts[0]) + num_tokens + arm.rows_of_pass)
@@ -352,7 +394,7 @@ def free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _answer(make: Any, text: str) -> dict[str, Any]:
+def _answer(make: Any, text: str) -> JsonObject:
     try:
         return {"reply": make(json.loads(text))}
     except UserError as error:
@@ -368,7 +410,7 @@ def main() -> int:
     module, name = sys.argv[3].split(":")
     answer: Any = None
 
-    def begin(order: dict[str, Any]) -> Any:
+    def begin(order: JsonObject) -> Any:
         nonlocal answer
         answer = getattr(importlib.import_module(module), name)(order)
         return answer.facts

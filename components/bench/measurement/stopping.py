@@ -23,8 +23,7 @@ from components.bench.end_to_end.arms import Arm
 from components.bench.end_to_end.timed_runs import GroupRun, steady_round_ns
 from components.definitions import steady
 from components.rows import CostCell
-from components.speedup.statistics.bootstrap import Floats, ratio_influence, sample_of
-from components.speedup.statistics.student import student_quantile
+from components.speedup.bootstrap import Floats, ratio_influence, sample_of, student_quantile
 
 
 class Decision(NamedTuple):

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from components.files import write_whole, written_whole
+from components.outside_json import JsonObject
 from components.targets.pretraining.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 Weights = Mapping[str, Tensor]
@@ -206,7 +207,7 @@ class _BlockedCrossEntropy(torch.autograd.Function):
         return hidden_gradient * upstream, weight_gradient * upstream, None
 
 
-def llama_config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, Any]:
+def llama_config(shape: LlamaShape, dtype: torch.dtype) -> JsonObject:
     """config.json of a tied LlamaForCausalLM."""
     return {
         "architectures": ["LlamaForCausalLM"],

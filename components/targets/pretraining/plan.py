@@ -1,9 +1,8 @@
-"""The plan of a pre-training run: its settings, and the phase and learning rate of every step.
+"""The plan of a pre-training run: its settings, and the phase, learning rate and tokens of every step.
 
 The schedule is warmup-stable-decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): no step before the decay depends on
-when the decay begins, so its start can be moved while a run is under way.
-
-Training tokens as a pure function of the step number, so that a resumed run needs no saved position.
+when the decay begins, so its start can be moved while a run is under way. Training tokens are a pure function of the
+step number, so that a resumed run needs no saved position.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from components.outside_json import JsonObject
 from components.targets.pretraining.llama import LlamaShape
 from components.targets.pretraining.tokenizer import BOS_ID, EOS_ID
 
@@ -89,11 +88,11 @@ class TrainingPlan:
             and (step - self.decay_start) % self.unlikelihood_every == 0
         )
 
-    def stable_identity(self) -> dict[str, Any]:
+    def stable_identity(self) -> JsonObject:
         """The settings that determine the weights before the decay."""
         return {name: value for name, value in asdict(self).items() if name not in AFTER_STABLE}
 
-    def may_resume(self, step: int, saved_plan: Mapping[str, Any]) -> bool:
+    def may_resume(self, step: int, saved_plan: JsonObject) -> bool:
         """Whether the weights after `step` steps of another plan equal those of this plan.
 
         saved_plan: `asdict` of the other plan, as read back from JSON.
@@ -104,7 +103,7 @@ class TrainingPlan:
         return self == other or step <= min(self.decay_start, other.decay_start)
 
 
-def plan_from_json(facts: Mapping[str, Any]) -> TrainingPlan:
+def plan_from_json(facts: JsonObject) -> TrainingPlan:
     """The plan from its `asdict`."""
     return TrainingPlan(**{**facts, "shape": LlamaShape(**facts["shape"])})
 

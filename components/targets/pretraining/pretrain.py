@@ -1,6 +1,6 @@
-"""The step that trains a small target from nothing: tokenizer, language-model training, quality, model card.
+"""Step `targets.pretrain_target`: trains a small target from nothing: tokenizer, weights, quality, model card.
 
-Writes the model card of a target trained here, from its measured facts.
+The card is written from the measured facts of the target alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from components.contract import Context, Corpus, Target, UserError
 from components.files import written_whole
+from components.outside_json import JsonObject
 from components.targets.config import facts_of
 from components.targets.pretraining.llama import LlamaShape, save_model
 from components.targets.pretraining.plan import TrainingPlan, pack_documents, read_documents
@@ -73,10 +74,37 @@ def pretrain_target(
 ) -> Target:
     """The step `targets.pretrain_target`; its settings are explained in components/targets/steps.py."""
 
-    decay_group_repeats = group_repeats or {} if decay_group_repeats is None else decay_group_repeats
-    settings: dict[str, Any] = dict(locals())
-    shape, schedule = ({name: settings[name] for name in names} for names in (_SHAPE_SETTINGS, _PLAN_SETTINGS))
-    plan = _make_plan(shape, schedule, ctx)
+    fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    plan = TrainingPlan(
+        shape=LlamaShape(
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            intermediate_size=intermediate_size,
+            max_positions=max(sequence_length, decay_sequence_length),
+        ),
+        num_steps=num_steps,
+        decay_steps=min(decay_steps, num_steps),
+        tokens_per_step=tokens_per_step,
+        sequence_length=sequence_length,
+        decay_sequence_length=decay_sequence_length,
+        matrix_lr=matrix_lr,
+        vector_lr=vector_lr,
+        weight_decay=weight_decay,
+        decay_group_repeats=group_repeats or {} if decay_group_repeats is None else decay_group_repeats,
+        repetition_weight=repetition_weight,
+        repetition_ratio=repetition_ratio,
+        unlikelihood_weight=unlikelihood_weight,
+        unlikelihood_every=unlikelihood_every,
+        num_processes=num_processes if ctx.device == "cpu" else 1,
+        compile_layers=compile_layers,
+        dtype="bfloat16" if fast_bfloat16 else "float32",
+        device=ctx.device,
+        seed=ctx.seed,
+    )
+    _check_plan(plan)
     tokenizer = _make_tokenizer(corpus, plan, ctx)
     stable, decay = STREAM_FILES
     streams = (
@@ -93,53 +121,19 @@ def pretrain_target(
     return _write_target(plan, corpus, tokenizer, facts, ctx)
 
 
-_SHAPE_SETTINGS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size")
-_PLAN_SETTINGS = (
-    "num_steps",
-    "decay_steps",
-    "tokens_per_step",
-    "sequence_length",
-    "decay_sequence_length",
-    "matrix_lr",
-    "vector_lr",
-    "weight_decay",
-    "decay_group_repeats",
-    "repetition_weight",
-    "repetition_ratio",
-    "unlikelihood_weight",
-    "unlikelihood_every",
-    "num_processes",
-    "compile_layers",
-)
-
-
-def _make_plan(shape: Mapping[str, Any], schedule: Mapping[str, Any], ctx: Context) -> TrainingPlan:
-
-    fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
-    longest = max(schedule["sequence_length"], schedule["decay_sequence_length"])
-    plan = TrainingPlan(
-        shape=LlamaShape(**shape, max_positions=longest),
-        **{
-            **schedule,
-            "decay_steps": min(schedule["decay_steps"], schedule["num_steps"]),
-            "num_processes": schedule["num_processes"] if ctx.device == "cpu" else 1,
-        },
-        dtype="bfloat16" if fast_bfloat16 else "float32",
-        device=ctx.device,
-        seed=ctx.seed,
-    )
+def _check_plan(plan: TrainingPlan) -> None:
+    """Raises UserError for sizes that do not divide each other as the model and the processes need."""
     if plan.shape.num_heads % plan.shape.num_kv_heads or plan.shape.hidden_size % (2 * plan.shape.num_heads):
         raise UserError("num_kv_heads must divide num_heads, and twice num_heads must divide hidden_size")
     share = plan.tokens_per_step // plan.num_processes
     for name in ("sequence_length", "decay_sequence_length"):
-        length = schedule[name]
+        length = getattr(plan, name)
         piece = max(length, min(share, plan.microbatch_tokens) // length * length)
         if plan.tokens_per_step % plan.num_processes or share % piece:
             raise UserError(
                 f"tokens_per_step: {plan.tokens_per_step} is not {plan.num_processes} processes times whole "
                 f"microbatches of {piece} tokens ({name} {length}); use a multiple of {plan.num_processes * piece}"
             )
-    return plan
 
 
 def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
@@ -210,9 +204,7 @@ def _drop_metrics_after(step: int, ctx: Context) -> None:
         path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
 
 
-def _write_target(
-    plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: Mapping[str, Any], ctx: Context
-) -> Target:
+def _write_target(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: JsonObject, ctx: Context) -> Target:
 
     _, weights = checkpoint_weights(ctx.scratch / LATEST)
     save_model(ctx.out, plan.shape, weights)
@@ -269,7 +261,7 @@ Do not read its acceptance lengths as those of a large model.""",
 )
 
 
-def training_machine(num_processes: int, device: str) -> dict[str, Any]:
+def training_machine(num_processes: int, device: str) -> JsonObject:
     """Kind of machine and versions, for the card; nothing that names a particular machine."""
     return {
         "cpu": _cpu_model(),
@@ -280,12 +272,12 @@ def training_machine(num_processes: int, device: str) -> dict[str, Any]:
     }
 
 
-def write_card(folder: Path, facts: Mapping[str, Any]) -> None:
+def write_card(folder: Path, facts: JsonObject) -> None:
     """Write README.md. facts: the `info` of the Target made by `pretrain_target`."""
     (folder / "README.md").write_text(card_text(facts), encoding="utf-8")
 
 
-def card_text(facts: Mapping[str, Any]) -> str:
+def card_text(facts: JsonObject) -> str:
     """The card as Markdown, from the Target's facts alone."""
     layers = facts["plan"]["shape"]["num_layers"]
     window, loops = facts["plan"]["shape"]["max_positions"], facts["loops"]
@@ -318,7 +310,7 @@ end-of-text token ({loops["num_too_short"]} were too short to count).
 """
 
 
-def _model_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+def _model_rows(facts: JsonObject) -> dict[str, str]:
     shape = facts["plan"]["shape"]
     return {
         "architecture": f"{facts['architecture']}, {shape['num_layers']} layers, width {shape['hidden_size']}, "
@@ -332,13 +324,13 @@ def _model_rows(facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _kv_numbers(shape: Mapping[str, Any]) -> int:
+def _kv_numbers(shape: JsonObject) -> int:
     """2 n h_kv d: keys and values of every layer, as shape.kv_bytes_per_token counts them."""
     head_dim = shape["hidden_size"] // shape["num_heads"]
     return int(2 * shape["num_layers"] * shape["num_kv_heads"] * head_dim)
 
 
-def _training_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+def _training_rows(facts: JsonObject) -> dict[str, str]:
     corpus, machine, plan = facts["corpus"], facts["trained_on"], facts["plan"]
     against_loops = []
     if plan["repetition_weight"]:
@@ -378,7 +370,7 @@ def _repeats(group_repeats: Mapping[str, int]) -> str:
     return f"of which {named}" if named else "everything once"
 
 
-def _quality_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+def _quality_rows(facts: JsonObject) -> dict[str, str]:
     whose = "chats" if facts["corpus"].get("markup") else "files"
     return {
         **{f"held-out loss, {group}": f"{loss:.3f} nats/token" for group, loss in facts["held_out_loss"].items()},

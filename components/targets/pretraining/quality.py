@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from components.outside_json import JsonObject
 from components.targets.pretraining.llama import LeanLlama
 from components.targets.pretraining.plan import TrainingPlan, pack_documents, read_documents, source_group
 from components.targets.pretraining.tokenizer import ANSWER_BEGINS, BOS_ID, EOS_ID, PAD_ID
@@ -154,7 +155,7 @@ def measure_loops(folder: Path, prompts: np.ndarray, references: np.ndarray, dty
 
 def measure_quality(
     folder: Path, plan: TrainingPlan, held_out: Path, tokenizer: Tokenizer, chats: bool = False
-) -> dict[str, Any]:
+) -> JsonObject:
     """Facts of the stored weights for the model card: held_out_loss by group, loops, characters_per_token.
 
     Prompts come from the first group in alphabetical order ("stdlib" before "stdlib-tests"), or from all chats.

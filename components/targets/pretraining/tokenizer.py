@@ -1,24 +1,24 @@
-"""The tokenizer of a target that is trained here: byte-level BPE, so that any text in any language round-trips.
+"""The tokenizer of a target that is trained here, and its chat markup: how a chat is written in training and prompts.
 
-Sennrich et al. 2016, arXiv:1508.07909; bytes as in Radford et al. 2019 (GPT-2).
-
-The chat markup of a target that is trained here: how a chat is written as text, in training and in prompts.
-
-A turn is its role's token, its content, and the end-of-text token, which ends a turn as well as a document:
+Byte-level BPE, so that any text in any language round-trips (Sennrich et al. 2016, arXiv:1508.07909; bytes as in
+Radford et al. 2019, GPT-2). A turn is its role's token, its content, and the end-of-text token, which ends a turn as
+well as a document:
     <|bos|><|user|>question<|eos|><|assistant|>answer<|eos|><|user|>...
-So generation ends where the assistant's turn ends. `CHAT_TEMPLATE` is the same markup in Jinja; it
-marks the assistant's turns as generated, so that training masks can be made from the template.
+So generation ends where the assistant's turn ends. `CHAT_TEMPLATE` is the same markup in Jinja; it marks the
+assistant's turns as generated, so that training masks can be made from the template.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from components.outside_json import JsonObject
 
 BOS: Final = "<|bos|>"
 EOS: Final = "<|eos|>"
@@ -82,7 +82,7 @@ CHAT_TEMPLATE: Final = (
 _SPECIAL: Final = re.compile("|".join(map(re.escape, (BOS, EOS, PAD, *ROLE_TOKENS))))
 
 
-def chat_text(messages: Sequence[Mapping[str, Any]]) -> str:
+def chat_text(messages: Sequence[JsonObject]) -> str:
     """A chat as a corpus document, without the first BOS and last EOS, which are added to every document.
 
     Markup inside a message is broken by blanks, so that its author cannot write a turn of another role.

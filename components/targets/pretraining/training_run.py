@@ -47,6 +47,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import components
 from components.contract import UserError
 from components.files import written_whole
+from components.outside_json import JsonObject
 from components.targets.pretraining.llama import LeanLlama, initial_weights, llama_config
 from components.targets.pretraining.plan import TokenWindows, TrainingPlan, plan_from_json
 from components.targets.pretraining.quality import held_out_loss
@@ -341,7 +342,7 @@ def checkpoint_weights(path: Path) -> tuple[int, dict[str, Tensor]]:
         return int(file.metadata()["step"]), {name.removeprefix("weights/"): file.get_tensor(name) for name in names}
 
 
-def _read(path: Path) -> tuple[int, float, dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[int, float, JsonObject, dict[str, Tensor]]:
     """(steps, seconds, plan, tensors) of a checkpoint; raises UserError where it is damaged."""
     tensors, facts = read_tensors(path, AGAIN)
     try:

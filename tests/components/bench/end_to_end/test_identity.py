@@ -34,7 +34,7 @@ from components.decoding.session import Session
 from components.decoding.verification import VerifyResult, verify_greedy
 from components.drafts.methods.ngram import Ngram
 from components.rows import Request
-from components.speedup.measured.measured import measured_arms, too_many_ties
+from components.speedup.measured import measured_arms, too_many_ties
 from components.targets import load_target
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 from components.targets.load import open_target, open_tokenizer

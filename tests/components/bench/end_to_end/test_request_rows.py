@@ -8,7 +8,12 @@ import pytest
 from made_runs import decoded, timed_run
 
 from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
-from components.bench.end_to_end.request_rows import difference_of_processes, disturbed_share, run_flags
+from components.bench.end_to_end.request_rows import (
+    difference_of_processes,
+    disturbed_share,
+    run_flags,
+    sha256_of_tokens,
+)
 from components.bench.end_to_end.timed_runs import TimedRun
 
 EAGLE = Arm("eagle3", "e", 6)
@@ -70,3 +75,8 @@ def test_overshoot_and_untrained_depth_are_flagged_for_their_arm() -> None:
     for untrained in ("ngram", "lookahead"):
         arm = dataclasses.replace(EAGLE, method=untrained)
         assert not run_flags([plain(), dataclasses.replace(calm, arm=arm)], "s", None, 2, {"e": 4})
+
+
+def test_a_digest_depends_on_every_token() -> None:
+    assert len(sha256_of_tokens([1, 2])) == 64
+    assert sha256_of_tokens([1, 2]) != sha256_of_tokens([2, 1])

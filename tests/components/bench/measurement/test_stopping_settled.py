@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from components.bench.measurement.stopping import PRECISION, settled
-from components.speedup.statistics.bootstrap import Floats
+from components.speedup.bootstrap import Floats
 
 Rows = tuple[Floats, Floats, Floats]
 SPEEDS = np.array([1.30, 1.36, 1.40, 1.40, 1.20])

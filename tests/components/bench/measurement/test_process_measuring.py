@@ -6,26 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from bench_subjects import order_of
-from made_runs import arm_run
 
 from components.bench.calibration import Tuning
 from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
 from components.bench.measurement.process import Measuring, MeasuringProcess
-from components.bench.measurement.slices import MAX_SLICE_TOKENS, SLICE_NS, ArmRun, slice_length
 from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Target, UserError
 from components.decoding.chain import decode
 from components.drafts import train_draft
-from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
 
 COLUMNS = "mixed[32x32:tc,32x64:cp,64x32:cc,128x32:cp]"
+
+
 PROMPTS = [[4, 9, 30], [7, 8], [12, 3, 40, 2, 5]]
+
+
 EAGLE, MTP = Arm("eagle3", "e" * 64, 3), Arm("mtp", "m" * 64, 2)
+
+
 TREE, OFF, LOOKUP = Arm("eagle3", "e" * 64, 4, tree_budget=6), Arm("mtp", "m" * 64, 0), Arm("ngram", "", 4)
+
+
 ARMS = [PLAIN, RIVAL, EAGLE, MTP, TREE, OFF, LOOKUP]
+
+
 ASKED: dict[str, Any] = {"num_tokens": 16, "tokens_a_slice": 4, "ignore_eos": True}
 
 
@@ -104,35 +110,3 @@ def test_trees_of_guesses_that_do_not_branch_are_refused_when_it_is_opened(
 def test_recorded_passes_need_a_target_that_can_be_recorded(target: Target) -> None:
     with pytest.raises(UserError, match="the kernel transformers cannot be recorded"):
         MeasuringProcess(order_of(target, [], [PLAIN], kernel="transformers", graphs=True))
-
-
-@pytest.mark.parametrize(
-    "kernel", ["plain", "prepacked", "transposed", "mixed[32x48:cp,48x32:tcp,160x128:po]", "thorough"]
-)
-def test_layers_are_laid_out_as_another_process_said(kernel: str) -> None:
-    """What is said of them lays others of the same shapes out alike, and they compute the same."""
-    torch.manual_seed(0)
-    weights = [torch.randn(48, 32), torch.randn(32, 48), torch.randn(160, 128)]
-    ours, theirs = ([Linear(weight.clone()) for weight in weights] for _ in range(2))
-    said = lay_out(ours, kernel)
-    assert said == kernel or kernel == "thorough"
-    assert lay_out(theirs, said) == said
-    assert [layer.kernels for layer in theirs] == [layer.kernels for layer in ours]
-    for layer, weight in zip(theirs, weights, strict=True):
-        for rows in (1, 2, 5):
-            x = torch.randn(rows, weight.shape[1])
-            torch.testing.assert_close(layer(x), x @ weight.T, rtol=1e-4, atol=1e-4)
-
-
-def test_a_description_of_no_kernels_is_our_own_mistake() -> None:
-    with pytest.raises(ValueError, match="describes no kernels"):
-        lay_out([Linear(torch.ones(4, 4))], "quickest")
-
-
-def test_a_slice_is_of_some_tens_of_milliseconds() -> None:
-    def plain(round_ns: float) -> ArmRun:
-        return arm_run(PLAIN, [[round(round_ns)] * 12])
-
-    assert slice_length(plain(SLICE_NS / 5)) == 5
-    assert slice_length(plain(SLICE_NS * 10)) == 1 and slice_length(plain(1000)) == MAX_SLICE_TOKENS
-    assert slice_length(plain(1000)._replace(slices=[])) == 1, "nothing was said: the shortest"

@@ -19,6 +19,7 @@ from components.targets.forward.linear import (
     Linear,
     calibrate,
     describe_kernels,
+    lay_out,
     pack,
     parse_kernels,
 )
@@ -149,3 +150,26 @@ def test_of_a_large_weight_its_first_rows_are_timed(monkeypatch: pytest.MonkeyPa
     calibrate([small, head])
     assert (64, 128) in timed and len(head.kernels) == len(small.kernels) == linear.PROBED_ROWS
     assert torch.equal(head(torch.ones(2, 128)), torch.full((2, 1000), 128.0))
+
+
+@pytest.mark.parametrize(
+    "kernel", ["plain", "prepacked", "transposed", "mixed[32x48:cp,48x32:tcp,160x128:po]", "thorough"]
+)
+def test_layers_are_laid_out_as_another_process_said(kernel: str) -> None:
+    """What is said of them lays others of the same shapes out alike, and they compute the same."""
+    torch.manual_seed(0)
+    weights = [torch.randn(48, 32), torch.randn(32, 48), torch.randn(160, 128)]
+    ours, theirs = ([Linear(weight.clone()) for weight in weights] for _ in range(2))
+    said = lay_out(ours, kernel)
+    assert said == kernel or kernel == "thorough"
+    assert lay_out(theirs, said) == said
+    assert [layer.kernels for layer in theirs] == [layer.kernels for layer in ours]
+    for layer, weight in zip(theirs, weights, strict=True):
+        for rows in (1, 2, 5):
+            x = torch.randn(rows, weight.shape[1])
+            torch.testing.assert_close(layer(x), x @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_description_of_no_kernels_is_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="describes no kernels"):
+        lay_out([Linear(torch.ones(4, 4))], "quickest")

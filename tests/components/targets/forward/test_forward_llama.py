@@ -1,0 +1,51 @@
+"""Which checkpoints our own forward pass runs: those whose tensors it knows, each and all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from components.contract import UserError
+from components.targets.load import open_target
+
+
+def changed_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def without_tensor(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        del weights[name]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def test_a_bias_that_its_neighbours_have_is_missed(tmp_path: Path, tiny_targets: dict[str, Path]) -> None:
+    folder = Path(shutil.copytree(tiny_targets["llama"], tmp_path / "model"))
+    without_tensor("model.layers.1.self_attn.v_proj.bias")(folder)
+    with pytest.raises(UserError, match=r"lack 1 of the tensors .* model\.layers\.1\.self_attn\.v_proj\.bias"):
+        open_target(folder, kernel="plain")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_tied_checkpoint_without_a_head_lacks_nothing(
+    family: str, tmp_path: Path, tiny_targets: dict[str, Path]
+) -> None:
+    folder = Path(shutil.copytree(tiny_targets[family], tmp_path / "model"))
+    without_tensor("lm_head.weight")(folder)
+    changed_config(tie_word_embeddings=True)(folder)
+    opened = open_target(folder, kernel="transformers")
+    torch.testing.assert_close(opened.unembed(torch.eye(64)).T, opened.embedding)

@@ -1,0 +1,121 @@
+"""What `load_target` describes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from components.contract import Context, Target, UserError
+from components.targets import load_target
+from components.targets.load import open_target, open_tokenizer, target_facts
+
+
+def context(folder: Path) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(key="k" * 64, out=folder, scratch=folder, num_threads=1)
+
+
+@pytest.fixture
+def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
+    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))
+
+
+def test_a_folder_is_described_without_copying_its_weights(copied: Path, tmp_path: Path) -> None:
+    target = load_target(model=str(copied), ctx=context(tmp_path / "out"))
+    assert {file.name for file in target.path.iterdir()} == {"target.json"}
+    weights = load_file(copied / "model.safetensors")
+    assert target.info["num_params"] == sum(weight.numel() for weight in weights.values())
+    assert target.info["architecture"] == "Qwen3ForCausalLM"
+    assert (target.info["dtype"], target.info["stored_dtype"]) == ("float32", "F32")
+    opened = open_target(target, kernel="plain")
+    assert opened.shape.tap_layers == (2, 4, 5)
+    assert opened.new_cache(1, 4).bytes_per_token() == target.info["kv_bytes_per_token"]
+    assert open_tokenizer(target).decode(open_tokenizer(target)("if x: y\n")["input_ids"]) == "if x: y\n"
+    assert target_facts(target) == target_facts(Target(key="", path=copied))  # as if another step had made it
+
+
+def test_facts_agree_with_transformers(tiny_targets: dict[str, Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for family, folder in tiny_targets.items():
+        target = load_target(model=str(folder), ctx=context(tmp_path / family))
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        assert target.info["num_params"] == sum(weight.numel() for weight in model.state_dict().values())
+        assert target.info["architecture"] == type(model).__name__
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def pickled_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def no_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def not_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>")
+
+
+def missing_shard(folder: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def changed_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (no_config, "no config.json"),
+        (no_weights, "no *.safetensors"),
+        (pickled_weights, "pickled"),
+        (no_tokenizer, "no tokenizer"),
+        (cut_short, "cut short"),
+        (not_safetensors, "safetensors"),
+        (missing_shard, "model-00002.safetensors"),
+        (broken_config, "config.json: is not JSON"),
+        (changed_config(model_type="no_such_model"), "config.json cannot be used"),
+        (changed_config(model_type="vit"), "not a causal LM"),
+        (changed_config(num_hidden_layers=6, layer_types=["full_attention"] * 6, max_window_layers=6), "at least 7"),
+        (changed_config(layer_types=["sliding_attention"] * 8), "full attention"),
+        (changed_config(use_sliding_window=True, sliding_window=64, max_window_layers=2), "full attention"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    copied: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    spoil(copied)
+    with pytest.raises(UserError) as refused:
+        load_target(model=str(copied), ctx=context(tmp_path / "out"))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,64 @@
+"""Where the files of a target are, and that a changed one is noticed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_targets import make_tiny_target
+
+from components.contract import Context, UserError
+from components.targets import load_target
+from components.targets.load import open_target, open_tokenizer
+from components.targets.source import load_target_fingerprint
+
+
+def context(folder: Path) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(key="k" * 64, out=folder, scratch=folder, num_threads=1)
+
+
+@pytest.fixture
+def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
+    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))
+
+
+@pytest.mark.parametrize("model", ["./no/such/folder", "nowhere", "/no/such/folder"])
+def test_a_wrong_path_is_not_looked_up_on_the_hub(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        load_target(model=model, ctx=context(tmp_path))
+
+
+def test_a_hub_id_without_a_network_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(UserError) as refused:
+        load_target(model="nobody/nothing", ctx=context(tmp_path / "out"))
+    assert "\n" not in str(refused.value)
+    assert "nobody/nothing" in str(refused.value)
+
+
+def test_a_file_changed_after_loading_is_noticed(copied: Path, tmp_path: Path) -> None:
+    target = load_target(model=str(copied), ctx=context(tmp_path / "out"))
+    weights = load_file(copied / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, copied / "model.safetensors")
+    with pytest.raises(UserError, match="changed since"):
+        open_target(target)
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="gone since"):
+        open_tokenizer(target)
+
+
+def test_the_key_follows_the_weights_not_the_place_or_the_time(copied: Path, tmp_path: Path) -> None:
+    before = load_target_fingerprint({"model": str(copied)})
+    (copied / "README.md").write_text("notes")  # not part of the model
+    (copied / "model.safetensors").touch()
+    moved = copied.rename(tmp_path / "moved")
+    assert load_target_fingerprint({"model": str(moved)}) == before
+    make_tiny_target("qwen3", moved, seed=1)
+    after = load_target_fingerprint({"model": str(moved)})
+    assert {name for name in before if before[name] != after[name]} == {"model.safetensors"}

@@ -1,0 +1,129 @@
+"""Opening a target: like transformers, and never with numbers that are none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_targets import make_tiny_target
+
+from components.contract import UserError
+from components.targets.load import open_target, open_tokenizer
+
+
+@pytest.fixture
+def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
+    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))
+
+
+def changed_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def test_tied_and_bf16_checkpoints_open_like_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_target("llama", tmp_path / "tied")
+    weights = {name: weight.bfloat16() for name, weight in load_file(folder / "model.safetensors").items()}
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    changed_config(tie_word_embeddings=True, dtype="bfloat16")(folder)
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    for parameters in (rope, {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}):
+        changed_config(rope_parameters=parameters)(folder)
+        ids = torch.arange(1, 120)[None]
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            expected = model(ids).logits
+        target = open_target(folder, kernel="plain")
+        assert (target.kernel, target.dtype) == ("plain", torch.float32)
+        torch.testing.assert_close(target.forward(ids, target.new_cache(1, 119)).logits, expected, rtol=1e-3, atol=1e-3)
+        half = open_target(folder, kernel="plain", dtype="bfloat16")
+        logits = half.forward(ids, half.new_cache(1, 119)).logits
+        assert logits is not None
+        assert float((logits - expected).abs().max() / expected.std()) < 0.25  # bf16 keeps eight bits
+        assert float((logits.argmax(-1) == expected.argmax(-1)).float().mean()) > 0.9
+
+
+def spoilt_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights[name] = change(weights[name]).contiguous()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def without_tensor(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        del weights[name]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def odd_metadata(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8 : 8 + length]), "__metadata__": {"format": 1}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+def weights_elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "/etc/passwd"}}))
+
+
+GATE, NORM = "model.layers.0.mlp.gate_proj.weight", "model.layers.2.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoilt_tensor(GATE, lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)), "NaN or infinity"),
+        (spoilt_tensor(NORM, lambda tensor: tensor * torch.inf), "NaN or infinity"),
+        (spoilt_tensor(NORM, lambda tensor: tensor.repeat(2)), "model"),
+        (without_tensor(NORM), f"lack 1 of the tensors that config.json asks for, first {NORM}"),
+        (odd_metadata, "no table of texts"),
+        (weights_elsewhere, "first '/etc/passwd'"),
+        (changed_config(vocab_size=400), "model"),
+        (changed_config(num_hidden_layers=9, layer_types=None), "hold 8"),
+        (changed_config(rms_norm_eps=-1.0), "give no numbers"),
+        (changed_config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}), "NaN or infinity"),
+    ],
+)
+def test_what_would_give_no_numbers_or_random_ones_is_refused_when_opened(
+    family: str, tmp_path: Path, tiny_targets: dict[str, Path], spoil: Callable[[Path], None], said: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_targets[family], tmp_path / "model"))
+    spoil(folder)
+    with pytest.raises(UserError) as refused:
+        open_target(folder, kernel="plain")
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}},
+    ],
+)
+def test_a_tokenizer_that_fails_on_its_first_text_is_refused(copied: Path, part: dict[str, Any]) -> None:
+    file = copied / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **part}))
+    with pytest.raises(UserError, match="its tokenizer cannot be loaded"):
+        open_tokenizer(copied)
