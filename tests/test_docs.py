@@ -298,6 +298,15 @@ def test_choosing_a_depth_from_the_rows_shown(tmp_path: Path, capfd: pytest.Capt
     assert "depth" in capfd.readouterr().out
 
 
+def test_variables_of_the_environment_are_read_somewhere() -> None:
+    named = {
+        name for page in PAGES for name in re.findall(r"DRAFTSMITH_[A-Z_]+[A-Z]", page.read_text(encoding="utf-8"))
+    }
+    sources = [path for room in ("flows", "components", "storage") for path in (ROOT / room).rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    assert len(named) > 6 and not [name for name in sorted(named) if name not in code]
+
+
 def test_nothing_is_fetched_from_elsewhere() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert config["theme"]["font"] is False and config["strict"] is True
