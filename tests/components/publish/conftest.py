@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_formats import KEYS, SETTINGS, VOCAB
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_targets import save_with_words, tiny_llama
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Target
 from components.drafts.interface import AbstractDraft
@@ -39,24 +38,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """Eight Llama layers of width 32."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
-    torch.manual_seed(5)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    vocabulary = {"<bos>": 0, "<eos>": 1, "<pad>": 2, **{f"w{i}": i for i in range(3, VOCAB)}}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<bos>", eos_token="<eos>").save_pretrained(folder)
+    model = tiny_llama(VOCAB, lambda name: 1.0, num_layers=8, seed=5, intermediate_size=48, pad_token_id=2)
+    save_with_words(model, folder, [f"w{i}" for i in range(3, VOCAB)])
     ctx = make_ctx(tmp_path_factory.mktemp("artifacts") / "target", "t" * 64)
     return load_target(model=str(folder), ctx=ctx)
 

@@ -17,6 +17,7 @@ from components.contract import Context, DepthPolicy, Draft
 from components.drafts import quantise_draft
 from components.drafts.storage.files import build_draft, save_draft
 from components.engines.launch import not_served
+from components.policy import read_policy
 from components.publish import export_release
 from components.publish.card.card import Evidence, measured_limits, write_card
 from components.publish.card.lineage import ArtifactRecord
@@ -164,8 +165,9 @@ def test_packed_weights_are_launched_where_they_are_taken(
 def test_only_requests_that_drafted_and_finished_tell_what_was_measured(
     evidence: dict[str, Any], tmp_path: Path
 ) -> None:
-    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
-    key = policy["winner"]["draft_key"]
+    policy = read_policy(evidence["policy"].path)
+    assert policy.winner is not None
+    key = policy.winner.draft_key
     rows = [row for row in read_rows(evidence["end_to_end"].path, Request) if row.draft_key == key and row.depth_k]
     facts = rows[0].__dict__
     longest = max(row.prompt_tokens + row.tokens_kept for row in rows)
@@ -234,6 +236,42 @@ def test_a_card_says_of_decontamination_what_the_steps_looked_for(
         *(made(f"m{one}", "bench.measure_acceptance", "Measurements", inputs={"prompts": [one]}) for one in measured),
     )}  # fmt: skip
     record = json.loads((export().path / "release.json").read_text())
-    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    policy = read_policy(evidence["policy"].path)
     write_card(tmp_path / "card.md", record, Evidence(policy, lineage, evidence["end_to_end"].path, 256))
     assert f"\nDecontamination: {said}\n" in (tmp_path / "card.md").read_text()
+
+
+def test_card_shows_the_numbers_of_the_policy(export: Callable[..., Any], evidence: dict[str, Any]) -> None:
+    release = export()
+    card = (release.path / "README.md").read_text()
+    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
+    depth = policy["winner"]["depth_k"]
+    assert card.startswith("---\nlicense: other\n")
+    assert "# eagle3 drafter for tiny-llama\n" in card, "a folder is named, its place on this machine is not"
+    for e in policy["evals"]:
+        if e["method"] == "eagle3" and e["workload"] == "all":
+            assert f"{e['speedup_pred']:.2f}x [{e['pred_lo']:.2f}, {e['pred_hi']:.2f}]" in card
+            if e["speedup_meas"] is not None:
+                assert f"{e['speedup_meas']:.2f}x [{e['meas_lo']:.2f}, {e['meas_hi']:.2f}]" in card
+    for a in policy["acceptance"]:
+        if a["method"] == "eagle3" and a["depth_k"] == depth:
+            assert f"| {a['workload']} | {a['al']:.2f} [" in card
+    assert f'"num_speculative_tokens": {depth}' in card
+    assert f"--speculative-num-steps {depth} " in card
+    assert f"--spec-draft-n-max {depth} " in card
+    assert "ngram" in card
+    for check in policy["gate"]["checks"]:
+        assert check["name"] in card
+    assert "None" not in card
+
+
+def test_a_card_says_that_a_stitched_release_holds_a_copy_of_the_target(
+    export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
+) -> None:
+    release = export()
+    policy = read_policy(evidence["policy"].path)
+    record = json.loads((release.path / "release.json").read_text())
+    assert "`draftsmith/target.json`, not copied |" in (release.path / "README.md").read_text()
+    record["formats"] = {"stitched": {**record["formats"]["eagle3"], "format": "stitched"}}
+    write_card(tmp_path / "card.md", record, Evidence(policy, {}, evidence["end_to_end"].path, 256))
+    assert "copied to `stitched` with its MTP module exchanged |" in (tmp_path / "card.md").read_text()

@@ -16,7 +16,6 @@ from components.engines.depth_settings import ENGINE_OF_SETTING, settings_for
 from components.engines.launch import LAUNCHED, cannot_load, not_served
 from components.engines.profiles import kind_of, profile_of, refusals
 from components.methods import METHODS
-from components.publish.card.card import Evidence, write_card
 from components.publish.formats.interface import Source, facts_of
 from components.publish.release.export import rounding_remark
 from components.weight_format import Storage
@@ -104,30 +103,6 @@ def test_only_the_winner_goes_out_unless_asked(export: Callable[..., Any], evide
     assert release.info["depth_k"] == policy["winner"]["depth_k"] > 0
     assert release.info["gate_passed"] is True
     assert {"target_key", "draft_key", "method", "speedup_meas", "meas_lo", "al"} <= set(release.info)
-
-
-def test_card_shows_the_numbers_of_the_policy(export: Callable[..., Any], evidence: dict[str, Any]) -> None:
-    release = export()
-    card = (release.path / "README.md").read_text()
-    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
-    depth = policy["winner"]["depth_k"]
-    assert card.startswith("---\nlicense: other\n")
-    assert "# eagle3 drafter for tiny-llama\n" in card, "a folder is named, its place on this machine is not"
-    for e in policy["evals"]:
-        if e["method"] == "eagle3" and e["workload"] == "all":
-            assert f"{e['speedup_pred']:.2f}x [{e['pred_lo']:.2f}, {e['pred_hi']:.2f}]" in card
-            if e["speedup_meas"] is not None:
-                assert f"{e['speedup_meas']:.2f}x [{e['meas_lo']:.2f}, {e['meas_hi']:.2f}]" in card
-    for a in policy["acceptance"]:
-        if a["method"] == "eagle3" and a["depth_k"] == depth:
-            assert f"| {a['workload']} | {a['al']:.2f} [" in card
-    assert f'"num_speculative_tokens": {depth}' in card
-    assert f"--speculative-num-steps {depth} " in card
-    assert f"--spec-draft-n-max {depth} " in card
-    assert "ngram" in card
-    for check in policy["gate"]["checks"]:
-        assert check["name"] in card
-    assert "None" not in card
 
 
 def test_a_card_tells_of_the_smallest_batch_and_engines_of_all(
@@ -221,18 +196,6 @@ def test_without_a_converter_llama_cpp_gets_what_its_converter_reads(
     assert release.info["formats"] == ["eagle3"] and (release.path / "eagle3" / "config.json").is_file()
     assert json.loads((release.path / "release.json").read_text())["formats"]["eagle3"]["format"] == "eagle3"
     assert "convert_hf_to_gguf.py ./eagle3" in (release.path / "README.md").read_text()
-
-
-def test_a_card_says_that_a_stitched_release_holds_a_copy_of_the_target(
-    export: Callable[..., Any], evidence: dict[str, Any], tmp_path: Path
-) -> None:
-    release = export()
-    policy = json.loads((evidence["policy"].path / "policy.json").read_text())
-    record = json.loads((release.path / "release.json").read_text())
-    assert "`draftsmith/target.json`, not copied |" in (release.path / "README.md").read_text()
-    record["formats"] = {"stitched": {**record["formats"]["eagle3"], "format": "stitched"}}
-    write_card(tmp_path / "card.md", record, Evidence(policy, {}, evidence["end_to_end"].path, 256))
-    assert "copied to `stitched` with its MTP module exchanged |" in (tmp_path / "card.md").read_text()
 
 
 def test_who_may_read_the_card_may_read_the_weights(export: Callable[..., Any]) -> None:

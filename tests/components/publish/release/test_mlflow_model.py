@@ -14,7 +14,8 @@ import pytest
 from components.contract import Target
 from components.decoding.chain import decode
 from components.targets.interface import AbstractTarget
-from storage.registry.versions import ROOT, copy_of_components
+from storage.registry.log_version import copy_of_components
+from storage.registry.versions import ROOT
 
 MODEL = Path(__file__).parents[4] / "components" / "publish" / "mlflow_model.py"
 PROMPTS = ["w10 w20 w30", "w5 w6 w7 w8 w9"]
@@ -92,11 +93,3 @@ def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, ta
     plain = load(place, max_new_tokens=5, depth=0, target=elsewhere).predict(PROMPTS)
     assert [a["text"] for a in plain] == [a["text"] for a in drafted]
     assert [a["num_rounds"] for a in plain] == [4, 4]
-
-
-def test_the_registry_logs_the_settings_that_the_model_reads() -> None:
-    """MLflow drops settings that were not logged, without a word worth reading."""
-    from components.publish.release.mlflow_model import SETTINGS
-    from storage.registry import versions as model_versions
-
-    assert model_versions.SERVING == SETTINGS
