@@ -303,8 +303,21 @@ NO_TREE_OF_OURS = "its heads are transformer layers on the target's last state, 
 IN_OUR_LOOP = "no public engine takes its n-grams from a Jacobi window in the verifying pass"
 OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settings: {mtp: {start: own}}"
 NEEDS_NO_FILE = Served()
+COMMON_METHODS = {"draft-model": Served(("causal-lm",)), GIVEN_MODEL: NEEDS_NO_FILE, "ngram": NEEDS_NO_FILE}
+"""Most engines serve an ordinary draft model, their own or ours, and prompt lookup."""
+NOWHERE = {"mtp-parallel": NO_TREE_OF_OURS, "lookahead": IN_OUR_LOOP}
 MARLIN = (0, 32, 64, 128)
 """Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""
+
+VLLM_TAPPABLE = (
+    "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM",
+    "MistralForCausalLM", "GptOssForCausalLM", "GraniteForCausalLM", "MiniMaxM2ForCausalLM", "MiniCPMForCausalLM",
+    "ApertusForCausalLM", "Phi3ForCausalLM", "LLaMAForCausalLM", "InternLM3ForCausalLM", "Ministral3ForCausalLM",
+    "Ernie4_5ForCausalLM", "Gemma4ForCausalLM", "NemotronHForCausalLM", "MiniCPM3ForCausalLM", "Step1ForCausalLM",
+    "GraniteSWAForCausalLM", "Plamo3ForCausalLM", "AfmoeForCausalLM", "DeepseekForCausalLM", "Llama4ForCausalLM",
+)  # fmt: skip
+"""Not MiMoForCausalLM: it says that it can be tapped, and its own forward pass collects nothing."""
 
 VLLM = Profile(
     title="vLLM",
@@ -338,7 +351,7 @@ VLLM = Profile(
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": Served(tried="0.32.0"),
     },
-    unsupported={"lookahead": IN_OUR_LOOP, "mtp-parallel": NO_TREE_OF_OURS},
+    unsupported=NOWHERE,
     norm_flags=frozenset(NORM_FLAGS),
     taps_at=("top", "inner as inputs"),
     whole_d2t=False,
@@ -354,38 +367,7 @@ VLLM = Profile(
             "int8": "vLLM takes int8 by its source on GPUs; its CPU build refused ours, with kernels for 4 bits alone",
         },
     ),
-    architectures=(
-        "LlamaForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "MistralForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteForCausalLM",
-        "MiniMaxM2ForCausalLM",
-        "MiniCPMForCausalLM",
-        "ApertusForCausalLM",
-        "Phi3ForCausalLM",
-        "LLaMAForCausalLM",
-        "InternLM3ForCausalLM",
-        "Ministral3ForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Gemma4ForCausalLM",
-        "NemotronHForCausalLM",
-        "MiniCPM3ForCausalLM",
-        "Step1ForCausalLM",
-        "GraniteSWAForCausalLM",
-        "Plamo3ForCausalLM",
-        "AfmoeForCausalLM",
-        "DeepseekForCausalLM",
-        "Llama4ForCausalLM",
-        # Not MiMoForCausalLM: it says that it can be tapped, and its own forward pass collects nothing.
-    ),
+    architectures=VLLM_TAPPABLE,
 )
 
 SGLANG = Profile(
@@ -396,16 +378,13 @@ SGLANG = Profile(
         "eagle1": Served(("eagle1",)),
         "hass": Served(("eagle1",)),
         OWN_MTP: Served(("stitched",)),
-        "draft-model": Served(("causal-lm",)),
-        GIVEN_MODEL: NEEDS_NO_FILE,
-        "ngram": NEEDS_NO_FILE,
+        **COMMON_METHODS,
     },
     unsupported={
+        **NOWHERE,
         "p-eagle": "its further layers have other names, and it drafts a token at a time",
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,
-        "lookahead": IN_OUR_LOOP,
-        "mtp-parallel": NO_TREE_OF_OURS,
     },
     taps_at=("inner",),
     max_layers=1,
@@ -416,6 +395,13 @@ SGLANG = Profile(
         remarks=dict.fromkeys(("int8", "int4"), "SGLang takes compressed-tensors by its source; it was not run"),
     ),
 )
+
+LLAMA_CPP_TAPPABLE = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "Gemma4ForCausalLM",
+    "MiniMaxM2ForCausalLM", "NemotronHForCausalLM",
+)  # fmt: skip
+"""Its graphs that keep each layer's input (t_layer_inp); those of Qwen2, Granite and Phi-3 do not."""
 
 LLAMA_CPP = Profile(
     title="llama.cpp",
@@ -428,13 +414,12 @@ LLAMA_CPP = Profile(
         "ngram": NEEDS_NO_FILE,
     },
     unsupported={
+        **NOWHERE,
         "p-eagle": "its converter takes EAGLE drafters of one layer and three taps",
-        "eagle1": "it reads EAGLE-3 only",
-        "hass": "it reads EAGLE-3 only",
+        **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,
         "lookahead": "its example program has one of its own; the server has none",
-        "mtp-parallel": NO_TREE_OF_OURS,
     },
     norm_flags=frozenset({"norm_before_fc", "norm_before_residual"}),
     taps_at=("top",),
@@ -445,21 +430,7 @@ LLAMA_CPP = Profile(
         {"int8": (32,)},
         remarks={"int8": "llama.cpp holds int8 as Q8_0, bit for bit; it rounds activations too: some rounds differ"},
     ),
-    # Its graphs that keep each layer's input (t_layer_inp); those of Qwen2, Granite and Phi-3 do not.
-    architectures=(
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-        "GptOssForCausalLM",
-        "MixtralForCausalLM",
-        "Gemma4ForCausalLM",
-        "MiniMaxM2ForCausalLM",
-        "NemotronHForCausalLM",
-    ),
+    architectures=LLAMA_CPP_TAPPABLE,
 )
 
 MNN = Profile(
@@ -467,19 +438,15 @@ MNN = Profile(
     version="3.6.1",
     methods={
         "eagle3": Served(("eagle3",)),
-        "draft-model": Served(("causal-lm",)),
-        GIVEN_MODEL: NEEDS_NO_FILE,
-        "ngram": NEEDS_NO_FILE,
+        **COMMON_METHODS,
     },
     unsupported={
+        **NOWHERE,
         "p-eagle": "its exporter takes EAGLE drafters of one layer",
-        "eagle1": "it reads EAGLE-3 only",
-        "hass": "it reads EAGLE-3 only",
+        **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "medusa": "it has no Medusa",
-        "mtp": "it reads MiMo's own modules only",
-        OWN_MTP: "it reads MiMo's own modules only",
+        **dict.fromkeys(("mtp", OWN_MTP), "it reads MiMo's own modules only"),
         "lookahead": "what it calls lookahead is prompt lookup, our ngram",
-        "mtp-parallel": NO_TREE_OF_OURS,
     },
     taps_at=(),
     fixed_rope_theta=10000.0,  # and no scaling
@@ -493,17 +460,13 @@ TENSORRT_LLM = Profile(
     methods={
         "eagle3": Served(("eagle3",)),
         OWN_MTP: Served(("stitched",)),
-        "draft-model": Served(("causal-lm",)),
-        GIVEN_MODEL: NEEDS_NO_FILE,
-        "ngram": NEEDS_NO_FILE,
+        **COMMON_METHODS,
     },
     unsupported={
-        "eagle1": "its PyTorch backend has EAGLE-3 only",
-        "hass": "its PyTorch backend has EAGLE-3 only",
-        "medusa": "its PyTorch backend has none, engines built ahead only",
+        **NOWHERE,
+        **dict.fromkeys(("eagle1", "hass"), "its PyTorch backend has EAGLE-3 only"),
+        **dict.fromkeys(("medusa", "lookahead"), "its PyTorch backend has none, engines built ahead only"),
         "mtp": OWN_MODULE_ONLY,
-        "lookahead": "its PyTorch backend has none, engines built ahead only",
-        "mtp-parallel": NO_TREE_OF_OURS,
     },
     max_layers=1,
 )
@@ -515,19 +478,13 @@ TRANSFORMERS = Profile(
         OWN_MTP: Served(
             ("stitched",), tried="5.23.0", max_depth=1, architectures=("Glm4MoeForCausalLM", "DeepseekV3ForCausalLM")
         ),
-        "draft-model": Served(("causal-lm",)),
-        GIVEN_MODEL: NEEDS_NO_FILE,
-        "ngram": NEEDS_NO_FILE,
+        **COMMON_METHODS,
     },
     unsupported={
-        "eagle3": "its generate has no EAGLE",
-        "eagle1": "its generate has no EAGLE",
-        "hass": "its generate has no EAGLE",
-        "p-eagle": "its generate has no EAGLE",
+        **NOWHERE,
+        **dict.fromkeys(("eagle3", "eagle1", "hass", "p-eagle"), "its generate has no EAGLE"),
         "medusa": "its generate has no Medusa",
         "mtp": OWN_MODULE_ONLY,
-        "lookahead": IN_OUR_LOOP,
-        "mtp-parallel": NO_TREE_OF_OURS,
     },
 )
 
@@ -536,19 +493,14 @@ OPENVINO = Profile(
     version="2026.4.1",
     methods={
         "eagle3": Served(("eagle3",)),
-        "draft-model": Served(("causal-lm",)),
-        GIVEN_MODEL: NEEDS_NO_FILE,
-        "ngram": NEEDS_NO_FILE,
+        **COMMON_METHODS,
     },
     unsupported={
-        "eagle1": "it reads EAGLE-3 only",
-        "hass": "it reads EAGLE-3 only",
+        **NOWHERE,
+        **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "p-eagle": "it drafts a token at a time",
         "medusa": "it has no Medusa",
-        "mtp": "it reads no MTP modules",
-        OWN_MTP: "it reads no MTP modules",
-        "lookahead": IN_OUR_LOOP,
-        "mtp-parallel": NO_TREE_OF_OURS,
+        **dict.fromkeys(("mtp", OWN_MTP), "it reads no MTP modules"),
     },
     max_layers=1,
 )
@@ -562,13 +514,11 @@ SPECULATORS = Profile(
         "p-eagle": Served(("speculators",)),
     },
     unsupported={
-        "eagle1": "it reads EAGLE-3 and P-EAGLE",
-        "hass": "it reads EAGLE-3 and P-EAGLE",
+        **NOWHERE,
+        **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 and P-EAGLE"),
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,
         "draft-model": "any engine serves a draft model as it is",
-        "lookahead": IN_OUR_LOOP,
-        "mtp-parallel": NO_TREE_OF_OURS,
     },
     norm_flags=frozenset(NORM_FLAGS),
     taps_at=("top",),
