@@ -24,7 +24,7 @@ import torch
 from benchmarks.record import ROOT, write_record
 from components.bench.acceptance.chain_map import acceptance_map
 from components.bench.end_to_end.identity import TIE_FACTOR, IdentityChecker
-from components.bench.prompts import EncodedPrompt, encoded_prompts, kept_length, open_drafter
+from components.bench.prompts import EncodedPrompt, fitting_prompts, kept_length, open_drafter
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
 from components.decoding.chain import decode
@@ -154,7 +154,7 @@ def check_all(store: Store, drafts: list[Draft], asked_for: argparse.Namespace) 
             opened = open_target(target, dtype="float32")
             drafter = open_drafter(draft, opened)
             spare = drafter.num_steps
-            asked = encoded_prompts(target, opened, prompts, "test", asked_for.tokens + spare + 1, ctx)
+            asked = fitting_prompts(target, prompts, "test", asked_for.tokens + spare + 1, ctx)
             answers = plain_answers(opened, asked, asked_for.tokens, spare)
             facts = {"kernel": opened.kernel, "num_prompts": len(asked)}
             for tally in check_drafter(opened, drafter, draft.key, answers, asked_for.tokens, IdentityChecker(opened)):

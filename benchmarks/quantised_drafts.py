@@ -22,7 +22,7 @@ import torch
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
 from components.bench.acceptance.chain_map import acceptance_map
-from components.bench.prompts import EncodedPrompt, encoded_prompts, greedy_answers, kept_length, open_drafter
+from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.data import collect_prompts
 from components.drafts import quantise_draft
@@ -106,7 +106,7 @@ def answered(target: Target, prompts: Prompts, depth: int, folder: Path, options
     """The held-out prompts, answered by the target once."""
     opened = open_target(target, dtype="float32")
     length = options.tokens + depth
-    asked = encoded_prompts(target, opened, prompts, "test", length, context(folder, options.threads))
+    asked = fitting_prompts(target, prompts, "test", length, context(folder, options.threads))
     return Answered(opened, asked, greedy_answers(opened, [prompt.ids for prompt in asked], length, 16))
 
 

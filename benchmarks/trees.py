@@ -27,7 +27,7 @@ from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
 from components.bench.acceptance.trees import tree_acceptance
 from components.bench.end_to_end.identity import IdentityChecker
-from components.bench.prompts import EncodedPrompt, encoded_prompts, open_drafter, spread
+from components.bench.prompts import EncodedPrompt, fitting_prompts, open_drafter, spread
 from components.contract import Context, Draft, Target, UserError
 from components.data import collect_prompts
 from components.decoding.batch import decode_tree
@@ -218,9 +218,7 @@ def measure_all(store: Store, drafts: list[Draft], options: argparse.Namespace) 
                 continue
             print(f"{drafter.method} ({draft.key[:12]}), {options.dtype}")
             spare = max(options.depths) + 2
-            asked = spread(
-                encoded_prompts(target, opened, prompts, "test", options.tokens + spare, ctx), options.prompts
-            )
+            asked = spread(fitting_prompts(target, prompts, "test", options.tokens + spare, ctx), options.prompts)
             arms = plan_arms(drafter, options.depths)
             measure(opened, drafter, arms, asked, options)
             rows = table(arms, everywhere(opened, drafter, arms, asked, options))

@@ -5,10 +5,17 @@ Their heads are drawn wide, so that the largest logit stands clear of the second
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from components.targets.forward.llama import FastTarget
+from components.targets.shape import shape_of
 
 Family = Literal["llama", "qwen3", "deepseek_v3", "qwen3_moe"]
 FAMILIES: tuple[Family, ...] = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
@@ -55,9 +62,6 @@ def make_tiny_target(family: Family, directory: Path, *, num_layers: int = 8, se
 
 def make_tiny_tokenizer(directory: Path, *, chat_template: str | None = None) -> Any:
     """A byte-level BPE tokenizer of VOCAB_SIZE tokens trained on a few lines of code; any text round-trips."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -76,8 +80,6 @@ def make_tiny_tokenizer(directory: Path, *, chat_template: str | None = None) ->
 
 
 def _architecture(family: Family, num_layers: int) -> tuple[Any, Any]:
-    import transformers
-
     common: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -117,3 +119,53 @@ def _architecture(family: Family, num_layers: int) -> tuple[Any, Any]:
         "num_nextn_predict_layers": 0,
     }
     return transformers.DeepseekV3Config(**{**common, **latent}), transformers.DeepseekV3ForCausalLM
+
+
+def tiny_llama(
+    vocab_size: int, scale: Callable[[str], float], *, num_layers: int = 7, seed: int = 0, **changes: Any
+) -> LlamaForCausalLM:
+    """A random Llama of width 32; seeds torch. scale: factor of a matrix, by its name: larger than the usual 0.02,
+    outputs depend on the whole context, do not collapse at once and have wide margins.
+    """
+    config = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **changes,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**config)).float().eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            weight.mul_(scale(name))
+    return model
+
+
+def open_in_memory(model: LlamaForCausalLM) -> FastTarget:
+    """Our own forward pass over these weights, in float32 on the CPU, without files."""
+    return FastTarget(
+        model.config,
+        shape_of(model.config, "tiny"),
+        model.state_dict().__getitem__,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernel="plain",
+        has_lm_head=True,
+    )
+
+
+def save_with_words(model: LlamaForCausalLM, directory: Path, words: Sequence[str]) -> Path:
+    """Write the model and a tokenizer of whole words: <bos>, <eos> and <pad>, then these; returns `directory`."""
+    model.save_pretrained(directory)
+    vocabulary = {word: number for number, word in enumerate(["<bos>", "<eos>", "<pad>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
+    fast.save_pretrained(directory)
+    return directory

@@ -225,7 +225,6 @@ def resolve_tuning(
     machine: Machine,
 ) -> Tuning:
     """The choice read from `tuning`, or else one timed here, decoding after the token ids of `context`."""
-
     tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
     if tuned is not None:
         return tuned
@@ -252,9 +251,7 @@ def autotune(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
-
-    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
-    context = fitting_prompts(target, positions, prompts, "test", TOKENS, ctx)[0].ids
+    context = fitting_prompts(target, prompts, "test", TOKENS, ctx)[0].ids
     with clock.quiet_interpreter():
         tuned = choose_engine(
             target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds

@@ -12,7 +12,7 @@ from components.drafts.interface import Drafter
 from components.drafts.storage.files import open_draft
 from components.targets.generate import continue_batch
 from components.targets.interface import AbstractTarget
-from components.targets.load import open_tokenizer
+from components.targets.load import open_tokenizer, target_facts
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,18 @@ class EncodedPrompt:
     language: str = ""
 
 
-def encoded_prompts(
-    target: Target, model: AbstractTarget, prompts: Prompts, split: str, new_tokens: int, ctx: Context
-) -> list[EncodedPrompt]:
-    """`fitting_prompts` for a loaded target."""
-    return fitting_prompts(target, model.shape.max_position_embeddings, prompts, split, new_tokens, ctx)
+def num_positions(target: Target) -> int:
+    """The tokens of the longest text that the target reads."""
+    return int(target_facts(target)["shape"]["max_position_embeddings"])
 
 
-def fitting_prompts(
-    target: Target, num_positions: int, prompts: Prompts, split: str, new_tokens: int, ctx: Context
-) -> list[EncodedPrompt]:
+def fitting_prompts(target: Target, prompts: Prompts, split: str, new_tokens: int, ctx: Context) -> list[EncodedPrompt]:
     """The prompts of a split that leave room for `new_tokens` more and have no control mark; others are set aside.
 
     Raises UserError when none is left.
     """
     tokenizer = open_tokenizer(target)
-    room = num_positions - new_tokens
+    room = num_positions(target) - new_tokens
     fitting = []
     for number, prompt in enumerate(read_prompts(prompts, split), start=1):
         try:

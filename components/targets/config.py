@@ -79,7 +79,6 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
 
 def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
     """The transformers configuration in `folder`; raises UserError in one line."""
-
     read_object(folder / "config.json", MAX_CONFIG_BYTES)  # checked before transformers reads it
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)

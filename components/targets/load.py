@@ -104,7 +104,6 @@ def _check_types(dtypes: Mapping[str, str], location: str) -> None:
 
 def _transformers_model(folder: Path, dtype: torch.dtype, trust: bool, location: str) -> Any:
     """The model as transformers loads it. Raises UserError for a missing weight, which it would initialise."""
-
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the errors below say it in one line
     try:
@@ -153,7 +152,6 @@ def target_facts(target: Target) -> dict[str, Any]:
 
 def open_tokenizer(target: Target | Path) -> Any:
     """The target's tokenizer (transformers' AutoTokenizer); raises UserError in one line."""
-
     folder, record = open_record(target if isinstance(target, Path) else target.path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(

@@ -25,7 +25,7 @@ from components.drafts.storage.files import DraftRecord, read_record
 from components.files import written_whole
 from components.methods import decoding_loop_of
 from components.rows import AcceptanceMap, write_rows
-from components.targets.load import cached_target, target_facts
+from components.targets.load import cached_target
 from components.weight_format import Storage
 
 
@@ -42,12 +42,10 @@ def measure_acceptance(
     ctx: Context,
 ) -> Measurements:
     """The step `bench.measure_acceptance`; its settings are explained in components/bench/steps.py."""
-
     record = read_record(draft.path)
     k_max = min(max_depth or record["num_steps"], record["max_depth"])
-    num_positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     room = max_new_tokens + positions_ahead(record, k_max)
-    encoded = fitting_prompts(target, num_positions, prompts, "test", room, ctx)
+    encoded = fitting_prompts(target, prompts, "test", room, ctx)
     shards = [
         MapShard(
             file=ctx.scratch / f"maps-{number:05d}.json",
@@ -93,7 +91,6 @@ def measure_acceptance(
 
 def positions_ahead(record: DraftRecord, k_max: int) -> int:
     """Positions past the answer that a map needs: for draft tokens, or the window of a method with its own loop."""
-
     if not decoding_loop_of(record["method"]):
         return k_max
     return LookaheadSettings.model_validate(record["settings"]).positions_ahead(k_max)
@@ -101,7 +98,6 @@ def positions_ahead(record: DraftRecord, k_max: int) -> int:
 
 def _weight_columns(record: DraftRecord) -> dict[str, str]:
     """Row columns of a quantised drafter; {} for unquantised weights."""
-
     storage = Storage.from_record(record)
     return {} if storage is None else {"weights": storage.description, "quantised_from": str(record["quantised_from"])}
 
@@ -124,7 +120,6 @@ class MapShard:
 
 def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
     """Answer and map the prompts of one shard and write its file; returns their number. Runs in any process."""
-
     torch.set_num_threads(shard.num_threads)
     model = cached_target(shard.target.path, shard.device, shard.dtype)
     drafter = _cached_drafter(shard.draft.path, shard.target.path, shard.device, shard.dtype)
@@ -168,5 +163,4 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
 @functools.lru_cache(maxsize=1)
 def _cached_drafter(draft: Path, target: Path, device: str, dtype: Dtype) -> Drafter:
     """The drafter, kept open from shard to shard."""
-
     return open_drafter(Draft(key="", path=draft), cached_target(target, device, dtype))

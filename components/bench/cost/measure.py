@@ -30,7 +30,7 @@ from components.bench.end_to_end.request_rows import LOAD_OF_OTHERS
 from components.bench.measurement.process import FIRST_SHARE, Measuring
 from components.bench.measurement.slices import ArmRun, seconds_a_token, slice_length
 from components.bench.measurement.stopping import cost_half_widths
-from components.bench.prompts import EncodedPrompt, fitting_prompts
+from components.bench.prompts import EncodedPrompt, fitting_prompts, num_positions
 from components.bench.settings import BatchSizes, Dtype, KvLengths, TreeBudgets
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.definitions import steady
@@ -38,7 +38,6 @@ from components.drafts.storage.files import read_record
 from components.outside_json import JsonObject
 from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
-from components.targets.load import target_facts
 
 NUM_TEXTS = 8
 
@@ -64,17 +63,16 @@ def measure_step_cost(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.measure_step_cost`; its settings are explained in components/bench/steps.py."""
-
     for draft in drafts:
         check_loop_supports(draft, batch_sizes, trees)
-    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
+    positions = num_positions(target)
     settings = [Setting(size, length) for size in sorted(set(batch_sizes)) for length in sorted(set(kv_lengths))]
     if longest_context(kv_lengths, batch_sizes, tokens_per_block) + 65 > positions:
         raise UserError(
             f"kv_lengths: {max(kv_lengths)} tokens and what a block adds do not fit the target's {positions} "
             "positions: ask for shorter ones"
         )
-    encoded = fitting_prompts(target, positions, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
+    encoded = fitting_prompts(target, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = resolve_tuning(tuning, target, drafts, encoded[0].ids, dtype, num_threads, ctx, machine)
     arms = plan_arms(drafts, max_depth, trees, rival=tuned.rival and not graphs)
     grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
@@ -98,7 +96,6 @@ def _headline_facts(cells: Sequence[CostCell]) -> JsonObject:
 
 def plan_arms(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
     """Plain decoding, on both kernels with a rival, and every drafter at every depth and as trees."""
-
     arms = [PLAIN, *([RIVAL] if rival else [])]
     for draft in drafts:
         record = read_record(draft.path)
@@ -111,7 +108,6 @@ def plan_arms(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, 
 
 def medians(cells: Sequence[CostCell]) -> dict[str, float]:
     """Phase -> steady time over all blocks in ms, such as "eagle3 verify k=3" -> 5.2; batch and length if several."""
-
     batches, lengths = ({getattr(cell, name) for cell in cells} for name in ("batch_size", "kv_len"))
     groups: dict[str, list[float]] = {}
     for cell in cells:

@@ -29,7 +29,7 @@ from components.drafts.storage.files import read_record
 from components.methods import decoding_loop_of
 from components.outside_json import JsonObject
 from components.rows import CostCell, Request, write_rows
-from components.targets.load import open_target, target_facts
+from components.targets.load import open_target
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
 
@@ -58,17 +58,15 @@ def compare_end_to_end(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.compare_end_to_end`; its settings are explained in components/bench/steps.py."""
-
     for draft in drafts:
         check_loop_supports(draft, batch_sizes, trees)
-    positions = int(target_facts(target)["shape"]["max_position_embeddings"])
     room = max_new_tokens + ROOM_FOR_GUESSES
-    timed_prompts = spread(fitting_prompts(target, positions, prompts, "test", room, ctx), num_prompts)
+    timed_prompts = spread(fitting_prompts(target, prompts, "test", room, ctx), num_prompts)
     if max(batch_sizes) > len(timed_prompts):
         raise UserError(
             f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(timed_prompts)}"
         )
-    warm_up = drop_timed(fitting_prompts(target, positions, prompts, "warm_up", room, ctx), timed_prompts)[:num_warm_up]
+    warm_up = drop_timed(fitting_prompts(target, prompts, "warm_up", room, ctx), timed_prompts)[:num_warm_up]
     tuned = resolve_tuning(tuning, target, drafts, timed_prompts[0].ids, dtype, num_threads, ctx, machine)
     arms, side_arms = plan_arms(
         drafts, read_policy_depths(policy), depths, lookup_depths, loaded_off, trees, rival=tuned.rival
@@ -104,7 +102,6 @@ def plan_arms(
 
     Side arms are shown in the results, but take no part in the decision which depth to serve.
     """
-
     lookup = [Arm("ngram", "", depth) for depth in lookup_depths]
     arms, side = [PLAIN, *([RIVAL] if rival else []), *lookup], set(lookup)
     for draft in drafts:
@@ -131,7 +128,6 @@ def drop_timed(warm_up: Sequence[EncodedPrompt], timed_prompts: Sequence[Encoded
 
 def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
     """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
-
     method = read_record(draft.path)["method"]
     if not decoding_loop_of(method):
         return
@@ -154,7 +150,6 @@ def _write_rows(
     ctx: Context,
 ) -> JsonObject:
     """Write the rows: requests compared with plain decoding, rounds, costs, quality flags. Returns facts for `info`."""
-
     assert study.conditions is not None, "nothing was measured"
     runs, load = timed_runs(study.group_runs), study.conditions["load_average"]
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
@@ -185,7 +180,6 @@ def study_cost_cells(
     group_runs: Sequence[GroupRun], target_key: str, dtype: str, num_threads: int, load: float | None
 ) -> list[CostCell]:
     """The phases of every arm's rounds as cost cells: one block for each prompt, kv_len the mean context of all."""
-
     contexts = [
         len(prompt.ids) + len(decoded.tokens) / 2
         for group_run in group_runs
@@ -206,7 +200,6 @@ def study_cost_cells(
 
 def summary(requests: Sequence[Request]) -> list[JsonObject]:
     """One record an arm, pooled over prompts: decode tokens/s, speedup over plain, acceptance length, identity."""
-
     timed = [r for r in requests if counts(r)]
     groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}
     for row in timed:

@@ -1,8 +1,7 @@
-"""Turns timed generations into rows; each output is compared with plain decoding of its prompt and batch size.
+"""Turns timed generations into rows and flags; each output is compared with plain decoding of its prompt and batch.
 
-Quality flags of an end-to-end comparison that need the runs themselves: load, drift, overshoot, looping text.
-
-Flags that follow from the rows (divergences, too few rounds, prediction gaps) are raised in `speedup`.
+Quality flags here are those that need the runs themselves: load, drift, overshoot, looping text. Flags that follow from
+the rows (divergences, too few rounds, prediction gaps) are raised in `speedup`.
 """
 
 from __future__ import annotations

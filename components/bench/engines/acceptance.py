@@ -133,7 +133,6 @@ class Counters:
 
 def read_counters(text: str) -> Counters | None:
     """vLLM's speculation counters from the text of /metrics; None without any (no speculation, other engine)."""
-
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
     for family in text_string_to_metric_families(text):

@@ -1,6 +1,6 @@
-"""A serving engine under measurement: its stated settings, and its counters.
+"""A serving engine under measurement: its counters, and one request to it, streamed and timed at the client.
 
-Sends one request to a serving engine: as exact token ids where possible, streamed, timed at the client.
+A prompt is sent as exact token ids where the engine takes them:
 
     vllm            POST /v1/completions  prompt as ids, token ids back, acceptance in the last chunk
     sglang          POST /generate        input_ids; every chunk holds all output so far and the counts

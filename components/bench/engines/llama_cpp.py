@@ -4,10 +4,7 @@ Every prompt runs through llama-completion (plain) and llama-speculative-simple 
 process a run, so no cache is shared between runs. A run whose program read other tokens than the target's tokenizer
 gives becomes an error row. For a running llama-server use bench.measure_server.
 
-Turns runs of llama.cpp's programs into rows: a Request a run, and the counts of each workload and depth.
-
-Parses the counts and times that llama.cpp's command-line programs print.
-
+Rows are a Request for each run, and the counts of each workload and depth, as the programs print them:
 llama-speculative-simple ends with "encoded N tokens in S seconds", "decoded N tokens in S seconds", n_drafted, n_accept
 and, at verbosity 4, a line of statistics with the rounds that drafted and the acceptance rate of each position. Plain
 decoding (llama-completion, formerly llama-cli) ends with llama.cpp's own timings with --perf.
@@ -33,13 +30,13 @@ from components.bench.engines.acceptance import Acceptance
 from components.bench.engines.connect import ServerPrompt
 from components.bench.engines.rows import decode_expected
 from components.bench.engines.server import server_prompt
-from components.bench.prompts import EncodedPrompt, fitting_prompts, spread_by_workload
+from components.bench.prompts import EncodedPrompt, fitting_prompts, num_positions, spread_by_workload
 from components.bench.settings import DraftDepths
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.outside_json import JsonObject
 from components.rows import EngineAcceptance, Request, write_rows
 from components.targets.file_digests import sha256_of
-from components.targets.load import open_tokenizer, target_facts
+from components.targets.load import open_tokenizer
 
 _METHODS: Final[dict[str, str]] = {
     "draft-simple": "draft-model",
@@ -77,19 +74,23 @@ def measure_llama_cpp(
     machine: Machine,
 ) -> Measurements:
     """The step `bench.measure_llama_cpp`; its settings are explained in components/bench/steps.py."""
-
     tools = Tools.locate(programs, model, draft_model, depths)
     version = read_version(version_output(tools.plain))
-    room = int(target_facts(target)["shape"]["max_position_embeddings"])
-    fitting = fitting_prompts(target, room, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
+    fitting = fitting_prompts(target, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
     timed = spread_by_workload(fitting, num_prompts)
-    warm_up = fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx) if num_warm_up else []
+    warm_up = fitting_prompts(target, prompts, "warm_up", max_new_tokens, ctx) if num_warm_up else []
     warm_up = drop_timed(warm_up, timed)[:num_warm_up] if num_warm_up else []
     tokenizer = open_tokenizer(target)
     plan = _plan_runs(warm_up, timed, depths, reps, ctx.seed)
     ctx.note(f"{len(plan)} runs of {tools.speculative if depths else tools.plain}, one process each")
     settings = Settings(
-        model, draft_model, speculation, max_new_tokens, room, num_threads or ctx.num_threads, timeout_s
+        model,
+        draft_model,
+        speculation,
+        max_new_tokens,
+        num_positions(target),
+        num_threads or ctx.num_threads,
+        timeout_s,
     )
     runs: list[Run] = []
     for rep, is_warmup, prompt, depth in plan:
@@ -130,7 +131,6 @@ def _plan_runs(
 
 def measure_llama_cpp_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The GGUF files, programs and libraries that the settings name, for the step's key: file -> sha256."""
-
     model, draft = str(settings["model"]), str(settings.get("draft_model", ""))
     depths = settings.get("depths", [3, 7])
     tools = Tools.locate(str(settings.get("programs", "")), model, draft, depths)
@@ -200,7 +200,6 @@ def _run_program(
     prompt_file: Path,
 ) -> Run:
     """Run one process; every failure becomes a Run with its reason."""
-
     text = server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids).text
     if text is None:
         return Run(prompt, depth, rep, is_warmup, None, "", "no text encodes to these tokens")
@@ -250,7 +249,6 @@ def _expected_texts(
     target: Target, runs: Sequence[Run], tokenizer: Any, num_compared: int, max_new_tokens: int, ctx: Context
 ) -> dict[str, str]:
     """prompt_id -> the text of our own plain greedy answer, for the first prompts of each workload."""
-
     timed = {run.prompt.prompt_id: run.prompt for run in runs if not run.is_warmup}
     server_prompts = [ServerPrompt(p.prompt_id, p.workload, p.ids, None) for p in timed.values()]
     expected = decode_expected(target, server_prompts, num_compared, max_new_tokens, "float32", ctx)

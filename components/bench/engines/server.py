@@ -35,7 +35,7 @@ from components.bench.settings import BatchSizes, EngineServer
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.engines.client import text_of
 from components.rows import write_rows
-from components.targets.load import open_tokenizer, target_facts
+from components.targets.load import open_tokenizer
 
 
 def measure_server(
@@ -61,14 +61,13 @@ def measure_server(
     """The step `bench.measure_server`; its settings are explained in components/bench/steps.py."""
     if num_compared and temperature > 0:
         raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
-    room = int(target_facts(target)["shape"]["max_position_embeddings"])
     tokenizer = open_tokenizer(target)
-    fitting = fitting_prompts(target, room, prompts, "test", max_new_tokens, ctx)
+    fitting = fitting_prompts(target, prompts, "test", max_new_tokens, ctx)
     picked = spread_by_workload(fitting, num_prompts)
     timed = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in picked]
     warm_up = []
     if num_warm_up:
-        warming = drop_timed(fitting_prompts(target, room, prompts, "warm_up", max_new_tokens, ctx), picked)
+        warming = drop_timed(fitting_prompts(target, prompts, "warm_up", max_new_tokens, ctx), picked)
         warming = warming[:num_warm_up]
         warm_up = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
     expected = decode_expected(target, timed, num_compared, max_new_tokens, dtype, ctx)
@@ -106,7 +105,6 @@ def with_draft_key(server: EngineServer, draft: Draft | None) -> EngineServer:
 
 def server_prompt(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> ServerPrompt:
     """A prompt as token ids, and as a text that encodes to the same ids, for servers that take text only."""
-
     return ServerPrompt(prompt_id, workload, ids, text_of(tokenizer, ids))
 
 
@@ -161,7 +159,6 @@ class Sweep:
 
     async def _run_turn(self, client: httpx.AsyncClient, turn: Turn) -> TurnResult:
         """Run one closed loop: each of `concurrency` workers sends its next request when its last one has ended."""
-
         if not await empty_cache(client, turn.server):
             address = turn.server.settings.base_url
             self.ctx.note(

@@ -1,6 +1,4 @@
-"""Decides when a measurement may end, by components/bench/measurement/stopping.py on the runs so far.
-
-State of a measurement that is still running: the best arm so far, and the arms that may still beat it.
+"""Decides when a measurement may end: the best arm so far, and the arms that may still beat it.
 
 For each pair of arms the log of their speed ratio is (acceptance, paired by prompt) - (cost, paired by process):
     d = log S_best - log S_a = (log AL_best - log AL_a) - (mean_s x_best,s - mean_s x_a,s)

@@ -162,7 +162,6 @@ class FastTarget(AbstractTarget):
 
     def _rotation_table(self, capacity: int) -> Tensor:
         """e^{i t w_j} for column t and pair j, complex64 [capacity, 1, head_dim / 2], frequencies of transformers."""
-
         rope_type = rope_parameters(self._config).get("rope_type", "default")
         initialise = (
             LlamaRotaryEmbedding.compute_default_rope_parameters

@@ -170,7 +170,6 @@ class TransformersTarget(AbstractTarget):
 
     def new_cache(self, batch_size: int, capacity: int) -> SlotCache:
         """As AbstractTarget, but memory grows with use; `capacity` is still enforced."""
-
         return SlotCache(DynamicCache(config=self.model.config), batch_size, capacity, self._bytes_per_token)
 
     @torch.inference_mode()

@@ -73,7 +73,6 @@ def pretrain_target(
     ctx: Context,
 ) -> Target:
     """The step `targets.pretrain_target`; its settings are explained in components/targets/steps.py."""
-
     fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
     plan = TrainingPlan(
         shape=LlamaShape(
@@ -137,7 +136,6 @@ def _check_plan(plan: TrainingPlan) -> None:
 
 
 def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokenizer:
-
     if not all((ctx.out / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         texts = (text for _, text in read_documents(corpus.path / "train.jsonl"))
         if is_chats(corpus):
@@ -154,14 +152,12 @@ def _make_tokenizer(corpus: Corpus, plan: TrainingPlan, ctx: Context) -> Tokeniz
 
 def is_chats(corpus: Corpus) -> bool:
     """Whether its documents are written in chat markup."""
-
     return corpus.info.get("markup") == MARKUP
 
 
 def _token_stream(
     name: str, corpus: Corpus, tokenizer: Tokenizer, repeats: Mapping[str, int], ctx: Context
 ) -> np.ndarray:
-
     path = ctx.scratch / name
     if not path.exists():
         with written_whole(path) as beside, beside.open("wb") as file:
@@ -178,7 +174,6 @@ def _train(
     checkpoint_minutes: float,
     ctx: Context,
 ) -> float:
-
     torch.set_num_threads(1 if plan.num_processes > 1 else ctx.num_threads)
     keep_freed_memory()
     held_out = held_out_windows(corpus.path / "held_out.jsonl", tokenizer, plan.sequence_length)
@@ -205,7 +200,6 @@ def _drop_metrics_after(step: int, ctx: Context) -> None:
 
 
 def _write_target(plan: TrainingPlan, corpus: Corpus, tokenizer: Tokenizer, facts: JsonObject, ctx: Context) -> Target:
-
     _, weights = checkpoint_weights(ctx.scratch / LATEST)
     save_model(ctx.out, plan.shape, weights)
     ctx.progress(0, 1, "measuring quality")

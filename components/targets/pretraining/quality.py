@@ -124,7 +124,6 @@ def greedy_continuations(folder: Path, prompts: np.ndarray, num_tokens: int, dty
 
     PAD on the left of a prompt is masked.
     """
-
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).eval()
     tokens = torch.from_numpy(prompts)
     out: Tensor = model.generate(
@@ -160,7 +159,6 @@ def measure_quality(
 
     Prompts come from the first group in alphabetical order ("stdlib" before "stdlib-tests"), or from all chats.
     """
-
     dtype = getattr(torch, plan.dtype)
     windows = held_out_windows(held_out, tokenizer, plan.shape.max_positions)
     weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}

@@ -30,7 +30,6 @@ PAD_ID: Final = 2
 
 def train_byte_bpe(texts: Iterable[str], vocab_size: int, more_specials: Sequence[str] = ()) -> Tokenizer:
     """Learn merges from texts. vocab_size: tokens, counting the specials (three and these more) and the 256 bytes."""
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -50,7 +49,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_tokens: int, chat_tem
     No special token is added by itself: a prompt is code from the middle of a file, which has no beginning mark, or a
     chat, whose template writes its own. max_tokens: the model's longest text.
     """
-
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,

@@ -474,7 +474,6 @@ class GreedyWriter:
     """Continues prompts greedily with the current weights, by transformers' cached generation."""
 
     def __init__(self, plan: TrainingPlan) -> None:
-
         dtype: Any = getattr(torch, plan.dtype)
         facts = {name: value for name, value in llama_config(plan.shape, dtype).items() if name != "torch_dtype"}
         self.model = LlamaForCausalLM(LlamaConfig(**facts)).to(device=plan.device, dtype=dtype).eval()

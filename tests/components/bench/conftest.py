@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench_subjects import VOCAB, HereInstead, train_briefly
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_targets import save_with_words, tiny_llama
 
 from components.contract import Context, Draft, Machine, Prompts, Target
 from components.drafts.storage.files import build_draft, save_draft
@@ -26,32 +25,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """Seven layers of width 32 whose outputs depend on the whole context and do not collapse at once."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("target")
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=192,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
+    model = tiny_llama(
+        VOCAB, lambda name: 5.0, seed=3, max_position_embeddings=192, tie_word_embeddings=True, pad_token_id=2
     )
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(5)
-    model.save_pretrained(folder)
-    vocabulary = {"<bos>": 0, "<eos>": 1, "<pad>": 2, **{word: 3 + i for i, word in enumerate(WORDS)}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    save_with_words(model, folder, WORDS)
     return Target(key="a" * 64, path=folder)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from tiny_targets import open_in_memory, tiny_llama
 from torch import Tensor
 
 from components.drafts.interface import Batch
-from components.targets.forward.llama import FastTarget
 from components.targets.interface import AbstractTarget
-from components.targets.shape import shape_of
 
 VOCAB_SIZE = 32
 PROMPT = [3, 4, 5, 6]
@@ -29,38 +28,14 @@ class Learnable(NamedTuple):
 
 def make_learnable_target() -> Learnable:
     """Both in float32 on the CPU; the same at every call."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
     state = torch.random.get_rng_state()
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).float().eval().requires_grad_(False)
-    torch.random.set_rng_state(state)
-    for name, weight in model.named_parameters():
-        if weight.ndim == 2:
-            weight.mul_(15.0 if "embed_tokens" in name or "lm_head" in name else 5.0)
-    weights = model.state_dict()
-    target = FastTarget(
-        config,
-        shape_of(config, "learnable"),
-        weights.__getitem__,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        kernel="plain",
-        has_lm_head=True,
+    model = tiny_llama(
+        VOCAB_SIZE,
+        lambda name: 15.0 if "embed_tokens" in name or "lm_head" in name else 5.0,
+        max_position_embeddings=2048,
     )
-    return Learnable(target, model)
+    torch.random.set_rng_state(state)
+    return Learnable(open_in_memory(model), model)
 
 
 def columns_of(target: AbstractTarget, ids: Tensor, num_prompt: int) -> Batch:
