@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from components.engines.depth_settings import ENGINE_OF_SETTING
 from components.engines.profiles import Engine, Settings, TargetFacts, kind_of, profile_of, refusals
@@ -48,16 +49,14 @@ def launch_lines(
         return []
     target = " ".join(target.split())  # users copy it into a shell
     name, revision = at_revision(target)
-    on_hub = HUB_ID.fullmatch(name) is not None
     model = shlex.quote(name) + (f" --revision {shlex.quote(revision)}" if revision else "")
     format_folders = {"eagle3": "eagle3"} if folders is None else dict(folders)
-    draft_settings = dict(settings or {})
-    draft_model = str(draft_settings.get("model") or "") if method == "draft-model" else ""
+    drafter = _Drafter(method, depth, engines, model, format_folders, dict(settings or {}))
     lines = [
-        ("vLLM", _vllm_command(method, depth, engines, model, format_folders, draft_settings, draft_model)),
-        ("SGLang", _sglang_command(method, engines, model, format_folders, draft_settings, draft_model)),
+        ("vLLM", drafter.vllm()),
+        ("SGLang", drafter.sglang()),
         # llama.cpp's converter takes a folder; the other two engines accept a hub id.
-        ("llama.cpp", _llama_cpp_command(method, engines, FOLDER_OF_TARGET if on_hub else model, format_folders)),
+        ("llama.cpp", drafter.llama_cpp(FOLDER_OF_TARGET if HUB_ID.fullmatch(name) else model)),
     ]
     if method == "ngram":
         lines.append(("transformers", f"model.generate(**inputs, prompt_lookup_num_tokens={depth})"))
@@ -134,84 +133,88 @@ def cannot_load(
     return without
 
 
-def _vllm_command(
-    method: str,
-    depth: int,
-    engines: JsonObject,
-    model: str,
-    folders: Mapping[str, str],
-    settings: Settings,
-    draft_model: str,
-) -> str:
-    if "vllm" not in engines:
-        return ""
-    config, overrides = dict(engines["vllm"]["speculative_config"]), ""
-    if method == "ngram":
-        config |= {"prompt_lookup_min": settings.get("min_ngram", 1), "prompt_lookup_max": settings.get("max_ngram", 3)}
-    elif "stitched" in folders:
-        model = f"./{folders['stitched']}"
-    elif draft_model:
-        name, revision = at_revision(draft_model)
-        config = {**config, "method": "draft_model", "model": name} | ({"revision": revision} if revision else {})
-    else:
-        draft = _folder_for("vllm", method, settings, folders)
-        if not draft:
+@dataclass(frozen=True)
+class _Drafter:
+    """What goes into a command; each method gives "" where the engine serves no such drafter.
+
+    engines: settings by engine. model: the target as a shell word, with its revision. folders: format -> folder.
+    """
+
+    method: str
+    depth: int
+    engines: JsonObject
+    model: str
+    folders: Mapping[str, str]
+    settings: Settings
+
+    @property
+    def given_model(self) -> str:
+        """The draft model that was given instead of trained; "" for none."""
+        return str(self.settings.get("model") or "") if self.method == "draft-model" else ""
+
+    def vllm(self) -> str:
+        if "vllm" not in self.engines:
             return ""
-        config = {"model": draft, **config, "method": VLLM_METHODS.get(method, method)}
-        if method == "medusa":  # vLLM's Medusa asserts that the depth never changes
-            config = {**_without_batch_sizes(config), "num_speculative_tokens": depth}
-        if method == "p-eagle":
-            config["parallel_drafting"] = True
-        if method == "mtp":
-            # One new module is exact for the first draft token only; vLLM counts modules in the target's config.
-            overrides = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
-            config = {**_without_batch_sizes(config), "num_speculative_tokens": 1}
-    return f"vllm serve {model} {overrides}--speculative-config {shlex.quote(json.dumps(config))}"
+        model, config, overrides = self.model, dict(self.engines["vllm"]["speculative_config"]), ""
+        if self.method == "ngram":
+            lengths = (self.settings.get("min_ngram", 1), self.settings.get("max_ngram", 3))
+            config |= dict(zip(("prompt_lookup_min", "prompt_lookup_max"), lengths, strict=True))
+        elif "stitched" in self.folders:
+            model = f"./{self.folders['stitched']}"
+        elif self.given_model:
+            name, revision = at_revision(self.given_model)
+            config |= {"method": "draft_model", "model": name} | ({"revision": revision} if revision else {})
+        else:
+            draft = self._folder_for("vllm")
+            if not draft:
+                return ""
+            config = {"model": draft, **config, "method": VLLM_METHODS.get(self.method, self.method)}
+            if self.method == "medusa":  # vLLM's Medusa asserts that the depth never changes
+                config = {**_without_batch_sizes(config), "num_speculative_tokens": self.depth}
+            if self.method == "p-eagle":
+                config["parallel_drafting"] = True
+            if self.method == "mtp":
+                # One new module is exact for the first draft token only; vLLM counts modules in the target's config.
+                overrides = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
+                config = {**_without_batch_sizes(config), "num_speculative_tokens": 1}
+        return f"vllm serve {model} {overrides}--speculative-config {shlex.quote(json.dumps(config))}"
+
+    def sglang(self) -> str:
+        if "sglang" not in self.engines:
+            return ""
+        flags = shlex.join(self.engines["sglang"]["flags"])
+        start = "python -m sglang.launch_server --model-path"
+        if "stitched" in self.folders:
+            return f"{start} ./{self.folders['stitched']} {flags}"
+        if self.method == "ngram":
+            return f"{start} {self.model} {flags}"
+        name, revision = at_revision(self.given_model)
+        draft = shlex.quote(name) if self.given_model else self._folder_for("sglang")
+        if revision:
+            draft += f" --speculative-draft-model-revision {shlex.quote(revision)}"
+        return f"{start} {self.model} --speculative-draft-model-path {draft} {flags}" if draft else ""
+
+    def llama_cpp(self, model: str) -> str:
+        """model: the folder of the target, for the converter."""
+        if "llama_cpp" not in self.engines:
+            return ""
+        flags, folders = shlex.join(self.engines["llama_cpp"]["flags"]), self.folders
+        serve, convert = "llama-server --model target.gguf --model-draft", "python convert_hf_to_gguf.py"
+        if "gguf" in folders:
+            return f"{serve} ./{folders['gguf']}/draft.gguf {flags}"
+        if self.method == "eagle3" and "eagle3" in folders:
+            made = f"{convert} ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
+            return f"{made}\n{serve} eagle3.gguf {flags}"
+        if self.method == "draft-model" and "causal-lm" in folders:
+            return f"{convert} ./{folders['causal-lm']} --outfile draft.gguf\n{serve} draft.gguf {flags}"
+        return ""
+
+    def _folder_for(self, engine: Engine) -> str:
+        """The folder of the best format that an engine reads of this drafter; "" where the release has none."""
+        served = profile_of(engine).methods.get(kind_of(self.method, self.settings))
+        formats = served.formats if served else ()
+        return next((f"./{self.folders[name]}" for name in formats if name in self.folders), "")
 
 
 def _without_batch_sizes(config: JsonObject) -> JsonObject:
     return {name: value for name, value in config.items() if "per_batch" not in name}
-
-
-def _folder_for(engine: Engine, method: str, settings: Settings, folders: Mapping[str, str]) -> str:
-    """The folder of the best format that an engine reads of a drafter; "" where the release has none."""
-    served = profile_of(engine).methods.get(kind_of(method, settings))
-    return next((f"./{folders[name]}" for name in (served.formats if served else ()) if name in folders), "")
-
-
-def _sglang_command(
-    method: str,
-    engines: JsonObject,
-    model: str,
-    folders: Mapping[str, str],
-    settings: Settings,
-    draft_model: str,
-) -> str:
-    if "sglang" not in engines:
-        return ""
-    flags = shlex.join(engines["sglang"]["flags"])
-    start = "python -m sglang.launch_server --model-path"
-    if "stitched" in folders:
-        return f"{start} ./{folders['stitched']} {flags}"
-    if method == "ngram":
-        return f"{start} {model} {flags}"
-    name, revision = at_revision(draft_model)
-    draft = shlex.quote(name) if draft_model else _folder_for("sglang", method, settings, folders)
-    if revision:
-        draft += f" --speculative-draft-model-revision {shlex.quote(revision)}"
-    return f"{start} {model} --speculative-draft-model-path {draft} {flags}" if draft else ""
-
-
-def _llama_cpp_command(method: str, engines: JsonObject, model: str, folders: Mapping[str, str]) -> str:
-    if "llama_cpp" not in engines:
-        return ""
-    flags = shlex.join(engines["llama_cpp"]["flags"])
-    serve = "llama-server --model target.gguf --model-draft"
-    if "gguf" in folders:
-        return f"{serve} ./{folders['gguf']}/draft.gguf {flags}"
-    if method == "eagle3" and "eagle3" in folders:
-        convert = f"python convert_hf_to_gguf.py ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
-        return f"{convert}\n{serve} eagle3.gguf {flags}"
-    if method == "draft-model" and "causal-lm" in folders:
-        return f"python convert_hf_to_gguf.py ./{folders['causal-lm']} --outfile draft.gguf\n{serve} draft.gguf {flags}"
-    return ""

@@ -18,8 +18,8 @@ from torch import Tensor
 from components.contract import Context, Target, UserError
 from components.drafts.storage.files import build_draft
 from components.drafts.storage.quantisation import Packed, pack, quantise
+from components.publish import try_release
 from components.publish.formats.gguf import check_gguf, find_converter, rounded_scales, write_gguf
-from components.publish.release import dry_run as try_release
 from components.publish.release.export import source_of
 from components.publish.release.upload import refuse_leaks
 from components.targets import load_target

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.contract import Context, Page, Target, UserError
-from components.publish.formats import registry as all_formats
-from components.publish.release import dry_run as try_release
+from components.publish import try_release
+from components.publish.release import dry_run
 from components.targets import load_target
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -93,7 +93,7 @@ def test_a_format_that_comes_back_otherwise_is_found(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that loses a norm's values, as a wrong layout would: sound in every check but the last."""
-    write = all_formats.write_format
+    write = dry_run.write_format
 
     def loses(*arguments: Any) -> dict[str, Any]:
         facts = write(*arguments)
@@ -103,7 +103,7 @@ def test_a_format_that_comes_back_otherwise_is_found(
         save_file(tensors, file)
         return facts
 
-    monkeypatch.setattr(all_formats, "write_format", loses)
+    monkeypatch.setattr(dry_run, "write_format", loses)
     with pytest.raises(UserError, match="eagle3: drafts otherwise after it went through eagle3"):
         tried(target, tmp_path, draft_vocab_size=90)
 

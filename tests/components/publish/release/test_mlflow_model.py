@@ -15,9 +15,8 @@ from components.contract import Target
 from components.decoding.chain import decode
 from components.targets.interface import AbstractTarget
 from storage.registry.log_version import copy_of_components
-from storage.registry.versions import ROOT
+from storage.registry.versions import MODEL_CODE, ROOT
 
-MODEL = Path(__file__).parents[4] / "components" / "publish" / "mlflow_model.py"
 PROMPTS = ["w10 w20 w30", "w5 w6 w7 w8 w9"]
 
 
@@ -32,7 +31,7 @@ def place(export: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monkey
 
     mlflow.pyfunc.save_model(
         path=tmp_path / "model",
-        python_model=str(MODEL),
+        python_model=str(MODEL_CODE),
         artifacts={"release": str(export().path)},
         model_config=SETTINGS,
         code_paths=[str(copy_of_components(tmp_path / "copy", with_builtin=False))],
