@@ -30,8 +30,8 @@ some of these names changed is read with the current names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ class Winner:
     depth_k: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Policy:
     """Everything in policy.json; see the head of this file."""
 
@@ -311,12 +311,17 @@ def read_policy(directory: Path) -> Policy:
         raise UserError(f"{file}: not a depth policy ({error}); run speedup.choose_depth again") from error
 
 
+def extended(policy: Policy, **rows: Iterable[Any]) -> Policy:
+    """The policy with more rows: each argument goes to the end of the list of its name."""
+    lists: dict[str, Any] = {name: [*getattr(policy, name), *added] for name, added in rows.items()}
+    return replace(policy, **lists)
+
+
 def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
     """Faults that concern one drafter: its own, and those of the whole measurement or of plain decoding.
 
     Prompt lookup has no key either, but its faults concern no drafter.
     """
-
     faults = [flag for flag in policy.flags if flag.severity == "fault"]
     return [f for f in faults if f.draft_key == draft_key or (f.draft_key == "" and f.method in ("", "none"))]
 

@@ -14,15 +14,26 @@ these costs are used, else those of the choice of depth. End to end often runs f
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
-from components.policy import Gate, GateCheck, MeasuredArm, Policy, Winner, faults_of, read_policy, served_choices
+from components.policy import (
+    Gate,
+    GateCheck,
+    MeasuredArm,
+    Policy,
+    Winner,
+    extended,
+    faults_of,
+    read_policy,
+    served_choices,
+)
 from components.promotion import Margins
-from components.rows import ALL, CostCell, DepthChoice, QualityFlag, Request, read_rows
-from components.speedup.comparison.promotion_rule import champion_checks, enter_comparison
-from components.speedup.measured.measured import (
+from components.rows import ALL, CostCell, DepthChoice, DepthEval, QualityFlag, Request, read_rows
+from components.speedup.bootstrap import PROMPTS
+from components.speedup.comparison.promotion_rule import champion_checks, with_comparison
+from components.speedup.measured import (
     arm_of,
     best_lookup,
     lookup_flags,
@@ -30,10 +41,9 @@ from components.speedup.measured.measured import (
     measured_flags,
     too_many_ties,
 )
-from components.speedup.measured.rechoose import Posterior, choose_again, pick_drafter
 from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import Setting, cost_table, round_cost
-from components.speedup.statistics.bootstrap import PROMPTS
+from components.speedup.rechoose import Posterior, choose_again, pick_drafter
 
 
 def confirm_depth(
@@ -51,7 +61,6 @@ def confirm_depth(
     ctx: Context,
 ) -> DepthPolicy:
     """The step `speedup.confirm_depth`; its settings are explained in components/speedup/steps.py."""
-
     if champion is not None and challenger is None:
         raise UserError("champion: it is compared with a challenger; give `challenger` too")
     result = read_policy(policy.path)
@@ -59,70 +68,79 @@ def confirm_depth(
     if not requests:
         raise UserError(f"end_to_end ({end_to_end.key[:12]}): no request rows; run bench.compare_end_to_end")
     measured = measured_arms(requests, num_draws, ctx.seed, result.prompts)
-    result.arms = [m.arm for m in measured]
+    result = replace(result, arms=[m.arm for m in measured])
     if not result.arms:
         raise UserError(
             "end_to_end: no speculative request shares prompt and dtype with plain decoding; include a plain arm"
         )
-    posterior = choose_again(result, measured, num_draws, ctx.seed)
+    result, posterior = choose_again(result, measured, num_draws, ctx.seed)
     p_faster = {id(m.arm): m.speedup.p_above(1.0) for m in measured}
-    _enter_measurements(result, read_rows(end_to_end.path, CostCell), p_faster)
-    result.flags += read_rows(end_to_end.path, QualityFlag)
-    result.flags += measured_flags(result, requests, max_prediction_gap)
+    result = _with_measurements(result, read_rows(end_to_end.path, CostCell), p_faster)
+    flags = [*read_rows(end_to_end.path, QualityFlag), *measured_flags(result, requests, max_prediction_gap)]
+    result = extended(result, flags=flags)
     if challenger is not None and champion is not None:
-        enter_comparison(result, requests, (challenger, champion), Margins(max_loss, max_acceptance_loss))
+        result = with_comparison(result, requests, (challenger, champion), Margins(max_loss, max_acceptance_loss))
     only_key = challenger.key if challenger is not None else None
     winner = _pick_winner(result, only_key, posterior)
-    result.flags += lookup_flags(result, winner) if winner else []
-    result.winner = Winner(winner.draft_key, winner.method, winner.depth_k) if winner else None
+    if winner is not None:
+        result = extended(result, flags=lookup_flags(result, winner))
+    result = replace(result, winner=Winner(winner.draft_key, winner.method, winner.depth_k) if winner else None)
     checks = _gate_checks(result, winner, min_speedup, max_prediction_gap)
     checks += [_lookup_check(result, winner, min_over_lookup)] if winner else []
     if challenger is not None and champion is not None:
         checks += champion_checks(result, challenger)
-    result.gate = Gate(all(c.passed for c in checks), checks)
-    result.verdict, result.reasons = _verdict(result, winner, checks, only_key)
-    result.choices = [_with_verdict(c, result, winner) for c in result.choices]
+    verdict, reasons = _verdict(result, winner, checks, only_key)
+    gate = Gate(all(c.passed for c in checks), checks)
+    result = replace(result, gate=gate, verdict=verdict, reasons=reasons)
+    result = replace(result, choices=[_with_verdict(c, result, winner) for c in result.choices])
     write_policy(ctx.out, result)
     ctx.note(f"verdict: {result.verdict}; {'; '.join(result.reasons)}")
     return DepthPolicy.of_step(ctx, policy_summary(result))
 
 
-def _enter_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dict[int, float | None]) -> None:
-    """Enter measurements into predicted rows, and predictions for the measured prompts into arms.
+def _with_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dict[int, float | None]) -> Policy:
+    """The policy with measurements in predicted rows, and predictions for the measured prompts in arms.
 
     p_faster: id of an arm -> P(speedup > 1) by its measurement.
     """
 
-    for rows in (policy.evals, policy.trees):
-        for i, row in enumerate(rows):
-            arm = arm_of(policy, row) if row.depth_k else None
-            if arm:
-                rows[i] = dataclasses.replace(
-                    row,
-                    al_meas=arm.al,
-                    al_replayed=arm.al_replayed,
-                    speedup_meas=arm.speedup,
-                    meas_lo=arm.lo,
-                    meas_hi=arm.hi,
-                )
-    for i, choice in enumerate(policy.choices):
+    def eval_measured(row: DepthEval) -> DepthEval:
+        arm = arm_of(policy, row) if row.depth_k else None
+        if arm is None:
+            return row
+        return replace(
+            row,
+            al_meas=arm.al,
+            al_replayed=arm.al_replayed,
+            speedup_meas=arm.speedup,
+            meas_lo=arm.lo,
+            meas_hi=arm.hi,
+        )
+
+    def choice_measured(choice: DepthChoice) -> DepthChoice:
         arm = arm_of(policy, choice) if choice.depth_k else None
-        if arm:
-            policy.choices[i] = dataclasses.replace(
-                choice,
-                speedup_meas=arm.speedup,
-                meas_lo=arm.lo,
-                meas_hi=arm.hi,
-                pred_error=choice.speedup_pred / arm.speedup - 1.0,
-                p_beats_no_spec=p_faster[id(arm)],
-            )
-    predicted = predictions_of(policy, cells)
-    policy.arms = [dataclasses.replace(a, speedup_pred=p) for a, p in zip(policy.arms, predicted, strict=True)]
+        if arm is None:
+            return choice
+        return replace(
+            choice,
+            speedup_meas=arm.speedup,
+            meas_lo=arm.lo,
+            meas_hi=arm.hi,
+            pred_error=choice.speedup_pred / arm.speedup - 1.0,
+            p_beats_no_spec=p_faster[id(arm)],
+        )
+
+    return replace(
+        policy,
+        evals=[eval_measured(row) for row in policy.evals],
+        trees=[eval_measured(row) for row in policy.trees],
+        choices=[choice_measured(choice) for choice in policy.choices],
+        arms=[replace(a, speedup_pred=p) for a, p in zip(policy.arms, predictions_of(policy, cells), strict=True)],
+    )
 
 
 def prediction_gap(policy: Policy, choice: DepthChoice) -> float:
     """predicted / measured - 1 on the same prompts; over all prompts where the measured ones have no maps."""
-
     arm = arm_of(policy, choice)
     if arm is not None and arm.speedup_pred is not None:
         return arm.speedup_pred / arm.speedup - 1.0
@@ -136,7 +154,6 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
     only_key: the one drafter that may win, or None. Drafters with faults (their output differs, their numbers are
     impossible) are excluded, unless all have faults.
     """
-
     candidates = [c for c in served_choices(policy) if c.depth_k > 0 and c.meas_lo is not None]
     candidates = [c for c in candidates if only_key in (None, c.draft_key)]
     without_faults = [c for c in candidates if not faults_of(policy, c.draft_key)]
@@ -145,7 +162,6 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
 
 def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
     """The conditions of promotion, each with its value and limit."""
-
     if winner is None:
         return [GateCheck("depth_chosen_and_measured", False, 0.0, ">= 1")]
     arms = [a for a in policy.arms if a.draft_key == winner.draft_key and a.workload == ALL]
@@ -170,7 +186,6 @@ def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float,
 
 def _lookup_check(policy: Policy, winner: DepthChoice, minimum: float) -> GateCheck:
     """Speed over prompt lookup, which needs no training; every gate shows it, a setting makes it a condition."""
-
     lookup = best_lookup(policy, winner)
     ratio = winner.speedup_meas / lookup.speedup if lookup is not None and winner.speedup_meas is not None else None
     if not minimum:
@@ -184,7 +199,6 @@ def _verdict(
     policy: Policy, winner: DepthChoice | None, checks: list[GateCheck], only_key: str | None
 ) -> tuple[str, list[str]]:
     """(use | do_not_speculate | undecided | invalid, reasons). only_key: the one drafter that is evaluated."""
-
     if winner is None:
         if any(c.depth_k > 0 and only_key in (None, c.draft_key) for c in served_choices(policy)):
             return "undecided", ["the chosen depth was not measured end to end"]
@@ -210,7 +224,6 @@ def _verdict(
 def _verdict_of_interval(choice: DepthChoice, policy: Policy) -> str:
     """use | do_not_speculate | undecided by the measured interval; too few prompts, or a contradiction with the
     prediction, leave it undecided."""
-
     arm = arm_of(policy, choice)
     if arm is None or not arm.is_decisive or choice.meas_lo is None or choice.meas_hi is None:
         return "undecided"
@@ -229,13 +242,11 @@ def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | Non
     """The choice with the verdict of its own measurement."""
     key = (choice.draft_key, choice.workload, choice.batch_size)
     if winner and key == (winner.draft_key, winner.workload, winner.batch_size):
-        return dataclasses.replace(choice, verdict=policy.verdict, reasons=policy.reasons)
+        return replace(choice, verdict=policy.verdict, reasons=policy.reasons)
     if choice.meas_lo is None or choice.meas_hi is None:
         return choice
     measured = f"measured {choice.speedup_meas:.2f}x [{choice.meas_lo:.2f}, {choice.meas_hi:.2f}]"
-    return dataclasses.replace(
-        choice, verdict=_verdict_of_interval(choice, policy), reasons=[*choice.reasons, measured]
-    )
+    return replace(choice, verdict=_verdict_of_interval(choice, policy), reasons=[*choice.reasons, measured])
 
 
 def predictions_of(policy: Policy, cells: Sequence[CostCell]) -> list[float | None]:

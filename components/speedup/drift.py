@@ -13,8 +13,8 @@ import numpy as np
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.policy import read_policy
 from components.rows import ALL, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
+from components.speedup.bootstrap import PROMPTS, Estimate, draw_weights
 from components.speedup.prediction.replay import acceptance_length
-from components.speedup.statistics.bootstrap import PROMPTS, Estimate, draw_weights
 
 
 def measure_drift(
@@ -74,7 +74,6 @@ def _read_maps(source: Measurements, name: str) -> list[AcceptanceMap]:
 
 def _served_depth(policy: DepthPolicy | None, draft_key: str) -> int:
     """The depth that a policy chose for a drafter over all workloads; 0 without one."""
-
     choices = read_policy(policy.path).choices if policy is not None else []
     return next((c.depth_k for c in choices if (c.draft_key, c.workload) == (draft_key, ALL)), 0)
 
@@ -117,14 +116,12 @@ def _drift_row(
 
 def _estimate_acceptance(maps: Sequence[AcceptanceMap], depth: int, num_draws: int, seed: Sequence[int]) -> Estimate:
     """`al` at a depth; prompts are sorted by name."""
-
     weights = draw_weights(len(maps), num_draws, np.random.default_rng(seed))
     return acceptance_length(sorted(maps, key=lambda m: m.prompt_id), depth, weights)
 
 
 def _few_prompts_flags(row: Drift) -> list[QualityFlag]:
     """A flag where a side has few prompts: the interval is wide, and a relevant change may go unseen."""
-
     fewest = min(row.num_prompts_then, row.num_prompts_now)
     if fewest >= PROMPTS.warn:
         return []

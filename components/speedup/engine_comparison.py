@@ -31,7 +31,7 @@ from components.rows import (
     read_rows,
     write_rows,
 )
-from components.speedup.measured.measured import al_replayed
+from components.speedup.measured import al_replayed
 from components.speedup.prediction.replay import replay
 
 _OF_ANY_LENGTH: Final = ("ngram", "lookahead")
@@ -258,7 +258,6 @@ def _comparison_row(
 
 def _al_pred(prediction: DepthEval, pairs: Sequence[_Pair], our_rounds: _OurRounds) -> float | None:
     """AL by the policy's replay of the paired prompts; of all its prompts where none is paired."""
-
     if not pairs:
         return prediction.al
     counts = [our_rounds.replayed.get((prediction.draft_key, pair.prompt_id)) for pair in pairs]

@@ -17,9 +17,9 @@ import numpy as np
 
 from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import ALL, AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows, write_rows
+from components.speedup.bootstrap import PROMPTS, Estimate, draw_weights
 from components.speedup.prediction.flags import QualityIssue
 from components.speedup.prediction.replay import acceptance_length
-from components.speedup.statistics.bootstrap import PROMPTS, Estimate, draw_weights
 
 UNKNOWN = "unknown"
 
@@ -125,7 +125,6 @@ def _training_languages(mix: Prompts) -> Counter[str]:
 
 def _estimate_acceptance(drafter: _Drafter, prompts: Sequence[str], depth: int, num_draws: int, seed: int) -> Estimate:
     """`al` at a depth; every drafter on the same prompts gets the same draws."""
-
     weights = draw_weights(len(prompts), num_draws, np.random.default_rng([seed, 8]))
     return acceptance_length([drafter.maps[prompt] for prompt in prompts], depth, weights)
 
@@ -175,7 +174,6 @@ def _language_row(
 
 def _few_prompts_flags(rows: Sequence[AcceptanceByLanguage]) -> list[QualityFlag]:
     """Flags of languages with few prompts: intervals are wide, and a relevant difference may go unseen."""
-
     few = [row for row in rows if row.verdict == "baseline" and row.num_prompts < PROMPTS.warn]
     detail = f"fewer than {PROMPTS.warn} prompts; its intervals are wide"
     issues = [

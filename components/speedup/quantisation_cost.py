@@ -13,8 +13,8 @@ import numpy as np
 
 from components.policy import WeightsCost
 from components.rows import AcceptanceMap
+from components.speedup.bootstrap import Estimate, draw_weights
 from components.speedup.prediction.replay import acceptance_length
-from components.speedup.statistics.bootstrap import Estimate, draw_weights
 
 
 class Rounded(NamedTuple):

@@ -10,16 +10,16 @@ Winner and verdict by the predictions alone, before any end-to-end measurement.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from components.policy import Policy, RankedDrafter, Winner, faults_of
+from components.policy import Policy, RankedDrafter, Winner, extended, faults_of
 from components.rows import ALL
+from components.speedup.bootstrap import Estimate, losses, near_best, p_best
 from components.speedup.prediction.flags import QualityIssue
 from components.speedup.prediction.predict import Rule
-from components.speedup.statistics.bootstrap import Estimate
-from components.speedup.statistics.regret import losses, near_best, p_best
 
 
 class Contender(NamedTuple):
@@ -67,14 +67,14 @@ def _size(contender: Contender) -> tuple[int, float]:
     return num_drafted, float("inf") if contender.draft_vocab is None else contender.draft_vocab
 
 
-def conclude(policy: Policy, contenders: Sequence[Contender], rule: Rule) -> None:
-    """Enter ranking, winner, verdict and reasons into the policy.
+def conclude(policy: Policy, contenders: Sequence[Contender], rule: Rule) -> Policy:
+    """The policy with its ranking, winner, verdict and reasons.
 
     contenders: every drafter in every setting, over all workloads, at its smallest batch size. The winner is a chain,
     since chains are published and served; a tree that is predicted to beat it raises a flag. Where only trees were
     measured, the best of them wins.
     """
-    policy.ranking = rank(contenders, rule.tolerance, rule.confidence)
+    ranking = rank(contenders, rule.tolerance, rule.confidence)
     # A drafter with maps of trees alone has no chosen depth, whether or not a tree is worth drafting.
     chosen_for = {c.draft_key for c in policy.choices if c.workload == ALL}
     eligible = [e for e in contenders if e.draft_key in chosen_for]
@@ -85,15 +85,20 @@ def conclude(policy: Policy, contenders: Sequence[Contender], rule: Rule) -> Non
     winner_choices = [c for c in policy.choices if (c.draft_key, c.workload) == (winner.draft_key, ALL)]
     best = min(winner_choices, key=lambda c: c.batch_size)
     faults = faults_of(policy, best.draft_key)
-    policy.verdict = "invalid" if faults else best.verdict
-    policy.reasons = [f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons)
-    if best.depth_k > 0:  # worth using; or worth a try, where too little was measured for a verdict
-        policy.winner = Winner(best.draft_key, best.method, best.depth_k)
-    top = next(c for c in policy.ranking if c.chosen)
+    policy = replace(
+        policy,
+        ranking=ranking,
+        verdict="invalid" if faults else best.verdict,
+        reasons=[f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons),
+        # Above 0 it is worth using; or worth a try, where too little was measured for a verdict.
+        winner=Winner(best.draft_key, best.method, best.depth_k) if best.depth_k > 0 else None,
+    )
+    top = next(c for c in ranking if c.chosen)
     if top.tree_budget is not None and winner.tree_budget is None:
         detail = (
             f"a tree of {top.tree_budget} guesses, depth {top.depth_k}, is predicted to be {top.speedup_pred:.2f}x "
             f"[{top.pred_lo:.2f}, {top.pred_hi:.2f}]; the best chain is depth {best.depth_k}, {best.speedup_pred:.2f}x"
         )
         issue = QualityIssue("tree_predicted_faster", "info", top.speedup_pred, detail)
-        policy.flags.append(issue.to_flag(policy.selection_id, top.draft_key, top.method))
+        policy = extended(policy, flags=[issue.to_flag(policy.selection_id, top.draft_key, top.method)])
+    return policy

@@ -61,9 +61,7 @@ def policy_serving(house: House, depth: int, verdict: str = "use") -> DepthPolic
     made = choose_depth(
         [house.measured("maps-then", list(maps))], [house.measured("cost-then", list(cells))], ctx=house.ctx("then")
     )
-    released = read_policy(made.path)
-    released.winner = Winner(OLD, "mtp", depth)
-    released.verdict = verdict
+    released = dataclasses.replace(read_policy(made.path), winner=Winner(OLD, "mtp", depth), verdict=verdict)
     out = house.ctx("released")
     write_policy(out.out, released)
     return DepthPolicy("released", out.out)

@@ -16,7 +16,7 @@ noise makes no better drafter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from components.definitions import has_decoding
 from components.policy import GateCheck, Policy, PromptCounts
 from components.promotion import ArmPrompt, Check, Evidence, Margins, ServingSetup
 from components.rows import ALL, DepthChoice, PairedComparison, QualityFlag, Request
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.paired import Ratio
 from components.speedup.comparison.pairing import (
     Comparison,
@@ -34,7 +35,6 @@ from components.speedup.comparison.pairing import (
     compare_ways,
     identity_of,
 )
-from components.speedup.statistics.bootstrap import PROMPTS
 
 
 class PairedRatio(Protocol):
@@ -133,10 +133,10 @@ def _size_check(evidence: Evidence, limits: Limits) -> Check:
     return Check("size", new <= old * most, new / old, None, None, f"<= {most:.2f}")
 
 
-def enter_comparison(
+def with_comparison(
     policy: Policy, requests: Sequence[Request], drafts: tuple[Draft, Draft], margins: Margins
-) -> None:
-    """Enter roles and paired comparisons of (challenger, champion) into the policy.
+) -> Policy:
+    """The policy with roles and paired comparisons of (challenger, champion).
 
     Raises:
         UserError: the policy or the requests hold nothing about one of them.
@@ -146,10 +146,7 @@ def enter_comparison(
         raise UserError(f"challenger, champion: both are {champion.key[:12]}; wire the drafter that was just trained")
     choices = [_choice_of(policy, draft, role) for draft, role in zip(drafts, ("challenger", "champion"), strict=True)]
     depth = policy.served.get(champion.key, choices[1].depth_k)
-    if champion.key not in policy.served:
-        policy.flags.append(_unknown_depth_flag(policy, choices[1]))
     ways = ServingSetup("challenger", challenger.key, choices[0].depth_k), ServingSetup("champion", champion.key, depth)
-    policy.roles |= {challenger.key: "challenger", champion.key: "champion"}
     comparison = Comparison()
     dtypes = {r.dtype for r in requests if has_decoding(r)}
     dtype = policy.dtype if policy.dtype in dtypes else min(dtypes, default="")
@@ -164,9 +161,12 @@ def enter_comparison(
     compare_replays(comparison, replays, ways, margins)
     session = next((r.session_id for r in requests), "")
     methods = choices[0].method, choices[1].method
-    policy.comparisons = [
-        _comparison_row(ratio, comparison, policy, ways, methods, session) for ratio in comparison.ratios
-    ]
+    return replace(
+        policy,
+        flags=[*policy.flags, *([] if champion.key in policy.served else [_unknown_depth_flag(policy, choices[1])])],
+        roles={**policy.roles, challenger.key: "challenger", champion.key: "champion"},
+        comparisons=[_comparison_row(ratio, comparison, policy, ways, methods, session) for ratio in comparison.ratios],
+    )
 
 
 def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from components.contract import UserError
+from components.speedup.bootstrap import Floats
 from components.speedup.imported.rows import ImportedRow
 from components.speedup.prediction.model import acceptance_lengths
 from components.speedup.prediction.replay import count
-from components.speedup.statistics.bootstrap import Floats
 
 Unit = tuple[str, str]  # (workload, prompt), "" where not named
 

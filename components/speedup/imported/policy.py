@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from components.contract import UserError
 from components.methods import is_trained
-from components.policy import Policy, faults_of
+from components.policy import Mixture, Policy, extended, faults_of
 from components.rows import ALL, DepthChoice, DepthEval
 from components.speedup.bootstrap import Estimate
 from components.speedup.imported.acceptance import Acceptance
@@ -51,21 +51,22 @@ def policy_from(rows: Sequence[SourcedRow], rule: Rule, mixture: Mapping[str, fl
     check_together(rows)
     policy = Policy("outside", "", "", "", rule.description, rule.tolerance, [], [], [], [], [], [])
     cases = cases_of(rows)
-    results = [(case, _add_case(policy, case, rule, mixture, seed)) for case in cases]
+    results: list[tuple[MeasurementCase, CaseResult]] = []
+    for case in cases:
+        policy, result = _with_case(policy, case, rule, mixture, seed)
+        results.append((case, result))
     faulty = {case.label for case in cases if faults_of(policy, case.label)}
-    _invalidate_faulty(policy, faulty)
     smallest = {label: min(c.batch_size for c in cases if c.label == label) for label in {c.label for c in cases}}
     contenders = [
         _contender(case, result, case.label in faulty)
         for case, result in results
         if (case.kv_len, case.batch_size) == (None, smallest[case.label])
     ]
-    conclude(policy, contenders, rule)
-    return policy
+    return conclude(_invalidate_faulty(policy, faulty), contenders, rule)
 
 
-def _invalidate_faulty(policy: Policy, faulty: Collection[str]) -> None:
-    """Invalidate choices of drafters with faults, so that no reader of the policy finds a speedup to use."""
+def _invalidate_faulty(policy: Policy, faulty: Collection[str]) -> Policy:
+    """The policy with invalid choices for drafters with faults, so that no reader of it finds a speedup to use."""
 
     def invalid(choice: DepthChoice) -> DepthChoice:
         if choice.draft_key not in faulty:
@@ -75,24 +76,31 @@ def _invalidate_faulty(policy: Policy, faulty: Collection[str]) -> None:
         unmeasured = replace(plain, speedup_meas=None, meas_lo=None, meas_hi=None, pred_error=None)
         return replace(unmeasured, verdict="invalid", reasons=reasons)
 
-    policy.choices = [invalid(choice) for choice in policy.choices]
-    policy.contexts = [invalid(choice) for choice in policy.contexts]
-    policy.mixtures = [mixture for mixture in policy.mixtures if mixture.draft_key not in faulty]
+    return replace(
+        policy,
+        choices=[invalid(choice) for choice in policy.choices],
+        contexts=[invalid(choice) for choice in policy.contexts],
+        mixtures=[mixture for mixture in policy.mixtures if mixture.draft_key not in faulty],
+    )
 
 
-def _add_case(policy: Policy, case: MeasurementCase, rule: Rule, mixture: Mapping[str, float], seed: int) -> CaseResult:
-    """Enter one case into the policy; return its result over all workloads."""
+def _with_case(
+    policy: Policy, case: MeasurementCase, rule: Rule, mixture: Mapping[str, float], seed: int
+) -> tuple[Policy, CaseResult]:
+    """The policy with one case, and its result over all workloads."""
     names = [ALL, *sorted(case.workloads - {ALL})]
     results = {name: _evaluate_workload(policy, case, name, rule, seed) for name in names}
     pooled = results[ALL]
     if case.kv_len is not None:
-        policy.contexts.append(pooled.choice)
-        return pooled
-    policy.evals += [e for name in names for e in results[name].evals]
-    _add_choices(policy, case, results, rule, mixture)
-    for issue in issues_of(case, results):
-        policy.flags.append(issue.to_flag(policy.selection_id, case.label, case.method))
-    return pooled
+        return extended(policy, contexts=[pooled.choice]), pooled
+    mixtures, choices = _one_depth_for_all(policy, case, results, rule, mixture)
+    return extended(
+        policy,
+        evals=[e for name in names for e in results[name].evals],
+        mixtures=mixtures,
+        choices=choices.values(),
+        flags=[issue.to_flag(policy.selection_id, case.label, case.method) for issue in issues_of(case, results)],
+    ), pooled
 
 
 def _evaluate_workload(policy: Policy, case: MeasurementCase, workload: str, rule: Rule, seed: int) -> CaseResult:
@@ -132,25 +140,23 @@ def _choice_with_measurement(choice: DepthChoice, evals: Sequence[DepthEval]) ->
     return replace(choice, speedup_meas=measured, pred_error=choice.speedup_pred / measured - 1.0)
 
 
-def _add_choices(
+def _one_depth_for_all(
     policy: Policy, case: MeasurementCase, results: Mapping[str, CaseResult], rule: Rule, stated: Mapping[str, float]
-) -> None:
-    """Enter the choices of every workload, with the loss of one depth for all of them."""
+) -> tuple[list[Mixture], dict[str, DepthChoice]]:
+    """The choices of every workload, with the loss of one depth for all of them."""
     names = [name for name in results if name != ALL]
     choices = {name: results[name].choice for name in results}
     shares = stated_shares(stated, names) if stated else {}
     same_depths = len({tuple(result.speeds.depths) for result in results.values()}) == 1
     if shares and not same_depths:
         raise UserError(f"mixture: {case.label} was not measured at the same depths on every workload")
-    if names and same_depths and (shares or len(names) > 1):
-        speeds = {name: results[name].speeds for name in names}
-        weights = shares or _measured_shares({name: results[name].acceptance for name in names})
-        identity = Identity(policy.selection_id, policy.target_key, case.label, case.method, ALL, case.batch_size)
-        mixture, choice = one_depth_for_all(speeds, weights, None if shares else choices[ALL], choices, identity, rule)
-        policy.mixtures.append(mixture)
-        choices[choice.workload] = replace(choice, loss=mixture.loss)
-        choices |= {name: replace(choices[name], loss=mixture.loss_by_workload[name]) for name in names}
-    policy.choices += choices.values()
+    if not names or not same_depths or (not shares and len(names) < 2):
+        return [], choices
+    speeds = {name: results[name].speeds for name in names}
+    weights = shares or _measured_shares({name: results[name].acceptance for name in names})
+    identity = Identity(policy.selection_id, policy.target_key, case.label, case.method, ALL, case.batch_size)
+    mixture, choices = one_depth_for_all(speeds, weights, None if shares else choices[ALL], choices, identity, rule)
+    return [mixture], choices
 
 
 def _measured_shares(by_workload: Mapping[str, Acceptance]) -> dict[str, float]:

@@ -15,7 +15,7 @@ Bayes (after Efron & Morris 1973) shrinks each depth towards the line:
     curve_k = w cell_k + (1 - w) line_k,   w = tau^2 / (tau^2 + se^2)
 where se^2 is the variance of one cell, from the differences of processes about the line beyond a shift and a tilt of
 each, and tau^2 the spread of cells about the line, at least LEAST_STEP^2. Subtracting se^2 from that spread, as James
-and Stein do, loses more where a step is real than it gains elsewhere (tests/components/speedup/test_known_truth.py).
+and Stein do, loses more where a step is real than it gains elsewhere (tests: prediction/test_predict.py).
 What processes share (one of them had a slow plain baseline) moves the whole line and leaves its shape. Deeper rounds do
 more work, so the curve never falls, unless the data show a fall.
 """
@@ -32,8 +32,7 @@ import numpy as np
 from components.contract import UserError
 from components.definitions import steady
 from components.rows import CostCell
-from components.speedup.statistics.bootstrap import Floats
-from components.speedup.statistics.student import student_cdf, student_quantile
+from components.speedup.bootstrap import Floats, student_cdf, student_quantile
 
 MAX_PARTS = 8  # of a single process' blocks: enough to show its noise, each still a steady time
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from components.contract import UserError
 from components.policy import Mixture
 from components.rows import DepthChoice
+from components.speedup.bootstrap import Estimate, joined_sample
 from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row
-from components.speedup.statistics.bootstrap import Estimate, joined_sample
 
 MIXTURE = "mixture"
 
@@ -76,8 +77,11 @@ def one_depth_for_all(
     apart: Mapping[str, DepthChoice],
     identity: Identity,
     rule: Rule,
-) -> tuple[Mixture, DepthChoice]:
-    """The mixture and its choice. together: the choice over all measured prompts; None where shares are stated."""
+) -> tuple[Mixture, dict[str, DepthChoice]]:
+    """The mixture, and every choice with the loss of one depth for all; that of a stated mixture comes last.
+
+    together: the choice over all measured prompts; None where shares are stated. apart: workload -> its choice.
+    """
     blended = blend(by_workload, shares)
     choice = together or choice_row(blended, identity._replace(workload=MIXTURE), rule)
     column = blended.depths.index(choice.depth_k)
@@ -102,7 +106,8 @@ def one_depth_for_all(
             name: 1.0 - _speedup_at(by_workload[name], choice.depth_k) / speeds_apart[name] for name in by_workload
         },
     )
-    return mixture, choice
+    choices = {**apart, choice.workload: replace(choice, loss=mixture.loss)}
+    return mixture, choices | {name: replace(apart[name], loss=mixture.loss_by_workload[name]) for name in by_workload}
 
 
 def _speedup_at(speeds: Speeds, depth: int) -> float:

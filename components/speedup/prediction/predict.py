@@ -14,18 +14,20 @@ from typing import NamedTuple
 import numpy as np
 
 from components.rows import DepthChoice, DepthEval
-from components.speedup.prediction.costs import CostTable, round_cost
-from components.speedup.prediction.model import marginal_cost, marginal_gain
-from components.speedup.statistics.bootstrap import (
+from components.speedup.bootstrap import (
     PROMPTS,
     Estimate,
     Floats,
     draw_weights,
+    losses,
+    near_best,
+    p_best,
     ratio_draws,
     ratio_influence,
     sample_of,
 )
-from components.speedup.statistics.regret import losses, near_best, p_best
+from components.speedup.prediction.costs import CostTable, round_cost
+from components.speedup.prediction.model import marginal_cost, marginal_gain
 
 
 class Rule(NamedTuple):

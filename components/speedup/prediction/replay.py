@@ -21,7 +21,7 @@ import numpy as np
 
 from components.definitions import is_cut
 from components.rows import AcceptanceMap
-from components.speedup.statistics.bootstrap import Estimate, Floats, pooled_ratio
+from components.speedup.bootstrap import Estimate, Floats, pooled_ratio
 
 
 class RoundOutcome(NamedTuple):

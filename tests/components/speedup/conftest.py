@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.contract import Context, Measurements
-from components.rows import write_rows
+from components.policy import Policy, read_policy
+from components.rows import DepthChoice, DepthEval, read_rows, write_rows
+from components.speedup import choose_depth
 
 
 @pytest.fixture
@@ -34,3 +36,18 @@ def new_ctx(tmp_path: Path) -> Callable[..., Context]:
         return Context(key=path.name, out=path, scratch=path / "scratch", seed=seed)
 
     return make
+
+
+@pytest.fixture
+def choose(measurements: Callable[..., Measurements], new_ctx: Callable[..., Context]) -> Callable[..., Policy]:
+    """Maps and cells -> the policy that choose_depth makes of them."""
+
+    def run(maps: list, cells: list, **settings: object) -> Policy:
+        made = choose_depth([measurements(maps)], [measurements(cells)], ctx=new_ctx(), **settings)  # type: ignore[arg-type]
+        policy = read_policy(made.path)
+        assert read_rows(made.path, DepthChoice) == [*policy.choices, *policy.contexts]
+        assert read_rows(made.path, DepthEval) == [*policy.evals, *policy.trees]
+        assert (made.path / "policy.md").read_text().startswith("# Depth policy")
+        return policy
+
+    return run

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from components.speedup.bootstrap import Floats
 from components.speedup.prediction.costs import CostTable, StepTimes, cost_curve, exact_table
 from components.speedup.prediction.predict import Rule, Speeds, predict
-from components.speedup.statistics.bootstrap import Floats
 
 DEPTHS = np.arange(1, 8)
 SHARED, OWN, NOISE, NUM_BLOCKS = 0.015, 0.02, 0.04, 8

@@ -172,3 +172,21 @@ def make_study(num_prompts: int = 40, seed: int = 0) -> dict[str, list[object]]:
                     )
                 )
     return {"maps": maps, "cells": cells, "requests": requests}
+
+
+EASY, HARD = [0.95] * 6, [0.55] * 6
+VERIFY_MS, DRAFT_MS = [10.5 + 0.5 * k for k in range(6)], [0.5 + 0.5 * k for k in range(6)]
+"""Times of depths 1 to 6 beside a plain step of 10 ms."""
+
+
+def two_workloads(num_prompts: int = 40) -> list[AcceptanceMap]:
+    """Maps of an easy and of a hard workload."""
+    return [
+        *make_maps(EASY, num_prompts=num_prompts, num_tokens=200, seed=1, workload="code"),
+        *make_maps(HARD, num_prompts=num_prompts, num_tokens=200, seed=2, workload="chat"),
+    ]
+
+
+def changed(cells: list[CostCell], **changes: object) -> list[CostCell]:
+    """The same cells at another batch size or context length."""
+    return [dataclasses.replace(c, **changes) for c in cells]  # type: ignore[arg-type]

@@ -17,12 +17,12 @@ import pytest
 
 from components.policy import Policy, Winner
 from components.rows import ALL
+from components.speedup.bootstrap import near_best
 from components.speedup.imported.policy import policy_from
 from components.speedup.imported.rows import ImportedRow, SourcedRow
 from components.speedup.prediction.costs import line_over, line_without_each
 from components.speedup.prediction.model import marginal_cost, marginal_gain, speedup
 from components.speedup.prediction.predict import Rule
-from components.speedup.statistics.regret import near_best
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("DRAFTSMITH_DEV_DATA", ROOT.parent / "shared" / "data")) / "results"

@@ -15,7 +15,7 @@ from simulated_rows import make_maps, make_request
 from components.contract import UserError
 from components.promotion import Margins
 from components.rows import DepthChoice, write_rows
-from components.speedup.statistics.bootstrap import PROMPTS
+from components.speedup.bootstrap import PROMPTS
 from flows.analysis.compare import Outcome, Side, compare, find_side
 from flows.cli import main
 from storage.artifacts.store import Store

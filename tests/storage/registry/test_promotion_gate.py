@@ -12,8 +12,8 @@ import pytest
 from paired_runs import timed
 
 from components.promotion import Check
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.promotion_rule import judge
-from components.speedup.statistics.bootstrap import PROMPTS
 from storage.history.query import query
 from storage.history.write import record_artifact
 from storage.registry.promotion_gate import Decision, decide

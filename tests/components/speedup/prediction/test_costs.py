@@ -10,8 +10,8 @@ from simulated_rows import make_cells
 
 from components.contract import UserError
 from components.rows import CostCell
+from components.speedup.bootstrap import Floats
 from components.speedup.prediction.costs import Setting, cells_to_measure_again, cost_curve, cost_table
-from components.speedup.statistics.bootstrap import Floats
 
 DEPTHS = list(range(1, 8))
 LINE = 1.1 + 0.15 * np.array(DEPTHS)

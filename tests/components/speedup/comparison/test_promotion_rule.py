@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from components.contract import Context, DepthPolicy, Draft, Measurements, UserE
 from components.policy import Policy, Winner, read_policy, served_depths
 from components.rows import PairedComparison, read_rows
 from components.speedup import choose_depth, confirm_depth
+from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.paired import verdict_of
 from components.speedup.policy_markdown import write_policy
-from components.speedup.statistics.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -244,13 +245,10 @@ def test_a_wrong_pair_is_told_in_one_line(
 
 
 def test_a_release_serves_its_winner_or_decodes_plainly(measurements: Rows, new_ctx: NewCtx) -> None:
-    policy = read_policy(policy_of(measurements, new_ctx).path)
-    policy.winner = None
+    policy = replace(read_policy(policy_of(measurements, new_ctx).path), winner=None)
     assert served_depths(policy) == {}
-    policy.winner = Winner(OLD.key, "mtp", 2)
     for verdict, depth in (("use", 2), ("undecided", 2), ("do_not_speculate", 0), ("invalid", 0)):
-        policy.verdict = verdict
-        assert served_depths(policy) == {OLD.key: depth}
+        assert served_depths(replace(policy, winner=Winner(OLD.key, "mtp", 2), verdict=verdict)) == {OLD.key: depth}
 
 
 def test_verdicts() -> None:

@@ -1,4 +1,4 @@
-"""Choosing a depth: the worked example from rows, invariances, refusals, and honest intervals."""
+"""Choosing a depth: the worked example, invariances, refusals, honest intervals; each batch size and context apart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from simulated_rows import DRAFT, make_cells, make_maps
+from simulated_rows import DRAFT, DRAFT_MS, VERIFY_MS, changed, make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
+from components.engines.depth_settings import engine_settings
 from components.policy import Policy, Winner, read_policy
-from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
+from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag, read_rows
 from components.speedup import choose_depth
-from components.speedup.prediction.evidence import replay_counts
+from components.speedup.choose import answers_near, replay_counts
 
 P, VERIFY, HOST_FREE_DRAFT = [0.80, 0.74, 0.67], [90.0, 104.0, 117.0], [8.0, 14.0, 22.0]
 Rows = Callable[[list[object]], Measurements]
@@ -185,3 +186,71 @@ def test_choosing_is_quick(measurements: Rows, new_ctx: NewCtx) -> None:
     start = time.process_time()
     choose_depth([a for a, _ in sources], [c for _, c in sources], ctx=new_ctx())
     assert time.process_time() - start < 5.0
+
+
+def test_a_dearer_batch_is_drafted_shallower_and_engines_are_told_the_ranges(choose: Callable[..., Policy]) -> None:
+    maps = make_maps([0.8] * 6, num_prompts=64, num_tokens=200, seed=1)
+    cells = make_cells(10.0, VERIFY_MS, DRAFT_MS)
+    steep = changed(make_cells(20.0, [20.0 + 6 * k for k in range(1, 7)], [1.0 * k for k in range(1, 7)]), batch_size=8)
+    hopeless = changed(
+        make_cells(30.0, [60.0 + 20 * k for k in range(6)], [2.0 * k for k in range(1, 7)]), batch_size=32
+    )
+    policy = choose(maps, [*cells, *steep, *hopeless])
+    one, eight, many = (next(c for c in policy.choices if (c.workload, c.batch_size) == ("all", b)) for b in (1, 8, 32))
+    assert one.depth_k > eight.depth_k > many.depth_k == 0
+    assert many.verdict == "do_not_speculate"
+    vllm = engine_settings(policy, ())["vllm"]["speculative_config"]
+    assert vllm["num_speculative_tokens"] == one.depth_k
+    ranges = [[1, 1, one.depth_k], [2, 8, eight.depth_k], [9, 32, 0]]
+    assert vllm["num_speculative_tokens_per_batch_size"] == ranges
+    schedule = engine_settings(policy, ())["tensorrt_llm"]["speculative_config"]["draft_len_schedule"]
+    assert schedule == {"1": one.depth_k, "8": eight.depth_k, "32": 0}
+    assert policy.winner == Winner(DRAFT, "eagle3", one.depth_k)
+
+
+def test_each_context_length_has_its_own_choice(choose: Callable[..., Policy]) -> None:
+    maps = make_maps([0.8] * 6, num_prompts=64, num_tokens=200, seed=1)
+    near = changed(make_cells(10.0, VERIFY_MS, DRAFT_MS), kv_len=128)
+    far = changed(make_cells(30.0, [30.0 + 8 * k for k in range(1, 7)], [2.0 * k for k in range(1, 7)]), kv_len=4096)
+    policy = choose(maps, [*near, *far])
+    by_context = {c.kv_len: c for c in policy.contexts}
+    assert by_context[4096].depth_k < by_context[128].depth_k
+    assert all(c.kv_len is None for c in policy.choices)
+    grid = engine_settings(policy, ())["vllm_by_context"]["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert grid == [[1, 1, 1, 128, by_context[128].depth_k], [1, 1, 129, 2**31 - 1, by_context[4096].depth_k]]
+    only_near = choose(maps, near)
+    assert by_context[128].speedup_pred == pytest.approx(only_near.choices[0].speedup_pred)
+    assert only_near.contexts == [] and "vllm_by_context" not in engine_settings(only_near, ())
+
+
+def test_a_context_is_judged_by_the_answers_near_it(choose: Callable[..., Policy]) -> None:
+    def maps(p: float, prompt_tokens: int, num_prompts: int, workload: str) -> list[AcceptanceMap]:
+        made = make_maps([p] * 6, num_prompts=num_prompts, num_tokens=200, seed=1, workload=workload)
+        return [dataclasses.replace(m, prompt_tokens=prompt_tokens) for m in made]
+
+    cells = [
+        *changed(make_cells(10.0, VERIFY_MS, DRAFT_MS), kv_len=128),
+        *changed(make_cells(10.0, VERIFY_MS, DRAFT_MS), kv_len=4096),
+    ]
+    short, long = maps(0.85, 60, 40, "chat"), maps(0.3, 3000, 40, "papers")
+    by_context = {c.kv_len: c for c in choose([*short, *long], cells).contexts}
+    alone = {c.kv_len: c for c in choose(long, cells).contexts}
+    assert by_context[128].depth_k > by_context[4096].depth_k
+    assert by_context[4096].speedup_pred == pytest.approx(alone[4096].speedup_pred)
+    assert "40 answers nearest to 4096" in by_context[4096].reasons[-1]
+    few = {c.kv_len: c for c in choose([*short, *long[:7]], cells).contexts}
+    assert "all prompts: 7 answers lie near 4096 tokens, 8 are asked" in few[4096].reasons[-1]
+
+
+def test_an_answer_is_near_the_length_that_is_nearest_by_ratio() -> None:
+    base = make_maps([0.5], num_prompts=3, num_tokens=100, seed=1)
+    maps = [dataclasses.replace(m, prompt_tokens=n) for m, n in zip(base, (150, 950, None), strict=True)]
+    assert answers_near(maps, 100, [100, 1000]) == maps[:1]
+    assert answers_near(maps, 1000, [100, 1000]) == maps[1:2]
+
+
+def test_nothing_worth_drafting_tells_the_engines_nothing(choose: Callable[..., Policy]) -> None:
+    policy = choose(
+        make_maps([0.1] * 3, num_prompts=64, num_tokens=100, seed=1), make_cells(10.0, [20.0] * 3, [3.0] * 3)
+    )
+    assert engine_settings(policy, ()) == {} and policy.winner is None

@@ -12,8 +12,8 @@ from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.policy import Policy, Winner, read_policy
 from components.rows import CostCell, DepthEval, QualityFlag, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.measured.measured import measured_arms
-from components.speedup.statistics.bootstrap import PROMPTS
+from components.speedup.bootstrap import PROMPTS
+from components.speedup.measured import measured_arms
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

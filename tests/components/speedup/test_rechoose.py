@@ -14,8 +14,8 @@ from components.engines.depth_settings import engine_settings
 from components.policy import Policy, Winner, read_policy
 from components.rows import AcceptanceMap, CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.measured.rechoose import MeasuredDepth, PredictedDepth, combine
 from components.speedup.prediction.replay import count
+from components.speedup.rechoose import MeasuredDepth, PredictedDepth, combine
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

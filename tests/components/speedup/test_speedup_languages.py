@@ -13,7 +13,7 @@ from simulated_rows import make_maps
 from components.contract import Context, Measurements, Prompts, UserError
 from components.rows import AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows
 from components.speedup import measure_languages
-from components.speedup.statistics.bootstrap import PROMPTS, Estimate
+from components.speedup.bootstrap import PROMPTS, Estimate
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -13,7 +13,7 @@ from simulated_rows import make_cells, make_maps
 from components.contract import Context, Measurements, UserError
 from components.rows import Drift, QualityFlag, read_rows
 from components.speedup import choose_depth, measure_drift
-from components.speedup.statistics.bootstrap import PROMPTS
+from components.speedup.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -10,7 +10,7 @@ import pytest
 from simulated_rows import make_request
 
 from components.rows import Request
-from components.speedup.measured.ties import FALSE_ALARM, SLACK, Ties, ties_of
+from components.speedup.measured import FALSE_ALARM, SLACK, Ties, ties_of
 
 
 def compared(num_prompts: int, reps: int = 1, **facts: Any) -> list[Request]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from populations import POPULATIONS, RULE, Population, study
 
+from components.speedup.bootstrap import near_best
 from components.speedup.prediction.flags import weight_issues
 from components.speedup.prediction.predict import Speeds, pick
-from components.speedup.statistics.regret import near_best
 
 
 def taken(speeds: Speeds) -> int:

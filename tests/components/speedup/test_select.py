@@ -1,4 +1,7 @@
-"""What is served is what was chosen and measured at the smallest batch size; no other batch stands in for it."""
+"""What is served is what was chosen and measured at the smallest batch size; no other batch stands in for it.
+
+Of drafters as good as each other the one with the smaller tree or vocabulary wins, and chains are served.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from simulated_rows import DRAFT, make_cells, make_maps, make_request
+from simulated_rows import DRAFT, DRAFT_MS, VERIFY_MS, make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Measurements
 from components.engines.depth_settings import engine_settings
 from components.policy import Policy, faults_of, read_policy
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.statistics.bootstrap import PROMPTS
+from components.speedup.bootstrap import PROMPTS, Estimate
+from components.speedup.select import Contender, rank
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
@@ -111,3 +116,68 @@ def test_a_fault_of_prompt_lookup_is_not_the_drafters(
     for method in ("", "none"):  # of the whole measurement, or of the plain decoding that all are compared with
         policy.flags[0] = dataclasses.replace(policy.flags[0], severity="fault", draft_key="", method=method)
         assert faults_of(policy, DRAFT) == [policy.flags[0]]
+
+
+def test_a_tree_competes_with_the_chain_and_is_said_when_it_wins(choose: Callable[..., Policy]) -> None:
+    maps = make_maps([0.6] * 6, num_prompts=64, num_tokens=200, seed=1)
+    wide = [
+        dataclasses.replace(m, tree_budget=12, k_max=4)
+        for m in make_maps([0.85] * 4, num_prompts=64, num_tokens=200, seed=1)
+    ]
+    cells = make_cells(10.0, VERIFY_MS, DRAFT_MS)
+
+    def tree_cells(cost: float) -> list[CostCell]:
+        one = make_cells(10.0, [cost] * 4, [2.0] * 4)
+        return [dataclasses.replace(c, tree_budget=12, num_rows=13) for c in one if c.depth_k == 4]
+
+    cheap, dear = (choose([*maps, *wide], [*cells, *tree_cells(cost)]) for cost in (13.0, 40.0))
+    (row,) = cheap.trees
+    assert (row.depth_k, row.tree_budget) == (4, 12)
+    assert row.speedup_pred == pytest.approx(row.al * 10.0 / 15.0)
+    top = next(c for c in cheap.ranking if c.chosen)
+    assert (top.tree_budget, top.depth_k) == (12, 4)
+    assert "tree_predicted_faster" in {f.code for f in cheap.flags}
+    assert next(c for c in dear.ranking if c.chosen).tree_budget is None
+    assert "tree_predicted_faster" not in {f.code for f in dear.flags}
+    # What is served stays a chain, and chains read as if no tree had been measured.
+    assert cheap.winner is not None and cheap.winner.depth_k == dear.choices[0].depth_k
+    assert {e.tree_budget for e in cheap.evals} == {None}
+
+
+def test_a_drafter_that_only_trees_were_mapped_of_stands_back(choose: Callable[..., Policy]) -> None:
+    """Its tree is not worth drafting, and nor is the other's chain: nothing is chosen, and nothing breaks."""
+    other = "b" * 64
+    maps = make_maps([0.1] * 4, num_prompts=64, num_tokens=100, seed=1)
+    trees = [
+        dataclasses.replace(m, tree_budget=12)
+        for m in make_maps([0.3] * 4, num_prompts=64, num_tokens=100, seed=2, draft_key=other)
+    ]
+    cells = make_cells(10.0, [20.0] * 4, [3.0] * 4)
+    wide = [
+        dataclasses.replace(c, tree_budget=12, num_rows=13)
+        for c in make_cells(10.0, [20.0] * 4, [3.0] * 4, draft_key=other)
+        if c.depth_k == 4
+    ]
+    policy = choose([*maps, *trees], [*cells, *wide, *(c for c in cells if c.phase == "target_step")])
+    assert policy.verdict == "do_not_speculate" and policy.winner is None
+    assert {c.draft_key for c in policy.choices} == {DRAFT}
+
+
+def contender(
+    speed: float, noise: float, *, name: str, vocab: int | None = None, budget: int | None = None
+) -> Contender:
+    rng = np.random.default_rng(abs(hash((speed, noise))) % 2**32)
+    estimate = Estimate(speed, speed + noise * rng.standard_normal(4000), np.full(64, noise / 8))
+    return Contender(name, "eagle3", 3, budget, vocab, estimate, "use")
+
+
+def test_the_smaller_vocabulary_or_tree_wins_what_is_as_good() -> None:
+    near = [contender(1.500, 0.004, name="a", vocab=128_000), contender(1.495, 0.004, name="b", vocab=32_000)]
+    assert next(c for c in rank(near, 0.01, 0.95) if c.chosen).draft_vocab == 32_000
+    far = [contender(1.500, 0.004, name="a", vocab=128_000), contender(1.40, 0.004, name="b", vocab=32_000)]
+    ranked = rank(far, 0.01, 0.95)
+    assert next(c for c in ranked if c.chosen).draft_vocab == 128_000
+    assert ranked[0].p_best == 1.0 and sum(c.p_best for c in ranked) == 1.0
+    assert ranked[1].regret == pytest.approx(0.1 / 1.5, abs=0.01)
+    trees = [contender(1.500, 0.004, name="a", budget=48), contender(1.495, 0.004, name="a", budget=16)]
+    assert next(c for c in rank(trees, 0.01, 0.95) if c.chosen).tree_budget == 16

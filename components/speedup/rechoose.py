@@ -20,20 +20,19 @@ updated by the same G are draws of theta (Evensen 1994), in which depths are com
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from components.policy import Policy, PromptCounts, RoundCost
+from components.policy import Policy, PromptCounts, RoundCost, extended
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag
-from components.speedup.measured.measured import ArmEstimate, best_of
+from components.speedup.bootstrap import Estimate, Floats, draw_weights, losses, near_best, ratio_draws
+from components.speedup.measured import ArmEstimate, best_of
 from components.speedup.prediction.flags import QualityIssue
-from components.speedup.statistics.bootstrap import Estimate, Floats, draw_weights, ratio_draws
-from components.speedup.statistics.regret import losses, near_best
 
 Arm = tuple[str, int]  # draft_key, depth
 SESSIONS_TO_SETTLE = 3  # processes that a measurement needs to overrule a prediction that contradicts it
@@ -52,10 +51,12 @@ class Posterior(NamedTuple):
         return self.draws[:, [self.arms.index(arm) for arm in arms]]
 
 
-def choose_again(policy: Policy, measured: Sequence[ArmEstimate], num_draws: int, seed: int) -> Posterior | None:
-    """Enter the depths chosen by prediction and measurement together, over all workloads at every batch size.
+def choose_again(
+    policy: Policy, measured: Sequence[ArmEstimate], num_draws: int, seed: int
+) -> tuple[Policy, Posterior | None]:
+    """The policy with the depths chosen by prediction and measurement together, over all workloads at every batch size.
 
-    Returns the posterior at the smallest batch size, which is served; None where no predicted depth was run.
+    Also returns the posterior at the smallest batch size, which is served; None where no predicted depth was run.
     """
     all_workload_choices = [c for c in policy.choices if c.workload == ALL]
     served_posterior = None
@@ -71,13 +72,21 @@ def choose_again(policy: Policy, measured: Sequence[ArmEstimate], num_draws: int
         ]
         draws = combine(predicted, measured_depths, seed)
         posterior = Posterior([p[:2] for p in predicted], draws, runs)
-        for i, choice in enumerate(policy.choices):
-            if choice.workload == ALL and choice.batch_size == batch_size:
-                policy.choices[i] = _choose_depth_again(policy, choice, posterior)
+        again = {
+            choice.draft_key: _choose_depth_again(policy, choice, posterior)
+            for choice in all_workload_choices
+            if choice.batch_size == batch_size
+        }
+        choices = [
+            again[c.draft_key][0] if (c.workload, c.batch_size) == (ALL, batch_size) else c for c in policy.choices
+        ]
+        policy = extended(
+            replace(policy, choices=choices), flags=[flag for _, flags in again.values() for flag in flags]
+        )
         if batch_size == min(c.batch_size for c in all_workload_choices) and runs:
             served_posterior = posterior
-            policy.flags += _contradictions(policy, predicted, posterior)
-    return served_posterior
+            policy = extended(policy, flags=_contradictions(policy, predicted, posterior))
+    return policy, served_posterior
 
 
 def _predicted_depths(
@@ -151,19 +160,23 @@ def _as_measured(
     return MeasuredDepth(draft_key, depth, np.log(run.speedup.draws) - length)
 
 
-def _choose_depth_again(policy: Policy, choice: DepthChoice, posterior: Posterior) -> DepthChoice:
-    """The choice of one drafter by the posterior; unchanged where none of its depths was run, or where none beats plain
-    decoding and depth 0 or one of them was chosen."""
+def _choose_depth_again(
+    policy: Policy, choice: DepthChoice, posterior: Posterior
+) -> tuple[DepthChoice, list[QualityFlag]]:
+    """The choice of one drafter by the posterior, with a flag where it is another one.
+
+    It stays where none of its depths was run, or where none beats plain decoding and depth 0 or one of them was chosen.
+    """
     arms = [arm for arm in posterior.measured if arm[0] == choice.draft_key]
     if not arms:
-        return choice
+        return choice, []
     near_best_arms = [arms[i] for i in near_best(posterior.of(arms), policy.tolerance, policy.confidence)]
     eligible = [arm for arm in near_best_arms if is_faster(posterior.measured[arm].speedup)]
     if not eligible and (choice.depth_k == 0 or (choice.draft_key, choice.depth_k) in near_best_arms):
-        return choice
+        return choice, []
     depth = min((eligible or near_best_arms), key=lambda arm: arm[1])[1]
     if depth == choice.depth_k:
-        return choice
+        return choice, []
     row = next(
         e
         for e in policy.evals
@@ -173,8 +186,7 @@ def _choose_depth_again(policy: Policy, choice: DepthChoice, posterior: Posterio
     if choice.depth_k == 0:
         reason = f"with what was measured, depth {depth} is taken, where the prediction alone would not have drafted"
     issue = QualityIssue("depth_changed", "info", depth, f"batch {choice.batch_size}: {reason}")
-    policy.flags.append(issue.to_flag(policy.selection_id, choice.draft_key, choice.method))
-    return dataclasses.replace(
+    changed = replace(
         choice,
         depth_k=depth,
         speedup_pred=row.speedup_pred,
@@ -182,6 +194,7 @@ def _choose_depth_again(policy: Policy, choice: DepthChoice, posterior: Posterio
         pred_hi=row.pred_hi,
         reasons=[*choice.reasons, reason],
     )
+    return changed, [issue.to_flag(policy.selection_id, choice.draft_key, choice.method)]
 
 
 def is_faster(speedup: Estimate) -> bool:

@@ -1,1 +1,0 @@
-"""What whole generations show beside what the model predicts."""

@@ -1,1 +1,0 @@
-"""Resampling and distributions behind every interval."""
