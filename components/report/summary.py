@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+Facts = Mapping[str, Any]
+"""Info of an artifact, as its step gave it."""
 VERDICTS = {
     "use": "Use it",
     "do_not_speculate": "Do not speculate",
@@ -13,7 +15,7 @@ VERDICTS = {
 }
 
 
-def verdict_in_words(facts: Mapping[str, Any]) -> str:
+def verdict_in_words(facts: Facts) -> str:
     """The verdict as one sentence. facts: DepthPolicy.info."""
     method, depth, speed = facts.get("method", "?"), facts.get("depth_k", 0), facts.get("speedup_meas")
     verdict = facts.get("verdict", "undecided")
@@ -30,9 +32,7 @@ def verdict_in_words(facts: Mapping[str, Any]) -> str:
     return "Undecided: the measurement does not separate the drafter from plain decoding; measure more prompts."
 
 
-def summarise(
-    policy: Mapping[str, Any], release: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def summarise(policy: Facts, release: Facts | None = None, places: Mapping[str, str] | None = None) -> dict[str, str]:
     """Label -> value, in the order to print.
 
     policy: DepthPolicy.info after speedup.confirm_depth. release: Release.info. places: label -> path or address of
@@ -56,7 +56,7 @@ def summarise(
     return {**lines, **(places or {})}
 
 
-def _with_interval(facts: Mapping[str, Any], value: str, lo: str, hi: str, unit: str) -> str:
+def _with_interval(facts: Facts, value: str, lo: str, hi: str, unit: str) -> str:
     """A value with its interval: 2.31x, 95 % interval [2.10, 2.50]."""
     if facts.get(value) is None:
         return "not measured"
@@ -66,7 +66,7 @@ def _with_interval(facts: Mapping[str, Any], value: str, lo: str, hi: str, unit:
     return text
 
 
-def _while_decoding(facts: Mapping[str, Any]) -> str:
+def _while_decoding(facts: Facts) -> str:
     """The acceptance length of the timed requests, and the replayed one of the same prompts."""
     measured, replayed = facts.get("al_meas"), facts.get("al_replayed")
     if measured is None:
@@ -77,7 +77,7 @@ def _while_decoding(facts: Mapping[str, Any]) -> str:
     return f"{of}; {measured:.2f} while decoding{timed}, {replay}"
 
 
-def _gap(facts: Mapping[str, Any]) -> str:
+def _gap(facts: Facts) -> str:
     """The deviation of the prediction from the measurement, on the measured prompts where that is known."""
     measured, same = facts.get("speedup_meas"), facts.get("speedup_pred_same_prompts")
     if measured is None or facts.get("speedup_pred") is None:
@@ -89,7 +89,7 @@ def _gap(facts: Mapping[str, Any]) -> str:
     return f"; {same:.2f}x for the measured prompts, {distance}" if differs else f", {distance}"
 
 
-def _identity(facts: Mapping[str, Any]) -> str:
+def _identity(facts: Facts) -> str:
     """Whether outputs were identical: yes (24 outputs compared, 1 part at a tie)."""
     if not facts.get("num_checked"):
         return "not compared"

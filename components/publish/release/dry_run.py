@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from components.drafts.storage.files import build_draft
 from components.engines.profiles import Engine, formats_for, kind_of, profile_of
 from components.html_pages import write_html
 from components.methods import METHODS, MethodName
+from components.outside_json import JsonObject
 from components.publish.formats.gguf import CONVERTER, write_gguf
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.mtp import stitch
@@ -54,7 +54,7 @@ def try_release(
     target: Target,
     *,
     methods: list[MethodName],
-    settings: dict[str, dict[str, Any]],
+    settings: dict[str, JsonObject],
     draft_vocab_size: int,
     engines: list[Engine],
     llama_cpp: str,
@@ -81,7 +81,7 @@ def try_release(
     return Page.of_step(ctx, {"tried": tried, "engines": list(engines), "target_key": target.key})
 
 
-def _try_method(method: str, settings: dict[str, Any], trial: Trial) -> list[str]:
+def _try_method(method: str, settings: JsonObject, trial: Trial) -> list[str]:
     """Try one method; returns the formats in which its untrained drafter was written and read back."""
     source, ctx = trial.source, trial.ctx
     refuse_unserved(method, settings, source, trial.engines, method)
@@ -120,7 +120,7 @@ def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, dr
     _check_unchanged(state.method, format, trial, trial.target, again, drafts)
 
 
-def _check_stitched(folder: Path, method: str, settings: dict[str, Any], trial: Trial, drafts: Tensor) -> None:
+def _check_stitched(folder: Path, method: str, settings: JsonObject, trial: Trial, drafts: Tensor) -> None:
     """Open a copy of the target with the module in it, read its module, and check that it decodes as before."""
     again = open_target(folder, kernel="plain", dtype="float32")
     drafter, _ = _untrained_drafter(method, settings, trial.vocab_size, again)
@@ -128,7 +128,7 @@ def _check_stitched(folder: Path, method: str, settings: dict[str, Any], trial: 
 
 
 def _untrained_drafter(
-    method: str, settings: dict[str, Any], vocab_size: int, target: AbstractTarget
+    method: str, settings: JsonObject, vocab_size: int, target: AbstractTarget
 ) -> tuple[Drafter, DrafterState]:
     """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
     ids = torch.arange(vocab_size)
@@ -170,7 +170,7 @@ def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: 
     return f"{METHODS[method].gguf_base}, to be made gguf by llama.cpp's {CONVERTER}, which is not installed here"
 
 
-def _write_page(folder: Path, tried: dict[str, list[str]], settings: dict[str, Any], engines: list[Engine]) -> None:
+def _write_page(folder: Path, tried: dict[str, list[str]], settings: JsonObject, engines: list[Engine]) -> None:
     """Write index.html, the format that each engine gets of each method and the evidence for it, and tried.json."""
     rows = []
     for method, formats in tried.items():

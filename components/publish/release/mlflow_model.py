@@ -28,11 +28,12 @@ from components.decoding.session import Session
 from components.definitions import al
 from components.drafts.interface import Sampling
 from components.drafts.storage.files import open_draft
+from components.outside_json import JsonObject
 from components.release_record import read_serve
 from components.targets.load import open_target
 from components.targets.source import find_folder, open_record
 
-SETTINGS: dict[str, Any] = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
+SETTINGS: JsonObject = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
 
 
 class DraftedTarget(PythonModel):
@@ -54,14 +55,14 @@ class DraftedTarget(PythonModel):
         )
         self.session = Session(self.target)
 
-    def predict(self, context: PythonModelContext, model_input: list[str]) -> list[dict[str, Any]]:
+    def predict(self, context: PythonModelContext, model_input: list[str]) -> list[JsonObject]:
         """One row a prompt: {"text", "num_tokens", "num_rounds", "num_accepted", "al"}: al None without rounds.
 
         model_input: a list of prompts, or a DataFrame with a column `prompt`.
         """
         return [self._answer(prompt) for prompt in _prompts(model_input)]
 
-    def _answer(self, prompt: str) -> dict[str, Any]:
+    def _answer(self, prompt: str) -> JsonObject:
         """Continue one prompt."""
         settings = self.settings
         ids = self.tokenizer(prompt)["input_ids"]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
 from components.html_pages import write_html
+from components.outside_json import JsonObject
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
 from components.report.pages.training_data import trained_on
@@ -52,7 +53,7 @@ def compare_languages(
     return Page.of_step(ctx, {"title": title, "bytes": size, "verdict": " ".join(facts["sentences"])})
 
 
-def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: str) -> dict[str, Any]:
+def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: str) -> JsonObject:
     """The variables of the template."""
     rows = read_rows(languages.path, AcceptanceByLanguage)
     if not rows:

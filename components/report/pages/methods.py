@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from components.contract import Context, DepthPolicy, Draft, Page, UserError
 from components.html_pages import write_html
+from components.outside_json import JsonObject
 from components.policy import MeasuredArm, read_policy
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
@@ -48,7 +48,7 @@ def compare_methods(drafts: list[Draft], policy: DepthPolicy, *, title: str, ctx
     return Page.of_step(ctx, {"title": title, "bytes": size, "verdict": facts["verdict"]})
 
 
-def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> dict[str, Any]:
+def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> JsonObject:
     """The variables of the template."""
     content = read_policy(policy.path)
     drafters = find_drafters(drafts, policy)

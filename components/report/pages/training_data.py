@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from components.contract import Conversations
+from components.outside_json import JsonObject
 from components.text import one_line, visible
 
 SHOWN_ROWS: Final = 3
@@ -25,7 +26,7 @@ _LABELS: Final = {
 """Key of the artifact's info -> its label here."""
 
 
-def trained_on(answers: Sequence[Conversations]) -> list[dict[str, Any]]:
+def trained_on(answers: Sequence[Conversations]) -> list[JsonObject]:
     """{"summary", "rows"} of each artifact that has a sample; summary: facts in words; rows: {"title", "pieces"}."""
     samples = []
     for one in answers:
@@ -49,7 +50,7 @@ def _describe(answers: Conversations) -> str:
     return "; ".join(parts) + "."
 
 
-def _sample_row(row: dict[str, Any]) -> dict[str, Any]:
+def _sample_row(row: JsonObject) -> JsonObject:
     names = ("workload", "split", "language", "domain")
     return {
         "title": " · ".join(one_line(row[name]) for name in names if row[name]),
