@@ -6,9 +6,8 @@ and names the measurement that is missing. The gate also requires that the predi
 by a wrong model is right by accident. Where a challenger is compared with a champion, the challenger is evaluated, and
 the gate also requires that it is not worse (promotion_rule.py).
 
-Predictions for the very prompts that an arm decoded, with step costs of the same moment.
-
-They test the model, not the state of the machine: where the end-to-end measurement also timed the phases of its arms,
+An arm is predicted for the very prompts that it decoded, with step costs of the same moment, so that the comparison
+tests the model and not the state of the machine: where the end-to-end measurement also timed the phases of its arms,
 these costs are used, else those of the choice of depth. End to end often runs fewer prompts; only AL depends on them.
 """
 

@@ -1,12 +1,11 @@
 """Second choice of depths and drafter, by the posterior of prediction and measurement.
 
-The rule is that of the first choice (regret.py), over the draws of the posterior (rechoose.py), among the measured
-depths: an unmeasured depth cannot be confirmed. Where prediction and measurement contradict each other on which depth
-is better, beyond both of their intervals, the verdict is open until the measurement alone settles it.
+The rule is that of the first choice (`near_best`), over the draws of the posterior, among the measured depths: an
+unmeasured depth cannot be confirmed. Where prediction and measurement contradict each other on which depth is better,
+beyond both of their intervals, the verdict is open until the measurement alone settles it.
 
-Posterior of the speedup of every depth of every drafter, from prediction and measurement.
-
-Both are log speedups. The prediction p has the covariance of its costs (processes) and of the model itself:
+The posterior is that of the speedup of every depth of every drafter. Prediction and measurement are log speedups. The
+prediction p has the covariance of its costs (processes) and of the model itself:
     C = cost + MODEL_OWN^2 I + MODEL_SHARED^2 (1 within a drafter)
 MODEL_SHARED is the model's error that all depths of a drafter share (work between the timed phases): an offset of the
 measured depths thereby carries over to the others. MODEL_OWN is its error of one depth. The measurement y of some

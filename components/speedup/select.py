@@ -2,9 +2,8 @@
 
 A contender is a drafter in one setting at its chosen depth. All share the prompts, and the processes and plain baseline
 where one measurement timed them, and are drawn together: P(best) and regret are paired. The rule is that of depths: the
-smallest (fewest draft tokens to verify, then the smallest draft vocabulary) that is as good as the best (regret.py).
-
-Winner and verdict by the predictions alone, before any end-to-end measurement.
+smallest (fewest draft tokens to verify, then the smallest draft vocabulary) that is as good as the best (`near_best`).
+Winner and verdict are those of the predictions alone, before any end-to-end measurement.
 """
 
 from __future__ import annotations

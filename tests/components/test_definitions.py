@@ -53,7 +53,7 @@ def test_every_view_that_a_definition_names_has_its_column(tmp_path: Path) -> No
 
 
 def test_no_view_says_a_defined_name_that_its_definition_does_not_list(tmp_path: Path) -> None:
-    views = re.findall(r"^CREATE VIEW (v_\w+)", (ROOT / "storage" / "views.sql").read_text(), re.MULTILINE)
+    views = re.findall(r"^CREATE VIEW (v_\w+)", (ROOT / "storage" / "history" / "views.sql").read_text(), re.MULTILINE)
     others = {"v_choice": {"speedup_meas"}, "v_latest": {"speedup_meas", "speedup_pred", "pred_error"}}
     others["v_engine_comparison"] = {"speedup_pred"}
     for view in views:

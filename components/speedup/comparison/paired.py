@@ -4,16 +4,16 @@ The value of each side is a ratio of sums over prompts (tokens over time, tokens
 quotient, paired by prompt within a process, so that what a prompt, a process or a moment does to both cancels
 (`speed_ratio`). The prompts themselves seed the draws: the same rows always give the same answer.
 
+The 95 % interval of a speed ratio has two levels. Prompts are resampled. The effect x_s of each process on the ratio is
+fitted together with that of each prompt, log r_is = a_i + x_s, because a process may not have decoded every prompt: one
+with the easy prompts is no faster for it. Where no prompt was decoded in two processes, the effects cannot be
+separated, and x_s is the ratio within the process: the interval is then rather too wide.
+
 The verdict is a test of non-inferiority with a margin, as in clinical trials: "not worse" needs the lower end of that
 interval at 1 - margin or above. An interval that holds 1, or a loss that was not shown, is no evidence. At the boundary
 (a true ratio of 1 - margin) 0.2 to 4.5 % pass, so that the promised 5 % also holds on few prompts of unlike lengths and
 in three unlike processes; the end of a 90 % interval would let 4 to 6 % pass, and half as many equals again
 (tests/components/speedup/comparison/test_paired.py).
-
-The 95 % interval of a speed ratio has two levels. Prompts are resampled. The effect x_s of each process on the ratio is
-fitted together with that of each prompt, log r_is = a_i + x_s, because a process may not have decoded every prompt: one
-with the easy prompts is no faster for it. Where no prompt was decoded in two processes, the effects cannot be
-separated, and x_s is the ratio within the process: the interval is then rather too wide.
 """
 
 from __future__ import annotations

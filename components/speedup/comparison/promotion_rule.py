@@ -3,10 +3,8 @@
 The challenger need not be shown to be faster; it must be shown not to be slower (by more than `margins.speed`), and its
 drafts not to be accepted less over all prompts (`margins.acceptance`) nor in any workload (twice that). A loss that was
 not shown is no evidence of equality: with few prompts an equal challenger may fail, and more prompts are the remedy.
-Its text must be that of plain decoding, and its weights may not grow beyond a limit. The registry and confirm_depth use
-the same conditions.
-
-Comparison of a challenger with the champion: the conditions of promotion that a first drafter does not face.
+Its text must be that of plain decoding, and its weights may not grow beyond a limit. The registry asks `judge`;
+confirm_depth enters the same comparison into its policy and checks it with the same `is_kept`.
 
 The challenger is compared at its chosen depth, at which it would serve. The champion is compared at the depth it serves
 at now, whatever this measurement would choose for it: the registry's gate compares the same two, and a depth chosen by

@@ -4,9 +4,8 @@ Where only end-to-end speedups are known, the cost of a workload is the mean of 
 costs the same whatever the text, so that the resulting speedup is a prediction that the workload's own measurement can
 test. A single workload has only its own AL / S.
 
-Quality flags of imported rows: those of any prediction, and those of numbers that may not fit together.
-
-Thresholds of the latter are stated here. Impossible rows were refused before (checks.py, times.py).
+Flags are those of any prediction, and those of numbers that may not fit together, whose thresholds are stated here.
+Impossible rows were refused before (checks.py, times.py).
 """
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
 """Step times of one drafter from its cost cells: a steady time for each cell, and a curve over depth with its error.
 
 A cell is one block of repetitions; a fresh process times many of each, in turns with plain steps. For each process,
-phase, depth and KV length the steady time of the blocks is taken (bootstrap.py), then the mean over the KV lengths
-of all
-phases, and each round over the plain step of the SAME process. Processes differ in layout and kernels: they are the
-units of chance. Parts of its blocks replace a single process, which leaves out how processes differ. The times are
-scaled so that their sum is the round on the curve (costs.py). Times in ms.
+phase, depth and KV length the steady time of the blocks is taken (definitions.steady), then the mean over the KV
+lengths of all phases, and each round over the plain step of the SAME process. Processes differ in layout and kernels:
+they are the units of chance. Parts of its blocks replace a single process, which leaves out how processes differ. The
+times are scaled so that their sum is the round on the curve. Times in ms.
 
-The cost of a round as a curve over depth: it smooths the noise of single cells and keeps steps that are real.
-
-x_ks is the log of a round's time at depth k over plain decoding's, in process s (of a single process: in a part of its
+The cost of a round is a curve over depth, which smooths the noise of single cells and keeps steps that are real. x_ks
+is the log of a round's time at depth k over plain decoding's, in process s (of a single process: in a part of its
 blocks). Over depth the ratio is close to a straight line: each draft adds its own time and a row to verify. Empirical
 Bayes (after Efron & Morris 1973) shrinks each depth towards the line:
     curve_k = w cell_k + (1 - w) line_k,   w = tau^2 / (tau^2 + se^2)
 where se^2 is the variance of one cell, from the differences of processes about the line beyond a shift and a tilt of
 each, and tau^2 the spread of cells about the line, at least LEAST_STEP^2. Subtracting se^2 from that spread, as James
-and Stein do, loses more where a step is real than it gains elsewhere (tests: prediction/test_predict.py).
-What processes share (one of them had a slow plain baseline) moves the whole line and leaves its shape. Deeper rounds do
-more work, so the curve never falls, unless the data show a fall.
+and Stein do, loses more where a step is real than it gains elsewhere (tests: prediction/test_predict.py). What
+processes share (one of them had a slow plain baseline) moves the whole line and leaves its shape. Deeper rounds do more
+work, so the curve never falls, unless the data show a fall.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def test_no_evidence_is_one_line(chosen: DepthPolicy, measurements: Rows, new_ct
     with pytest.raises(UserError, match="include a plain arm"):
         confirm(chosen, [make_request("eagle3", 1, 0, 65, 1.0)], measurements, new_ctx)
     broken = DepthPolicy(key="x", path=new_ctx().out)
-    with pytest.raises(UserError, match=r"policy\.json: no such file"):
+    with pytest.raises(UserError, match=r"no policy\.json: not a DepthPolicy artifact"):
         confirm(broken, requests(1.5), measurements, new_ctx)
     (broken.path / "policy.json").write_text('{"verdict": "use"}')
     with pytest.raises(UserError, match="not a depth policy"):

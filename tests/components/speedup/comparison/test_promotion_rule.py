@@ -106,15 +106,15 @@ def test_a_champion_is_held_against_at_the_depth_it_serves_and_a_guess_is_flagge
     chosen = policy_of(measurements, new_ctx)
     unsaid = read_policy(confirm(chosen, requests(1.0), measurements, new_ctx).path)
     assert [f.draft_key for f in unsaid.flags if f.code == "champion_depth_not_known"] == [OLD.key]
-    told = read_policy(chosen.path)
-    told.served = {OLD.key: 0}  # its release turned drafting off: it decodes plainly, 1.5 times slower
+    # Its release turned drafting off: it decodes plainly, 1.5 times slower.
+    told = replace(read_policy(chosen.path), served={OLD.key: 0})
     out = new_ctx()
     write_policy(out.out, told)
     made = confirm(DepthPolicy("told", out.out), requests(1.0), measurements, new_ctx)
     speed = read_rows(made.path, PairedComparison)[0]
     assert speed.champion_depth == 0 and speed.ratio == pytest.approx(1.5, rel=0.01)
     assert "champion_depth_not_known" not in {f.code for f in read_policy(made.path).flags}
-    told.served = {OLD.key: 3}
+    told = replace(told, served={OLD.key: 3})
     write_policy(out.out, told)
     with pytest.raises(UserError, match=r"never timed end to end: champion \(challenger at depth 1, champion at 3\)"):
         confirm(DepthPolicy("told", out.out), requests(1.0), measurements, new_ctx)
