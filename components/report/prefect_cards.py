@@ -11,13 +11,13 @@ has colours.
 from __future__ import annotations
 
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from components.contract import Chats, Conversations, DepthPolicy, Measurements, Page, Prompts
+from components.chat_sample import SAMPLE, SampleRow, read_sample_rows
+from components.contract import Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, UserError
 from components.definitions import accept_joint_everywhere, tokens_per_s
 from components.outside_json import JsonObject
 from components.policy import read_policy
@@ -46,11 +46,8 @@ from components.rows import (
     AcceptanceByLanguage,
     AcceptanceMap,
     CostCell,
-    DepthChoice,
-    DepthEval,
     Drift,
     EngineComparison,
-    PairedComparison,
     QualityFlag,
     Request,
     read_rows,
@@ -64,21 +61,20 @@ COST = ("depth", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added"
 
 
 def decision_card(policy: DepthPolicy) -> str:
-    """The depth decision: choices, every depth, charts, measured arms and the promotion gate."""
-    content = read_policy(policy.path)
-    every_choice = read_rows(policy.path, DepthChoice)
-    choices = [c for c in every_choice if c.kv_len is None]
-    contexts = [c for c in every_choice if c.kv_len is not None]
-    evals = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
+    """The depth decision: choices, every depth, charts, measured arms, the gate; "" where it is no policy of ours."""
+    try:
+        content = read_policy(policy.path)
+    except UserError:  # of a step of the user's own, which may keep its decision in any form
+        return ""
+    choices, evals, roles = content.choices, content.evals, content.roles
     arms = [arm for arm in content.arms if arm.workload == ALL]
-    roles = content.roles
     parts = [choice_table(choices, content.winner, roles).markdown()]
-    if comparisons := read_rows(policy.path, PairedComparison):
-        parts += ["### challenger against champion\n", comparison_table(comparisons).markdown()]
+    if content.comparisons:
+        parts += ["### challenger against champion\n", comparison_table(content.comparisons).markdown()]
     if weights := weights_table(content.weights):
         parts += ["### weights in fewer bits\n", weights.markdown()]
-    if contexts:
-        parts += ["### by context length\n", choice_table(contexts, None, roles).markdown()]
+    if content.contexts:
+        parts += ["### by context length\n", choice_table(content.contexts, None, roles).markdown()]
     if edge := edge_table(choices, evals, roles):
         parts += ["### the usual settings, 3 and 7 drafts\n", edge.markdown()]
     for choice in choices:
@@ -297,10 +293,9 @@ PIECE_CHARACTERS = 240
 
 def answers_card(answers: Conversations) -> str:
     """Counts and a sample; "" where the artifact has no sample."""
-    file = answers.path / "sample.json"
-    if not file.is_file():
+    if not (answers.path / SAMPLE).is_file():
         return ""
-    rows: list[JsonObject] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    rows = read_sample_rows(answers.path)
     info = answers.info
     lines = [f"{info.get('num_answer_tokens', 0):,} answer tokens of {info.get('num_tokens', 0):,}"]
     for name in ("languages", "domains"):
@@ -315,10 +310,11 @@ def answers_card(answers: Conversations) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _sample_row(row: JsonObject) -> str:
-    title = " · ".join(str(row[name]) for name in ("row_id", "workload", "split", "language") if row[name])
+def _sample_row(row: SampleRow) -> str:
+    facts = (row["row_id"], row["workload"], row["split"], row["language"])
+    title = " · ".join(fact for fact in facts if fact)
     lines = [
-        ["■" if piece["masked"] else "", str(piece["role"]), _short_piece(str(piece["text"]))]
+        ["■" if piece["masked"] else "", piece["role"], _short_piece(piece["text"])]
         for piece in row["pieces"][:SHOWN_PIECES]
     ]
     return f"**{in_markdown(title)}**\n\n{Table(['trained on', 'role', 'text'], lines).markdown()}"

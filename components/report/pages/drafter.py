@@ -47,8 +47,6 @@ from components.rows import (
     DepthEval,
     Drift,
     EngineComparison,
-    PairedComparison,
-    QualityFlag,
     Request,
     read_rows,
 )
@@ -90,14 +88,8 @@ def page_facts(
 ) -> JsonObject:
     """The variables of the template: texts, tables and charts."""
     content = read_policy(policy.path)
-    every_choice = read_rows(policy.path, DepthChoice)
-    choices = [c for c in every_choice if c.kv_len is None]
-    contexts = [c for c in every_choice if c.kv_len is not None]
-    evals = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
+    choices, evals, roles = content.choices, content.evals, content.roles
     cells = [cell for source in cost for cell in read_rows(source.path, CostCell)]
-    flags = read_rows(policy.path, QualityFlag)
-    comparisons = read_rows(policy.path, PairedComparison)
-    roles = content.roles
     if not choices or not evals:
         raise UserError(
             f"policy ({policy.key[:12]}): no depth_choice or depth_eval rows; run speedup.choose_depth again"
@@ -124,18 +116,18 @@ def page_facts(
         "workload_chart": workload_chart(by_workload) if len(by_workload) > 2 else "",
         "mixtures": [_describe_mixture(mixture) for mixture in content.mixtures],
         "edge": edge_table(winner_first, evals, roles),
-        "contexts": choice_table(contexts, None, roles) if contexts else None,
+        "contexts": choice_table(content.contexts, None, roles) if content.contexts else None,
         "ranking": ranking_table(content.ranking),
         "cost_grids": cost_grid(cells, {c.draft_key: c.depth_k for c in reversed(winner_first)}),
         "prefill": prefill_table(cells),
         "engines": _engine_lines(release) if release is not None else [],
-        "comparisons": comparison_table(comparisons) if comparisons else None,
+        "comparisons": comparison_table(content.comparisons) if content.comparisons else None,
         "weights": weights_table(content.weights),
         "arms": arm_table(arms, roles) if arms else None,
         "arms_by_workload": arm_table([a for a in content.arms if a.workload != ALL], roles) if content.arms else None,
         "gate": content.gate,
         "gate_table": gate_table(content.gate) if content.gate else None,
-        "flags": flag_table(flags) if flags else None,
+        "flags": flag_table(content.flags) if content.flags else None,
         "rule": content.rule,
         "dtype": content.dtype,
         "kernel": content.kernel,

@@ -6,10 +6,10 @@ writes (components/data/responses/preview.py). Its text is untrusted and is esca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
+from components.chat_sample import SAMPLE, SampleRow, cut_in_middle, read_sample_rows
 from components.contract import Conversations
 from components.outside_json import JsonObject
 from components.text import one_line, visible
@@ -30,10 +30,9 @@ def trained_on(answers: Sequence[Conversations]) -> list[JsonObject]:
     """{"summary", "rows"} of each artifact that has a sample; summary: facts in words; rows: {"title", "pieces"}."""
     samples = []
     for one in answers:
-        file = one.path / "sample.json"
-        if not file.is_file():
+        if not (one.path / SAMPLE).is_file():
             continue
-        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        rows = read_sample_rows(one.path)
         step = max(1, -(-len(rows) // SHOWN_ROWS))
         samples.append({"summary": _describe(one), "rows": [_sample_row(row) for row in rows[::step]]})
     return samples
@@ -50,16 +49,11 @@ def _describe(answers: Conversations) -> str:
     return "; ".join(parts) + "."
 
 
-def _sample_row(row: JsonObject) -> JsonObject:
-    names = ("workload", "split", "language", "domain")
+def _sample_row(row: SampleRow) -> JsonObject:
+    facts = (row["workload"], row["split"], row["language"], row["domain"])
     return {
-        "title": " · ".join(one_line(row[name]) for name in names if row[name]),
-        "pieces": [{**piece, "text": visible(_shorten(str(piece["text"])))} for piece in row["pieces"]],
+        "title": " · ".join(one_line(fact) for fact in facts if fact),
+        "pieces": [
+            {**piece, "text": visible(cut_in_middle(piece["text"], SHOWN_CHARACTERS))} for piece in row["pieces"]
+        ],
     }
-
-
-def _shorten(text: str) -> str:
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    half = SHOWN_CHARACTERS // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
