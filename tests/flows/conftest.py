@@ -61,6 +61,12 @@ def pipelines(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
+def file(pipelines: Callable[[str], Path]) -> Path:
+    """The garden in a pipelines.yaml."""
+    return pipelines(GARDEN)
+
+
+@pytest.fixture
 def plan_of(store: Store, pipelines: Callable[[str], Path]) -> Callable[..., Plan]:
     """Plans the only pipeline of a text."""
 

@@ -1,11 +1,21 @@
-"""A pipeline of toy steps, and where they are found."""
+"""What tests of flows share: a pipeline of toy steps, where they are found, programs to be killed."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import psutil
+
+from flows.execution.engine import Engine
+from flows.planning.plan import RunOptions, plan_run
+from flows.services.supervisor import is_dead
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("components", "toybox")
+Cli = Callable[..., tuple[int, str, str]]
+"""The command line in this process: (exit code, stdout, stderr)."""
 GARDEN = """\
 pipelines:
   garden:
@@ -38,3 +48,23 @@ ENGINE_ALONE = (
     "plan, store = plan_run(sys.argv[1], {}, options)\n"
     "flows.execution.engine.run_plan(plan, store)\n"
 )
+ONE = "pipelines:\n  p:\n    steps:\n      only: {uses: %s}\n"
+
+
+def gone(pid: int, within: float = 10.0) -> bool:
+    """Whether a process ends in time (a zombie has ended)."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if is_dead(psutil.Process(pid)):
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def grow(file: Path, **params: object) -> None:
+    """Run the garden of a file with the engine alone, without any process that has loaded something heavy."""
+    plan, store = plan_run("garden", params, RunOptions(file=file, device="cpu", packages=PACKAGES))
+    Engine(store, plan, num_threads=1, preload=()).run()

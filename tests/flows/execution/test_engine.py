@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from toy_garden import ENGINE_ALONE, GARDEN
+from toy_garden import ENGINE_ALONE, GARDEN, ONE, gone
 
 from components.contract import UserError
 from components.source_code import code_state
@@ -21,23 +21,7 @@ from flows.execution import step_process as supervise
 from flows.execution.engine import Engine
 from flows.execution.messages import StepFailed
 from flows.planning.plan import Plan
-from flows.services.supervisor import is_dead
 from storage.artifacts.store import Store
-
-ONE = "pipelines:\n  p:\n    steps:\n      only: {uses: %s}\n"
-
-
-def gone(pid: int, within: float = 10.0) -> bool:
-    """Whether a process ends in time (a zombie has ended)."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            if is_dead(psutil.Process(pid)):
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_run_makes_everything_once_and_the_next_reuses_it(

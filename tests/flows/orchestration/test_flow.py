@@ -10,23 +10,14 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import psutil
 import pytest
 from prefect_server import environment
-from pydantic import TypeAdapter, ValidationError
-
-from flows.orchestration import temporary_server
-from flows.orchestration.compiled_flow import annotation_of, version_of
-from flows.orchestration.temporary_server import answers
-from flows.spec.params import ParamSpec
-from flows.spec.schema import PipelineSpec
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parents[1]
@@ -169,60 +160,3 @@ def test_a_run_brings_its_own_server_which_dies_with_it_and_whose_history_stays(
     database.close()
     assert flows == [("COMPLETED",)]
     assert tasks == [(name, "Completed") for name in ("depth", "plant[fern]", "plant[moss]", "soil")]
-
-
-@pytest.mark.parametrize(
-    ("param", "good", "bad"),
-    [
-        (ParamSpec(type="int", default=5, min=1, max=9), [1, 9], [0, 10, "x", 1.5]),
-        (ParamSpec(type="float", default=0.5, min=0), [0, 0.5], [-0.1, "x"]),
-        (ParamSpec(type="bool", default=False), [True], ["perhaps"]),
-        (ParamSpec(type="str", default=""), ["x"], [None, 3]),
-        (ParamSpec(type="enum", default="a", choices=["a", "b"]), ["a", "b"], ["c"]),
-        (ParamSpec(type="list", default=["a"], choices=["a", "b"], min=1), [["a"], ["a", "b"]], [[], ["c"], "a"]),
-    ],
-)
-def test_the_form_enforces_what_params_says(param, good, bad):
-    form = TypeAdapter(annotation_of(param))
-    for value in good:
-        assert form.validate_python(value) == value
-    for value in bad:
-        with pytest.raises(ValidationError):
-            form.validate_python(value)
-    if param.type == "enum":
-        assert get_args(annotation_of(param)) == get_args(Literal["a", "b"])
-
-
-def test_a_flow_has_a_new_version_when_its_pipeline_says_something_else():
-    one = PipelineSpec.model_validate({"about": "A.", "steps": {"a": {"uses": "data.collect_prompts"}}})
-    other = PipelineSpec.model_validate(
-        {"about": "A.", "steps": {"a": {"uses": "data.collect_prompts", "with": {"num_train": 3}}}}
-    )
-    assert version_of(one) == version_of(one.model_copy(deep=True)) != version_of(other)
-
-
-def test_nobody_answers_on_a_dead_port_or_at_nonsense():
-    assert not answers("http://127.0.0.1:9/api") and not answers("nonsense")
-
-
-class _Health(BaseHTTPRequestHandler):
-    def do_GET(self):
-        server = self.server
-        server.asked += 1
-        if server.asked <= server.busy:
-            server.over.wait(30)
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-
-@pytest.mark.parametrize(("busy", "found"), [(0, True), (2, True), (9, False)])
-def test_a_server_that_is_busy_for_a_moment_is_there(busy, found, monkeypatch):
-    monkeypatch.setattr(temporary_server, "ANSWERS_WITHIN_S", 1.0)
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Health) as server:
-        server.busy, server.asked, server.over = busy, 0, threading.Event()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert answers(f"http://127.0.0.1:{server.server_port}/api") is found
-        assert server.asked == min(busy + 1, 3)
-        server.over.set()
-        server.shutdown()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from flows.orchestration.temporary_server import TemporaryServer, temporary_server
+from flows.orchestration.temporary_server import TemporaryServer, answers, temporary_server
 from flows.services.client import QUIET
 
 
@@ -62,3 +64,30 @@ def test_it_is_called_by_its_own_name_and_from_its_own_pages_alone(server: Tempo
 def test_a_page_from_elsewhere_is_not_told_that_it_may_ask(server: TemporaryServer) -> None:
     preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     assert asked(server, "/work_pools/", knows=False, method="OPTIONS", **preflight) in (400, 401, 403)
+
+
+def test_nobody_answers_on_a_dead_port_or_at_nonsense():
+    assert not answers("http://127.0.0.1:9/api") and not answers("nonsense")
+
+
+class _Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.asked += 1
+        if server.asked <= server.busy:
+            server.over.wait(30)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+@pytest.mark.parametrize(("busy", "found"), [(0, True), (2, True), (9, False)])
+def test_a_server_that_is_busy_for_a_moment_is_there(busy, found, monkeypatch):
+    monkeypatch.setattr("flows.orchestration.temporary_server.ANSWERS_WITHIN_S", 1.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Health) as server:
+        server.busy, server.asked, server.over = busy, 0, threading.Event()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert answers(f"http://127.0.0.1:{server.server_port}/api") is found
+        assert server.asked == min(busy + 1, 3)
+        server.over.set()
+        server.shutdown()

@@ -9,7 +9,6 @@ import pytest
 from toy_garden import GARDEN
 
 from components.contract import UserError
-from flows.console.plan_output import as_mermaid
 from flows.execution.engine import Engine
 from flows.planning.plan import Plan
 from storage.artifacts.store import Store
@@ -116,11 +115,3 @@ def test_a_store_key_can_be_an_input_and_must_fit(grown: Plan, plan_of: Callable
         plan_of(text % grown.step("page").key)
     with pytest.raises(UserError, match=r"no artifact in .* has a key that starts with 'feed'"):
         plan_of(text % "feed")
-
-
-def test_the_drawing_has_every_step_and_edge(plan_of: Callable[..., Plan]) -> None:
-    plan = plan_of()
-    drawing = as_mermaid(plan)
-    assert drawing.startswith("flowchart LR")
-    assert drawing.count(" --> ") == sum(len(step.input_names()) for step in plan.steps)
-    assert all(f'"{step.name}<br/>' in drawing for step in plan.steps)

@@ -1,0 +1,25 @@
+"""show, query, validate, generate: what is not there costs one line and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+from toy_garden import Cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "0123456789"], "0123456789"),
+        (["generate", "def add("], "generate: no drafter has been chosen yet"),
+        (["query", "SELECT 1", "-p", "x=1"], "query: -p is for named queries"),
+        (["query", "runs", "-p", "x"], "-p x: give it as NAME=VALUE"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(arguments: list[str], message: str, draftsmith: Cli) -> None:
+    code, out, err = draftsmith(*arguments)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_the_named_queries_are_listed(draftsmith: Cli) -> None:
+    code, out, _ = draftsmith("query", "--list", "--format", "csv")
+    assert code == 0 and "runs" in out

@@ -1,0 +1,77 @@
+"""A step that finds nothing to do ends the run there: completed, said everywhere, and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.execution.engine import Engine
+from storage import journal
+from storage.artifacts.store import Store
+from storage.history.query import query
+from storage.registry.tracking import open_client
+
+Cli = Callable[..., tuple[int, str, str]]
+PIPELINE = """
+pipelines:
+  quiet:
+    steps:
+      before: {{uses: toys.plant}}
+      found: {{uses: toys.gather, with: {{folder: "{folder}"}}}}
+      draft: {{uses: toys.grow, in: {{corpus: found}}, with: {{num_steps: 2}}}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "folder"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def file(pipelines: Callable[[str], Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    assert Engine.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "preload", ())
+    return pipelines(PIPELINE.format(folder=folder))
+
+
+def test_it_is_no_failure_and_is_said_wherever_somebody_looks(
+    file: Path, folder: Path, draftsmith: Cli, store: Store
+) -> None:
+    code, out, err = draftsmith("run", "quiet", "--direct", "-f", file)
+    assert (code, err) == (0, "")
+    assert "quiet: nothing new, ended after " in out and out.rstrip().endswith(f"{folder} is empty")
+    assert f"found   nothing new: {folder} is empty" in out and "draft " not in out
+    assert [store.record_of(key)["record"]["step"] for key in sorted(store.keys())] == ["before"]
+    assert list((store.home / "partial").iterdir()) == []
+    (entries,) = journal.all_runs(store.home)
+    end = entries[-1]
+    assert (end["entry"], end["status"], end["reason"]) == ("end", "completed", f"nothing new: {folder} is empty")
+    assert query("SELECT status, reason, num_executed FROM runs", store.home)[1] == [("completed", end["reason"], 1)]
+    client = open_client(store.home)
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    assert parent.info.status == "FINISHED" and parent.data.tags["draftsmith.reason"] == end["reason"]
+    assert {run.info.status for run in runs} == {"FINISHED"} and len(runs) == 2
+
+    (folder / "new").touch()
+    code, out, _ = draftsmith("run", "quiet", "--direct", "-f", file)
+    assert code == 0 and "3 steps, 1 reused, 2 to run" in out and "nothing new" not in out
+    code, out, _ = draftsmith("run", "quiet", "--direct", "-f", file)
+    assert code == 0 and "3 of 3 steps reused" in out and "nothing new: same inputs" in out
+    ends = sorted((entries[-1] for entries in journal.all_runs(store.home)), key=lambda end: float(end["time"]))
+    reasons = [end["reason"] for end in ends]
+    assert reasons[1:] == ["", "nothing new: all 3 steps are reused"]
+
+
+def test_a_started_attempt_leaves_nothing_for_the_next(file: Path, folder: Path, draftsmith: Cli, store: Store) -> None:
+    """What a quiet night wrote before it knew is not found by the night after."""
+    draftsmith("run", "quiet", "--direct", "-f", file)
+    (folder / "a").touch()
+    assert draftsmith("run", "quiet", "--direct", "-f", file)[0] == 0
+    made = next(key for key in sorted(store.keys()) if store.record_of(key)["record"]["step"] == "found")
+    assert json.loads(json.dumps(store.record_of(made)["info"])) == {"num_rows": 1}

@@ -1,0 +1,139 @@
+"""Killed at any moment, then the same command: it completes, and what was finished is not repeated."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_garden import COMMAND_LINE, ENGINE_ALONE, GARDEN, ONE, gone
+
+from storage.artifacts.store import Store
+
+SLOW = GARDEN.replace("default: 0.0", "default: 0.02").replace("default: 6", "default: 12")
+
+
+def contents(store: Store) -> dict[str, dict[str, bytes]]:
+    """Every file of every artifact but artifact.json and what tells the time."""
+    return {
+        key: {
+            file.name: file.read_bytes()
+            for file in store.path_of(key).iterdir()
+            if file.name not in ("artifact.json", "span.txt")
+        }
+        for key in sorted(store.keys())
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_killed_run_completes_when_the_command_is_given_again(
+    seed: int,
+    tmp_path: Path,
+    pipelines: Callable[[str], Path],
+    start: Callable[..., subprocess.Popen[str]],
+    store: Store,
+) -> None:
+    rng = random.Random(seed)
+    file = pipelines(SLOW)
+    finished_at: dict[str, int] = {}
+    for kill in range(3):
+        process = start(ENGINE_ALONE, "garden", file)
+        started = time.monotonic()
+        deadline = rng.uniform(0.5, 2.0)
+        wanted = len(store.keys()) + rng.randint(0, 2)  # so many artifacts more, or the time, whichever comes first
+        while time.monotonic() - started < deadline and (kill == 0 or len(store.keys()) < wanted):
+            time.sleep(0.01)
+        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert all(gone(child.pid) for child in below)
+        for key in sorted(store.keys()):
+            stamp = (store.path_of(key) / "artifact.json").stat().st_mtime_ns
+            assert finished_at.setdefault(key, stamp) == stamp, "a finished step was repeated"
+            assert store.verify_local(key).artifact is not None
+    process = start(ENGINE_ALONE, "garden", file)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert len(store.keys()) == 8
+    for key, stamp in finished_at.items():
+        assert (store.path_of(key) / "artifact.json").stat().st_mtime_ns == stamp
+    for content in contents(store).values():
+        if "growth.txt" in content:
+            assert [line.split()[0] for line in content["growth.txt"].decode().splitlines()] == [
+                str(n) for n in range(12)
+            ]
+    assert not list((store.home / "partial").glob("*"))
+
+
+@pytest.mark.parametrize("whom", ["the engine", "the fork server", "the guard", "the worker"])
+def test_no_process_survives(
+    whom: str,
+    pipelines: Callable[[str], Path],
+    start: Callable[..., subprocess.Popen[str]],
+    store: Store,
+) -> None:
+    process = start(ENGINE_ALONE, "p", pipelines(ONE % "toys.hang"))
+    pids = wait_for_pids(store)
+    worker = psutil.Process(pids[0])
+    guard = worker.parent()
+    assert guard is not None
+    server = guard.parent()
+    assert server is not None
+    victim = {
+        "the engine": process.pid,
+        "the fork server": server.pid,
+        "the guard": guard.pid,
+        "the worker": worker.pid,
+    }[whom]
+    os.kill(victim, signal.SIGKILL)
+    if whom in ("the fork server", "the guard"):  # the step may go on under the engine's eyes, or fail: end it
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+    assert gone(worker.pid)
+    assert gone(guard.pid)
+    process.communicate(timeout=30)
+    if whom != "the guard":  # nobody is left who knows of a process that hid in a session of its own
+        assert all(gone(pid) for pid in pids)
+    for pid in pids:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_what_a_library_leaves_in_a_step_is_not_told_at_the_end_of_the_run(
+    pipelines: Callable[[str], Path], start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(ONE % "toys.leak, with: {mib: 1}"))
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "resource_tracker" not in said
+
+
+def test_an_interrupt_ends_in_order(
+    pipelines: Callable[[str], Path],
+    start: Callable[..., subprocess.Popen[str]],
+    store: Store,
+) -> None:
+    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(ONE % "toys.hang"))
+    pids = wait_for_pids(store)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted; steps that are done stay done: the same command goes on from there" in said.splitlines()
+    assert "Traceback" not in said
+    assert all(gone(pid, within=1) for pid in pids)
+
+
+def wait_for_pids(store: Store) -> list[int]:
+    """The worker's pid and that of the process it has started, once `toys.hang` has written them down."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for file in (store.home / "partial").glob("*.scratch/pids"):
+            return [int(pid) for pid in file.read_text().split()]
+        time.sleep(0.02)
+    raise AssertionError("the step did not start in a minute")
