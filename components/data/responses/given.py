@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from components.chat_sample import SampleRow
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.formats.prompts import Prompt, parse_prompt
 from components.data.formats.responses import (
@@ -38,7 +39,7 @@ from components.data.responses.chat_rows import (
     rows_of_chat,
     thinking_style,
 )
-from components.data.responses.preview import SampleRow, pieces_of_chat, sample_row, write_sample
+from components.data.responses.preview import pieces_of_chat, sample_row, write_sample
 from components.data.settings import Thinking, Turns
 from components.data.sources.turns import Message
 from components.outside_json import JsonObject

@@ -1,19 +1,18 @@
 """Writes a sample of conversations in which the masked text is coloured, so that a person can check the mask.
 
-`sample.json` holds {"rows": [{"row_id", "split", "workload", "language", "domain", "answered_by", "pieces": [...]}]},
-where a piece is {"role", "masked", "text"}; `sample.html` shows the same on one page that fetches nothing. The text is
-not trusted: everything is escaped, and marks that change the reading direction are made visible.
+`sample.json` holds the rows (components/chat_sample.py); `sample.html` shows the same on one page that fetches nothing.
+The text is not trusted: everything is escaped, and marks that change the reading direction are made visible.
 """
 
 from __future__ import annotations
 
 import html
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
+from components.chat_sample import Piece, SampleRow, cut_in_middle, write_sample_rows
 from components.data.formats.responses import AnswerRow, Conversation, read_shard
 from components.data.responses.assistant_mask import MaskedChat, roles_in
 from components.text import visible
@@ -44,26 +43,6 @@ mark {{ background: #ffd54d; color: #111; }}
 """
 
 
-class Piece(TypedDict):
-    """A run of text of one role; masked: it is an answer, which the drafter learns to predict."""
-
-    role: str
-    masked: bool
-    text: str
-
-
-class SampleRow(TypedDict):
-    """A conversation of `sample.json`."""
-
-    row_id: str
-    split: str
-    workload: str
-    language: str
-    domain: str
-    answered_by: str
-    pieces: list[Piece]
-
-
 def sample_row(row: AnswerRow, pieces: Sequence[Piece]) -> SampleRow:
     """One row of `sample.json`."""
     return {
@@ -83,7 +62,9 @@ def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[Piece]:
     pairs = zip(conversation.ids.tolist(), conversation.mask.tolist(), strict=True)
     for masked, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
         text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
-        pieces.append({"role": "assistant" if masked else "prompt", "masked": masked, "text": _shortened(text)})
+        pieces.append(
+            {"role": "assistant" if masked else "prompt", "masked": masked, "text": cut_in_middle(text, MAX_CHARACTERS)}
+        )
     return pieces
 
 
@@ -99,7 +80,9 @@ def pieces_of_chat(chat: MaskedChat) -> list[Piece]:
     pieces: list[Piece] = []
     for (role, masked), run in itertools.groupby(range(len(text)), key=lambda at: (role_at[at], masked_at[at])):
         indices = list(run)
-        pieces.append({"role": role, "masked": masked, "text": _shortened(text[indices[0] : indices[-1] + 1])})
+        pieces.append(
+            {"role": role, "masked": masked, "text": cut_in_middle(text[indices[0] : indices[-1] + 1], MAX_CHARACTERS)}
+        )
     return pieces
 
 
@@ -117,7 +100,7 @@ def write_sample(folder: Path, rows: Sequence[SampleRow], about: str) -> None:
     """Write `sample.json` and `sample.html` with at most MAX_ROWS of these rows, spread evenly."""
     step = max(1, -(-len(rows) // MAX_ROWS))
     sample = list(rows[::step])
-    (folder / "sample.json").write_text(json.dumps({"rows": sample}) + "\n", encoding="utf-8")
+    write_sample_rows(folder, sample)
     page = _PAGE.format(about=html.escape(about), rows="\n".join(_row_html(row) for row in sample))
     (folder / "sample.html").write_text(page, encoding="utf-8")
 
@@ -132,10 +115,3 @@ def _piece_html(piece: Piece) -> str:
     text = html.escape(visible(piece["text"]))
     role = html.escape(piece["role"])
     return f'<mark title="{role}">{text}</mark>' if piece["masked"] else f'<span class="{role}">{text}</span>'
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    half = MAX_CHARACTERS // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from rows_for_deduplication import Result, benchmark, bytes_of, chat, deduplicated, document, result_of, written
 
 from components.contract import Chats, Context, UserError
-from components.data.dedup import clusters, sketches
 from components.data.formats.chats import Chat, read_dropped, read_manifest
 
 WORDS = [
@@ -107,14 +105,6 @@ def test_short_rows_are_duplicates_only_of_the_same_words(tmp_path: Path) -> Non
     assert found.made.info["dropped"] == {"exact_duplicate": 1}
 
 
-def test_calls_of_tools_are_not_duplicates_for_saying_nothing(tmp_path: Path) -> None:
-    def call(name: str) -> Chat:
-        turn = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name}}]}
-        return Chat.of(source="s", where=name, messages=[{"role": "user", "content": "go"}, turn])
-
-    assert len(deduplicated(tmp_path, [call("a"), call("b")]).kept) == 2
-
-
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="prefer: wiki: no row has this source; there are web"):
         deduplicated(tmp_path, [chat("a", "b")], prefer=["wiki"])
@@ -141,28 +131,6 @@ def test_deduplicating_twice_removes_nothing_more(tmp_path: Path, similarity: fl
     twice = deduplicated(tmp_path, [once.made], similarity=similarity)
     assert once.dropped and not twice.dropped
     assert twice.kept == once.kept
-
-
-def test_bytes_do_not_depend_on_who_works_on_the_parts(tmp_path: Path) -> None:
-    def backwards(function: Any, shards: Sequence[Any]) -> Iterator[Any]:
-        done = {number: function(shards[number], lambda share: None) for number in reversed(range(len(shards)))}
-        yield from (done[number] for number in range(len(shards)))
-
-    given = [written(tmp_path / "given", some_rows(), 9)]
-    alone = deduplicated(tmp_path, given)
-    assert bytes_of(alone.made.path) == bytes_of(deduplicated(tmp_path, given, mapper=backwards).made.path)
-
-
-def test_bytes_do_not_depend_on_how_much_is_sorted_or_compared_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = [written(tmp_path / "given", some_rows(), 9)]
-    expected = bytes_of(deduplicated(tmp_path, given).made.path)
-    monkeypatch.setattr(clusters, "_KEYS_AT_ONCE", 7)
-    monkeypatch.setattr(clusters, "_SHINGLES_AT_ONCE", 100)
-    monkeypatch.setattr(sketches, "_BATCH_CHARACTERS", 200)
-    monkeypatch.setattr(sketches, "_WRITTEN_BYTES", 2000)
-    assert bytes_of(deduplicated(tmp_path, given).made.path) == expected
 
 
 def kill_at(moment: str, given: Chats, out: Path, scratch: Path) -> bool:

@@ -93,25 +93,6 @@ def test_tools_calls_and_reasoning_are_kept() -> None:
     assert json.loads(found.tools) == [TOOL]
 
 
-def test_calls_in_sharegpt_turns_and_older_forms_become_tool_calls() -> None:
-    call = json.dumps({"name": "add", "arguments": {"a": 1}})
-    row = {
-        "conversations": said(("human", "Why?"), ("function_call", call), ("observation", "2"), ("gpt", "So.")),
-        "tools": json.dumps([TOOL]),
-    }
-    found = read_content(row)
-    assert found.messages == (
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "2"},
-        ANSWER,
-    )
-    assert json.loads(found.tools) == [TOOL]
-    older = {"messages": [USER, {"role": "assistant", "content": None, "function_call": CALL["function"]}]}
-    assert read_content(older).messages[1]["tool_calls"] == [CALL]
-    assert json.loads(read_content({**older, "functions": [TOOL["function"]]}).tools) == [TOOL]
-
-
 def test_what_a_table_adds_to_every_row_is_no_content() -> None:
     """Parquet gives every turn the fields that one of them has."""
     row = {
@@ -119,16 +100,6 @@ def test_what_a_table_adds_to_every_row_is_no_content() -> None:
         "tools": None,
     }
     assert read_content(row) == Content("messages", "", (USER, ANSWER))
-
-
-def test_parts_are_joined_and_reasoning_parts_kept_apart() -> None:
-    parts = [
-        {"type": "thinking", "thinking": "Hm."},
-        {"type": "text", "text": "So"},
-        {"type": "output_text", "text": "."},
-    ]
-    found = read_content({"messages": [USER, {"role": "assistant", "content": parts}]})
-    assert found.messages[1] == {"role": "assistant", "content": "So\n.", "reasoning_content": "Hm."}
 
 
 def test_own_fields_are_read_under_their_names() -> None:
@@ -171,15 +142,6 @@ def test_what_is_no_conversation_says_why(row: Any, reason: str, said_why: str) 
         read_content(row)
     assert refused.value.code == reason
     assert said_why in str(refused.value)
-
-
-def test_calls_nested_too_deeply_are_refused_before_a_reader_gives_up() -> None:
-    deep: Any = 1
-    for _ in range(400):
-        deep = [deep]
-    with pytest.raises(BadRow) as refused:
-        read_content({"messages": [{**ANSWER, "tool_calls": [{"arguments": deep}]}]})
-    assert refused.value.code == "nested_too_deeply"
 
 
 def test_envelopes_inside_envelopes_end() -> None:
