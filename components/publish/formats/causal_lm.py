@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import final
 
 from components.contract import UserError
+from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import (
     AbstractLayout,
     DrafterState,

@@ -31,7 +31,7 @@ from components.drafts.storage.quantisation import (
     packed_layers,
 )
 from components.outside_json import JsonObject
-from components.publish.formats.exact_check import Checkpoint, Config, Spec
+from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
 from components.weight_format import BITS, Storage
 

@@ -18,8 +18,8 @@ from typing import final
 
 from components.contract import UserError
 from components.drafts.methods.eagle1 import token_scale_of
+from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
 from components.publish.formats.llama_block import (
     IS_LLAMA,

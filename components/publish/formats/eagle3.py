@@ -16,7 +16,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.engines.profiles import NORM_FLAGS, Profile
-from components.publish.formats.exact_check import Checkpoint, Config, Spec, check_vocabulary
+from components.publish.formats.checkpoint import Checkpoint, Config, Spec, check_vocabulary
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size
 from components.publish.formats.llama_block import (
     COUNT,

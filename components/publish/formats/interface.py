@@ -21,12 +21,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import UserError
-from components.drafts.network.target_weights import head_rows
+from components.drafts.network.layers import head_rows
 from components.drafts.storage.quantisation import Packed
 from components.engines.profiles import TargetFacts
 from components.outside_json import JsonObject
-from components.publish.formats.checkpoint_files import WEIGHTS, tensors_in
-from components.publish.formats.exact_check import Checkpoint, Config, Spec
+from components.publish.formats.checkpoint import WEIGHTS, Checkpoint, Config, Spec, tensors_in
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.targets.shape import TargetShape

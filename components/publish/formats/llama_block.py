@@ -14,7 +14,7 @@ import torch
 
 from components.contract import UserError
 from components.outside_json import JsonObject
-from components.publish.formats.exact_check import Config, Spec, name_of
+from components.publish.formats.checkpoint import Config, Spec, name_of
 from components.targets.shape import TargetShape
 
 

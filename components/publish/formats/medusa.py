@@ -14,8 +14,8 @@ from typing import final
 import torch
 
 from components.contract import UserError
+from components.publish.formats.checkpoint import Checkpoint, Config, Spec, name_of
 from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import Checkpoint, Config, Spec, name_of
 from components.publish.formats.interface import (
     AbstractLayout,
     DrafterState,

@@ -41,16 +41,17 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.methods.mtp_native_weights import find_native_mtp
-from components.publish.formats.checkpoint_files import link_or_copy, save_weights
-from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.exact_check import (
+from components.publish.formats.checkpoint import (
     Checkpoint,
     Config,
     Spec,
     check_tensors,
     check_vocabulary,
+    link_or_copy,
     require_equal,
+    save_weights,
 )
+from components.publish.formats.eagle3 import check_architecture, dtype_of
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
 from components.publish.formats.llama_block import (
     IS_LLAMA,

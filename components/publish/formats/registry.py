@@ -17,7 +17,14 @@ from components.drafts.interface import AbstractDraft
 from components.drafts.storage.files import DraftRecord, build_draft, pop_vocabulary, read_draft, read_stored
 from components.drafts.storage.files import check_tensors as check_draft_tensors
 from components.drafts.storage.quantisation import packed_layers
-from components.publish.formats.checkpoint_files import read_checkpoint, write_checkpoint
+from components.publish.formats.checkpoint import (
+    Checkpoint,
+    check_stated_dtype,
+    check_tensors,
+    name_of,
+    read_checkpoint,
+    write_checkpoint,
+)
 from components.publish.formats.compressed_tensors import (
     check_packed,
     dequantise_checkpoint,
@@ -25,7 +32,6 @@ from components.publish.formats.compressed_tensors import (
     packed_specs,
     parse_storage,
 )
-from components.publish.formats.exact_check import Checkpoint, check_stated_dtype, check_tensors, name_of
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
 from components.release_record import WeightCounts
 from components.targets.interface import AbstractTarget

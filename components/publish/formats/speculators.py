@@ -16,6 +16,7 @@ from typing import final
 
 from components.contract import UserError
 from components.outside_json import JsonObject
+from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import (
     NUM_TAPS,
     TAPS,
@@ -30,7 +31,6 @@ from components.publish.formats.eagle3 import (
     eagle3_flags,
     eagle3_specs,
 )
-from components.publish.formats.exact_check import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, replace_prefix
 from components.publish.formats.llama_block import (
     COUNT,

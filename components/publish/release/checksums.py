@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from components.contract import UserError
-from components.publish.formats.checkpoint_files import require_plain
+from components.publish.formats.checkpoint import require_plain
 from components.release_record import FileRecord
 from components.targets.file_digests import sha256_of
 

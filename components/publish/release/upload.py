@@ -41,7 +41,7 @@ from components.html_pages import write_html
 from components.methods import is_trained
 from components.outside_json import JsonObject
 from components.publish.card.lineage import RECORD as ARTIFACT_RECORD
-from components.publish.formats.checkpoint_files import link_or_copy, read_json
+from components.publish.formats.checkpoint import link_or_copy, read_json
 from components.publish.formats.gguf import gguf_texts
 from components.publish.names import find_name, public_name, public_settings
 from components.publish.release.checksums import FILE, file_records, files_of, write_sums

@@ -9,10 +9,9 @@ from components.contract import UserError
 from components.engines.profiles import ENGINES, NORM_FLAGS, profile_of, refusals, remark_on
 from components.methods import METHODS
 from components.publish.card.provenance import FILE, check_provenance
-from components.publish.formats.checkpoint_files import read_json
+from components.publish.formats.checkpoint import Checkpoint, read_json
 from components.publish.formats.compressed_tensors import parse_storage
 from components.publish.formats.eagle3 import misread
-from components.publish.formats.exact_check import Checkpoint
 from components.publish.formats.gguf import check_gguf
 from components.publish.formats.interface import facts_of
 from components.publish.formats.registry import count_weights, layout_of, read_folder

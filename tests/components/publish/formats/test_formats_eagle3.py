@@ -10,7 +10,7 @@ from tiny_formats import drafter_state
 
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft
-from components.publish.formats.exact_check import Checkpoint
+from components.publish.formats.checkpoint import Checkpoint
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import (
     check_checkpoint,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_formats import drafter_state
 
 from components.contract import UserError
-from components.publish.formats.exact_check import Checkpoint
+from components.publish.formats.checkpoint import Checkpoint
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import check_checkpoint, layout_of, write_format
 from components.publish.release.validate import validate_folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import Draft, UserError
-from components.publish.formats.exact_check import require_equal
+from components.publish.formats.checkpoint import checked_header, require_equal
 
 Tensors = dict[str, Tensor]
 
@@ -167,3 +168,16 @@ def test_what_engines_would_drop_without_a_word_is_refused(
     draft = Draft(key=drafts["eagle3"].key, path=folder, info=drafts["eagle3"].info)
     with pytest.raises(UserError, match=f"SGLang drops {setting} .EAGLE-3.1"):
         export(policy=policy_for("eagle3"), only=[draft], engines=["vllm", "sglang"])
+
+
+@pytest.mark.parametrize("length", [0x80, 0x0480, 0x4B50])
+def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(length: int, tmp_path: Path) -> None:
+    """Its length stands first: 128, 1152, 19280 bytes look like the beginning of a pickle or of a zip."""
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    data = (tmp_path / "a.safetensors").read_bytes()
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")].ljust(length)
+    (tmp_path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + header + data[-4:])
+    assert set(checked_header(tmp_path / "a.safetensors", "here")) == {"a"}
+    (tmp_path / "b.safetensors").write_bytes(pickle.dumps({"a": [0.0] * 40}, protocol=4))
+    with pytest.raises(UserError, match="here: a pickle under a safetensors name"):
+        checked_header(tmp_path / "b.safetensors", "here")
