@@ -34,14 +34,12 @@ def written_whole(file: Path) -> Iterator[Path]:
     beside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield beside
-        try:
-            os.replace(beside, file)
-        except IsADirectoryError as error:
-            raise UserError(
-                f"{file}: is a folder where a file belongs; `draftsmith doctor --repair` sets it aside"
-            ) from error
-    finally:
+        if file.is_dir():
+            raise UserError(f"{file}: is a folder where a file belongs; `draftsmith doctor --repair` sets it aside")
+        os.replace(beside, file)
+    except BaseException:
         beside.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(file: Path, text: str, *, durable: bool = False, mode: int = 0o666) -> None:

@@ -145,6 +145,7 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
 
 
 LOOPBACK = "127.0.0.1"
+PASSWORD_VARIABLE = "DRAFTSMITH_MLFLOW_AUTH_STRING"  # how MLflow's server gets the password
 WORK_POOL = "draftsmith"
 OWNER_ONLY = 0o600  # the mode of files with addresses or passwords
 HEARTBEAT_S = 30  # between two signs of life of a flow run of ours; Prefect takes no less

@@ -10,22 +10,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from flows.services.client import LOOPBACK
-from flows.services.server_guard import BehindPassword, KnownPlacesOnly, OwnArtifactsOnly, allowed_hosts
+import uvicorn
+from mlflow.environment_variables import _MLFLOW_SGI_NAME
+from mlflow.server import constants
+from mlflow.server.handlers import initialize_backend_stores
+
+from flows.services.client import LOOPBACK, PASSWORD_VARIABLE
+from flows.services.server_guard import guarded_mlflow
 from storage.registry.tracking import ensure_database
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-PASSWORD_VARIABLE = "DRAFTSMITH_MLFLOW_AUTH_STRING"
-
-
-def guarded(app: ASGIApp, auth_string: str) -> ASGIApp:
-    """MLflow's app for known hosts and origins, behind the password; only its health address is open."""
-    inner = BehindPassword(OwnArtifactsOnly(app), auth_string, open_paths=("/health",))
-    return KnownPlacesOnly(inner, allowed_hosts())
 
 
 def main() -> None:
@@ -34,11 +27,6 @@ def main() -> None:
     database = os.environ["MLFLOW_BACKEND_STORE_URI"]
     if database.startswith("sqlite:"):  # flows/services/databases.py has prepared any other
         ensure_database(home)
-
-    import uvicorn
-    from mlflow.environment_variables import _MLFLOW_SGI_NAME
-    from mlflow.server import constants
-    from mlflow.server.handlers import initialize_backend_stores
 
     os.environ |= {
         _MLFLOW_SGI_NAME.name: "uvicorn",
@@ -49,10 +37,10 @@ def main() -> None:
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
     initialize_backend_stores(database, database, "mlflow-artifacts:/")
-    from mlflow.server.fastapi_app import app
+    from mlflow.server.fastapi_app import app  # it reads the variables above when it is imported
 
     uvicorn.run(
-        guarded(app, os.environ.pop(PASSWORD_VARIABLE)),
+        guarded_mlflow(app, os.environ.pop(PASSWORD_VARIABLE)),
         host=LOOPBACK,
         port=port,
         log_level="warning",

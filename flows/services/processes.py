@@ -21,6 +21,7 @@ from components.files import write_whole
 from flows.services.client import (
     LOOPBACK,
     OWNER_ONLY,
+    PASSWORD_VARIABLE,
     QUIET,
     WORK_POOL,
     Services,
@@ -29,7 +30,6 @@ from flows.services.client import (
     read_auth_string,
 )
 from flows.services.databases import VARIABLES, database_url, on_database
-from flows.services.mlflow_server import PASSWORD_VARIABLE
 
 MARK = "DRAFTSMITH_SERVICES"
 """The variable that names the home in the environment of every process below a supervisor, by which all are found."""

@@ -13,11 +13,11 @@ import binascii
 import hmac
 import json
 import os
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 READING = ("GET", "HEAD", "OPTIONS")
@@ -127,6 +127,12 @@ class OwnArtifactsOnly:
         await self.app(scope, replay, send)
 
 
+def guarded_mlflow(app: ASGIApp, auth_string: str) -> ASGIApp:
+    """MLflow's app for known hosts and origins, behind the password; only its health address is open."""
+    inner = BehindPassword(OwnArtifactsOnly(app), auth_string, open_paths=("/health",))
+    return KnownPlacesOnly(inner, allowed_hosts())
+
+
 def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
@@ -141,9 +147,6 @@ def _host_is_one_of(url: str, hosts: frozenset[str]) -> bool:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, reason: str) -> None:
-    from starlette.responses import PlainTextResponse
-    from starlette.websockets import WebSocketClose
-
     if scope["type"] == "websocket":
         await WebSocketClose(code=1008)(scope, receive, send)
         return

@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.files import write_whole
 from storage import journal
@@ -25,10 +24,7 @@ from storage.artifacts.sync import send_promotion
 from storage.history.files import rows_of
 from storage.history.records import PromotionRow, new_promotion
 from storage.history.write import UNREADABLE, record_promotion
-from storage.registry.tracking import RELEASES, ensure_experiment
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+from storage.registry.tracking import RELEASES, MlflowClient, ensure_experiment, mlflow_error
 
 GONE = "RESOURCE_DOES_NOT_EXIST"
 MARK = "draftsmith.registry"  # a tag of the experiment RELEASES, and a fact of each move
@@ -145,11 +141,9 @@ def moves_previous(row: PromotionRow) -> bool:
 
 def aliases_of(client: MlflowClient, name: str) -> dict[str, int]:
     """alias -> version number of a registered model; nothing when there is no such model."""
-    from mlflow.exceptions import MlflowException
-
     try:
         return {alias: int(number) for alias, number in client.get_registered_model(name).aliases.items()}
-    except MlflowException as error:
+    except mlflow_error() as error:
         if error.error_code != GONE:
             raise
         return {}

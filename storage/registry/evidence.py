@@ -19,7 +19,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.contract import UserError
 from components.promotion import Check
@@ -29,11 +29,8 @@ from storage.artifacts.store import Store
 from storage.history.records import PromotionRow, new_promotion
 from storage.registry import aliases as alias_moves
 from storage.registry.aliases import MARK, mark_of
-from storage.registry.tracking import KEY_TAG
+from storage.registry.tracking import KEY_TAG, MlflowClient
 from storage.registry.versions import SESSION_TAG, ReleaseFacts, facts_of, tags_of
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
 
 EVIDENCE = "evidence"  # the action of a log entry that moves no alias
 _SERVED = ("draftsmith.draft_key", "draftsmith.depth_k")

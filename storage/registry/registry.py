@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.contract import UserError
 from components.promotion import Judge
@@ -33,6 +32,7 @@ from storage.registry.evidence import release_of, sealed_tags
 from storage.registry.promotion_gate import Decision, decide
 from storage.registry.tracking import (
     KEY_TAG,
+    MlflowClient,
     has_database,
     mlflow_lock,
     open_client,
@@ -49,9 +49,6 @@ from storage.registry.versions import (
     tags_of,
     versions_of_release,
 )
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
 
 __all__ = [
     "RegisteredVersion",

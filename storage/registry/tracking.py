@@ -2,7 +2,7 @@
 
 `Tracker.sync` compares a journal with what MLflow has and logs what is missing, so logging as the run goes, logging
 after MLflow was down, and logging into an empty database are the same code. The database is made once, under a lock,
-since concurrent first use destroys it. mlflow is imported inside functions: it takes a second.
+since concurrent first use destroys it. MLflow takes a second to import, so it is imported where it is first needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from importlib.metadata import version as installed_version
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from components.contract import UserError
@@ -26,7 +28,10 @@ from storage.artifacts.store import Store
 from storage.redaction import without_secrets
 
 if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient as MlflowClient
+else:
+    MlflowClient = Any
 
 RUN_TAG, STEP_TAG, KEY_TAG, DONE_TAG = "draftsmith.run_id", "draftsmith.step", "draftsmith.key", "draftsmith.logged"
 RELEASES = "releases"  # the experiment of releases that no run of a pipeline has made; it bears the registry's mark
@@ -119,10 +124,8 @@ def ensure_database(home: Path) -> str:
     uri = tracking_uri(home)
     if not uses_home_database(home):
         return uri
-    from mlflow.version import VERSION
-
     file = home / "mlflow" / "mlflow.db"
-    ready = home / "mlflow" / f"ready-{VERSION}"
+    ready = home / "mlflow" / f"ready-{installed_version('mlflow')}"
     with mlflow_lock(home, "create"):
         if file.exists() and any(file.parent.glob("ready-*")) and (fault := database_fault(file)):
             raise DamagedDatabase(file, fault)
@@ -178,7 +181,6 @@ def open_client(home: Path) -> MlflowClient:
         ServerDown: a server was named and cannot be asked.
     """
     uri = ensure_database(home)
-    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -187,7 +189,7 @@ def open_client(home: Path) -> MlflowClient:
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     try:
         client.search_experiments(max_results=1)
-    except MlflowException as error:
+    except mlflow_error() as error:
         if uri.startswith("http"):
             raise ServerDown(uri, error) from error
         if uses_home_database(home):
@@ -196,14 +198,19 @@ def open_client(home: Path) -> MlflowClient:
     return client
 
 
+def mlflow_error() -> type[MlflowException]:
+    """The class of MLflow's errors, for `except`: it is imported once something was raised."""
+    from mlflow.exceptions import MlflowException
+
+    return MlflowException
+
+
 @contextmanager
 def translated_errors(home: Path) -> Iterator[None]:
     """Raise DamagedDatabase for errors of MLflow that only a damaged database of this home gives."""
-    from mlflow.exceptions import MlflowException
-
     try:
         yield
-    except MlflowException as error:
+    except mlflow_error() as error:
         if uses_home_database(home) and (error.error_code == "INTERNAL_ERROR" or "sqlite3." in str(error)):
             raise DamagedDatabase(home / "mlflow" / "mlflow.db", str(error)) from error
         raise
@@ -211,8 +218,6 @@ def translated_errors(home: Path) -> Iterator[None]:
 
 def ensure_experiment(home: Path, client: MlflowClient, name: str) -> str:
     """The id of an experiment, made on first use; one that was deleted in MLflow is restored: it takes no runs."""
-    from mlflow.exceptions import MlflowException
-
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         location = None  # a server has a location of its own for artifacts
@@ -220,7 +225,7 @@ def ensure_experiment(home: Path, client: MlflowClient, name: str) -> str:
             location = (home / "mlflow" / "artifacts" / re.sub(r"[^\w.-]", "_", name)).absolute().as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=location))
-        except MlflowException:
+        except mlflow_error():
             experiment = client.get_experiment_by_name(name)  # somebody else has just made it
             if experiment is None:
                 raise
@@ -361,11 +366,18 @@ def _quieten() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _log_values(client: MlflowClient, run: str, params: Mapping[str, Any], metrics: list[Any] | None = None) -> None:
-    from mlflow.entities import Param
+def _entities() -> ModuleType:
+    """The classes of what is logged."""
+    from mlflow import entities
 
+    return entities
+
+
+def _log_values(client: MlflowClient, run: str, params: Mapping[str, Any], metrics: list[Any] | None = None) -> None:
     # MLflow refuses empty values in some back ends and cuts at 6,000 characters; run.json keeps the whole
-    entities = [Param(_mlflow_name(name), (_as_text(value) or '""')[:6000]) for name, value in params.items()]
+    entities = [
+        _entities().Param(_mlflow_name(name), (_as_text(value) or '""')[:6000]) for name, value in params.items()
+    ]
     for at in range(0, len(entities), 100):
         client.log_batch(run, params=entities[at : at + 100])
     for at in range(0, len(metrics or []), 1000):
@@ -374,13 +386,11 @@ def _log_values(client: MlflowClient, run: str, params: Mapping[str, Any], metri
 
 def _metrics_of(directory: Path | None, step: journal.Entry) -> list[Any]:
     """Training metrics from metrics.jsonl, the numbers in the artifact's info, and how long it took."""
-    from mlflow.entities import Metric
-
-    at = _milliseconds(step["time"])
-    metrics = [Metric("seconds", float(step["seconds"]), at, 0)] if step["seconds"] is not None else []
+    new_metric, at = _entities().Metric, _milliseconds(step["time"])
+    metrics = [new_metric("seconds", float(step["seconds"]), at, 0)] if step["seconds"] is not None else []
     for name, value in step.get("info", {}).items():
         if _is_number(value):
-            metrics.append(Metric(_mlflow_name(f"info.{name}"), float(value), at, 0))
+            metrics.append(new_metric(_mlflow_name(f"info.{name}"), float(value), at, 0))
     file = directory / "metrics.jsonl" if directory is not None else None
     if file is None or not file.is_file():
         return metrics
@@ -388,7 +398,7 @@ def _metrics_of(directory: Path | None, step: journal.Entry) -> list[Any]:
         row = json.loads(line)
         for name, value in row.items():
             if name != "step" and _is_number(value):
-                metrics.append(Metric(_mlflow_name(name), float(value), at, int(row["step"])))
+                metrics.append(new_metric(_mlflow_name(name), float(value), at, int(row["step"])))
     return metrics
 
 
@@ -401,14 +411,12 @@ def _log_small_files(client: MlflowClient, run: str, directory: Path, folder: st
 
 def _log_lineage(client: MlflowClient, run: str, inputs: Mapping[str, Any]) -> None:
     """Log one dataset input for each input artifact; its digest is the start of the artifact's key."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    datasets = []
+    entities, datasets = _entities(), []
     for parameter, pairs in inputs.items():
         for name, key in pairs:
             source = json.dumps({"artifact_key": key})
-            dataset = Dataset(name=name, digest=key[:32] or "-", source_type="draftsmith", source=source)
-            datasets.append(DatasetInput(dataset, tags=[InputTag("mlflow.data.context", parameter)]))
+            dataset = entities.Dataset(name=name, digest=key[:32] or "-", source_type="draftsmith", source=source)
+            datasets.append(entities.DatasetInput(dataset, tags=[entities.InputTag("mlflow.data.context", parameter)]))
     if datasets:
         client.log_inputs(run, datasets)
 

@@ -1,12 +1,9 @@
-"""Versions of registered models: logged from a release in a child process, looked up, described for people.
+"""Versions of registered models: the facts of a release that a version carries, its look-up, its page for people.
 
-A version is models-from-code (components/publish/release/mlflow_model.py), so nothing is pickled; MLflow runs that
-file when it logs it, which happens in a child process to keep torch out of this one.
-
-The facts of a release that its registered version carries as tags: its content, its numbers and its lineage.
-
-Everything is read from files of the store and the journal of the run that made it, so that a version registered late
-(`resync`) bears the same tags as one registered at once. The lineage is followed as far as the store still holds it.
+The facts (content, numbers, lineage) are read from files of the store and the journal of the run that made the release,
+so that a version registered late (`resync`) bears the same tags as one registered at once. The lineage is followed as
+far as the store still holds it. A version is logged in a child process (storage/registry/log_version.py), which keeps
+torch out of this one.
 """
 
 from __future__ import annotations
@@ -15,15 +12,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 from components.contract import UserError
 from components.source_code import code_state
@@ -34,10 +29,7 @@ from storage.artifacts.sessions import read_record, session_of
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.registry.aliases import GONE, aliases_of
 from storage.registry.promotion_gate import Decision
-from storage.registry.tracking import KEY_TAG, RELEASES, ensure_experiment, open_client
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+from storage.registry.tracking import KEY_TAG, MlflowClient, mlflow_error
 
 ROOT = Path(__file__).resolve().parents[2]
 SESSION_TAG = "draftsmith.session"  # when the release was measured; older versions have none
@@ -205,25 +197,9 @@ def _model_name(target: str, method: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{method}").strip("-.")
 
 
-def copy_of_components(scratch: Path, with_builtin: bool) -> Path:
-    """The code that the model needs, so that it loads where Draftsmith is not installed; weights if it serves them."""
-
-    def ignored(folder: str, names: list[str]) -> set[str]:
-        if with_builtin and Path(folder).name == "builtin":
-            return set()
-        return {name for name in names if "." in name and not name.endswith((".py", ".json"))} | {"__pycache__"}
-
-    place = scratch / "components"
-    shutil.copytree(ROOT / "components", place, ignore=ignored)
-    return place
-
-
 MODEL_CODE = ROOT / "components" / "publish" / "release" / "mlflow_model.py"
-# Settings of a loaded version (MLflow ignores keys that were not logged); explained in the model's code.
-SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
 RELEASE_FIRST = "run the pipeline that releases it first, such as `draftsmith run quickstart`"
 REQUIREMENTS = ("torch", "transformers", "safetensors", "tokenizers", "mlflow")
-_ABOUT = "A drafter for speculative decoding. Aliases: champion serves, previous is where `draftsmith rollback` goes."
 # (fact of a version, what people call it)
 _FACT_LABELS = (
     ("verdict", "verdict"),
@@ -263,8 +239,6 @@ def resolve(client: MlflowClient, name: str, version: int | str) -> int:
     Raises:
         UserError: there is no such model, version or alias.
     """
-    from mlflow.exceptions import MlflowException
-
     require_model(client, name)
     if not str(version).isdecimal():
         aliases = aliases_of(client, name)
@@ -274,7 +248,7 @@ def resolve(client: MlflowClient, name: str, version: int | str) -> int:
         return aliases[str(version)]
     try:
         return int(client.get_model_version(name, str(version)).version)
-    except MlflowException as error:
+    except mlflow_error() as error:
         if error.error_code != GONE:
             raise
         numbers = sorted(int(latest.version) for latest in client.get_registered_model(name).latest_versions)
@@ -283,11 +257,9 @@ def resolve(client: MlflowClient, name: str, version: int | str) -> int:
 
 def require_model(client: MlflowClient, name: str) -> None:
     """Raise UserError, with the names there are, for a name that no registered model has."""
-    from mlflow.exceptions import MlflowException
-
     try:
         client.get_registered_model(name)
-    except MlflowException as error:
+    except mlflow_error() as error:
         if error.error_code not in (GONE, "INVALID_PARAMETER_VALUE"):
             raise
         names = ", ".join(model.name for model in client.search_registered_models()) or "none yet"
@@ -351,9 +323,22 @@ def _table_row(*cells: str) -> str:
     return "| " + " | ".join(map(in_markdown, cells)) + " |"
 
 
+class VersionRequest(TypedDict):
+    """What the child process is told. code: the model file; with_builtin: copy the built-in target's weights too."""
+
+    home: str
+    release: str
+    name: str
+    tags: dict[str, str]
+    source_run: str | None
+    code: str
+    with_builtin: bool
+    requirements: list[str]
+
+
 def log_version(home: Path, release: Path, facts: ReleaseFacts, source_run: str | None, code: Path) -> int:
     """Log and register a version in a child process; its memory is returned and torch stays out of this one."""
-    request = {
+    request: VersionRequest = {
         "home": str(home),
         "release": str(release),
         "name": facts.name,
@@ -365,7 +350,7 @@ def log_version(home: Path, release: Path, facts: ReleaseFacts, source_run: str 
     }
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     done = subprocess.run(
-        [sys.executable, "-m", "storage.registry.versions"],
+        [sys.executable, "-m", "storage.registry.log_version"],
         input=json.dumps(request),
         capture_output=True,
         text=True,
@@ -375,44 +360,3 @@ def log_version(home: Path, release: Path, facts: ReleaseFacts, source_run: str 
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the child process said nothing"])[-1])
     return int(done.stdout.strip().splitlines()[-1])
-
-
-def _log_version_here(request: Mapping[str, Any]) -> int:
-    """Runs in the child process."""
-    home = Path(request["home"])
-    client = open_client(home)
-    import mlflow
-    import mlflow.pyfunc
-    from mlflow.exceptions import MlflowException
-
-    mlflow.set_tracking_uri(client.tracking_uri)
-    mlflow.set_registry_uri(client.tracking_uri)
-    name = request["name"]
-    run = request["source_run"]
-    if run is None:
-        experiment = ensure_experiment(home, client, RELEASES)
-        run = client.create_run(experiment, tags=request["tags"], run_name=name).info.run_id
-        client.set_terminated(run)
-    with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run):
-        model = mlflow.pyfunc.log_model(
-            name="release",
-            python_model=request["code"],
-            artifacts={"release": request["release"]},
-            model_config=SERVING,
-            code_paths=[str(copy_of_components(Path(scratch), request["with_builtin"]))],
-            pip_requirements=request["requirements"],
-        )
-    try:
-        client.create_registered_model(name, description=_ABOUT)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    version = client.create_model_version(
-        name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
-    )
-    return int(version.version)
-
-
-if __name__ == "__main__":
-    result = _log_version_here(json.load(sys.stdin))
-    sys.stdout.write(f"{result}\n")

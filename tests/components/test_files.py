@@ -1,16 +1,26 @@
-"""A shard's file is whole or absent, and `ctx.map` gives results in order and says how far it is."""
+"""A file is whole or absent whoever is killed, private where it must be, and locked by one process at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torn_safetensors import killed_while_writing
 
-from components.contract import Context, ReportProgress
-from components.files import sweep, written_whole
+from components.contract import UserError
+from components.files import (
+    digest_of_json,
+    locked,
+    open_lock,
+    sha256_of,
+    sweep,
+    try_lock,
+    wait_for_lock,
+    write_whole,
+    written_whole,
+)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -42,31 +52,43 @@ def test_what_safetensors_left_when_it_was_killed_is_swept_up(tmp_path: Path) ->
     assert torn and not list(tmp_path.iterdir())
 
 
-@dataclass(frozen=True)
-class Number:
-    """A shard."""
+def test_what_lies_in_folders_below_is_swept_up_and_folders_stay(tmp_path: Path) -> None:
+    (tmp_path / "below" / ".part.0.tmp").mkdir(parents=True)
+    (tmp_path / "below" / ".shard.0.tmp").write_text("x")
+    sweep(tmp_path)
+    assert [path.name for path in (tmp_path / "below").iterdir()] == [".part.0.tmp"]
 
-    file: Path
+
+def test_a_text_is_replaced_whole_and_as_private_as_it_is_asked_to_be(tmp_path: Path) -> None:
+    file = tmp_path / "auth"
+    write_whole(file, "first")
+    write_whole(file, "second", durable=True, mode=0o600)
+    assert file.read_text() == "second" and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="is a folder where a file belongs"):
+        write_whole(tmp_path / "folder", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["auth", "folder"]
 
 
-def test_map_works_lazily_in_order_and_counts_what_was_there(tmp_path: Path) -> None:
-    events: list[Any] = []
-    begun: list[int] = []
+def test_a_digest_is_that_of_the_bytes_and_of_the_values(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc" * 1000)
+    assert sha256_of(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
+    assert digest_of_json({"b": 1, "a": [1.5]}) == digest_of_json({"a": [1.5], "b": 1}) != digest_of_json({"a": [1.5]})
 
-    def double(shard: Number, report_progress: ReportProgress) -> int:
-        begun.append(int(shard.file.name))
-        report_progress(0.5)
-        return 2 * begun[-1]
 
-    ctx = Context(key="k", out=tmp_path, scratch=tmp_path, send=events.append)
-    for finished in ("3", "6"):
-        (tmp_path / finished).touch()
-    numbers = [Number(tmp_path / str(number)) for number in range(3, 7)]
-    results = ctx.map(double, numbers, what="shards")
-    assert begun == []
-    assert next(results) == 8 and begun == [4]
-    assert list(results) == [10]
-    assert [(event["done"], event["total"]) for event in events] == [(2.5, 4), (3, 4), (3.5, 4), (4, 4)]
-    assert list(ctx.map(double, numbers[:1])) == []
-    with pytest.raises(AssertionError, match="two shards become one file"):
-        next(ctx.map(double, [Number(tmp_path / "9"), Number(tmp_path / "9")]))
+def test_readers_share_a_lock_and_a_writer_has_it_alone(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with locked(lock, shared=True), locked(lock, shared=True, wait=False) as second:
+        assert second
+        with locked(lock, wait=False) as alone:
+            assert not alone
+    with locked(lock), open_lock(lock) as file:
+        assert not try_lock(file, shared=True)
+    with open_lock(lock) as file:
+        wait_for_lock(file)
+        with locked(lock, wait=False) as other:
+            assert not other
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="is a folder where a lock belongs"):
+        open_lock(tmp_path / "folder")

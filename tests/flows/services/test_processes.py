@@ -12,8 +12,15 @@ from pathlib import Path
 import pytest
 
 from components.contract import UserError
-from flows.services.client import Services, auth_file, client_environment, pid_file, running, write_address
-from flows.services.mlflow_server import PASSWORD_VARIABLE
+from flows.services.client import (
+    PASSWORD_VARIABLE,
+    Services,
+    auth_file,
+    client_environment,
+    pid_file,
+    running,
+    write_address,
+)
 from flows.services.processes import Part, Settings, check_ports, ensure_auth_string, parts_of, services_of
 
 DATABASE = "postgresql+asyncpg://user:hunter2@127.0.0.1/prefect"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.services.mlflow_server import guarded
-from flows.services.server_guard import BehindPassword, KnownPlacesOnly, OwnArtifactsOnly, allowed_hosts
+from flows.services.server_guard import BehindPassword, KnownPlacesOnly, OwnArtifactsOnly, allowed_hosts, guarded_mlflow
 
 AUTH = "draftsmith:s3cret:with-colon"
 
@@ -49,7 +48,7 @@ def mlflow(path: str, *body: bytes, method: str = "POST", auth: str = AUTH, **he
     """The status of a request to the whole guard of MLflow."""
     basic = "Basic " + base64.b64encode(auth.encode()).decode()
     given = {"host": "127.0.0.1:5000", **({"authorization": basic} if auth else {}), **headers}
-    return send_to(guarded(behind, AUTH), method, path, "http", list(body), given)
+    return send_to(guarded_mlflow(behind, AUTH), method, path, "http", list(body), given)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:4200", "localhost:4200", "LOCALHOST", "[::1]:4200"])

@@ -20,7 +20,7 @@ from paired_runs import NAME, add, light_versions, release, timed
 from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
 from flows.cli import main
-from flows.services.mlflow_server import PASSWORD_VARIABLE
+from flows.services.client import PASSWORD_VARIABLE
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.query import query
@@ -216,7 +216,7 @@ def die_before(moment: str) -> None:
     elif moment == "forget":
         alias_moves.Path.unlink = deadly(Path.unlink, lambda path, *_: path.name == "moving.json")
     else:
-        alias_moves.replace_file = deadly(alias_moves.replace_file, lambda path, *_: path.name == "moving.json")
+        alias_moves.write_whole = deadly(alias_moves.write_whole, lambda path, *_: path.name == "moving.json")
 
 
 def test_after_a_kill_a_move_by_somebody_else_is_respected(home: Path) -> None:

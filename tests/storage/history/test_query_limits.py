@@ -43,7 +43,7 @@ def test_memory_has_a_limit(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_a_question_at_once(tmp_path: Path) -> None:
     code = f"import sys\nfrom flows import cli\nprint(1, flush=True)\nsys.exit(cli.main(['query', {ENDLESS!r}]))"
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     environment = os.environ | {"PYTHONPATH": root, "DRAFTSMITH_HOME": str(tmp_path / "home")}
     asking = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Python source is parsed although other Python code runs in between."""
+"""Python source is parsed although other Python code runs in between, and only named models run code of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components.source_code import syntax_tree
+from components.source_code import REMOTE_CODE, allow_code, may_run_code, syntax_tree
 
 SOURCE = Path(__file__).read_text()
 
@@ -36,7 +36,7 @@ def test_a_collection_in_the_middle_does_not_end_it(parses_while_garbage_is_coll
     tree = syntax_tree(SOURCE)
     assert gc.isenabled()
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert names[-1] == "test_a_source_that_is_none_is_refused_and_garbage_is_collected_again"
+    assert names[-1] == "test_names_are_told_apart_whole"
     kept = [[number] for number in range(2000)]  # the trap was set: without our parse it springs
     assert parses_while_garbage_is_collected and len(kept) == 2000
 
@@ -45,3 +45,12 @@ def test_a_source_that_is_none_is_refused_and_garbage_is_collected_again() -> No
     with pytest.raises(SyntaxError, match=r"here\.py"):
         syntax_tree("def", "here.py")
     assert gc.isenabled()
+
+
+def test_names_are_told_apart_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REMOTE_CODE, "")
+    allow_code(["owner/name", "/models/mine"])
+    assert may_run_code("owner/name") and may_run_code("/models/mine")
+    assert not may_run_code("owner") and not may_run_code("") and not may_run_code("/models")
+    allow_code([])
+    assert not may_run_code("owner/name") and not may_run_code("")

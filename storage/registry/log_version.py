@@ -1,0 +1,74 @@
+"""Logs a release as a version of a registered model: `python -m storage.registry.log_version`, the request on stdin.
+
+A version is models-from-code (components/publish/release/mlflow_model.py), so nothing is pickled. MLflow runs that file
+when it logs it, and with it torch; this process returns that memory when it ends. The number of the version goes to
+stdout. The caller is `log_version` in storage/registry/versions.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import mlflow
+import mlflow.pyfunc
+from mlflow.exceptions import MlflowException
+
+from storage.registry.tracking import RELEASES, ensure_experiment, open_client
+from storage.registry.versions import ROOT, VersionRequest
+
+_ABOUT = "A drafter for speculative decoding. Aliases: champion serves, previous is where `draftsmith rollback` goes."
+# Settings of a loaded version (MLflow ignores keys that were not logged); explained in the model's code.
+SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
+
+
+def log_version(request: VersionRequest) -> int:
+    """Log and register the version; returns its number."""
+    home = Path(request["home"])
+    client = open_client(home)
+    mlflow.set_tracking_uri(client.tracking_uri)
+    mlflow.set_registry_uri(client.tracking_uri)
+    name = request["name"]
+    run = request["source_run"]
+    if run is None:
+        experiment = ensure_experiment(home, client, RELEASES)
+        run = client.create_run(experiment, tags=request["tags"], run_name=name).info.run_id
+        client.set_terminated(run)
+    with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run):
+        model = mlflow.pyfunc.log_model(
+            name="release",
+            python_model=request["code"],
+            artifacts={"release": request["release"]},
+            model_config=SERVING,
+            code_paths=[str(copy_of_components(Path(scratch), request["with_builtin"]))],
+            pip_requirements=request["requirements"],
+        )
+    try:
+        client.create_registered_model(name, description=_ABOUT)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    version = client.create_model_version(
+        name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
+    )
+    return int(version.version)
+
+
+def copy_of_components(scratch: Path, with_builtin: bool) -> Path:
+    """The code that the model needs, so that it loads where Draftsmith is not installed; weights if it serves them."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        if with_builtin and Path(folder).name == "builtin":
+            return set()
+        return {name for name in names if "." in name and not name.endswith((".py", ".json"))} | {"__pycache__"}
+
+    place = scratch / "components"
+    shutil.copytree(ROOT / "components", place, ignore=ignored)
+    return place
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{log_version(json.load(sys.stdin))}\n")

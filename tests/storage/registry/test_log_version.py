@@ -1,0 +1,21 @@
+"""A version is logged with the settings that its model reads, and with the code that it needs and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from components.publish.release.mlflow_model import SETTINGS
+from storage.registry.log_version import SERVING, copy_of_components
+
+
+def test_the_registry_logs_the_settings_that_the_model_reads() -> None:
+    """MLflow drops settings that were not logged, without a word worth reading."""
+    assert SERVING == SETTINGS
+
+
+def test_the_code_goes_without_weights_and_caches_but_for_the_built_in_target(tmp_path: Path) -> None:
+    for with_builtin in (False, True):
+        place = copy_of_components(tmp_path / str(with_builtin), with_builtin)
+        names = [path for path in place.rglob("*") if path.is_file()]
+        assert (place / "contract.py").is_file() and not any("__pycache__" in path.parts for path in names)
+        assert any(path.suffix == ".safetensors" for path in names) is with_builtin
