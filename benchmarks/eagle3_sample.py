@@ -20,7 +20,7 @@ from torch import Tensor
 
 from components.drafts.interface import Batch
 from components.drafts.methods.eagle3 import Eagle3
-from components.drafts.network.target_weights import head_rows, norm_weight_of
+from components.drafts.network.layers import head_rows, norm_weight_of
 from components.drafts.settings import Eagle3Settings
 
 

@@ -6,8 +6,6 @@ to ties: another number of rows rounds differently), and so do samples: each seq
 the order in which it would alone.
 
 chain.py is the faster loop for one sequence and a chain. Lengths of cache, committed positions and rounds are as there.
-
-One sequence of a batch: its output, its drafter's state, and the positions its last pass committed.
 """
 
 from __future__ import annotations
@@ -25,8 +23,13 @@ from components.decoding.chain import GREEDY, Clock, Decoded, RoundFacts, Rounds
 from components.decoding.session import check_positions, draw, is_greedy
 from components.decoding.tree import DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import TreeShape
-from components.decoding.tree_verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled
-from components.decoding.verification import verify_greedy, verify_sampled
+from components.decoding.verification import (
+    TreeVerifyResult,
+    verify_greedy,
+    verify_sampled,
+    verify_tree_greedy,
+    verify_tree_sampled,
+)
 from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
 from components.drafts.network.sampling import probabilities
 from components.methods import decoding_loop_of

@@ -1,11 +1,10 @@
-"""Caches that outlive a prompt, so that allocation is never part of a measured generation.
+"""What a generation is run with: a cache that outlives the prompt, and how tokens are drawn.
 
-A session belongs to one target and decodes one sequence at a time. Every prompt starts from an empty cache, so that
-results do not depend on the order of prompts.
+Allocation must not be part of a measured generation. A session belongs to one target and decodes one sequence at a
+time. Every prompt starts from an empty cache, so that results do not depend on the order of prompts.
 
-Drawing tokens: one generator on the CPU, so that a seed means the same tokens on every device.
-
-The distribution itself (temperature, top-k, top-p) is `drafts.sampling.probabilities`, which target and drafter share:
+Tokens are drawn by one generator on the CPU, so that a seed means the same tokens on every device. The distribution
+itself (temperature, top-k, top-p) is `drafts.network.sampling.probabilities`, which target and drafter share:
 cut only one of them and tokens that the cut target can never say are proposed and paid for.
 """
 

@@ -1,7 +1,8 @@
-"""Verification of a chain: the accepted draft tokens and the token after them; pure functions on tensors.
+"""Verification of chains and trees: the accepted draft tokens and the token after them; pure functions on tensors.
 
-One verification pass over [x_n, g_1, ..., g_k] gives k+1 rows of logits; row j is the target's distribution of the
-token after g_j (row 0: after x_n). The result has the first `num_accepted` draft tokens and one token from the target.
+Chains. One verification pass over [x_n, g_1, ..., g_k] gives k+1 rows of logits; row j is the target's distribution of
+the token after g_j (row 0: after x_n). The result has the first `num_accepted` draft tokens and one token from the
+target.
 
 Greedy: accept while the draft token is the target's argmax; the argmax of the first row that differs follows (all
 accepted: the last row's argmax). The output equals plain greedy decoding.
@@ -10,12 +11,11 @@ Sampled: Leviathan et al. 2023, "Fast Inference from Transformers via Speculativ
 Algorithm 1. Their p (target) and q (draft) are ours, their gamma is our k. Every emitted token is distributed as a draw
 from p.
 
-Blockwise parallel decoding: acceptance rules for a block of draft tokens (Stern et al. 2018, arXiv:1811.03115).
-
-Their loop, predict k tokens from one state, verify them all in one pass, keep a prefix, is chain.decode: the pass that
-verifies a block yields the states from which heads on the target's last layer (mtp-parallel, medusa) predict the next,
-so one pass serves both. The rule decides when a draft token is good enough. With p_j the target's distribution after
-draft token j - 1 and all earlier ones accepted, draft token x is accepted when
+Block rules: acceptance rules of blockwise parallel decoding (Stern et al. 2018, arXiv:1811.03115). Their loop, predict
+k tokens from one state, verify them all in one pass, keep a prefix, is chain.decode: the pass that verifies a block
+yields the states from which heads on the target's last layer (mtp-parallel, medusa) predict the next, so one pass
+serves both. The rule decides when a draft token is good enough. With p_j the target's distribution after draft token j
+- 1 and all earlier ones accepted, draft token x is accepted when
   exact     x = argmax p_j                             their section 3: equals greedy decoding, lossless
   top_k     p_j(x) is among the k largest              their section 5.1; k = 1 is exact
   typical   p_j(x) > min(epsilon, delta exp(-H(p_j)))  a threshold that falls where the target is uncertain
@@ -23,6 +23,15 @@ Their section 5.2 has a distance between ordinal values, which words do not have
 (Cai et al. 2024, arXiv:2401.10774, section 2.3.1; H in nats, their delta = sqrt(epsilon)).
 The token after the last accepted one is argmax p. All rules but exact change the output, so never use them in a
 comparison with plain decoding.
+
+Trees. One pass over the T rows of a tree gives the target's distribution after every row; the result has the rows of
+one path from row 0 and one token of the target's own. Greedy: follow the path while a child is the target's argmax.
+Sampled: at each row its children are tried one after the other, and a rejected one leaves the target's distribution
+changed, so that every emitted token is distributed as a draw from p whatever was drafted. For children drawn without
+replacement: accept x with min(1, p(x)/q(x)); rejected: p <- norm(max(p - q, 0)), and x leaves q (multi-round
+speculative sampling: Miao et al. 2023, "SpecInfer", arXiv:2305.09781, algorithm 3; without replacement as in Li et al.
+2024, "EAGLE", arXiv:2401.15077, appendix). For a deterministic proposal q is 1 at the child being tried: accept with
+p(x); rejected: x leaves p. When no child is left the token is drawn from what remains of p.
 """
 
 from __future__ import annotations
@@ -36,6 +45,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.decoding.session import draw, draw_uniform
+from components.decoding.tree import DraftTreeRows
 
 
 class VerifyResult(NamedTuple):
@@ -145,3 +155,69 @@ def _is_good(logits: Tensor, draft_tokens: Tensor, rule: BlockRule) -> Tensor:
     entropy = torch.special.entr(log_probs.exp()).sum(-1)
     floor = (math.sqrt(rule.epsilon) * (-entropy).exp()).clamp(max=rule.epsilon)
     return log_probs.exp().gather(-1, draft_tokens[:, None])[:, 0] > floor
+
+
+class TreeVerifyResult(NamedTuple):
+    """The tokens emitted by a round: the draft tokens on the accepted path and one token of the target's own."""
+
+    rows: list[int]  # accepted rows of the pass, row 0 first: accepted + 1
+    token_ids: list[int]  # accepted + 1: the accepted draft tokens and the target's token
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.rows) - 1
+
+
+def verify_tree_greedy(logits: Tensor, tree: DraftTreeRows) -> TreeVerifyResult:
+    """Logits [T, V] -> the longest path that plain greedy decoding would follow, and its next token."""
+    picks = logits.argmax(-1).tolist()
+    row_of = {key: row for row, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    rows = [0]
+    while (child := row_of.get((rows[-1], picks[rows[-1]]))) is not None:
+        rows.append(child)
+    return TreeVerifyResult(rows, [picks[row] for row in rows])
+
+
+def verify_tree_sampled(probs: Tensor, tree: DraftTreeRows, rng: torch.Generator) -> TreeVerifyResult:
+    """Multi-round rejection sampling down a tree; see the module docstring.
+
+    probs: [T, V] the target's p after each row, after temperature and cuts. rng: a generator on the CPU; one uniform
+    number is drawn for every draft token, tried or not.
+    """
+    children, uniform = tree.children, draw_uniform(len(tree.tokens), torch.device("cpu"), rng).tolist()
+    rows = [0]
+    while True:
+        accepted, residual = _try_children(probs[rows[-1]], tree, rows[-1], children[rows[-1]], uniform)
+        if accepted is None:
+            last = int(draw(residual[None], rng))
+            return TreeVerifyResult(rows, [tree.tokens[row] for row in rows[1:]] + [last])
+        rows.append(accepted)
+
+
+def _try_children(
+    p: Tensor, tree: DraftTreeRows, row: int, children: list[int], uniform: list[float]
+) -> tuple[int | None, Tensor]:
+    """The accepted child or None, and the residual distribution [V] if none is accepted."""
+    drawn_from = tree.draft_probs.get(row)
+    q = None if drawn_from is None else drawn_from.to(p.device)
+    for child in children:
+        token = tree.tokens[child]
+        at_child = 1.0 if q is None else float(q[token])
+        # u * q < p instead of u < p / q: no division, and a draft token of p = 0 is never accepted.
+        if uniform[child] * at_child < float(p[token]):
+            return child, p
+        rest = _without(p, token) if q is None else (p - q).clamp_min_(0.0)
+        mass = float(rest.sum())
+        # Where p = q up to rounding, the residual is empty and the rejection is a rounding error: p is correct.
+        p = rest.div_(mass) if mass > 0 else p
+        if q is not None and child != children[-1]:
+            q = _without(q, token)
+            q.div_(q.sum())
+    return None, p
+
+
+def _without(probs: Tensor, token: int) -> Tensor:
+    """A copy that gives `token` nothing; not normalised."""
+    probs = probs.clone()
+    probs[token] = 0.0
+    return probs

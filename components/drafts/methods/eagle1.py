@@ -1,4 +1,4 @@
-"""EAGLE-1: one decoder layer that continues the target's own last features (Li et al. 2024, arXiv:2401.15077).
+"""EAGLE-1 and HASS: one layer that continues the target's own last features (Li et al. 2024, arXiv:2401.15077).
 
 f_t is the target's last hidden state after its final norm, the input of its LM head. Column t pairs f_t with x_{t+1}:
   x = fc([e(x_{t+1}) ; f_t]) with a bias,   f'_{t+1} = Layer(x),   q = head(f'_{t+1}) drafts x_{t+2},
@@ -17,21 +17,17 @@ that knows no scale needs fc's first half times it); only columns in M_0 (layers
 head is pruned to the draft vocabulary. The noise of a batch follows from its optimiser step and the seed, so that a
 resumed run ends with the same bits.
 
-HASS: EAGLE-1's network, trained in the context it will meet (Zhang et al. 2025, arXiv:2408.15766).
-
-Two changes to EAGLE-1 (eagle1.py), none to its network or tensor names:
+HASS trains EAGLE-1's network in the context it will meet (Zhang et al. 2025, arXiv:2408.15766). Two changes, none to
+the network or tensor names:
   harmonised context alignment (their 3.2): n passes. Pass j reads the output of pass j - 1 at the column before, and
-  its
-    queries see the target's features at all columns but the last j - 1, and the drafter's own features of passes
+    its queries see the target's features at all columns but the last j - 1, and the drafter's own features of passes
     1 .. j - 1 there: what decoding sees at draft depth j - 1. No gradient flows through those features into the pass
     before; the keys and values computed from them do learn.
   harmonised objective distillation (their 3.1): + top_k_weight * sum over the K tokens the target finds most likely of
     -p log q, at every pass. K = 10, weight 1, n = 3 in their code.
 Their figure moves features to the right under fixed columns; training_time_test.py draws the same attention rooted
-at a column.
-
-Deviations: one backward pass through the mean of all passes' losses instead of one each, the same gradient; passes
-weigh step_decay^j, 1 by default as theirs.
+at a column. Deviations: one backward pass through the mean of all passes' losses instead of one each, the same
+gradient; passes weigh step_decay^j, 1 by default as theirs.
 """
 
 from __future__ import annotations
@@ -47,8 +43,16 @@ from components.drafts.interface import Batch, CommittedPositions, StepLosses
 from components.drafts.methods.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.methods.training_time_test import select_rows
 from components.drafts.network.cached_block import CachedBlock, TokenTable, linear_kernel
-from components.drafts.network.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
-from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
+from components.drafts.network.layers import (
+    AttentionProjections,
+    BlockShape,
+    RmsNorm,
+    SwiGlu,
+    embedded,
+    head_rows,
+    initialise,
+    norm_weight_of,
+)
 from components.drafts.network.training_linear import linear
 from components.drafts.settings import Eagle1Settings, HassSettings
 from components.drafts.training.batches import step_generator

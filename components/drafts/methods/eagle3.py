@@ -27,8 +27,17 @@ from torch import Tensor, nn
 from components.drafts.interface import Batch, CommittedPositions, StepLosses
 from components.drafts.methods.one_block import ChainDecoder, OneBlockDraft
 from components.drafts.network.cached_block import CachedBlock, TokenTable, linear_kernel
-from components.drafts.network.layers import INIT_STD, AttentionProjections, BlockShape, RmsNorm, SwiGlu, initialise
-from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
+from components.drafts.network.layers import (
+    INIT_STD,
+    AttentionProjections,
+    BlockShape,
+    RmsNorm,
+    SwiGlu,
+    embedded,
+    head_rows,
+    initialise,
+    norm_weight_of,
+)
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import Eagle3Settings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns

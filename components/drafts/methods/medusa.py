@@ -10,8 +10,7 @@ Deviations: the loss is soft cross-entropy against the target's own distribution
 its data (or of the target's answers); heads cover the draft vocabulary only. `head: tied` keeps U_i frozen at the
 target's head, one for all heads: a fifth of the parameters, and one matrix to read instead of K.
 
-Heads that do not feed each other: trained one at a time, so that memory for logits does not grow with their number.
-
+Heads do not feed each other, so they are trained one at a time: memory for logits does not grow with their number.
 Head k drafts x_{t+2+k} from the target's state at column t, whatever heads 0..k-1 drafted. So each head's forward and
 backward can be finished before the next begins (Gloeckle et al. 2024, arXiv:2404.19737, section 2,
 "memory-efficient implementation"): the logits of one head exist at a time instead of those of all. Their trunk also
@@ -41,8 +40,8 @@ from components.drafts.interface import (
     StepLosses,
 )
 from components.drafts.network.cached_block import linear_kernel
+from components.drafts.network.layers import head_rows
 from components.drafts.network.sampling import DraftSampler
-from components.drafts.network.target_weights import head_rows
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out

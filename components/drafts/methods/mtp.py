@@ -15,9 +15,7 @@ attention and mixture-of-experts targets too; losses are soft (losses.py), weigh
 columns. While drafting here, the shared head is pruned to the draft vocabulary; training and an engine that loads the
 modules use all of it.
 
-One sequential MTP module: its tensors, named as in DeepSeek-V3, and its training graph (mtp.py has the equations).
-
-Shapes: B sequences, T columns, A attention heads, D head size, H hidden size.
+Tensors are named as in DeepSeek-V3. Shapes: B sequences, T columns, A attention heads, D head size, H hidden size.
 """
 
 from __future__ import annotations
@@ -52,11 +50,12 @@ from components.drafts.network.layers import (
     Rope,
     SwiGlu,
     attend_visible,
+    head_rows,
     initialise,
+    norm_weight_of,
     shift_left,
 )
 from components.drafts.network.sampling import DraftSampler
-from components.drafts.network.target_weights import head_rows, norm_weight_of
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns

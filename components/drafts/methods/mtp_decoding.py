@@ -1,27 +1,23 @@
-"""The rows that the sequential modules of `mtp` run while decoding, of one sequence or of many.
+"""Decoding with the sequential modules of `mtp`: chains of one sequence or of many, trees, proposals at every column.
 
 Module j's columns are final once their tokens are committed (mtp.py); the rest depend on draft tokens and are run again
 in the next round. For many sequences the new rows of all stand one after the other, ragged as they are: every linear
 layer reads its weights once, attention runs per sequence.
 
-Shapes: T rows, H hidden size, B sequences; h^j is module j's output, h^0 the target's last state.
+Trees: module j runs over a tree of depth j - 1, because it depends on all draft tokens before it. After x_n, module j
+(from 1) has its columns t <= n - j committed; column n - j + m is fed the m-th draft token. In a tree that column
+exists once for every node of depth m: fed the node's token and h^{j-1} of the node's parent, whose column in module j -
+1 is the same one (for m = 1 that column is committed there). So the nodes of depth d are expanded by module d + 1 over
+all their ancestors and themselves, each seeing the committed columns and its own path.
 
-Draft trees of MTP: module j runs over a tree of depth j - 1, because it depends on all draft tokens before it.
+Proposals at every column at once equal `propose` at each of them, in a few batched passes. Module j at root t sees its
+columns up to t. Those up to t - j + 1 have committed tokens and are the same for all later roots, so one causal pass
+gives them. The j - 1 columns after those, t - j + 2 .. t, depend on the root's own draft tokens: row m of that window
+is fed draft token m (x_{t+2+m}), and h^{j-1} from module j-1's window, whose columns begin one later (the first one is
+committed there). Windows attend to the committed columns before them and, causally, to themselves.
 
-After x_n, module j (from 1) has its columns t <= n - j committed; column n - j + m is fed the m-th draft token. In a
-tree that column exists once for every node of depth m: fed the node's token and h^{j-1} of the node's parent, whose
-column in module j - 1 is the same one (for m = 1 that column is committed there). So the nodes of depth d are expanded
-by module d + 1 over all their ancestors and themselves, each seeing the committed columns and its own path.
-
-MTP proposals at every column at once, equal to `propose` at each of them, in a few batched passes.
-
-Module j at root t sees its columns up to t. Those up to t - j + 1 have committed tokens and are the same for all later
-roots, so one causal pass gives them. The j - 1 columns after those, t - j + 2 .. t, depend on the root's own draft
-tokens: row m of that window is fed draft token m (x_{t+2+m}), and h^{j-1} from module j-1's window, whose columns begin
-one later (the first one is committed there). Windows attend to the committed columns before them and, causally, to
-themselves.
-
-Shapes: S roots (= columns), w = j - 1 window rows, A heads, G key/value heads, g = A / G, D head size, H hidden size.
+Shapes: T rows, B sequences, S roots (= columns), w = j - 1 window rows, A heads, G key/value heads, g = A / G, D head
+size, H hidden size; h^j is module j's output, h^0 the target's last state.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposal, Sampling, StepLosses
 from components.drafts.methods.mtp_native_weights import NativeMtpLayout, find_native_mtp
-from components.drafts.network.layers import CausalMask, shift_left
+from components.drafts.network.layers import CausalMask, head_rows, shift_left
 from components.drafts.network.sampling import DraftSampler
-from components.drafts.network.target_weights import head_rows
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
 from components.targets.config import read_config

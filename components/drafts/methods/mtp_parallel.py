@@ -38,9 +38,16 @@ from components.drafts.interface import (
 )
 from components.drafts.methods.medusa import Head, independent_losses, sample_chain
 from components.drafts.network.cached_block import CachedBlock, KvCache, linear_kernel
-from components.drafts.network.layers import BlockShape, CausalMask, LlamaLayer, Rope, initialise
+from components.drafts.network.layers import (
+    BlockShape,
+    CausalMask,
+    LlamaLayer,
+    Rope,
+    head_rows,
+    initialise,
+    norm_weight_of,
+)
 from components.drafts.network.sampling import DraftSampler
-from components.drafts.network.target_weights import head_rows, norm_weight_of
 from components.drafts.settings import MtpParallelSettings
 from components.drafts.training.losses import teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out

@@ -24,6 +24,7 @@ from components.targets.interface import AbstractTarget
 
 MEASURED_DEPTH = 7  # as deep as EAGLE-3 is trained by default
 NO_TOKEN = -1
+DEFAULTS = NgramSettings()
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Ngram:
     method: ClassVar[str] = "ngram"
     needs_features: ClassVar[bool] = False
 
-    def __init__(self, settings: NgramSettings = NgramSettings(), max_depth: int = 16) -> None:
+    def __init__(self, settings: NgramSettings = DEFAULTS, max_depth: int = 16) -> None:
         self.max_ngram, self.min_ngram, self.max_depth = settings.max_ngram, settings.min_ngram, max_depth
         self.num_steps, self.kernel = min(MEASURED_DEPTH, max_depth), "plain"
 

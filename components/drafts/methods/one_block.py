@@ -1,14 +1,12 @@
 """A drafter of one block that is fed its own output: the shared base of EAGLE-1, HASS and EAGLE-3.
 
 The methods differ in the inputs of the block, in the input of the next step and in their loss; attention of steps
-(training_time_test.py), decoding a chain over a cache and draft trees (one_block.py) are shared here.
-
-Shapes: T rows of one sequence, H hidden size, N draft vocabulary.
-
-Draft trees of a drafter with one block that is fed its own output (EAGLE-1, EAGLE-3, HASS).
+(training_time_test.py), decoding a chain over a cache and draft trees are shared here.
 
 A chain keeps its draft tokens in the cache rows after the committed positions. A tree does the same with one row per
 node, and a mask marks which of these rows are a node's ancestors. Siblings share a rotary position.
+
+Shapes: T rows of one sequence, H hidden size, N draft vocabulary.
 """
 
 from __future__ import annotations

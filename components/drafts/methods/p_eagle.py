@@ -22,8 +22,6 @@ Deviations: 2 layers by default, where the paper has 4 (built-in target, 300 ste
 of a row of a trained copy of the embedding (the target's own stays frozen); roots are sampled by shuffling the exactly
 reachable columns (layers.py) instead of sampling tokens, the same shares in expectation; the sample of a batch follows
 from its optimiser step and the seed.
-
-The attention of one P-EAGLE layer in training: true columns, and mask rows of every depth (p_eagle.py).
 """
 
 from __future__ import annotations
@@ -56,11 +54,13 @@ from components.drafts.network.layers import (
     RmsNorm,
     Rope,
     attend_visible,
+    embedded,
+    head_rows,
     initialise,
+    norm_weight_of,
     shift_left,
 )
 from components.drafts.network.sampling import DraftSampler
-from components.drafts.network.target_weights import embedded, head_rows, norm_weight_of
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import PEagleSettings
 from components.drafts.training.batches import step_generator

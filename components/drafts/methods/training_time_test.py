@@ -5,19 +5,17 @@ t + k, and sees step-0 columns <= t plus column t of steps 1..k. So the mask is 
 blocks are diagonals: one score a step instead of a T x T block, joined in one softmax. HASS describes the same in
 absolute columns (its pass j shifts features right by one); a column of pass j there is a root j columns earlier here.
 
-Shapes: B sequences, T columns, R selected rows, A heads, G key/value heads, g = A / G, D head size, H hidden size.
-
-Attention whose softmax runs over one causal block and a few extra keys of each row, without a score matrix.
-
-Over block scores s_j and extra scores r_i of a row, L = log(sum_j e^{s_j} + sum_i e^{r_i}). A flash kernel gives the
-block's mix o and l = log sum_j e^{s_j}, so that
+That softmax over one causal block and a few extra keys of each row needs no score matrix. Over block scores s_j and
+extra scores r_i of a row, L = log(sum_j e^{s_j} + sum_i e^{r_i}). A flash kernel gives the block's mix o and l = log
+sum_j e^{s_j}, so that
   out = e^{l - L} o + sum_i e^{r_i - L} v_i.
 Going back, the gradient of a score is e^{s - L} (d.v - d.out) for a gradient d of `out`: the flash kernel's own formula
 if it gets the joint `out` and L in place of the block's. So nothing of size R x T is stored, where the plain form
 stores two such matrices a step (Dao 2023, arXiv:2307.08691, section 2.3, has the formula for one block).
 
 CPU only: the kernel behind torch's scaled_dot_product_attention is called directly, since only it returns l.
-Shapes: B sequences, G key/value heads, g query heads to each, R rows, T columns, D head size.
+
+Shapes: B sequences, T columns, R selected rows, A heads, G key/value heads, g = A / G, D head size, H hidden size.
 """
 
 from __future__ import annotations

@@ -4,24 +4,22 @@ Parameter names are those of Hugging Face Llama (`self_attn.q_proj.weight`, `mlp
 dict needs no renaming on its way to a serving engine. Decoding runs the same weights through the leaner
 `cached_block.py`.
 
-Shapes: B sequences, T columns, A attention heads, G key/value heads, D head size, H hidden size.
+Shapes: B sequences, T columns, A attention heads, G key/value heads, D head size, H hidden size, R selected columns.
 
-The columns that are trained at each drafting step: exactly those that decoding can reach.
-
-A proposal rooted at column t drafts x_{t+2}, x_{t+3}, ... after the target's x_{t+1}. Step k (from 0) is fed
-x_{t+1+k} and drafts x_{t+2+k}. Decoding reaches it only when the root and all tokens of the chain are answer tokens:
+Trained columns are exactly those that decoding can reach. A proposal rooted at column t drafts x_{t+2}, x_{t+3}, ...
+after the target's x_{t+1}. Step k (from 0) is fed x_{t+1+k} and drafts x_{t+2+k}. Decoding reaches it only when the
+root and all tokens of the chain are answer tokens:
   M_k(t) = prod_{j=1..k+2} m_{t+j}.
 Public trainers use m_{t+k} or m_{t+1+k}, which lose the first draft after the prompt or train positions after the end;
 the product also stops chains that would straddle two turns.
 
-Positions and visibility of the columns of a training batch, with one document per row or several packed into it.
+A row of a training batch holds one document or several packed into it. Packed documents attend block by block (a column
+sees the columns of its own document up to itself) and count positions from their own start, so each is computed as if
+it were alone. No drafting step may cross a document border: a packed batch clears the answer mask at every document's
+first token. Without packing no root reads the mask of that token, since M_k looks ahead of its column.
 
-Packed documents attend block by block (a column sees the columns of its own document up to itself) and count positions
-from their own start, so each is computed as if it were alone. No drafting step may cross a document border: a packed
-batch clears the answer mask at every document's first token. Without packing no root reads the mask of that token (M_k
-of layers.py looks ahead of its column), so clearing it loses nothing.
-
-Shapes: B rows, T columns, R selected columns of each.
+The target's frozen weights are read through AbstractTarget's functions. They are linear (the head) and diagonal (an
+RMSNorm), so feeding unit vectors reads them back exactly, with every scale the model applies folded in.
 """
 
 from __future__ import annotations
@@ -284,3 +282,25 @@ class CausalMask:
     def is_first(self, batch_size: int) -> Tensor:
         """Mark the columns at position 0: bool [B, T]."""
         return (self.positions == 0).expand(batch_size, -1)
+
+
+def embedded(target: AbstractTarget, ids: Tensor) -> Tensor:
+    """The target's frozen embedding of target ids: int64 [...] -> float32 [..., H]."""
+    return F.embedding(ids, target.embedding).float()
+
+
+@torch.no_grad()
+def head_rows(target: AbstractTarget, token_ids: Tensor) -> Tensor:
+    """The rows of the target's LM head for token_ids [N]: float32 [N, H]."""
+    hidden = target.shape.hidden_size
+    identity = torch.eye(hidden, dtype=target.dtype, device=target.device)
+    ids = token_ids.to(target.device)
+    parts = [target.unembed(rows[None])[0].float().index_select(-1, ids) for rows in identity.split(256)]
+    return torch.cat(parts).T.contiguous()
+
+
+@torch.no_grad()
+def norm_weight_of(target: AbstractTarget) -> Tensor:
+    """The weight of the target's final RMSNorm: float32 [H]. norm(1, ..., 1) = weight / sqrt(1 + eps)."""
+    ones = torch.ones(1, 1, target.shape.hidden_size, dtype=target.dtype, device=target.device)
+    return target.final_norm(ones)[0, 0].float() * (1 + target.shape.rms_norm_eps) ** 0.5

@@ -1,12 +1,11 @@
-"""The sampling distribution of logits: temperature, then top-k, then top-p.
+"""Sampling: the distribution of logits (temperature, then top-k, then top-p), and the ancestors of a tree's nodes.
 
 The same cuts must apply to the target and to the draft before their ratio is taken, or rejection sampling would not
 keep the target's distribution; so both call this one function.
 
-The tree mask: the ancestors of each row, as bit sets on the host and as one bool tensor for a forward pass.
-
-A round makes several trees of a few dozen nodes, so the bookkeeping for one row must cost next to nothing: one integer
-per row, one "or" to add a row, and a handful of numpy calls to unpack all of them.
+A tree's mask is made of the ancestors of each row: bit sets on the host, one bool tensor for a forward pass. A round
+makes several trees of a few dozen nodes, so the bookkeeping for one row must cost next to nothing: one integer per row,
+one "or" to add a row, and a handful of numpy calls to unpack all of them.
 """
 
 from __future__ import annotations

@@ -3,18 +3,15 @@
 Rows are shuffled by (seed, epoch) and cut into batches of at most `batch_tokens` tokens, padding included:
   none    rows in shuffled order, each padded to the longest of its batch;
   bucket  rows sorted by length inside pools of a few batches to save padding, then the pool's batches shuffled;
-  pack    several conversations per row (packing.py), pool by pool.
+  pack    several conversations per row, pool by pool.
 In a declared order (a curriculum, data.mix_chats) every epoch is the same and a batch holds neighbours of that order:
 nothing is pooled, so `bucket` equals `none`, and lanes are packed in order.
 Step s always gets the same batch, so a resumed run needs no saved generator state, only the step number.
 
-Several short conversations in one row of a batch, so that next to nothing of it is padding.
-
-Rows of a batch are lanes of one width. An epoch fills lanes with conversations, the longest first, each into the first
-lane that has room (first-fit decreasing: at most 11/9 of the fewest lanes; Dosa 2007), then takes the lanes in random
-order. All batches of a run have the same shape [lanes, width] but the last of a pool, which is shorter: kernels that
-are compiled or captured for a shape are so once.
-Packed conversations do not see each other (layers.py).
+Packing: rows of a batch are lanes of one width. An epoch fills lanes with conversations, the longest first, each into
+the first lane that has room (first-fit decreasing: at most 11/9 of the fewest lanes; Dosa 2007), then takes the lanes
+in random order. All batches of a run have the same shape [lanes, width] but the last of a pool, which is shorter:
+kernels that are compiled or captured for a shape are so once. Packed conversations do not see each other (layers.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""From a Features artifact to a saved drafter: vocabulary, network, batches, training, files.
+"""The step that makes a drafter: from a Features artifact to a saved drafter, or only its record if it learns nothing.
 
-Warm start: continue training a drafter with its weights and vocabulary and a new optimiser.
-
-Weights belong to the vocabulary they were trained for, so the vocabulary stays as it is, whatever the new answers are.
-A drafter has no optimiser moments; the warm-up of the schedule rebuilds them. Only weights that fit exactly are loaded:
-a drafter that is half loaded and half random looks like one that drifted.
-
-The step that makes a drafter: trained on the target's features, or only recorded where nothing is learned.
+A warm start continues with a drafter's weights and vocabulary and a new optimiser. Weights belong to the vocabulary
+they were trained for, so the vocabulary stays as it is, whatever the new answers are. A drafter has no optimiser
+moments; the warm-up of the schedule rebuilds them. Only weights that fit exactly are loaded: a drafter that is half
+loaded and half random looks like one that drifted.
 """
 
 from __future__ import annotations

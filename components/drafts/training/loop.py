@@ -4,17 +4,15 @@ A run is determined by its settings and seed alone: batches follow from the seed
 checkpoint holds all that the next step depends on, so a killed and resumed run ends with the same bits as an
 uninterrupted one. The result is the weights with the best held-out acceptance length, not of the lowest loss.
 
-Acceptance length on held-out answers: real drafting from every position, each chain fed its own draft tokens.
+Checkpoints are judged by real drafting from every position, each chain fed its own draft tokens. The loss falls long
+after drafting stops improving, and teacher-forced acceptance is too optimistic. AL = 1 + sum_k P(the first k + 1 draft
+tokens are all correct), bonus token included; the probability at depth k is over the positions that a chain of that
+depth can reach (M_k of layers.py).
 
-The loss falls long after drafting stops improving, and teacher-forced acceptance is too optimistic, so checkpoints are
-evaluated by what decoding would accept. AL = 1 + sum_k P(the first k + 1 draft tokens are all correct), bonus token
-included; the probability at depth k is over the positions that a chain of that depth can reach (M_k of layers.py).
-
-Exact resume: everything the next optimiser step depends on, in one safetensors file that is written atomically.
-
-Weights and the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own
-metadata, so a single rename publishes all of it. The best weights so far lie beside it in a file named by their step.
-Batches follow from the seed and the step (batches.py), so no generator needs saving.
+Exact resume: everything the next optimiser step depends on is in one safetensors file, written atomically. Weights and
+the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own metadata, so a
+single rename publishes all of it. The best weights so far lie beside it in a file named by their step. Batches follow
+from the seed and the step (batches.py), so no generator needs saving.
 """
 
 from __future__ import annotations

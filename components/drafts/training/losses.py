@@ -1,12 +1,9 @@
 """The training loss: distances to the target's own distribution, averaged over columns and drafting steps.
 
-The distance at one row is defined in `losses.py`. Steps are weighted
-decay^k / sum decay^k: dividing by the sum keeps the effective learning rate when the number of steps changes.
-
-The loss of one draft token: seven distances between the student's and the target's distribution.
-
-p = the target's distribution, q = softmax of the student's logits, both at one row; alpha = sum_v min(p(v), q(v)),
-which is the probability that rejection sampling keeps a token drawn from q (Leviathan et al. 2023, arXiv:2211.17192).
+Steps are weighted decay^k / sum decay^k: dividing by the sum keeps the effective learning rate when the number of steps
+changes. Distances at one row: p = the target's distribution, q = softmax of the student's logits; alpha = sum_v
+min(p(v), q(v)), which is the probability that rejection sampling keeps a token drawn from q (Leviathan et al. 2023,
+arXiv:2211.17192).
   soft_ce   -sum_v p(v) log q(v)                     Hinton et al. 2015, arXiv:1503.02531; EAGLE's classification loss
   kl        sum_v p(v) log(p(v) / q(v))              soft_ce less the teacher's entropy: another number, one gradient
   tv        1 - alpha                                total variation: the probability of a rejection itself

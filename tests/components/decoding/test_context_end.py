@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_two_row import ColumnTwin
 from torch import Tensor
-from twin import Twin
+from twin import ColumnTwin, Twin
 
 from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree

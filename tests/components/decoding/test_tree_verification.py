@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from chi_square import LEVEL, VOCAB, chi_square_p_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_verification import LEVEL, VOCAB, chi_square_p_value
 from torch import Tensor
 
 from components.decoding.session import draw
 from components.decoding.tree import DraftTree, DraftTreeRows
 from components.decoding.tree_shapes import draw_distinct
-from components.decoding.tree_verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled
+from components.decoding.verification import TreeVerifyResult, verify_tree_greedy, verify_tree_sampled
 
 NUM_ROUNDS = 3_000
 CHILDREN = 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_tree_decoding import Cheap, exact_triples
-from test_verification import LEVEL, chi_square_p_value
+from cheap_drafter import Cheap, exact_triples
+from chi_square import LEVEL, chi_square_p_value
 from torch import Tensor
-from twin import Twin, TwinState
+from twin import ColumnTwin
 
 from components.contract import UserError
 from components.decoding.chain import decode
@@ -21,22 +21,6 @@ from components.targets.interface import AbstractTarget
 
 LENGTH = 40
 PROMPTS = ([5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25])
-
-
-class ColumnTwin(Twin):
-    """The twin, asked after every column."""
-
-    def draft_logits_after_each(self, state: TwinState, columns: CommittedPositions) -> Tensor:
-        tokens = columns.next_tokens
-        if not state.begun:
-            tokens = torch.cat((torch.zeros(1, dtype=torch.int64), tokens))
-        logits = self.target.forward(tokens[None], state.cache).logits
-        assert logits is not None
-        first, state.begun = int(not state.begun), True
-        return logits[0, first:]
-
-    def rollback(self, state: TwinState, count: int) -> None:
-        state.cache.truncate(state.cache.lengths - count)
 
 
 class CheapColumns(Cheap):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from chi_square import LEVEL, VOCAB, chi_square_p_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,9 +19,7 @@ from torch import Tensor
 from components.decoding.session import draw
 from components.decoding.verification import VerifyResult, verify_greedy, verify_sampled
 
-VOCAB = 6
 NUM_DRAWS = 20_000
-LEVEL = 1e-4  # the chance that a right rule fails a test; seeds are fixed, so it fails always or never
 
 Rule = Callable[[Tensor, Tensor, Tensor | None, torch.Generator], VerifyResult]
 
@@ -75,14 +74,6 @@ def sample_pairs(rule: Rule, deterministic: bool) -> Tensor:
         second = tokens[1] if len(tokens) > 1 else int(draw(p_second[tokens[0]].unsqueeze(0), rng)[0])
         counts[tokens[0], second] += 1
     return counts
-
-
-def chi_square_p_value(counts: Tensor, probs: Tensor) -> float:
-    """The chance of a Pearson statistic at least this large under `probs` (degrees of freedom: cells - 1)."""
-    expected = probs.double() * counts.sum()
-    statistic = ((counts.double() - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((counts.numel() - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 def pair_distribution() -> Tensor:

@@ -85,3 +85,19 @@ class TwinBranches(Branches):
         assert logits is not None
         self.cache.truncate(committed)
         return logits[0, -len(parents) :]
+
+
+class ColumnTwin(Twin):
+    """The twin, asked after every column."""
+
+    def draft_logits_after_each(self, state: TwinState, columns: CommittedPositions) -> Tensor:
+        tokens = columns.next_tokens
+        if not state.begun:
+            tokens = torch.cat((torch.zeros(1, dtype=torch.int64), tokens))
+        logits = self.target.forward(tokens[None], state.cache).logits
+        assert logits is not None
+        first, state.begun = int(not state.begun), True
+        return logits[0, first:]
+
+    def rollback(self, state: TwinState, count: int) -> None:
+        state.cache.truncate(state.cache.lengths - count)

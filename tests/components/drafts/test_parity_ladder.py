@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from exact_draws import Watched, p_value
+from ladder import DEPTH, HOT, NUM_SAMPLED, SAMPLE_TOKENS, SIGNIFICANCE, accepted_share
 from learnable_target import PROMPT, VOCAB_SIZE, Learnable, columns_of, make_learnable_target
 from tiny_drafts import TRAINED, batch_of, new_draft
 from torch import Tensor
@@ -29,7 +30,7 @@ from without_cache import (
 from components.contract import Draft, Target
 from components.decoding import verification
 from components.decoding.batch import decode_batch, decode_tree
-from components.decoding.chain import Decoded, decode
+from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
 from components.drafts.settings import settings_class
@@ -40,7 +41,6 @@ from components.publish.formats.interface import Source
 from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
 from components.targets.interface import AbstractTarget
 
-DEPTH = 3
 DEPTHS = {"p-eagle": 7}
 """Where a method climbs at another depth: all of P-EAGLE's guesses come from one pass, however many they are."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -61,13 +61,8 @@ CHAINS = [name for name in METHODS if name != "lookahead"]
 BRANCHING = [name for name in METHODS if name not in ("lookahead", "ngram")]
 """Methods whose guesses branch: all that say distributions."""
 SHAPES: list[TreeShape] = [StaticShape.branching([2, 2, 1]), DynamicShape(depth=3, top_k=2, budget=6)]
-SAMPLE_TOKENS = 36  # of the answer that is learnt by heart
 MOST_STEPS = 150
 FAMILIES = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
-HOT = Sampling(temperature=1.0)
-NUM_SAMPLED, SIGNIFICANCE = 600, 1e-4
-"""Of the chi-square tests: a shift of Cohen's w = 0.35 is found with a probability of 0.99 (noncentral chi-square, 11
-degrees of freedom, noncentrality 600 w^2 = 73.5). Wrong rules shift far more; one of the tests shows it."""
 
 
 @cache
@@ -117,10 +112,6 @@ def proposer(method: str, noise: float = 0.0) -> Any:
     draft.eval().requires_grad_(False)
     draft.prepare_decoding()
     return draft
-
-
-def accepted_share(run: Decoded) -> float:
-    return sum(r.accepted for r in run.rounds) / max(1, sum(r.drafted for r in run.rounds))
 
 
 def depth_of(proposer: Proposer) -> int:

@@ -221,7 +221,7 @@ def test_sampled_decoding_keeps_the_targets_distribution(tiny_target: MakeTarget
 
 
 def test_tokenizers_are_compared_token_by_token(tmp_path: Path) -> None:
-    from components.drafts.methods.small_llama import vocabulary_difference
+    from components.drafts.methods.draft_model import vocabulary_difference
 
     vocab = make_tiny_tokenizer(tmp_path).get_vocab()
     assert vocabulary_difference(vocab, dict(vocab)) == ""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_eagle3 import rms, rotated
 from tiny_drafts import batch_of, new_draft
 from torch import Tensor
+from written_out import rms, rotated
 
 from components.drafts.methods.eagle1 import FeatureDraft
 from components.drafts.network.layers import reachable

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_drafts import batch_of, new_draft
 from torch import Tensor
+from written_out import rms, rotated
 
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.eagle3 import Eagle3
@@ -31,18 +32,6 @@ def eagle(tiny_target: Callable[[str], AbstractTarget], **settings: Any) -> tupl
     draft = new_draft(target, "eagle3", ttt_steps=4, **settings)
     assert isinstance(draft, Eagle3)
     return draft, target
-
-
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-
-
-def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """x [heads, rows, D] at positions [rows], pair (i, i + D/2) as a complex number times exp(i * angle)."""
-    half = x.shape[-1] // 2
-    angles = positions[:, None].double() * 10000.0 ** (-torch.arange(half).double() / half)
-    pairs = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((pairs.real, pairs.imag), -1).float()
 
 
 def naive_steps(

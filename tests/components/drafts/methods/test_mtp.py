@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_eagle3 import rms, rotated
 from tiny_drafts import batch_of, new_draft
-from torch import Tensor
+from written_out import block, rms
 
 from components.drafts.methods.mtp import Mtp
 from components.targets.interface import AbstractTarget
@@ -30,26 +29,6 @@ def mtp(target: AbstractTarget, **settings: object) -> Mtp:
     draft = new_draft(target, "mtp", **settings)
     assert isinstance(draft, Mtp)
     return draft
-
-
-def block(weights: dict[str, Tensor], at: str, joined: Tensor) -> Tensor:
-    """A causal Llama block, one head at a time; 4 heads share 2 key heads."""
-    length = len(joined)
-    x = rms(joined, weights[f"{at}input_layernorm.weight"])
-
-    def heads(name: str, count: int) -> Tensor:
-        return (x @ weights[f"{at}self_attn.{name}_proj.weight"].T).view(length, count, -1).transpose(0, 1)
-
-    queries, keys = rotated(heads("q", 4), torch.arange(length)), rotated(heads("k", 2), torch.arange(length))
-    mixed = []
-    for head in range(4):
-        scores = queries[head] @ keys[head // 2].T / queries.shape[-1] ** 0.5
-        scores = scores.masked_fill(~torch.ones(length, length).tril().bool(), -1e30)
-        mixed.append(scores.softmax(-1) @ heads("v", 2)[head // 2])
-    hidden = joined + torch.cat(mixed, -1) @ weights[f"{at}self_attn.o_proj.weight"].T
-    x = rms(hidden, weights[f"{at}post_attention_layernorm.weight"])
-    gate = torch.nn.functional.silu(x @ weights[f"{at}mlp.gate_proj.weight"].T)
-    return hidden + (gate * (x @ weights[f"{at}mlp.up_proj.weight"].T)) @ weights[f"{at}mlp.down_proj.weight"].T
 
 
 @pytest.mark.parametrize("first_hidden", ["post_norm", "pre_norm"])

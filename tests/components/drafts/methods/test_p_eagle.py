@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from test_eagle3 import rms, rotated
 from tiny_drafts import batch_of, new_draft
 from torch import Tensor
+from written_out import rms, rotated
 
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.p_eagle import PEagle

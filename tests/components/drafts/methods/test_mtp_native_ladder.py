@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from exact_draws import Watched, p_value
+from ladder import DEPTH, HOT, NUM_SAMPLED, SAMPLE_TOKENS, SIGNIFICANCE, accepted_share
 from learnable_target import PROMPT, VOCAB_SIZE, columns_of, make_learnable_target
 from safetensors.torch import save_file
-from test_parity_ladder import DEPTH, HOT, NUM_SAMPLED, SAMPLE_TOKENS, SIGNIFICANCE, accepted_share
 from tiny_targets import make_tiny_tokenizer
 from without_cache import accepted_in_each_round, guess_by_training_graph
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_eagle3 import rms
-from test_mtp import block
 from tiny_drafts import INDEPENDENT, batch_of, new_draft
 from torch import Tensor
+from written_out import block, rms
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
 from components.drafts.settings import Distilled
