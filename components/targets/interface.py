@@ -116,3 +116,25 @@ class AbstractTarget(ABC):
     @abstractmethod
     def embedding(self) -> Tensor:
         """The token embedding matrix [V, H]."""
+
+
+class WrappedTarget(AbstractTarget):
+    """A target around another one, which does all that a subclass does not do itself."""
+
+    def __init__(self, inner: AbstractTarget) -> None:
+        self.inner = inner
+        self.shape, self.folder, self.device = inner.shape, inner.folder, inner.device
+        self.dtype, self.kernel = inner.dtype, inner.kernel
+
+    def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
+        return self.inner.new_cache(batch_size, capacity)
+
+    def final_norm(self, last: Tensor) -> Tensor:
+        return self.inner.final_norm(last)
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        return self.inner.unembed(normed)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.inner.embedding

@@ -20,7 +20,8 @@ import torch
 
 from components.bench.settings import DepthsToRun
 from components.contract import DepthPolicy
-from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling
+from components.decoding.batch import propose_each
+from components.drafts.interface import CommittedPositions, Proposal, Proposer, Sampling
 from components.policy import read_policy
 from components.rows import ALL
 
@@ -144,7 +145,4 @@ class IdleDrafter:
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
         """As `propose`, for every sequence."""
-        if isinstance(self.inner, BatchProposer):
-            return self.inner.propose_batch(states, columns, 0, sampling, rngs)
-        each = zip(states, columns, rngs, strict=True)
-        return [self.inner.propose(state, new, 0, sampling, rng) for state, new, rng in each]
+        return propose_each(self.inner, states, columns, [0] * len(states), sampling, rngs)

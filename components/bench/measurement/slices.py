@@ -23,11 +23,11 @@ from torch import Tensor
 
 from components.bench.clock import Stopwatch
 from components.bench.end_to_end.arms import Arm
+from components.decoding.batch import propose_each
 from components.decoding.chain import Clock, Decoded, Result, Rounds
 from components.decoding.tree_shapes import TreeShape
 from components.definitions import steady
 from components.drafts.interface import (
-    BatchProposer,
     Branches,
     CommittedPositions,
     Proposal,
@@ -35,7 +35,7 @@ from components.drafts.interface import (
     Sampling,
     TreeProposer,
 )
-from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
+from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows, WrappedTarget
 
 SLICE_NS: Final = 40e6
 """Time of plain decoding in one slice: long against the cache misses after a change of arms, short against the seconds
@@ -225,18 +225,15 @@ def take_turns(generations: Sequence[Generation[Result]], tokens_a_slice: int, o
 Span = tuple[Any, Any]  # the stopwatch's marks at the begin and end of a call
 
 
-class TimedTarget(AbstractTarget):
-    """A target that records the span of every forward pass and delegates everything else."""
+class TimedTarget(WrappedTarget):
+    """A target that records the span of every forward pass and leaves the rest to the one it wraps."""
 
     def __init__(self, target: AbstractTarget, watch: Stopwatch) -> None:
-        self.inner, self.mark = target, watch.mark
-        self.shape, self.device, self.dtype, self.kernel = target.shape, target.device, target.dtype, target.kernel
+        super().__init__(target)
+        self.mark = watch.mark
         self.spans: list[Span] = []
         self.batch_sizes: list[int] = []  # of every pass
         self.about_to: Callable[[Any], None] | None = None  # called with the begin of every pass
-
-    def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
-        return self.inner.new_cache(batch_size, capacity)
 
     def forward(
         self,
@@ -256,16 +253,6 @@ class TimedTarget(AbstractTarget):
         if self.about_to is not None:
             self.about_to(begin)
         return out
-
-    def final_norm(self, last: Tensor) -> Tensor:
-        return self.inner.final_norm(last)
-
-    def unembed(self, normed: Tensor) -> Tensor:
-        return self.inner.unembed(normed)
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.inner.embedding
 
 
 class TimedProposer:
@@ -299,11 +286,7 @@ class TimedProposer:
     ) -> list[Proposal]:
         """Make the proposals of a batch, timed as one; one by one if the method cannot batch."""
         begin = self.mark()
-        if isinstance(self.inner, BatchProposer):
-            proposals = self.inner.propose_batch(states, columns, depth, sampling, rngs)
-        else:
-            each = zip(states, columns, rngs, strict=True)
-            proposals = [self.inner.propose(state, new, depth, sampling, rng) for state, new, rng in each]
+        proposals = propose_each(self.inner, states, columns, [depth] * len(states), sampling, rngs)
         self.spans.append((begin, self.mark()))
         return proposals
 

@@ -26,17 +26,18 @@ from torch import Tensor
 
 from components.targets.forward.llama import FastTarget, Geometry
 from components.targets.forward.static_cache import StaticCache
-from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
+from components.targets.interface import AbstractCache, TargetPass, TreeRows, WrappedTarget
 
 MAX_RECORDED_ROWS = 32  # of one sequence in a pass that is recorded; longer ones are prefill, bound by arithmetic
 
 
-class GraphedTarget(AbstractTarget):
+class GraphedTarget(WrappedTarget):
     """`inner` with recorded small passes; decodes the same tokens up to the rounding of other kernels."""
 
+    inner: FastTarget
+
     def __init__(self, inner: FastTarget) -> None:
-        self.inner = inner
-        self.shape, self.device, self.dtype, self.folder = inner.shape, inner.device, inner.dtype, inner.folder
+        super().__init__(inner)
         self.kernel = f"{inner.kernel}+graphs"
         self._pool: dict[tuple[int, int], list[tuple[Tensor, weakref.ref[StaticCache]]]] = {}
         self._passes: dict[tuple[int, int, int, bool], _StaticPass] = {}
@@ -95,16 +96,6 @@ class GraphedTarget(AbstractTarget):
     def _has_pooled_memory(self, cache: StaticCache) -> bool:
         """Whether the cache still has the memory from `new_cache`; a batch that has shrunk has other memory."""
         return any(kv is cache.kv for kv, _ in self._pool.get((cache.kv.shape[1], cache.capacity), []))
-
-    def final_norm(self, last: Tensor) -> Tensor:
-        return self.inner.final_norm(last)
-
-    def unembed(self, normed: Tensor) -> Tensor:
-        return self.inner.unembed(normed)
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.inner.embedding
 
 
 class _StaticPass:
