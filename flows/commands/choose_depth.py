@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from components.contract import UserError
 from components.engines.depth_settings import engine_lines, engine_settings, engines_without_method
+from components.policy import Policy
 from components.rows import ALL
+from components.speedup.policy_markdown import choice_cells, depth_cells, flag_cells, mixture_line, ranking_cells
+from components.tables import Table
 from flows.commands.terminal import Seed, echo, out
 from flows.console.query_output import print_answer
-
-if TYPE_CHECKING:
-    from components.policy import Policy
 
 
 def choose_depth(
@@ -88,10 +88,9 @@ def choose_depth(
 
     rule = Rule(tolerance, confidence, draws, include_host=True)
     policy = policy_from(read_imported_rows(rows), rule, _shares(mixture), seed)
-    raw = asdict(policy)
     settings = engine_settings(policy, engines_without_method(policy.winner.method) if policy.winner else ())
     if as_json:
-        echo(json.dumps({**raw, "engines": settings}, indent=1, allow_nan=False))
+        echo(json.dumps({**asdict(policy), "engines": settings}, indent=1, allow_nan=False))
     else:
         _print(policy, settings)
     if policy.verdict == "invalid":
@@ -114,14 +113,6 @@ def _shares(text: str) -> dict[str, float]:
 
 def _print(policy: Policy, settings: dict[str, Any]) -> None:
     """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
-    from components.speedup.policy_markdown import (
-        Table,
-        choice_cells,
-        depth_cells,
-        flag_cells,
-        mixture_line,
-        ranking_cells,
-    )
 
     def show(title: str, cells: Table) -> None:
         echo(f"\n{title}")

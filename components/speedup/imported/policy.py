@@ -5,7 +5,7 @@ costs the same whatever the text, so that the resulting speedup is a prediction 
 test. A single workload has only its own AL / S.
 
 Flags are those of any prediction, and those of numbers that may not fit together, whose thresholds are stated here.
-Impossible rows were refused before (checks.py, times.py).
+Impossible rows were refused before (checks.py).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from components.policy import Mixture, Policy, extended, faults_of
 from components.rows import ALL, DepthChoice, DepthEval
 from components.speedup.bootstrap import Estimate
 from components.speedup.imported.acceptance import Acceptance
-from components.speedup.imported.checks import ROUNDED, check_together
+from components.speedup.imported.checks import NEARLY_FREE, ROUNDED, check_together, explained_factor
 from components.speedup.imported.evidence import MeasurementCase, borrowed_table, cases_of
 from components.speedup.imported.rows import SourcedRow
-from components.speedup.imported.times import NEARLY_FREE, explained_factor
 from components.speedup.prediction.costs import select_depths
 from components.speedup.prediction.flags import (
     MAX_PREDICTION_GAP,
