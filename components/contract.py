@@ -101,7 +101,7 @@ class Measurements(Artifact):
 
 
 class DepthPolicy(Artifact):
-    """How deep to draft, and why: `policy.json`; see speedup/policy.py."""
+    """How deep to draft, and why: `policy.json`; see components/policy.py."""
 
 
 class Release(Artifact):

@@ -194,7 +194,7 @@ class MeasuredArm:
     is_decisive: bool = False  # whether its prompts are enough for a verdict, also in effective size
     tied_share: float | None = None  # share of prompts whose output parts at a tie; None: nothing compared
     tied_share_limit: float | None = None  # the most that rounding explains; None: not known
-    rounded_tokens: float | None = None  # tokens with a likelier alternative, within the noise; ties.py
+    rounded_tokens: float | None = None  # tokens with a likelier alternative, within the noise; speedup/measured.py
     rounded_tokens_limit: float | None = None
 
 
