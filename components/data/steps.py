@@ -1,4 +1,4 @@
-"""The steps of components/data, as pipelines.yaml names them: what each takes, its settings, and what it makes.
+"""The steps of this room, as pipelines.yaml names them: what each takes, its settings, and what it makes.
 
 A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
 """
@@ -43,14 +43,16 @@ def collect_chats(
     redact: bool = False,
     ctx: Context,
 ) -> Chats:
-    """Write `part-*.parquet` with every row worth training on, and `dropped.parquet` with every other and its reason.
+    """Collect conversations and documents from any sources, in one format and cleaned.
+
+    Writes `part-*.parquet` with every row worth training on, and `dropped.parquet` with every other row and its reason.
 
     Args:
         sources: presets by name (eaglechat, sharegpt, ultrachat, smoltalk-chinese, perfectblend, magpie), paths, or
             sources with preset, path, name, revision, format, documents, fields, language, domain, domain_field,
-            max_rows and follow_links. Read are JSONL, JSON, CSV and text (also as .gz, .bz2, .xz, .zst), Parquet and
-            Arrow; folders with all below them, patterns, s3:// and other URLs of fsspec, and hf:OWNER/NAME:SPLIT (on a
-            hub: `draftsmith run --online`).
+            max_rows and follow_links. Files may be JSONL, JSON, CSV and text (also as .gz, .bz2, .xz, .zst), Parquet
+            and Arrow. A path may be a folder with all below it, a pattern, an s3:// or other URL of fsspec, or
+            hf:OWNER/NAME:SPLIT (on a hub: `draftsmith run --online`).
         clean: which rows are dropped; see components/data/cleaning/rules.py.
         redact: whether to replace personal data by [EMAIL], [KEY], [CARD], [IP] and [PHONE] (needs
             `draftsmith[redaction]`).
@@ -67,10 +69,11 @@ def collect_corpus(
     min_characters: Annotated[int, Field(ge=0)] = 64,
     ctx: Context,
 ) -> Corpus:
-    """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a file.
+    """Collect text documents to pre-train a target on, and hold some of them out.
 
-    A document is in exactly one of the two: by file (a stable hash of its path), and identical texts are kept once, in
-    favour of held-out. The part of "source" before the first slash is the document's group.
+    Writes `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line. A stable hash of a file's path
+    decides in which of the two it is; of identical texts one is kept, the held-out one first. The part of "source"
+    before the first slash is the document's group.
 
     Args:
         source: where the documents come from: the standard library of the interpreter that runs this.
@@ -89,11 +92,12 @@ def corpus_from_chats(
     min_characters: Annotated[int, Field(ge=0)] = 16,
     ctx: Context,
 ) -> Corpus:
-    """Write `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line, a document a chat.
+    """Make a corpus to pre-train a target on from chats, each written as one document in chat markup.
 
-    A chat is held out by a hash of its first question alone: the same question is never on both sides, whatever the
-    answer. Plain documents stay plain text. Chats without an answer, chats with tool calls (which are not text), equal
-    documents and short ones are left out and counted. Rows are read one by one; only their ids stay in memory.
+    Writes `train.jsonl` and `held_out.jsonl`, one {"id", "source", "text"} a line. A hash of its first question alone
+    decides whether a chat is held out: the same question is never on both sides, whatever the answer. Plain documents
+    stay plain text. Chats without an answer, chats with tool calls (which are not text), equal documents and short ones
+    are left out and counted. Rows are read one by one; only their ids stay in memory.
 
     Args:
         held_out_percent: of a hundred questions, how many are never trained on (in expectation).
@@ -120,7 +124,9 @@ def collect_prompts(
     max_rows: Annotated[int, Field(ge=1)] = 200_000,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with the splits train, validation, test and warm_up.
+    """Collect prompts from one source and split them, so that no evaluation prompt is ever trained on.
+
+    Writes `prompts.jsonl` with the splits train, validation, test and warm_up.
 
     Args:
         source: "python-stdlib" (signature and docstring in, body out); a path, folder or pattern of JSONL, JSON or
@@ -177,7 +183,9 @@ def collect_traffic(
     max_new: Annotated[int, Field(ge=1)] = 200_000,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
+    """Collect the new conversations in files of served traffic, for nightly retraining.
+
+    Writes `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
 
     Args:
         seen: the prompts of the champion's line; conversations that they hold or have looked at are not new.
@@ -229,7 +237,9 @@ def collect_workloads(
     max_rows: Annotated[int, Field(ge=1)] = 200_000,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with the splits test and warm_up, each prompt with its workload, language and source.
+    """Collect benchmark prompts of named workloads and languages; none of them is for training.
+
+    Writes `prompts.jsonl` with the splits test and warm_up, each prompt with its workload, language and source.
 
     Args:
         target: answers the earlier turns of sources with several; without it only first turns become prompts.
@@ -268,10 +278,11 @@ def deduplicate(
     benchmark_overlap: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3,
     ctx: Context,
 ) -> Chats:
-    """Write the rows that are not duplicates, in their order, and `dropped.parquet` with all others.
+    """Remove exact duplicates, near duplicates and benchmark texts from chats.
 
-    Words are compared, or characters where a script writes no spaces; case, width, punctuation and white space do not
-    count. Of duplicates the row of the preferred source stays, then the longer, then the one with the smaller row_id.
+    Writes the other rows in their order, and `dropped.parquet` with the removed ones. Words are compared, or characters
+    where a script writes no spaces; case, width, punctuation and white space do not count. Of duplicates the row of the
+    preferred source stays, then the longer, then the one with the smaller row_id.
 
     Args:
         chats: rows of any sources; duplicates are found across all of them.
@@ -309,7 +320,7 @@ def features_on_the_fly(
     tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
     ctx: Context,
 ) -> Features:
-    """Features that are computed while training instead of being stored, for `train_draft` with the same target.
+    """Prepare features that `train_draft` computes while training, with the same target, instead of storing them.
 
     Args:
         tokens_per_pass: The most tokens of one forward pass, padding included (a longer conversation is a pass of its
@@ -328,7 +339,9 @@ def record_features(
     storage: Literal["bf16", "fp8"] = "bf16",
     ctx: Context,
 ) -> Features:
-    """Write the taps (hidden states of three layers) and the last layer's output before the final norm for every token.
+    """Record the target's hidden states at its conversations, from which drafters learn.
+
+    Writes for every token the taps (hidden states of three layers) and the last layer's output before the final norm.
 
     Args:
         tokens_per_pass: Tokens of one forward pass at most, padding included; bounds memory. A longer conversation has
@@ -364,7 +377,10 @@ def mix_chats(
     chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]] = {},  # noqa: B006
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` (train, validation, test, warm_up), `mix.json` (asked and got) and `dropped.parquet`.
+    """Mix chats of several sources in declared shares, and split them so that no question is on both sides.
+
+    Writes `prompts.jsonl` (train, validation, test, warm_up), `mix.json` (requested and actual shares) and
+    `dropped.parquet`.
 
     Args:
         chats: what to mix; each may hold several sources.
@@ -429,7 +445,9 @@ def mix_prompts(
     num_warm_up: Annotated[int, Field(ge=1)] = 4,
     ctx: Context,
 ) -> Prompts:
-    """Write `prompts.jsonl` with all new training prompts and old ones beside them, and `seen.txt` of both.
+    """Mix new conversations with prompts that the champion was trained on, so that a drafter does not forget.
+
+    Writes `prompts.jsonl` with all new training prompts and old ones beside them, and `seen.txt` of both.
 
     Args:
         new: the newly collected conversations.
@@ -475,7 +493,7 @@ def write_answers_by_server(
     max_failed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01,
     ctx: Context,
 ) -> Conversations:
-    """Let a server continue the train and validation prompts.
+    """Let a server answer the train and validation prompts.
 
     Args:
         target: The model that the server serves; its tokenizer encodes the prompts.
@@ -534,7 +552,7 @@ def write_answers(
     max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
     ctx: Context,
 ) -> Conversations:
-    """Continue the train and validation prompts with the target, in batches over its KV cache.
+    """Let the target answer the train and validation prompts, in batches over its KV cache.
 
     Args:
         max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
@@ -570,7 +588,7 @@ def write_given_answers(
     max_set_aside: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2,
     ctx: Context,
 ) -> Conversations:
-    """Convert the train and validation chats, with their source's answers, to token ids and answer masks.
+    """Train on the answers that the sources came with: convert chats to token ids and answer masks.
 
     Args:
         target: Its tokenizer and chat template are used; its weights are not.

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
 from components.data.sources.turns import Message
 
 _SAMPLE: Final = 320
@@ -155,6 +157,4 @@ def _model(script: str) -> Any:
 
 @functools.cache
 def _all_languages() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,6 +1,7 @@
 """What the sources of a step hold, for the step's key: each local file and the sha256 of its content.
 
-Planning never uses the network: data on a hub or in an object store count by name and revision alone.
+steps.py explains each function. Planning never uses the network: data on a hub or in an object store count by name and
+revision alone.
 """
 
 from __future__ import annotations
@@ -18,10 +19,7 @@ from components.targets.file_digests import sha256_of
 
 
 def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
-
-    Planning never uses the network: sources on a hub or in an object store count by name and revision alone.
-    """
+    """File -> sha256 of every local source, or the reason why a file is not read."""
     digests: dict[str, str] = {}
     for declared in settings["sources"]:
         source = ChatSource.model_validate(declared)
@@ -34,16 +32,13 @@ def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:
 
 
 def collect_prompts_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
-
-    Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION.
-    """
+    """File -> sha256 of `source` and `keep_out`."""
     named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
     return {name: digest for source in named if source for name, digest in digests_of(source).items()}
 
 
 def collect_traffic_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """File -> sha256 of `source` and `keep_out`, for the step's key."""
+    """File -> sha256 of `source` and `keep_out`."""
     files, _ = traffic_files(str(settings["source"]))
     digests = {str(file): sha256_of(file) for file in files}
     if keep_out := str(settings.get("keep_out", "")):
@@ -52,10 +47,7 @@ def collect_traffic_fingerprint(settings: JsonObject) -> dict[str, str]:
 
 
 def collect_workloads_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """File -> sha256 of every local source, for the step's key.
-
-    Planning never uses the network, so a preset on the hub counts by its name and revision alone.
-    """
+    """File -> sha256 of every local source."""
     sources = [workload_source(item) for item in settings["sources"]]
     return {str(file): sha256_of(file) for source in sources for file in local_files(source)}
 

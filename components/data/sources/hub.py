@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow
+from huggingface_hub import is_offline_mode
 
 from components.contract import UserError
 from components.data.sources.addresses import HubSource, source_files
@@ -73,8 +74,6 @@ def _check_arrow_files(source: HubSource) -> None:
 
 
 def _remedy(source: HubSource, number: int, reason: str) -> str:
-    from huggingface_hub import is_offline_mode  # loaded with `datasets` already
-
     if number:
         return f"reading stopped after row {number} ({reason}); mend that file, or give its path as source"
     if source.folder is not None:

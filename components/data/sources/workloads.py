@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
+import huggingface_hub
+
 from components.contract import UserError
 from components.data.settings import WorkloadSource
 from components.data.sources.addresses import PREFIX, HubSource, parse_hub_source, source_files
@@ -74,8 +76,6 @@ def _preset_tables(preset: WorkloadPreset, revision: str, set_aside: SetAside) -
 
 def _download(preset: WorkloadPreset, name: str, revision: str) -> Path:
     """A file of the preset's repository, from the hub's cache where it has been downloaded before."""
-    import huggingface_hub
-
     try:
         return Path(
             huggingface_hub.hf_hub_download(preset.repository, name, repo_type="dataset", revision=revision or None)
