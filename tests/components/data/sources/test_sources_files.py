@@ -55,7 +55,7 @@ def test_every_line_is_read_or_set_aside(
     file = tmp_path_factory.mktemp("lines") / "rows.jsonl"
     file.write_bytes(end.join(rows))
     aside: list[tuple[int, str]] = []
-    read = [line for line, _ in read_rows(file, lambda source, line, why, row: aside.append((line, why)))]
+    read = [line for line, _ in read_rows(file, lambda source, line, why, row: aside.append((line, str(why))))]
     filled = [number for number, row in enumerate(rows, start=1) if row.strip()]
     assert sorted([*read, *(line for line, _ in aside)]) == filled
     assert all(why and "\n" not in why for _, why in aside)
@@ -134,7 +134,7 @@ def test_no_damage_to_an_array_passes_unnoticed(
     for text, harmed in ((whole, False), (whole[:cut], cut < len(whole)), (whole + " []", True)):
         file.write_text(text)
         aside.clear()
-        read = [row for _, row in read_rows(file, lambda source, line, why, row: aside.append(why))]
+        read = [row for _, row in read_rows(file, lambda source, line, why, row: aside.append(str(why)))]
         assert bool(aside) == harmed
         assert harmed or read == rows
 

@@ -81,7 +81,7 @@ def test_an_arrow_stream_that_is_not_whole_says_so(damage: str, tmp_path: Path) 
     file = tmp_path / "rows.arrow"
     file.write_bytes({"zeroed": zeroed, "cut": whole[: heads[3]], "more": whole + whole[heads[1] : heads[2]]}[damage])
     aside: list[tuple[int, str]] = []
-    rows = list(arrow_rows(file, lambda where, line, why, shown: aside.append((line, why))))
+    rows = list(arrow_rows(file, lambda where, line, why, shown: aside.append((line, str(why)))))
     kept = {"zeroed": 20, "cut": 40, "more": 60}[damage]
     assert len(rows) == kept and [line for line, _ in aside] == [kept + 1]
     assert "breaks off" in aside[0][1]
