@@ -16,8 +16,8 @@ from tiny_pipeline import draftsmith
 
 from components.contract import UserError
 from components.rows import AcceptanceByLanguage, read_rows
-from flows.execution.local_run import RunOutcome, run_direct
-from flows.planning.plan import RunOptions
+from flows.execution.local_run import RunOutcome, execute
+from flows.planning.plan import RunOptions, plan_run
 from storage.history.query import run_named_query
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,7 +118,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunOutcome, Path]:
             "train_steps": 40,
         }
         options = RunOptions(file=write_tiny(folder), home=folder / "home", device="cpu")
-        return run_direct("eaglechat-mini", params, options), folder / "home"
+        return execute(*plan_run("eaglechat-mini", params, options), how="direct"), folder / "home"
 
 
 def test_without_chinese_in_the_mix_chinese_is_hardly_guessed(run: tuple[RunOutcome, Path]) -> None:
@@ -186,7 +186,7 @@ def test_real_chats_become_a_bilingual_corpus(tmp_path: Path, monkeypatch: pytes
     params = {"english": f"{CHATS}/alpaca_en.json", "chinese": f"{CHATS}/alpaca_zh.json"}
     options = RunOptions(file=ROOT / "pipelines.yaml", home=tmp_path / "home", device="cpu", to_step="corpus")
     try:
-        info = run_direct("eaglechat-mini", params, options).artifacts["corpus"].info
+        info = execute(*plan_run("eaglechat-mini", params, options), how="direct").artifacts["corpus"].info
     except UserError as error:
         pytest.fail(str(error))
     assert info["languages"]["train"]["en"] > 600 and info["languages"]["train"]["zh"] > 600

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tiny_nightly import add_night, write_chats, write_first
 
-from flows.execution.local_run import RunOutcome, run_direct
-from flows.planning.plan import RunOptions
+from flows.execution.local_run import RunOutcome, execute
+from flows.planning.plan import RunOptions, plan_run
 from storage import journal
 from storage.history.query import query
 
@@ -28,7 +28,10 @@ def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Run]:
     file = write_first(tmp_path)
 
     def run(name: str, to_step: str | None = None) -> RunOutcome:
-        return run_direct(name, {}, RunOptions(file=file, home=tmp_path / "home", device="cpu", to_step=to_step))
+        return execute(
+            *plan_run(name, {}, RunOptions(file=file, home=tmp_path / "home", device="cpu", to_step=to_step)),
+            how="direct",
+        )
 
     return file, run
 

@@ -66,13 +66,14 @@ def compare(
     format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
 ) -> None:
     """A against B on the same prompts. Exit code 0: A is not worse; 1: it is; 3: undecided or not comparable."""
-    from flows.analysis.compare import compare as weigh
-    from flows.analysis.compare import find_champion, find_side
+    from flows.analysis import compare as comparison
 
     store = Store()
-    side_a = find_side(store, a, depth_a, tree_a)
-    side_b = find_champion(store, side_a) if b == "champion" else find_side(store, b, depth_b, tree_b)
-    outcome = weigh(store.home, side_a, side_b, Margins(margin, acceptance_margin))
+    side_a = comparison.find_side(store, a, depth_a, tree_a)
+    side_b = (
+        comparison.find_champion(store, side_a) if b == "champion" else comparison.find_side(store, b, depth_b, tree_b)
+    )
+    outcome = comparison.compare(store.home, side_a, side_b, Margins(margin, acceptance_margin))
     if format_ is Format.table:
         echo(f"A: {side_a.name()}\nB: {side_b.name()}")
     columns, rows = outcome.rows()

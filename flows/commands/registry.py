@@ -36,12 +36,11 @@ def rollback(
 def resync() -> None:
     """Tell MLflow, the registry and the history what they missed while they were down."""
     from components.speedup.comparison.promotion_rule import judge
-    from storage.record import ArtifactsSkipped
-    from storage.record import resync as catch_up
+    from storage import record
 
     try:
-        done = catch_up(default_home(), judge)
-    except ArtifactsSkipped as error:
+        done = record.resync(default_home(), judge)
+    except record.ArtifactsSkipped as error:
         for line in error.lines:
             echo_error(line)
         echo_error(f"{len(error.lines)} artifacts cannot be read; all else is known now")

@@ -244,18 +244,6 @@ class Engine:
             yield
 
 
-def run_plan(
-    plan: Plan,
-    store: Store,
-    *,
-    on_event: OnEvent | None = None,
-    on_finished: OnFinished | None = None,
-    run_id: str = "",
-) -> dict[str, Artifact]:
-    """Run a whole plan without Prefect; see Engine."""
-    return Engine(store, plan, on_event, on_finished, run_id=run_id).run()
-
-
 def _handle(artifact: Artifact) -> ArtifactHandle:
     return {
         "kind": type(artifact).__name__,

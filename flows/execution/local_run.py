@@ -12,8 +12,7 @@ from components.contract import Artifact, NothingNew, UserError
 from components.speedup.comparison.promotion_rule import judge
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.messages import Event, JsonFields, StepFailed
-from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
-from flows.spec.yaml_source import Values
+from flows.planning.plan import Plan, PlannedStep
 from storage.artifacts.store import Store
 from storage.record import Run, begin_run, end_run, record_failure, record_step
 
@@ -35,16 +34,6 @@ class RunOutcome:
     registered: tuple[Any, ...] = ()
     mlflow_run: tuple[str, str] | None = None
     nothing_new: str = ""
-
-
-def run_direct(pipeline: str, params: Values, options: RunOptions) -> RunOutcome:
-    """Run a pipeline in this process's own children and keep everything it makes.
-
-    Raises:
-        UserError: the input is wrong.
-        StepFailed: a step failed after its retries.
-    """
-    return execute(*plan_run(pipeline, params, options), how="direct")
 
 
 def execute(

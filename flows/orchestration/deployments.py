@@ -5,11 +5,9 @@ server is read first and compared field by field, so a second `deploy` changes n
 wake what somebody has paused in the UI and leave removed schedules running, so single changes are sent instead.
 A deployment belongs to the file that made it (DRAFTSMITH_PIPELINES in its job variables): files may share a server.
 
-PREFECT: `triggers:` as automations: one for each trigger of each pipeline, compared, created, updated and pruned.
-
-After a pipeline: Prefect's own event of a run that ended as "Completed" (a dry run, a part of a run and a night without
-news end under other names). A file or a registry alias: the events of flows/orchestration/event_watcher.py. What a
-person has switched off in the UI stays off.
+`triggers:` are automations, one for each trigger of each pipeline. After a pipeline: Prefect's own event of a run that
+ended as "Completed" (a dry run, a part of a run and a night without news end under other names). A file or a registry
+alias: the events of flows/orchestration/event_watcher.py. What a person has switched off in the UI stays off.
 """
 
 from __future__ import annotations
@@ -35,6 +33,7 @@ from prefect.workers.process import ProcessWorker
 from components.contract import UserError
 from components.machine import num_usable_cores
 from components.text import did_you_mean
+from flows.execution.messages import JsonFields
 from flows.orchestration.compiled_flow import compile_flow, version_of
 from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
 from flows.orchestration.ui_artifacts import machine_limit
@@ -88,7 +87,7 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
             changes += _deployment_changes(name, desired, deployments.get(name))
             changes += _schedule_changes(name, pipeline.schedules, deployments.get(name))
         changes += [
-            Change("prune", "pipeline", name, "no longer in the file", _delete(deployment.id))
+            Change("prune", "pipeline", name, "no longer in the file", _delete_deployment(deployment.id))
             for name, deployment in deployments.items()
             if name not in spec.pipelines
         ]
@@ -168,7 +167,6 @@ def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, int | None]) 
 
 
 def _create_pool(client: SyncPrefectClient) -> None:
-
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template, concurrency_limit=runs_at_once())
     try:
@@ -178,13 +176,12 @@ def _create_pool(client: SyncPrefectClient) -> None:
 
 
 def _limit_pool(client: SyncPrefectClient) -> None:
-
     client.update_work_pool(WORK_POOL, WorkPoolUpdate(concurrency_limit=runs_at_once()))
 
 
 def _desired_deployment(
     name: str, pipeline: PipelineSpec, file: Path, home: Path, pool: str, packages: tuple[str, ...]
-) -> dict[str, Any]:
+) -> JsonFields:
     """Every field of a deployment that the file decides, as the API writes it.
 
     The run starts in the file's folder, so relative paths mean the same as on the command line; nothing is copied.
@@ -219,11 +216,10 @@ def _desired_deployment(
     }
 
 
-def _deployment_changes(name: str, desired: Mapping[str, Any], deployed: DeploymentResponse | None) -> Iterator[Change]:
+def _deployment_changes(name: str, desired: JsonFields, deployed: DeploymentResponse | None) -> Iterator[Change]:
     if deployed is None:
 
         def create(client: SyncPrefectClient) -> None:
-
             options = desired["concurrency_options"]
             fields = {**desired, "concurrency_options": ConcurrencyOptions(**options) if options else None}
             client.create_deployment(flow_id=client.create_flow_from_name(name), name=name, **fields)
@@ -236,7 +232,6 @@ def _deployment_changes(name: str, desired: Mapping[str, Any], deployed: Deploym
     if differs:
 
         def update(client: SyncPrefectClient) -> None:
-
             fields = dict(differs)
             if "concurrency_options" in fields or "concurrency_limit" in fields:  # the server wants both together
                 fields |= {key: desired[key] for key in ("concurrency_options", "concurrency_limit")}
@@ -266,7 +261,7 @@ def _deployed_value(deployed: DeploymentResponse, key: str) -> Any:
     return (deployed.description or "") if key == "description" else getattr(deployed, key)
 
 
-def _delete(identity: Any) -> Callable[[SyncPrefectClient], object]:
+def _delete_deployment(identity: Any) -> Callable[[SyncPrefectClient], object]:
     return lambda client: client.delete_deployment(identity)
 
 
@@ -292,13 +287,12 @@ def _schedule_changes(
             yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(existing))
 
 
-def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, dict[str, Any]]:
+def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, JsonFields]:
     return getattr(schedule.schedule, "cron", None), getattr(schedule.schedule, "timezone", None), schedule.parameters
 
 
 def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
     def create(client: SyncPrefectClient) -> None:
-
         when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
         request = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
         client.create_deployment_schedules(deployment_id(client, pipeline), [request])
@@ -308,7 +302,6 @@ def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPre
 
 def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
     def update(client: SyncPrefectClient) -> None:
-
         when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
         assert existing.deployment_id is not None
         client.update_deployment_schedule(
@@ -335,14 +328,16 @@ def trigger_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterat
             name = f"{pipeline}: {label}" + (f" ({names[label]})" if names[label] > 1 else "")
             automation = deployed.pop(name, None)
             if automation is None:
-                yield Change("create", "trigger", name, "", _create(name, pipeline, trigger, file, mark))
+                yield Change("create", "trigger", name, "", _create_automation(name, pipeline, trigger, file, mark))
                 continue
             if not automation.enabled:
                 yield Change("keep", "trigger", name, "switched off by hand, stays off")
             if _differs(client, automation, pipeline, trigger, file):
-                yield Change("update", "trigger", name, "", _update(automation, name, pipeline, trigger, file, mark))
+                yield Change(
+                    "update", "trigger", name, "", _update_automation(automation, name, pipeline, trigger, file, mark)
+                )
     for name, automation in deployed.items():
-        yield Change("prune", "trigger", name, "no longer in the file", _delete_of_deploy_triggers(automation))
+        yield Change("prune", "trigger", name, "no longer in the file", _delete_automation(automation))
 
 
 def trigger_label(trigger: TriggerSpec) -> str:
@@ -354,7 +349,7 @@ def trigger_label(trigger: TriggerSpec) -> str:
     return f"registry {trigger.registry}@{trigger.alias}"
 
 
-def _expected_event(trigger: TriggerSpec, file: Path) -> dict[str, Any]:
+def _expected_event(trigger: TriggerSpec, file: Path) -> JsonFields:
     """The event that fires a trigger: its names, and which resource it is about."""
     if trigger.after is not None:
         flow = {"prefect.resource.role": "flow", "prefect.resource.name": trigger.after}
@@ -399,14 +394,16 @@ def _comparable_fields(automation: AutomationCore, keys: Any) -> Any:
     return fields
 
 
-def _create(name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str) -> Callable[[Any], object]:
+def _create_automation(
+    name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
+) -> Callable[[Any], object]:
     def create(client: SyncPrefectClient) -> None:
         client.create_automation(_automation(name, deployment_id(client, pipeline), trigger, file, mark, True))
 
     return create
 
 
-def _update(
+def _update_automation(
     existing: Automation, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
 ) -> Callable[[Any], object]:
     def update(client: SyncPrefectClient) -> None:
@@ -416,7 +413,7 @@ def _update(
     return update
 
 
-def _delete_of_deploy_triggers(automation: Automation) -> Callable[[SyncPrefectClient], object]:
+def _delete_automation(automation: Automation) -> Callable[[SyncPrefectClient], object]:
     return lambda client: client.delete_automation(automation.id)
 
 

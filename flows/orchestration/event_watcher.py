@@ -18,13 +18,15 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from components.contract import UserError
 from components.files import write_whole
+from flows.execution.messages import JsonFields
 from flows.orchestration.environment import prepare
 from flows.spec.schema import load_spec, pipelines_file
 from storage import journal
@@ -38,6 +40,26 @@ MOVE_EVENT = "draftsmith.registry.moved"
 MOST_PATHS_TOLD = 100
 
 Stamp = list[int]  # [size in bytes, time of the last change in ns]
+
+
+class WatchState(TypedDict, total=False):
+    """What the server has accepted. files: pattern -> path -> stamp; moves: ids in the promotion log.
+
+    A part that is missing has never been looked at.
+    """
+
+    files: dict[str, dict[str, Stamp]]
+    moves: list[str]
+
+
+@dataclass(frozen=True)
+class PendingEvent:
+    """An event that is due. body: as Prefect's API takes it. stamps, move: what `acknowledge` records of it."""
+
+    body: JsonFields
+    pattern: str = ""
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    move: str = ""
 
 
 def pattern_of(file: Path, pattern: str) -> str:
@@ -62,21 +84,21 @@ class Watcher:
         self.file, self.home, self.place = file, home, home / "watch.json"
         self.seen_before: dict[str, dict[str, Stamp]] = {}  # by pattern, at the last look
         try:
-            self.state: dict[str, Any] = json.loads(self.place.read_text(encoding="utf-8"))
+            self.state: WatchState = json.loads(self.place.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             self.state = {}
 
-    def pending_events(self) -> list[dict[str, Any]]:
+    def pending_events(self) -> list[PendingEvent]:
         """Events that are due. They are due again at the next look unless `acknowledge` is called."""
         return [*self._new_files(), *self._moves()]
 
-    def acknowledge(self, events: list[dict[str, Any]]) -> None:
+    def acknowledge(self, events: list[PendingEvent]) -> None:
         """These events have reached the server."""
         for event in events:
-            if event["event"] == FILE_EVENT:
-                self.state["files"][event["payload"]["pattern"]] |= event["stamps"]
+            if event.move:
+                self.state["moves"].append(event.move)
             else:
-                self.state["moves"].append(event["payload"]["promotion_id"])
+                self.state["files"][event.pattern] |= event.stamps
         self._save()
 
     def _patterns(self) -> set[str]:
@@ -89,7 +111,7 @@ class Watcher:
             if trigger.file is not None
         }
 
-    def _new_files(self) -> Iterator[dict[str, Any]]:
+    def _new_files(self) -> Iterator[PendingEvent]:
         known_files = self.state.setdefault("files", {})
         patterns = self._patterns()
         for pattern in sorted(patterns):
@@ -105,14 +127,12 @@ class Watcher:
             if still:
                 paths = sorted(still)
                 payload = {"pattern": pattern, "paths": paths[:MOST_PATHS_TOLD], "num_files": len(paths)}
-                yield _event(FILE_EVENT, file_resource(pattern), pattern, payload, sorted(still.items())) | {
-                    "stamps": still
-                }
+                body = _event(FILE_EVENT, file_resource(pattern), pattern, payload, sorted(still.items()))
+                yield PendingEvent(body, pattern=pattern, stamps=still)
         for removed in set(known_files) - patterns:
             del known_files[removed]
 
-    def _moves(self) -> Iterator[dict[str, Any]]:
-
+    def _moves(self) -> Iterator[PendingEvent]:
         first = "moves" not in self.state
         if _has_registry(self.home):
             notice_moves(self.home)
@@ -133,20 +153,20 @@ class Watcher:
                     "who": row.who,
                 }
                 what = f"{row.name}@{row.alias}"
-                yield _event(MOVE_EVENT, move_resource(row.name, row.alias), what, payload, row.promotion_id)
+                body = _event(MOVE_EVENT, move_resource(row.name, row.alias), what, payload, row.promotion_id)
+                yield PendingEvent(body, move=row.promotion_id)
 
     def _save(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         write_whole(self.place, json.dumps(self.state))
 
 
-def send(events: list[dict[str, Any]]) -> None:
+def send(events: list[PendingEvent]) -> None:
     """Send events to Prefect's server; returns when it has accepted them all. Raises its client's errors."""
     from prefect.client.orchestration import get_client  # when `main` has prepared the settings that it reads
 
-    body = [{name: value for name, value in event.items() if name != "stamps"} for event in events]
     with get_client(sync_client=True) as client:
-        client.request("POST", "/events", json=body).raise_for_status()
+        client.request("POST", "/events", json=[event.body for event in events]).raise_for_status()
 
 
 def watch(file: Path, home: Path, stop: threading.Event) -> None:
@@ -181,7 +201,7 @@ def _stamps(pattern: str) -> dict[str, Stamp]:
     return stamps
 
 
-def _event(event: str, resource: str, name: str, payload: dict[str, Any], unique: Any) -> dict[str, Any]:
+def _event(event: str, resource: str, name: str, payload: JsonFields, unique: object) -> JsonFields:
     """An event as Prefect's API takes it. unique: what makes it this event and no other."""
     return {
         "event": event,

@@ -46,7 +46,7 @@ ENGINE_ALONE = (
     f"{LIGHT}from flows.planning.plan import RunOptions, plan_run\n"
     f"options = RunOptions(file=Path(sys.argv[2]), device='cpu', packages={PACKAGES!r})\n"
     "plan, store = plan_run(sys.argv[1], {}, options)\n"
-    "flows.execution.engine.run_plan(plan, store)\n"
+    "flows.execution.engine.Engine(store, plan).run()\n"
 )
 ONE = "pipelines:\n  p:\n    steps:\n      only: {uses: %s}\n"
 

@@ -17,7 +17,7 @@ from toy_garden import LIGHT, PACKAGES
 from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
 from flows.analysis.remeasure import plan_remeasurement, run_remeasurement
-from flows.execution.local_run import run_direct
+from flows.execution.local_run import execute
 from flows.planning.plan import RunOptions, plan_run
 from storage import journal
 from storage.artifacts.store import Store
@@ -61,7 +61,7 @@ class Market:
     def run(self, speed: float, **params: object) -> str:
         """Run the whole pipeline on a machine that is so fast; the key of the release."""
         self.speed.write_text(str(speed))
-        return run_direct("market", params, self.options).artifacts["release"].key
+        return execute(*plan_run("market", params, self.options), how="direct").artifacts["release"].key
 
     def again(self, speed: float, said: str = NAME) -> Any:
         """Measure a release again on a machine that is so fast."""
@@ -218,7 +218,7 @@ MEASURING = f"""{LIGHT}from flows.planning.plan import RunOptions, plan_run
 options = RunOptions(file=Path(sys.argv[1]), device='cpu', packages={PACKAGES!r}, force=('timed',), to_step='release')
 while True:
     plan, store = plan_run('market', {{}}, options)
-    flows.execution.engine.run_plan(plan, store)
+    flows.execution.engine.Engine(store, plan).run()
     print(*(store.sessions(step.key)[0].name for step in plan.steps), flush=True)
 """
 
@@ -250,7 +250,7 @@ def test_killed_while_it_measures_again_and_again_nothing_that_was_measured_is_l
 def test_forcing_a_step_adds_a_session_as_well(market: Market) -> None:
     market.run(1.2)
     market.speed.write_text("1.3")
-    run_direct("market", {}, replace(market.options, force=("timed",)))
+    execute(*plan_run("market", {}, replace(market.options, force=("timed",))), how="direct")
     assert [len(market.made()[step]) for step in ("draft", "timed", "verdict", "release")] == [1, 2, 2, 2]
     assert query("SELECT value FROM quality_flag ORDER BY 1", market.home)[1] == [(1.2,), (1.3,)]
     plan, _ = plan_run("market", {}, market.options)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toy_garden import PACKAGES, Cli, grow
 
-from flows.execution.engine import run_plan
+from flows.execution.engine import Engine
 from flows.planning.plan import RunOptions, plan_run
 
 
@@ -26,4 +26,4 @@ def test_plan_prints_every_step_with_its_reason(file: Path, draftsmith: Cli) -> 
 
 def test_run_plan_is_the_engine_in_one_call(file: Path, home: Path) -> None:
     plan, store = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES, to_step="corpus"))
-    assert list(run_plan(plan, store)) == ["corpus"]
+    assert list(Engine(store, plan).run()) == ["corpus"]

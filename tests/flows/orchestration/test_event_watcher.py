@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, Watcher, file_resource, move_resource, pattern_of
+from flows.orchestration.event_watcher import (
+    FILE_EVENT,
+    MOVE_EVENT,
+    PendingEvent,
+    Watcher,
+    file_resource,
+    move_resource,
+    pattern_of,
+)
 from storage import journal
 from storage.history.records import PromotionRow, now
 
@@ -29,8 +36,8 @@ def place(tmp_path: Path) -> Path:
     return folder
 
 
-def paths(events: list[dict[str, Any]]) -> list[str]:
-    return [Path(path).name for event in events for path in event["payload"]["paths"]]
+def paths(events: list[PendingEvent]) -> list[str]:
+    return [Path(path).name for event in events for path in event.body["payload"]["paths"]]
 
 
 def test_a_file_is_news_once_when_it_has_stopped_growing_and_a_restart_forgets_nothing(place: Path, home: Path) -> None:
@@ -42,11 +49,11 @@ def test_a_file_is_news_once_when_it_has_stopped_growing_and_a_restart_forgets_n
     new.write_text("half and the rest")
     assert watcher.pending_events() == []
     events = watcher.pending_events()
-    assert [event["event"] for event in events] == [FILE_EVENT] and paths(events) == ["new.txt"]
-    assert events[0]["resource"]["prefect.resource.id"] == file_resource(
+    assert [event.body["event"] for event in events] == [FILE_EVENT] and paths(events) == ["new.txt"]
+    assert events[0].body["resource"]["prefect.resource.id"] == file_resource(
         pattern_of(place / "pipelines.yaml", "in/*.txt")
     )
-    assert watcher.pending_events()[0]["id"] == events[0]["id"], (
+    assert watcher.pending_events()[0].body["id"] == events[0].body["id"], (
         "the server did not take it: the same event is due again"
     )
     watcher.acknowledge(events)
@@ -76,8 +83,8 @@ def test_every_later_move_in_the_promotion_log_is_told_until_it_is_taken(place: 
     move(home, 2)
     for _ in range(2):
         (event,) = watcher.pending_events()
-        assert (event["event"], event["payload"]["to_version"]) == (MOVE_EVENT, 2)
-        assert event["resource"]["prefect.resource.id"] == move_resource("builtin-mtp", "champion")
-        json.dumps(event)
+        assert (event.body["event"], event.body["payload"]["to_version"]) == (MOVE_EVENT, 2)
+        assert event.body["resource"]["prefect.resource.id"] == move_resource("builtin-mtp", "champion")
+        json.dumps(event.body)
     watcher.acknowledge([event])
     assert Watcher(place / "pipelines.yaml", home).pending_events() == []
