@@ -17,13 +17,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 
 from components.bench import clock
 from components.bench.clock import quiet_interpreter, threads
 from components.bench.prompts import fitting_prompts, open_drafter
+from components.bench.settings import Dtype
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
@@ -38,7 +39,133 @@ WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice mus
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
 MAX_PARAMS_OPENED_TWICE = 200_000_000  # parameters; above it, a target is not opened once for every thread count
 
-Dtype = Literal["float32", "bfloat16", "auto"]
+
+def autotune(
+    target: Target,
+    prompts: Prompts,
+    drafts: list[Draft] | None,
+    *,
+    dtype: Dtype,
+    seconds: float,
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
+    context = fitting_prompts(target, prompts, "test", TOKENS, ctx)[0].ids
+    with quiet_interpreter():
+        tuned = choose_engine(
+            target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
+        )
+    ctx.note(f"{tuned.num_threads} thread(s), kernel {tuned.kernel}")
+    return Measurements.of_step(
+        ctx,
+        {
+            "target_key": target.key,
+            "dtype": dtype,
+            "device": ctx.device,
+            "machine_id": machine.machine_id,
+            "num_threads": tuned.num_threads,
+            "kernel": tuned.kernel,
+            "rival": tuned.rival,
+            "draft_kernels": dict(tuned.draft_kernels),
+            "engines_tried": tuned.tried,
+            **clock.conditions(torch.device(ctx.device)),
+        },
+    )
+
+
+class Trial(TypedDict):
+    """The time of a plain step on one number of threads with its kernels."""
+
+    num_threads: int
+    kernel: str
+    plain_step_ms: float
+
+
+class Tuning(NamedTuple):
+    """The chosen threads and kernels.
+
+    num_threads: of torch. kernel: the `kernel` of an opened target; see targets/load.py. rival: whether the plain
+    kernels are a second baseline. draft_kernels: draft_key -> the `kernel` of an opened drafter.
+    """
+
+    num_threads: int
+    kernel: str
+    rival: bool
+    draft_kernels: Mapping[str, str]
+    tried: list[Trial]
+
+    def kernel_of(self, draft: Draft) -> str:
+        """The kernels of a drafter; "auto" where the choice was made without it."""
+        return self.draft_kernels.get(draft.key, "auto")
+
+
+def resolve_tuning(
+    tuning: Measurements | None,
+    target: Target,
+    drafts: Sequence[Draft],
+    context: Sequence[int],
+    dtype: Dtype,
+    num_threads: int,
+    ctx: Context,
+    machine: Machine,
+) -> Tuning:
+    """The choice read from `tuning`, or else one timed here, decoding after the token ids of `context`."""
+    tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
+    if tuned is not None:
+        return tuned
+    with quiet_interpreter():
+        return choose_engine(
+            target,
+            drafts,
+            context,
+            dtype=dtype,
+            device=ctx.device,
+            max_threads=ctx.num_threads,
+            num_threads=num_threads,
+        )
+
+
+def read_tuning(
+    tuning: Measurements | None,
+    target: Target,
+    drafts: Sequence[Draft],
+    dtype: str,
+    num_threads: int,
+    ctx: Context,
+    machine: Machine,
+) -> Tuning | None:
+    """Read the choice of `bench.autotune` for this target, dtype and machine; None for tuning None.
+
+    num_threads: the step's own setting, 0 for none.
+    Raises UserError for a choice made for something else, or one beside the step's own num_threads.
+    """
+    if tuning is None:
+        return None
+    label, facts = f"tuning ({tuning.key[:12]})", tuning.info
+    needed = {"target_key": target.key, "dtype": dtype, "device": ctx.device, "machine_id": machine.machine_id}
+    if not {*needed, "num_threads", "kernel", "rival"} <= facts.keys():
+        raise UserError(f"{label}: these measurements choose no threads: give what bench.autotune makes")
+    if num_threads:
+        raise UserError(
+            f"num_threads: {num_threads} is asked for, and {label} chose {facts['num_threads']}: leave one of them out"
+        )
+    for name, value in needed.items():
+        if facts[name] != value:
+            stated_text, needed_text = str(facts[name])[:12], str(value)[:12]
+            raise UserError(
+                f"{label}: it was made for {name} {stated_text}, and this step has {needed_text}: "
+                f"give a bench.autotune of the same {name}"
+            )
+    if facts["num_threads"] > ctx.num_threads:
+        raise UserError(
+            f"{label}: it chose {facts['num_threads']} threads, and this step may use {ctx.num_threads}: allow as many"
+        )
+    kernels = dict(facts.get("draft_kernels", {}))
+    for draft in drafts:
+        if draft.key not in kernels:
+            ctx.note(f"{label} chose no kernels for {draft.key[:12]}: each process picks its own; give it to autotune")
+    return Tuning(int(facts["num_threads"]), str(facts["kernel"]), bool(facts["rival"]), kernels, [])
 
 
 def choose_engine(
@@ -107,14 +234,6 @@ def clearly_faster(more: Sequence[float], fewer: Sequence[float]) -> bool:
     return all(typical(more) < typical(fewer) * (1 - WORTH_SWITCHING) for typical in (min, statistics.median))
 
 
-class Trial(TypedDict):
-    """The time of a plain step on one number of threads with its kernels."""
-
-    num_threads: int
-    kernel: str
-    plain_step_ms: float
-
-
 class _Candidate(NamedTuple):
     target: AbstractTarget
     num_threads: int
@@ -152,123 +271,3 @@ def _time_rounds(candidates: list[_Candidate], context: Sequence[int], seconds: 
         if len(times[-1]) == 1:
             tokens = SLOW_TOKENS if min(steps[0] for steps in times) > SLOW_STEP_NS else TOKENS
     return [steps[1:] for steps in times]
-
-
-class Tuning(NamedTuple):
-    """The chosen threads and kernels.
-
-    num_threads: of torch. kernel: the `kernel` of an opened target; see targets/load.py. rival: whether the plain
-    kernels are a second baseline. draft_kernels: draft_key -> the `kernel` of an opened drafter.
-    """
-
-    num_threads: int
-    kernel: str
-    rival: bool
-    draft_kernels: Mapping[str, str]
-    tried: list[Trial]
-
-    def kernel_of(self, draft: Draft) -> str:
-        """The kernels of a drafter; "auto" where the choice was made without it."""
-        return self.draft_kernels.get(draft.key, "auto")
-
-
-def read_tuning(
-    tuning: Measurements | None,
-    target: Target,
-    drafts: Sequence[Draft],
-    dtype: str,
-    num_threads: int,
-    ctx: Context,
-    machine: Machine,
-) -> Tuning | None:
-    """Read the choice of `bench.autotune` for this target, dtype and machine; None for tuning None.
-
-    num_threads: the step's own setting, 0 for none.
-    Raises UserError for a choice made for something else, or one beside the step's own num_threads.
-    """
-    if tuning is None:
-        return None
-    label, facts = f"tuning ({tuning.key[:12]})", tuning.info
-    needed = {"target_key": target.key, "dtype": dtype, "device": ctx.device, "machine_id": machine.machine_id}
-    if not {*needed, "num_threads", "kernel", "rival"} <= facts.keys():
-        raise UserError(f"{label}: these measurements choose no threads: give what bench.autotune makes")
-    if num_threads:
-        raise UserError(
-            f"num_threads: {num_threads} is asked for, and {label} chose {facts['num_threads']}: leave one of them out"
-        )
-    for name, value in needed.items():
-        if facts[name] != value:
-            stated_text, needed_text = str(facts[name])[:12], str(value)[:12]
-            raise UserError(
-                f"{label}: it was made for {name} {stated_text}, and this step has {needed_text}: "
-                f"give a bench.autotune of the same {name}"
-            )
-    if facts["num_threads"] > ctx.num_threads:
-        raise UserError(
-            f"{label}: it chose {facts['num_threads']} threads, and this step may use {ctx.num_threads}: allow as many"
-        )
-    kernels = dict(facts.get("draft_kernels", {}))
-    for draft in drafts:
-        if draft.key not in kernels:
-            ctx.note(f"{label} chose no kernels for {draft.key[:12]}: each process picks its own; give it to autotune")
-    return Tuning(int(facts["num_threads"]), str(facts["kernel"]), bool(facts["rival"]), kernels, [])
-
-
-def resolve_tuning(
-    tuning: Measurements | None,
-    target: Target,
-    drafts: Sequence[Draft],
-    context: Sequence[int],
-    dtype: Literal["float32", "bfloat16"],
-    num_threads: int,
-    ctx: Context,
-    machine: Machine,
-) -> Tuning:
-    """The choice read from `tuning`, or else one timed here, decoding after the token ids of `context`."""
-    tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
-    if tuned is not None:
-        return tuned
-    with quiet_interpreter():
-        return choose_engine(
-            target,
-            drafts,
-            context,
-            dtype=dtype,
-            device=ctx.device,
-            max_threads=ctx.num_threads,
-            num_threads=num_threads,
-        )
-
-
-def autotune(
-    target: Target,
-    prompts: Prompts,
-    drafts: list[Draft] | None,
-    *,
-    dtype: Literal["float32", "bfloat16"],
-    seconds: float,
-    ctx: Context,
-    machine: Machine,
-) -> Measurements:
-    """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
-    context = fitting_prompts(target, prompts, "test", TOKENS, ctx)[0].ids
-    with clock.quiet_interpreter():
-        tuned = choose_engine(
-            target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
-        )
-    ctx.note(f"{tuned.num_threads} thread(s), kernel {tuned.kernel}")
-    return Measurements.of_step(
-        ctx,
-        {
-            "target_key": target.key,
-            "dtype": dtype,
-            "device": ctx.device,
-            "machine_id": machine.machine_id,
-            "num_threads": tuned.num_threads,
-            "kernel": tuned.kernel,
-            "rival": tuned.rival,
-            "draft_kernels": dict(tuned.draft_kernels),
-            "engines_tried": tuned.tried,
-            **clock.conditions(torch.device(ctx.device)),
-        },
-    )

@@ -23,6 +23,8 @@ from components.bench.measurement.slices import ArmRun
 from components.rows import CostCell
 
 MEMORY_SHARE = 0.8
+LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts join several
+SPREAD = 1 / 8  # of the KV length, to each side, in a batch
 
 
 class Setting(NamedTuple):
@@ -142,10 +144,6 @@ def _num_rows(phase: str, run: ArmRun) -> int:
     if phase in ("prefill", "draft_prefill"):
         return round(sum(decoded.prompt_tokens for decoded in run.decoded) / len(run.decoded))
     return run.arm.rows_of_pass - 1 if phase == "draft" else run.arm.rows_of_pass
-
-
-LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts join several
-SPREAD = 1 / 8  # of the KV length, to each side, in a batch
 
 
 def longest_context(kv_lengths: Sequence[int], batch_sizes: Sequence[int], tokens: int) -> int:

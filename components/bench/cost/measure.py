@@ -40,6 +40,8 @@ from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
 
 NUM_TEXTS = 8
+WARM_UP_TOKENS = 12
+MIN_TOKENS = 8  # of a block, even for a slow target
 
 
 def measure_step_cost(
@@ -117,10 +119,6 @@ def medians(cells: Sequence[CostCell]) -> dict[str, float]:
         name += f" kv={cell.kv_len}" if len(lengths) > 1 else ""
         groups.setdefault(name, []).append(cell.median_ns / 1e6)
     return {name: round(steady(times), 4) for name, times in sorted(groups.items())}
-
-
-WARM_UP_TOKENS = 12
-MIN_TOKENS = 8  # of a block, even for a slow target
 
 
 class CostStudy:

@@ -19,6 +19,12 @@ from components.methods import is_trained
 from components.rows import QualityFlag, Request, Round
 from components.targets.interface import AbstractTarget
 
+MAX_DIFFERENCE = 0.10  # of plain decoding between two processes
+MAX_DISTURBED = 0.15  # share of plain decoding's time that other work added
+LOAD_OF_OTHERS = 1.0  # load average above the number of cores, which our own threads may fill
+MAX_OVERSHOOT_SHARE = 0.05
+MAX_REPEATED_BIGRAMS = 0.4
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -118,13 +124,6 @@ def sha256_of_tokens(tokens: Sequence[int]) -> str:
 
 def _request_id(run: TimedRun, shared: Conditions) -> str:
     return f"{shared.session_id}-{run.order_index:06d}"
-
-
-MAX_DIFFERENCE = 0.10  # of plain decoding between two processes
-MAX_DISTURBED = 0.15  # share of plain decoding's time that other work added
-LOAD_OF_OTHERS = 1.0  # load average above the number of cores, which our own threads may fill
-MAX_OVERSHOOT_SHARE = 0.05
-MAX_REPEATED_BIGRAMS = 0.4
 
 
 def run_flags(

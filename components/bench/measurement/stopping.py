@@ -23,6 +23,11 @@ from components.definitions import steady
 from components.rows import CostCell
 from components.speedup.bootstrap import Floats, ratio_influence, sample_of, student_quantile
 
+PRECISION = 0.03  # half-width of a speed ratio's interval at which arms without a shown difference count as alike
+SUSPICIOUS = 8.0  # times the median variance over processes: chance exceeds it in one of 50 arms of three processes
+FEW_ARMS, FEW_PROCESSES = 4, 3  # fewer than these do not show which arm is odd
+BAND = 0.01  # arms within this share of the best are as good
+
 
 class Decision(NamedTuple):
     """The arms that the decision waits for ([]: it is settled), and a summary in words."""
@@ -154,12 +159,6 @@ def _steady_times(cells: Sequence[CostCell]) -> Mapping[tuple[int, str, str, int
         key = (c.process, c.phase, c.draft_key, c.depth_k, c.tree_budget or 0)
         blocks.setdefault(key, {}).setdefault(c.kernel, []).append(c.median_ns)
     return {key: min(steady(times) for times in by_kernel.values()) for key, by_kernel in blocks.items()}
-
-
-PRECISION = 0.03  # half-width of a speed ratio's interval at which arms without a shown difference count as alike
-SUSPICIOUS = 8.0  # times the median variance over processes: chance exceeds it in one of 50 arms of three processes
-FEW_ARMS, FEW_PROCESSES = 4, 3  # fewer than these do not show which arm is odd
-BAND = 0.01  # arms within this share of the best are as good
 
 
 class ArmStanding(NamedTuple):
