@@ -67,7 +67,6 @@ for _command in (
 
 def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | None = None) -> int:
     """Entry point of `draftsmith`; `packages` are where step addresses are looked up, by default `named_packages()`."""
-
     os.umask(0o077)  # chats, answers and databases of this home are for nobody else's eyes; children inherit it
     Invocation.packages, Invocation.debug = packages or named_packages(), False
     in_main_thread = threading.current_thread() is threading.main_thread()

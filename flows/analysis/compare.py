@@ -4,10 +4,8 @@ The comparison is that of confirm_depth and the promotion gate (components/speed
 the history knows of both. Only our own decoding loop is compared; results of serving engines are in `draftsmith query
 engines_beside_ours`. Notes name what cannot be compared, with the reason.
 
-Resolves what `draftsmith compare` takes: a run, a drafter, a policy, a release, a registered version.
-
-A side is a drafter at a depth, or with a tree of some budget. A run, a policy and a release name both; a drafter is
-compared at the depth that was last chosen for it, unless one is given. Nothing is measured here.
+A side is a drafter at a depth, or with a tree of some budget. A run, a policy, a release and a registered version name
+both; a drafter is compared at the depth that was last chosen for it, unless one is given. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ class Outcome:
 
 def compare(home: Path, a: Side, b: Side, margins: Margins) -> Outcome:
     """A against B over everything the history knows of them. margins: shares by which A may lie below."""
-
     outcome = Outcome(a, b)
     if a.target_key and b.target_key and a.target_key != b.target_key:
         outcome.notes.append(f"not comparable: other target ({a.target_key[:12]} and {b.target_key[:12]})")
@@ -133,7 +130,6 @@ def find_champion(store: Store, other: Side) -> Side:
     Raises:
         UserError: no champion drafts for this target.
     """
-
     champions: list[tuple[bool, float, Side]] = []
     for name in sorted({row.name for row in journal.promotions(store.home)}):
         for number, aliases, tags in versions_of(store.home, name):
@@ -149,7 +145,6 @@ def find_champion(store: Store, other: Side) -> Side:
 
 
 def _side_of_version(home: Path, reference: str, name: str, which: str) -> Side:
-
     versions = versions_of(home, name)
     for number, aliases, tags in versions:
         if which == str(number) or which in aliases:

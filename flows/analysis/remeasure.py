@@ -4,9 +4,8 @@ Nothing is trained and no data are made: the plan is that of the run that made t
 and device, in which every step that measures on a machine is forced, with what decides by it (the policy, the verdict,
 the release, the page). What stands before is taken as it was in that run, whatever has changed in code or data since,
 and must be in the store. So the same release gets another session (storage/artifacts/sessions.py), or, where the
-code that measures has changed, a release of its own.
-
-Reads from the journals which artifact key every name of a past run stood for.
+code that measures has changed, a release of its own. Which artifact every name of the past run stood for is read from
+the journals.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ def run_remeasurement(again: Remeasurement, on_event: OnEvent) -> RunOutcome:
 
 def _find_release(store: Store, reference: str) -> str:
     """The key of the release that was named."""
-
     version = _VERSION.fullmatch(reference)
     if version is not None:
         return find_release(store.home, version["name"], version["which"], judge)[0]

@@ -156,7 +156,6 @@ def draw(trend: Trend, over: str, to: Path) -> None:
     Raises:
         UserError: the folder is not there, or there is nothing to draw.
     """
-
     if not trend.dots:
         raise UserError(f"trend: no value of {trend.metric} yet, so there is nothing to draw")
     if not to.parent.is_dir():

@@ -81,7 +81,6 @@ def choose_depth(
     Exit codes: 0 a choice (also: do not speculate, or undecided), 1 the
     numbers are invalid, 2 a row or an option is wrong.
     """
-
     from components.speedup.imported.policy import policy_from
     from components.speedup.imported.rows import read_imported_rows
     from components.speedup.prediction.predict import Rule

@@ -28,7 +28,6 @@ def remeasure(
     file: File = DEFAULT_FILE,
 ) -> None:
     """Measure a finished release again. Nothing is trained; its evidence is added to, and the gate decides anew."""
-
     from flows.analysis.remeasure import plan_remeasurement, run_remeasurement
     from flows.console.progress import Display
     from flows.console.run_summary import print_remeasurement, print_run_summary

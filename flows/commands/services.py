@@ -88,13 +88,11 @@ def _bring_up(settings: Settings, supervisor: subprocess.Popen[bytes]) -> bool:
 
 def down() -> None:
     """Stop everything that `up` has started; runs that were going on say Crashed and go on when they are retried."""
-
     echo("stopped" if stop(default_home()) else "nothing was running")
 
 
 def status() -> None:
     """What runs, how it is, how much memory it takes, where its pages are. Exit code 1 when something is not well."""
-
     home = default_home()
     services = running(home)
     if services is None:
@@ -168,7 +166,6 @@ def deploy(
 
 
 def _show_links() -> None:
-
     home = default_home()
     services = running(home)
     if services is None:

@@ -92,7 +92,6 @@ def is_model(home: Path, name: str) -> bool:
 
 def print_model(home: Path, name: str, console: Console) -> None:
     """The versions of a model and its promotion log; what was moved by hand in MLflow is noticed first."""
-
     notice_moves(home)
     versions = [_version(*version) for version in versions_of(home, name)]
     console.print(Text(name, style="bold"))

@@ -97,7 +97,6 @@ def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote
 
     remote_code: models whose own code may run; the worker may be one that others have started.
     """
-
     with _one_at_a_time:
         allow_code(remote_code)
         try:
@@ -208,7 +207,6 @@ def _ray_folder() -> Iterator[str]:
 @contextmanager
 def _inside(flow_run_id: str, runner: Any) -> Iterator[None]:
     """Be inside a flow run that goes on in another process, so that tasks submitted here belong to it."""
-
     with get_client(sync_client=True) as client:
         context = FlowRunContext(
             flow=Flow(_nothing, name="draftsmith"),

@@ -6,11 +6,10 @@ The guard is a few lines around `poll`: it holds a leash to the engine (a pipe t
 it dies) and adopts every orphan below it. Leash gone, deadline, cancel or simply the end of the step: it kills all that
 is left of the tree. The worker runs the step and talks to the engine in JSON lines only; nothing is unpickled from it.
 
-The secrets that a step's process finds in its environment: those that its own work needs, and no others.
-
-A step may run code that came with a model, or a package of somebody else's. Passwords of our own servers and the secret
-of a shared store are of no use to any step, so no step has them; keys of hubs and object stores are there for the steps
-that fetch and send, and a step has what its own settings name (`api_key_variable`).
+A step may run code that came with a model, or a package of somebody else's, so the worker first takes the secrets that
+the step has no use for from its environment. Passwords of our own servers and the secret of a shared store no step has;
+keys of hubs and object stores are there for the steps that fetch and send, and for those whose settings name them
+(`api_key_variable`).
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ def _watch(worker: int, stop_requests: list[float]) -> int | None:
 
 def _kill_tree() -> None:
     """Kill every process below this one; as the sub-reaper it also finds those that hid in a new session."""
-
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
         below = psutil.Process().children(recursive=True)
@@ -135,7 +133,6 @@ def _run_worker(connection: Connection, order: StepOrder, guard_pid: int) -> NoR
 
 def _run_step(order: StepOrder, send: OnJson) -> int:
     """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
-
     try:
         step = resolve(order["address"], tuple(order["packages"]))
         arguments: JsonFields = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}

@@ -92,7 +92,6 @@ def ask(home: Path, outcome: RunOutcome, minutes: float, say: Callable[[str], No
 
     say: receives one line when the run starts to wait.
     """
-
     lines = []
     for question in questions(home, outcome):
         what = f"{question.name} version {question.version}"
@@ -124,7 +123,6 @@ def by_hand(question: Question) -> str:
 
 
 def _promote(home: Path, question: Question, answer: Any) -> str:
-
     try:
         reason = f"approved in the Prefect UI{_approval_reason(answer)}"
         return str(promote(home, question.name, question.version, reason, judge=judge).note)
@@ -148,7 +146,6 @@ def _pause(question: Question, minutes: float) -> Any:
 
 def _resume_run() -> None:
     """Back to Running: a run that ends while its pause has run out would be called Failed by the server."""
-
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "asked inside a flow run"
     with get_client(sync_client=True) as client:

@@ -72,7 +72,6 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
     Raises:
         UserError: the file is wrong, or names a work pool that is not there.
     """
-
     spec = load_spec(file)
     with get_client(sync_client=True) as client:
         pools = {pool.name: pool.concurrency_limit for pool in client.read_work_pools()}
@@ -101,7 +100,6 @@ def apply_changes(changes: list[Change]) -> int:
     Raises:
         UserError: the server refuses one.
     """
-
     done = 0
     with get_client(sync_client=True) as client:
         for change in changes:
@@ -127,7 +125,6 @@ def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str,
     Raises:
         UserError: a pipeline of this file has the name of another file's deployment.
     """
-
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     deployments: dict[str, DeploymentResponse] = {}
     offset = 0
@@ -186,7 +183,6 @@ def _desired_deployment(
 
     The run starts in the file's folder, so relative paths mean the same as on the command line; nothing is copied.
     """
-
     flow = compile_flow(pipeline, name, lambda values: None)
     schema = parameter_schema(flow.fn).model_dump(mode="json", exclude_unset=True)
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -364,7 +360,6 @@ def _expected_event(trigger: TriggerSpec, file: Path) -> JsonFields:
 
 
 def _automation(name: str, identity: Any, trigger: TriggerSpec, file: Path, mark: str, enabled: bool) -> AutomationCore:
-
     return AutomationCore(
         name=name,
         description=mark,
@@ -378,7 +373,6 @@ def _differs(
     client: SyncPrefectClient, automation: Automation, pipeline: str, trigger: TriggerSpec, file: Path
 ) -> bool:
     """Whether an automation would do anything else than the file says. A pipeline not yet deployed has a new id."""
-
     try:
         identity = deployment_id(client, pipeline)
     except ObjectNotFound:

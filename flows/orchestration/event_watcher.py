@@ -214,13 +214,11 @@ def _event(event: str, resource: str, name: str, payload: JsonFields, unique: ob
 
 
 def _has_registry(home: Path) -> bool:
-
     return has_database(home)
 
 
 def main() -> None:
     """Watch the file of $DRAFTSMITH_PIPELINES on this home until a signal comes."""
-
     stop = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         # in a thread: this one may hold the event's lock just where the signal interrupts it

@@ -146,7 +146,6 @@ class Screen:
 
     def _take_slot(self) -> None:
         """Show that this machine is being measured on. The guard is the engine's OS lock; this only makes it seen."""
-
         if self._slot is not None:
             return
         name, self._slot = machine_limit(), ExitStack()
@@ -175,7 +174,6 @@ class Screen:
 
     def _markdown(self, key: str, text: str | Callable[[], str], description: str) -> None:
         def create() -> None:
-
             if content := text if isinstance(text, str) else text():
                 create_markdown_artifact(content, key=_key(key), description=description)
 
@@ -202,17 +200,14 @@ def _mlflow_link(store: Store, outcome: RunOutcome) -> str:
 
 
 def _dropped(chats: Chats) -> list[dict[str, str]]:
-
     return dropped_examples(chats.path)
 
 
 def _link(address: str, key: str, text: str) -> None:
-
     create_link_artifact(address, key=_key(key), link_text=text, description=text)
 
 
 def _update_progress(artifact: UUID, percent: float) -> None:
-
     update_progress_artifact(artifact, percent)
 
 
@@ -222,5 +217,4 @@ def _key(name: str) -> str:
 
 
 def _logger() -> Any:
-
     return get_run_logger()

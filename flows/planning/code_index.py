@@ -317,16 +317,16 @@ def reached_symbols(module: str, function: str, words: frozenset[str], packages:
     digests: dict[str, str] = {}
     seen: set[Target] = set()
     waiting: list[Target] = [(module, function)]
-    attributes, entries = {""}, list[_FoundEntry]()
+    attributes, entries = {""}, list[_ReachedEntry]()
     while waiting:
         target = waiting.pop()
         if target not in seen:
             seen.add(target)
-            found = _look_at(*target, packages)
-            digests.update(found.digests)
-            waiting.extend(found.leads_to)
-            attributes |= found.attributes
-            entries += [entry for entry in found.entries if entry.name in words]
+            reach = _look_at(*target, packages)
+            digests.update(reach.digests)
+            waiting.extend(reach.leads_to)
+            attributes |= reach.attributes
+            entries += [entry for entry in reach.entries if entry.name in words]
         while not waiting and (due := [entry for entry in entries if entry.argument in attributes]):
             for entry in due:
                 entries.remove(entry)
@@ -336,18 +336,18 @@ def reached_symbols(module: str, function: str, words: frozenset[str], packages:
     return dict(sorted(digests.items()))
 
 
-class _Found:
+class _Reach:
     """What one symbol adds: digests, the symbols it leads to, the attributes it mentions, the entries of a registry."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
         self.leads_to: list[Target] = []
         self.attributes: frozenset[str] = frozenset()
-        self.entries: list[_FoundEntry] = []
+        self.entries: list[_ReachedEntry] = []
 
 
 @dataclass(frozen=True)
-class _FoundEntry:
+class _ReachedEntry:
     """What one argument of a registry's entry adds."""
 
     name: str
@@ -358,32 +358,32 @@ class _FoundEntry:
 
 
 @functools.lru_cache(maxsize=16384)
-def _look_at(module_name: str, symbol: str, packages: tuple[str, ...]) -> _Found:
-    found = _Found()
+def _look_at(module_name: str, symbol: str, packages: tuple[str, ...]) -> _Reach:
+    reach = _Reach()
     module = load_module(module_name, packages)
     if module is None:
-        return found
+        return reach
     if symbol in module.symbols:
         if symbol != BODY:
-            found.leads_to.append((module_name, BODY))
+            reach.leads_to.append((module_name, BODY))
         for piece in module.symbols[symbol]:
             for entry in piece.entries:
                 addresses = [address.partition(":") for address in entry.addresses]
                 leads_to = [(head, tail) for head, _, tail in addresses]
                 leads_to += dict.fromkeys(_mentioned(module, entry.code, packages))
                 labels = {f"{module.label}: {symbol}{name}": digest for name, digest in entry.code.digests}
-                found.entries.append(_FoundEntry(entry.name, entry.argument, labels, leads_to, entry.code.attributes))
-            found.attributes |= piece.attributes
-            found.digests.update({f"{module.label}: {name}": digest for name, digest in piece.digests})
+                reach.entries.append(_ReachedEntry(entry.name, entry.argument, labels, leads_to, entry.code.attributes))
+            reach.attributes |= piece.attributes
+            reach.digests.update({f"{module.label}: {name}": digest for name, digest in piece.digests})
             for file in piece.files:
                 label = f"{module.label.rpartition('/')[0]}/{file.name}"
-                found.digests[label] = digest_of(file.read_bytes())
-            found.leads_to += dict.fromkeys(_mentioned(module, piece, packages))
+                reach.digests[label] = digest_of(file.read_bytes())
+            reach.leads_to += dict.fromkeys(_mentioned(module, piece, packages))
     elif symbol in module.imports:
-        found.leads_to += _behind(*module.imports[symbol], (), packages)
+        reach.leads_to += _behind(*module.imports[symbol], (), packages)
     elif load_module(f"{module_name}.{symbol}", packages) is not None:
-        found.leads_to += _whole(f"{module_name}.{symbol}", packages)
-    return found
+        reach.leads_to += _whole(f"{module_name}.{symbol}", packages)
+    return reach
 
 
 def _mentioned(module: Module, piece: Symbol, packages: tuple[str, ...]) -> Iterator[Target]:
@@ -398,19 +398,19 @@ def _mentioned(module: Module, piece: Symbol, packages: tuple[str, ...]) -> Iter
 
 def _behind(source: str, symbol: str | None, rest: tuple[str, ...], packages: tuple[str, ...]) -> Iterator[Target]:
     """What `from source import symbol` (or `import source`), followed by .rest, stands for."""
-    found = load_module(source, packages)
-    if found is None:
+    module = load_module(source, packages)
+    if module is None:
         return
     parts = (symbol, *rest) if symbol is not None else rest
     for part in parts:
-        if part in found.symbols or part in found.imports:
-            yield found.name, part
+        if part in module.symbols or part in module.imports:
+            yield module.name, part
             return
-        inner = load_module(f"{found.name}.{part}", packages)
+        inner = load_module(f"{module.name}.{part}", packages)
         if inner is None:
             break
-        found = inner
-    yield from _whole(found.name, packages)
+        module = inner
+    yield from _whole(module.name, packages)
 
 
 def _whole(name: str, packages: tuple[str, ...]) -> Iterator[Target]:

@@ -1,9 +1,8 @@
 """The schema of pipelines.yaml, checked before anything is imported or run.
 
-Every problem is found in one pass and told as `pipelines.yaml:LINE: what is wrong (did you mean 'x'?)`. Whether steps
-fit their functions is the next question, answered in wiring.py.
-
-Checks of single words of pipelines.yaml: inserts, `if:`, `matrix:`, references, schedules, triggers, cycles.
+Every problem is found in one pass and told as `pipelines.yaml:LINE: what is wrong (did you mean 'x'?)`. Single
+words are looked at too: inserts, `if:`, `matrix:`, references, schedules, triggers, cycles. Whether steps fit their
+functions is the next question, answered in flows/planning/wiring.py.
 """
 
 from __future__ import annotations
@@ -420,7 +419,6 @@ def trigger_problems(pipeline: str, trigger: TriggerSpec, pipelines: Mapping[str
 
 def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
     """("cron" or "timezone", what is wrong)."""
-
     fields = cron.upper().split()
     try:
         # Prefect takes neither the last working day (LW) nor a last Friday as 5L, and of six fields the seconds last
