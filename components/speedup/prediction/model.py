@@ -15,18 +15,6 @@ Where the rest H of a round (sampling, bookkeeping) was measured, it enters both
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-
-class ModelRow(NamedTuple):
-    """One depth under the model. Times in the caller's unit; marginal values are None at depth 0."""
-
-    depth_k: int
-    al: float  # tokens kept a round, bonus included
-    cost_ratio: float  # (T_verify + T_draft) / T_target
-    speedup: float
-    marginal_gain: float | None
-    marginal_cost: float | None
 
 
 def acceptance_lengths(p: Sequence[float]) -> list[float]:
@@ -55,25 +43,3 @@ def marginal_gain(al: float, al_before: float) -> float:
 def marginal_cost(cost: float, cost_before: float) -> float:
     """(c(k) - c(k-1)) / c(k-1): the share of time that the k-th draft adds. S rises exactly while gain > cost."""
     return (cost - cost_before) / cost_before
-
-
-def evaluate(
-    p: Sequence[float], t_target: float, t_verify: Sequence[float], t_draft: Sequence[float]
-) -> list[ModelRow]:
-    """The model at depths 0..K. p, t_verify and t_draft hold one value for each depth 1..K."""
-    assert len(p) == len(t_verify) == len(t_draft), "one p, one T_verify and one T_draft for each depth"
-    rows = [ModelRow(0, 1.0, 1.0, 1.0, None, None)]
-    for k, al in enumerate(acceptance_lengths(p)[1:], start=1):
-        cost = (t_verify[k - 1] + t_draft[k - 1]) / t_target
-        before = rows[-1]
-        rows.append(
-            ModelRow(
-                k,
-                al,
-                cost,
-                speedup(al, t_target, t_verify[k - 1], t_draft[k - 1]),
-                marginal_gain(al, before.al),
-                marginal_cost(cost, before.cost_ratio),
-            )
-        )
-    return rows

@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.speedup.prediction.model import acceptance_lengths, evaluate, marginal_cost, marginal_gain, speedup
+from components.speedup.prediction.model import acceptance_lengths, marginal_cost, marginal_gain, speedup
 
 unit = st.floats(0.0, 1.0)
 ms = st.floats(0.1, 1000.0)
 
 
 def test_worked_example_chooses_depth_two() -> None:
-    rows = evaluate([0.80, 0.74, 0.67], 76.0, [90.0, 104.0, 117.0], [8.0, 14.0, 22.0])
-    assert [round(r.al, 2) for r in rows[1:]] == [1.80, 2.39, 2.79]
-    assert [round(r.speedup, 2) for r in rows[1:]] == [1.40, 1.54, 1.52]
-    assert max(rows, key=lambda r: r.speedup).depth_k == 2
+    lengths = acceptance_lengths([0.80, 0.74, 0.67])
+    assert [round(al, 2) for al in lengths[1:]] == [1.80, 2.39, 2.79]
+    rounds = zip(lengths, [76.0, 90.0, 104.0, 117.0], [0.0, 8.0, 14.0, 22.0], strict=True)
+    speeds = [speedup(al, 76.0, verify, draft) for al, verify, draft in rounds]
+    assert [round(speed, 2) for speed in speeds] == [1.0, 1.40, 1.54, 1.52]
+    assert speeds.index(max(speeds)) == 2
 
 
 @given(st.lists(unit, max_size=12))
@@ -32,12 +34,12 @@ def test_acceptance_length_is_monotone_and_bounded(p: list[float]) -> None:
 def test_speedup_rises_exactly_while_gain_exceeds_cost(
     steps: list[tuple[float, float, float]], t_target: float
 ) -> None:
-    rows = evaluate([s[0] for s in steps], t_target, [s[1] for s in steps], [s[2] for s in steps])
-    for before, after in itertools.pairwise(rows):
-        gain, cost = after.marginal_gain, after.marginal_cost
-        assert gain is not None and cost is not None
+    rounds = [(t_target, 0.0), *((verify, draft) for _, verify, draft in steps)]
+    depths = list(zip(acceptance_lengths([p for p, _, _ in steps]), rounds, strict=True))
+    for (al_before, before), (al, after) in itertools.pairwise(depths):
+        gain, cost = marginal_gain(al, al_before), marginal_cost(sum(after), sum(before))
         if abs(gain - cost) > 1e-9 * (1.0 + abs(cost)):
-            assert (after.speedup > before.speedup) == (gain > cost)
+            assert (speedup(al, t_target, *after) > speedup(al_before, t_target, *before)) == (gain > cost)
 
 
 @given(st.floats(1.0, 10.0), ms, ms, ms, st.floats(0.01, 100.0))
