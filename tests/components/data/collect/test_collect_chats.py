@@ -121,6 +121,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from components.contract import Context
+from components.data import collect_chats
 from components.data.collect import chats as chat_collecting
 from components.data.settings import ChatSource
 chat_collecting._SHARD_BYTES = 2000
@@ -139,7 +140,7 @@ def send(event):
     if said > int(sys.argv[3]):
         time.sleep(600)  # it may not outrun who kills it
 send("begun")
-chat_collecting.collect_chats(
+collect_chats(
     sources=sources, ctx=Context(key="k", out=folder / "out", scratch=folder / "scratch", send=send)
 )
 """

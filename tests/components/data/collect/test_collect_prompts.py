@@ -1,4 +1,4 @@
-"""Rows of chats and texts: every known shape is read, every wrong row is named with its line, none is lost silently."""
+"""Prompts of rows: every usable row is read in any format, every wrong row is named with its line, none is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded features are the states of a plain pass, whoever records them and however often he is killed."""
+"""Recorded features are the states of a plain pass, whichever process records them and whatever kills it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collected_chats import write_lines
 
 from components.contract import Context, Prompts
 from components.data import collect_prompts
-from components.data.formats import splits as choosing
+from components.data.formats import splits as prompt_splits
 from components.data.formats.prompts import SPLITS, Prompt, read_prompts
 from components.data.formats.splits import question_of
 
@@ -75,8 +75,8 @@ def test_memory_follows_the_need_and_the_choice_is_that_of_all_rows(monkeypatch:
     wanted = {"test": 3, "warm_up": 1, "validation": 3, "train": 9}
 
     def chosen(prune_above: int) -> dict[str, list[Prompt]]:
-        monkeypatch.setattr(choosing, "_PRUNE_ABOVE", prune_above)
-        dealt = choosing.split_prompts(rows, wanted, Counter(), seed=3, evaluation_percent=20)
-        return choosing.select_prompts(dealt, wanted, Counter(), 3)
+        monkeypatch.setattr(prompt_splits, "_PRUNE_ABOVE", prune_above)
+        dealt = prompt_splits.split_prompts(rows, wanted, Counter(), seed=3, evaluation_percent=20)
+        return prompt_splits.select_prompts(dealt, wanted, Counter(), 3)
 
     assert chosen(0) == chosen(10**9)

@@ -1,8 +1,63 @@
-"""A shard of conversations is read as it was written."""
+"""A shard of conversations is read as it was written, with its notes; an artifact lists its shards."""
 
 from __future__ import annotations
 
-from components.data.formats.responses import distinct_bigram_ratio
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.contract import Context, Conversations, UserError
+from components.data.formats.responses import (
+    AnswerRow,
+    Conversation,
+    distinct_bigram_ratio,
+    open_answers,
+    read_notes,
+    read_shard,
+    shard_name,
+    summarise,
+    write_manifest,
+    write_shard,
+)
+
+
+def conversation(row_id: str, split: str, ids: list[int], language: str = "en") -> Conversation:
+    """A conversation whose first two tokens are the prompt."""
+    mask = torch.tensor([False, False] + [True] * (len(ids) - 2))
+    ratio = distinct_bigram_ratio(ids[2:])
+    row = AnswerRow(row_id, split, "chat", 0.0, 2, len(ids) - 2, True, ratio, language)
+    return Conversation(row, torch.tensor(ids), mask)
+
+
+def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = [conversation("a", "train", [1, 2, 3, 4]), conversation("b", "validation", [5, 6, 7], "zh")]
+    write_shard(tmp_path / "x.safetensors", written, {"counts": {"read": 2}})
+    read = read_shard(tmp_path / "x.safetensors")
+    assert [one.row for one in read] == [one.row for one in written]
+    for one, other in zip(read, written, strict=True):
+        assert torch.equal(one.ids, other.ids) and torch.equal(one.mask, other.mask)
+    assert read_notes(tmp_path / "x.safetensors") == {"counts": {"read": 2}}
+    write_shard(tmp_path / "empty.safetensors", [])
+    assert read_shard(tmp_path / "empty.safetensors") == [] and read_notes(tmp_path / "empty.safetensors") == {}
+
+
+def test_an_artifact_lists_its_shards_and_its_summary_counts_their_rows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a Conversations artifact"):
+        open_answers(Conversations("k", tmp_path))
+    ctx = Context(key="k", out=tmp_path, scratch=tmp_path)
+    names = [shard_name(0), shard_name(1)]
+    write_shard(
+        tmp_path / names[0], [conversation("a", "train", [1, 2, 3, 4]), conversation("b", "train", [1, 2, 3, 4])]
+    )
+    write_shard(tmp_path / names[1], [conversation("c", "validation", [1, 2, 9, 9, 9, 9, 9, 9, 9], "zh")])
+    write_manifest(ctx, "target", names, 2)
+    answers = open_answers(Conversations("k", tmp_path))
+    assert [one.row.row_id for one in answers.conversations("train")] == ["a", "b"]
+    info = summarise(ctx, answers.shards)
+    assert (info["num_rows"], info["num_answer_tokens"]) == ({"train": 2, "validation": 1}, 11)
+    assert (info["num_duplicate_answers"], info["num_looping"]) == (1, 1)
+    assert info["languages"] == {"zh": 7, "en": 4}
 
 
 def test_distinct_bigrams() -> None:

@@ -1,4 +1,4 @@
-"""From prompts to features on tiny targets: the same bytes whatever was killed, and the target's own states."""
+"""Answers of tiny targets: greedy ones are the argmax of a plain pass, and they repeat bit for bit after a kill."""
 
 from __future__ import annotations
 

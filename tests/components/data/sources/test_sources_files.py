@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from components.contract import Chats
 from components.data.formats.chats import read_chats, read_dropped
-from components.data.sources import files as row_files
+from components.data.sources import files as json_files
 from components.data.sources.files import cut_lines, json_rows, read_rows
 
 json_values = st.recursive(
@@ -30,7 +30,7 @@ json_values = st.recursive(
 
 
 def test_too_long_a_line_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_files, "MAX_ROW_BYTES", 50)
+    monkeypatch.setattr(json_files, "MAX_ROW_BYTES", 50)
     file = write_lines(tmp_path / "rows.jsonl", [{"a": 1}, {"a": "x" * 500}, {"a": 2}])
     aside: list[int] = []
     assert list(read_rows(file, lambda source, line, why, row: aside.append(line))) == [(1, {"a": 1}), (3, {"a": 2})]

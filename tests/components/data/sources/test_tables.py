@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from components.contract import UserError
 from components.data.formats.chats import read_chats, read_dropped
 from components.data.settings import Cleaning
-from components.data.sources import tables as row_tables
+from components.data.sources import tables
 from components.data.sources.bad_rows import MAX_ROW_BYTES
 from components.data.sources.tables import arrow_rows, csv_rows
 
@@ -141,7 +141,7 @@ def test_text_files_are_documents_by_file_line_or_paragraph(tmp_path: Path) -> N
 
 
 def test_a_line_longer_than_a_row_may_be_is_set_aside_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_tables, "MAX_ROW_BYTES", 64)
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", 64)
     (tmp_path / "a.txt").write_text("x" * 100 + "\nThe second line, which is short.\n")
     source = {"path": str(tmp_path / "a.txt"), "documents": "line"}
     made = collect(tmp_path / "out", source, clean=Cleaning(min_text_characters=1))
