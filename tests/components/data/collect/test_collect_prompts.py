@@ -155,7 +155,7 @@ def test_unicode_line_separators_survive(tmp_path: Path) -> None:
 def development_data() -> Path | None:
     """Public data sets for trying things out; not part of the project, so tests that use them skip without them."""
     named = os.environ.get("DRAFTSMITH_DEV_DATA")
-    folder = Path(named) if named else Path(__file__).parents[4] / "shared" / "data"
+    folder = Path(named) if named else Path(__file__).parents[5] / "shared" / "data"
     return folder if folder.is_dir() else None
 
 

@@ -21,7 +21,7 @@ from components.data.formats.chats import Chat, read_dropped, read_manifest
 WORDS = [
     f"{first}{second}" for first in ("ba", "co", "di", "fu", "ge", "ho") for second in ("lan", "mer", "nok", "pit")
 ]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SOAK_SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
 
 
