@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,8 @@ def tiny_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """family -> folder in Hugging Face format."""
     root = tmp_path_factory.mktemp("targets")
     return {family: make_tiny_target(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture
+def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
+    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_folders import changed_config, context
 from safetensors.torch import load_file
 
-from components.contract import Context, Target, UserError
+from components.contract import Target, UserError
 from components.targets import load_target
 from components.targets.load import open_target, open_tokenizer, target_facts
-
-
-def context(folder: Path) -> Context:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Context(key="k" * 64, out=folder, scratch=folder, num_threads=1)
-
-
-@pytest.fixture
-def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
-    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))
 
 
 def test_a_folder_is_described_without_copying_its_weights(copied: Path, tmp_path: Path) -> None:
@@ -79,14 +69,6 @@ def not_safetensors(folder: Path) -> None:
 def missing_shard(folder: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def changed_config(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-    return change
 
 
 def broken_config(folder: Path) -> None:

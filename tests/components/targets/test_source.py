@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
+from changed_folders import context
 from safetensors.torch import load_file, save_file
 from tiny_targets import make_tiny_target
 
-from components.contract import Context, UserError
+from components.contract import UserError
 from components.targets import load_target
 from components.targets.load import open_target, open_tokenizer
 from components.targets.source import load_target_fingerprint
-
-
-def context(folder: Path) -> Context:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Context(key="k" * 64, out=folder, scratch=folder, num_threads=1)
-
-
-@pytest.fixture
-def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
-    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))
 
 
 @pytest.mark.parametrize("model", ["./no/such/folder", "nowhere", "/no/such/folder"])

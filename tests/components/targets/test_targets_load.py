@@ -10,24 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from changed_folders import changed_config
 from safetensors.torch import load_file, save_file
 from tiny_targets import make_tiny_target
 
 from components.contract import UserError
 from components.targets.load import open_target, open_tokenizer
-
-
-@pytest.fixture
-def copied(tmp_path: Path, tiny_targets: dict[str, Path]) -> Path:
-    return Path(shutil.copytree(tiny_targets["qwen3"], tmp_path / "model"))
-
-
-def changed_config(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-    return change
 
 
 def test_tied_and_bf16_checkpoints_open_like_transformers(tmp_path: Path) -> None:

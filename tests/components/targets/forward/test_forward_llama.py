@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from changed_folders import changed_config
 from safetensors.torch import load_file, save_file
 
 from components.contract import UserError
 from components.targets.load import open_target
-
-
-def changed_config(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-    return change
 
 
 def without_tensor(name: str) -> Callable[[Path], None]:
