@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import gc
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from components.source_code import REMOTE_CODE, allow_code, may_run_code, syntax_tree
+from components.source_code import REMOTE_CODE, ROOT, allow_code, code_state, may_run_code, syntax_tree
 
 SOURCE = Path(__file__).read_text()
 
@@ -54,3 +56,13 @@ def test_names_are_told_apart_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not may_run_code("owner") and not may_run_code("") and not may_run_code("/models")
     allow_code([])
     assert not may_run_code("owner/name") and not may_run_code("")
+
+
+def test_the_commit_and_whether_files_differ_are_what_git_says() -> None:
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        assert code_state() == (None, None)
+        return
+    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert code_state().commit == head.stdout.strip()
+    assert isinstance(code_state().changed, bool)

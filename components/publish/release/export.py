@@ -110,13 +110,14 @@ def export_release(
         "end_to_end": end_to_end.key,
         "release": ctx.key,
     }
+    policy_parts = dataclasses.asdict(decision)
     # A local path says nothing elsewhere: only draftsmith/ keeps it, where it is needed to load.
     public_target_name = target_name or public_name(str(target.info.get("model", "")))
     record: ReleaseRecord = {
         "target": {"key": target.key, **public_value(_scalar_facts(target.info)), "model": public_target_name},
         "draft": {"key": winner.key, **public_value(_scalar_facts(winner.info))},
         **_served_by_engines(winner, decision, source, written),
-        "policy": {name: value for name, value in dataclasses.asdict(decision).items() if name in POLICY_PARTS},
+        "policy": {name: policy_parts[name] for name in POLICY_PARTS},
         "serve": serve,
         "license": license,
         "keys": keys,

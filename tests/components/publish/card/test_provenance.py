@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from recorded_lineage import KEYS, put, put_training_data
 
 from components.contract import Draft, Target, UserError
-from components.source_code import ROOT, code_state
+from components.source_code import code_state
 
 
 @pytest.fixture
@@ -118,13 +117,3 @@ def test_the_card_tells_sources_and_what_was_kept_out_by_count(recorded: Callabl
     assert "133 that held a benchmark's prompt or reference answer" in card and "264 benchmark texts" in card
     assert "not stated for chinese" in card
     assert "source file" not in card, "these prompts are not split by source file"
-
-
-def test_the_commit_and_whether_files_differ_are_what_git_says() -> None:
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
-        assert code_state() == (None, None)
-        return
-    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert code_state().commit == head.stdout.strip()
-    assert isinstance(code_state().changed, bool)
