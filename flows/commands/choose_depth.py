@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from components.contract import UserError
-from components.engines.depth_settings import engine_lines, engine_settings, engines_without_method
-from components.policy import Policy
-from components.rows import ALL
-from components.speedup.policy_markdown import choice_cells, depth_cells, flag_cells, mixture_line, ranking_cells
-from components.tables import Table
 from flows.commands.terminal import Seed, echo, out
-from flows.console.query_output import print_answer
 
 
 def choose_depth(
@@ -81,61 +72,12 @@ def choose_depth(
     Exit codes: 0 a choice (also: do not speculate, or undecided), 1 the
     numbers are invalid, 2 a row or an option is wrong.
     """
-    from components.speedup.imported.policy import policy_from
-    from components.speedup.imported.rows import read_imported_rows
-    from components.speedup.prediction.predict import Rule
+    from flows.analysis.choose_from_rows import choose_from_rows, policy_as_json, print_policy
 
-    rule = Rule(tolerance, confidence, draws, include_host=True)
-    policy = policy_from(read_imported_rows(rows), rule, _shares(mixture), seed)
-    settings = engine_settings(policy, engines_without_method(policy.winner.method) if policy.winner else ())
+    policy = choose_from_rows(rows, mixture, tolerance, confidence, draws, seed)
     if as_json:
-        echo(json.dumps({**asdict(policy), "engines": settings}, indent=1, allow_nan=False))
+        echo(policy_as_json(policy))
     else:
-        _print(policy, settings)
+        print_policy(policy, out)
     if policy.verdict == "invalid":
         raise typer.Exit(1)
-
-
-def _shares(text: str) -> dict[str, float]:
-    """code=0.7,chat=0.3 as a dictionary."""
-    shares = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, sign, share = part.rpartition("=")
-        try:
-            shares[name.strip()] = float(share)
-        except ValueError:
-            sign = ""
-        if not sign:
-            raise UserError(f"--mixture {part}: expected WORKLOAD=SHARE, as in code=0.7,chat=0.3")
-    return shares
-
-
-def _print(policy: Policy, settings: dict[str, Any]) -> None:
-    """The verdict, the choices, every depth, the engines' settings, and the reasons to doubt."""
-
-    def show(title: str, cells: Table) -> None:
-        echo(f"\n{title}")
-        print_answer(out, cells.header, cells.rows)
-
-    echo(f"{policy.verdict.replace('_', ' ')}: {'; '.join(policy.reasons)}")
-    if policy.verdict == "invalid":
-        echo("nothing is chosen: the numbers contradict each other; mend what the flags name and ask again")
-    else:
-        show(f"choices ({policy.rule})", choice_cells([*policy.choices, *policy.contexts]))
-        for mixture in policy.mixtures:
-            echo(mixture_line(mixture))
-        for choice in policy.choices:
-            if choice.workload == ALL and choice.verdict != "invalid":
-                evals = [e for e in policy.evals if (e.draft_key, e.workload) == (choice.draft_key, ALL)]
-                show(
-                    f"{choice.draft_key}, batch {choice.batch_size}: every depth",
-                    depth_cells([e for e in evals if e.batch_size == choice.batch_size], choice.depth_k),
-                )
-        if len(policy.ranking) > 1:
-            show("drafters against each other", ranking_cells(policy.ranking))
-    if settings:
-        echo("\nwhat the engines are told")
-        for line in engine_lines(settings):
-            echo(line)
-    if policy.flags:
-        show("reasons to doubt", flag_cells(policy.flags))

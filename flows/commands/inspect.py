@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from components.contract import UserError
-from flows.analysis.generate import generate as continue_twice
 from flows.commands.terminal import Device, Params, echo, out
 from flows.console.query_output import Format, print_in
-from flows.planning.device import resolve_device
 from storage.artifacts.store import Store, default_home
 
 
@@ -111,7 +109,9 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Continue a prompt twice, plain and speculative, side by side."""
+    from flows.analysis.generate import generate as continue_twice
     from flows.console.run_summary import print_side_by_side
+    from flows.planning.device import resolve_device
 
     answer = continue_twice(
         Store(), prompt, key=key, depth_k=depth_k, max_new_tokens=max_new_tokens, device=resolve_device(device)

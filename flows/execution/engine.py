@@ -16,13 +16,13 @@ from pathlib import Path
 from components.contract import Artifact, NothingNew, UserError
 from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
+from components.outside_json import JsonObject
 from components.source_code import code_state
 from flows.execution.machine_folders import open_machine_lock
 from flows.execution.messages import (
     ArtifactHandle,
     ClusterOrder,
     Event,
-    JsonFields,
     RunConnection,
     StepFailed,
     StepOrder,
@@ -36,7 +36,7 @@ from storage.artifacts.sessions import read_record, session_of
 from storage.artifacts.store import Store
 
 OnEvent = Callable[[PlannedStep, Event], None]
-OnFinished = Callable[[PlannedStep, Artifact, JsonFields, float, bool], None]
+OnFinished = Callable[[PlannedStep, Artifact, JsonObject, float, bool], None]
 
 
 class Engine:
@@ -118,7 +118,7 @@ class Engine:
             self.store.discard_staging(step.key)  # left by a kill between the last rename and the end
         return artifact
 
-    def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, JsonFields]:
+    def _make(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> tuple[Artifact, JsonObject]:
         if step.forced:
             self.store.discard_staging(step.key)
         log = self.log_of(step)
@@ -194,7 +194,7 @@ class Engine:
 
     def _record(
         self, step: PlannedStep, inputs: Sequence[Artifact], end: ChildEnd, span: tuple[float, float], attempt: int
-    ) -> JsonFields:
+    ) -> JsonObject:
         """How the artifact came to be; kept in artifact.json."""
         code = code_state()
         machine = self.plan.machine or describe_machine(step.device)

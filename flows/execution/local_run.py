@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.contract import Artifact, NothingNew, UserError
+from components.outside_json import JsonObject
 from components.speedup.comparison.promotion_rule import judge
 from flows.execution.engine import Engine, OnEvent
-from flows.execution.messages import Event, JsonFields, StepFailed
+from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep
 from storage.artifacts.store import Store
 from storage.record import Run, begin_run, end_run, record_failure, record_step
@@ -70,7 +71,7 @@ def execute(
         if on_event is not None:
             on_event(step, event)
 
-    def on_finished(step: PlannedStep, artifact: Artifact, record: JsonFields, seconds: float, reused: bool) -> None:
+    def on_finished(step: PlannedStep, artifact: Artifact, record: JsonObject, seconds: float, reused: bool) -> None:
         running_steps.pop(step.name, None)
         artifacts[step.name] = artifact
         made_new.extend([step.name] * (not reused))

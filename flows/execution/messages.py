@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from components.outside_json import JsonObject
+
 Event = Mapping[str, Any]
 """A step may send fields that nobody here knows."""
 OnJson = Callable[[Event], None]
-JsonFields = dict[str, Any]
-"""An object whose fields the step alone knows: its settings, the facts of an artifact, how one came to be."""
 
 
 class ArtifactHandle(TypedDict):
@@ -25,7 +25,7 @@ class ArtifactHandle(TypedDict):
     kind: str
     key: str
     path: str
-    info: JsonFields
+    info: JsonObject
 
 
 class RunConnection(TypedDict):
@@ -50,7 +50,7 @@ class StepOrder(TypedDict):
 
     address: str
     packages: list[str]
-    settings: JsonFields
+    settings: JsonObject
     inputs: dict[str, ArtifactHandle | list[ArtifactHandle]]
     key: str
     out: str
@@ -58,7 +58,7 @@ class StepOrder(TypedDict):
     device: str
     seed: int
     num_threads: int
-    machine: JsonFields
+    machine: JsonObject
     log: str
     lock: str
     cluster: ClusterOrder | None

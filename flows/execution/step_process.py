@@ -21,8 +21,9 @@ from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from components.outside_json import JsonObject
 from flows.execution.machine_folders import place_for_sockets
-from flows.execution.messages import JsonFields, OnJson, StepOrder
+from flows.execution.messages import OnJson, StepOrder
 from flows.execution.step_worker import GRACE_SECONDS, guard
 
 PRELOAD = ("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature")
@@ -45,7 +46,7 @@ class ChildEnd:
     how: str
     message: str = ""
     kind: str = ""
-    info: JsonFields = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     peak_rss_mib: float = 0.0
 
 

@@ -35,8 +35,9 @@ import psutil
 
 from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
 from components.files import locked
+from components.outside_json import JsonObject
 from components.source_code import allow_code
-from flows.execution.messages import ArtifactHandle, Event, JsonFields, OnJson, StepOrder
+from flows.execution.messages import ArtifactHandle, Event, OnJson, StepOrder
 from flows.planning.step_signature import resolve
 from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
 from storage.redaction import holds_password, is_secret_name, without_secrets
@@ -135,7 +136,7 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
     """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
     try:
         step = resolve(order["address"], tuple(order["packages"]))
-        arguments: JsonFields = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
+        arguments: JsonObject = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
         arguments.update(step.arguments(order["settings"]))
         context = Context(
             key=order["key"],
@@ -229,7 +230,7 @@ ROOMS_WITHOUT_KEYS: Final = ("drafts", "decoding", "bench", "speedup", "report")
 """No step in these rooms fetches or sends anything."""
 
 
-def forget_secrets(address: str, settings: JsonFields) -> None:
+def forget_secrets(address: str, settings: JsonObject) -> None:
     """Take from this process's environment the secrets that the step at this address has no use for."""
     named = {str(value) for name, value in settings.items() if name.endswith("_variable") and value}
     for name in secret_names(os.environ) - named:

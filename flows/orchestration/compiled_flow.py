@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal
 from prefect import Flow
 from pydantic import Field, WithJsonSchema
 
+from components.outside_json import JsonObject
+from flows.spec.interpolation import Values
 from flows.spec.params import ParamSpec
 from flows.spec.schema import PipelineSpec
-from flows.spec.yaml_source import Values, YamlMapping
 
-_TYPES: YamlMapping = {"int": int, "float": float, "bool": bool, "str": str}
+_TYPES: JsonObject = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def compile_flow(pipeline: PipelineSpec, name: str, body: Callable[[Values], Any]) -> Flow[..., Any]:

@@ -32,8 +32,8 @@ from prefect.workers.process import ProcessWorker
 
 from components.contract import UserError
 from components.machine import num_usable_cores
+from components.outside_json import JsonObject
 from components.text import did_you_mean
-from flows.execution.messages import JsonFields
 from flows.orchestration.compiled_flow import compile_flow, version_of
 from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
 from flows.orchestration.ui_artifacts import machine_limit
@@ -178,7 +178,7 @@ def _limit_pool(client: SyncPrefectClient) -> None:
 
 def _desired_deployment(
     name: str, pipeline: PipelineSpec, file: Path, home: Path, pool: str, packages: tuple[str, ...]
-) -> JsonFields:
+) -> JsonObject:
     """Every field of a deployment that the file decides, as the API writes it.
 
     The run starts in the file's folder, so relative paths mean the same as on the command line; nothing is copied.
@@ -212,7 +212,7 @@ def _desired_deployment(
     }
 
 
-def _deployment_changes(name: str, desired: JsonFields, deployed: DeploymentResponse | None) -> Iterator[Change]:
+def _deployment_changes(name: str, desired: JsonObject, deployed: DeploymentResponse | None) -> Iterator[Change]:
     if deployed is None:
 
         def create(client: SyncPrefectClient) -> None:
@@ -283,7 +283,7 @@ def _schedule_changes(
             yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(existing))
 
 
-def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, JsonFields]:
+def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, JsonObject]:
     return getattr(schedule.schedule, "cron", None), getattr(schedule.schedule, "timezone", None), schedule.parameters
 
 
@@ -345,7 +345,7 @@ def trigger_label(trigger: TriggerSpec) -> str:
     return f"registry {trigger.registry}@{trigger.alias}"
 
 
-def _expected_event(trigger: TriggerSpec, file: Path) -> JsonFields:
+def _expected_event(trigger: TriggerSpec, file: Path) -> JsonObject:
     """The event that fires a trigger: its names, and which resource it is about."""
     if trigger.after is not None:
         flow = {"prefect.resource.role": "flow", "prefect.resource.name": trigger.after}

@@ -26,7 +26,7 @@ from typing import TypedDict
 
 from components.contract import UserError
 from components.files import write_whole
-from flows.execution.messages import JsonFields
+from components.outside_json import JsonObject
 from flows.orchestration.environment import prepare
 from flows.spec.schema import load_spec, pipelines_file
 from storage import journal
@@ -56,7 +56,7 @@ class WatchState(TypedDict, total=False):
 class PendingEvent:
     """An event that is due. body: as Prefect's API takes it. stamps, move: what `acknowledge` records of it."""
 
-    body: JsonFields
+    body: JsonObject
     pattern: str = ""
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
     move: str = ""
@@ -201,7 +201,7 @@ def _stamps(pattern: str) -> dict[str, Stamp]:
     return stamps
 
 
-def _event(event: str, resource: str, name: str, payload: JsonFields, unique: object) -> JsonFields:
+def _event(event: str, resource: str, name: str, payload: JsonObject, unique: object) -> JsonObject:
     """An event as Prefect's API takes it. unique: what makes it this event and no other."""
     return {
         "event": event,

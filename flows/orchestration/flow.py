@@ -34,8 +34,8 @@ from flows.orchestration.compiled_flow import compile_flow
 from flows.orchestration.temporary_server import TemporaryServer
 from flows.orchestration.ui_artifacts import Screen
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
+from flows.spec.interpolation import Values
 from flows.spec.schema import PipelineSpec
-from flows.spec.yaml_source import Values
 from storage.artifacts.store import Store
 
 DELIVERY_TIMEOUT_S = 20.0

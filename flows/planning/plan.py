@@ -17,16 +17,17 @@ from typing import Literal, cast
 from components.contract import Artifact, Machine, UserError
 from components.files import digest_of_json, write_whole
 from components.machine import describe_machine
+from components.outside_json import JsonObject
 from components.text import did_you_mean, shorten
 from flows.planning import fingerprint
 from flows.planning.device import resolve_device
 from flows.planning.external_inputs import Sources, kind_of_source, registry_names
 from flows.planning.wiring import PACKAGES, WiredStep, Wiring, check_spec, wire
 from flows.spec.diagnostics import Problems
+from flows.spec.interpolation import Values
 from flows.spec.params import parse_params, resolve_params
 from flows.spec.placement import HERE, RunsOn
 from flows.spec.schema import PipelineSpec, Spec, load_spec, pipeline_of
-from flows.spec.yaml_source import Values, YamlMapping
 from storage.artifacts.store import Store
 
 MAX_REASONS = 3
@@ -51,7 +52,7 @@ class PlannedStep:
     name: str
     uses: str
     kind: str
-    settings: YamlMapping
+    settings: JsonObject
     inputs: dict[str, str | list[str]]
     key: str
     reused: bool
@@ -81,7 +82,7 @@ class Plan:
     """
 
     pipeline: str
-    params: YamlMapping
+    params: JsonObject
     steps: tuple[PlannedStep, ...]
     sources: dict[str, Artifact] = field(default_factory=dict)
     skipped: tuple[tuple[str, str], ...] = ()

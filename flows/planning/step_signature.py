@@ -23,9 +23,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from components.contract import Artifact, UserError
+from components.outside_json import JsonObject
 from components.text import did_you_mean, shorten
 from flows.spec.diagnostics import show
-from flows.spec.yaml_source import Values, YamlMapping
+from flows.spec.interpolation import Values
 
 PACKAGES: tuple[str, ...] = ("components",)
 INJECTED = ("ctx", "machine")
@@ -65,7 +66,7 @@ class StepFunction:
     measures: bool
     adapter: TypeAdapter[Any]
 
-    def settings(self, values: Values) -> tuple[YamlMapping, list[tuple[tuple[str | int, ...], str]]]:
+    def settings(self, values: Values) -> tuple[JsonObject, list[tuple[tuple[str | int, ...], str]]]:
         """(resolved settings as JSON values, [(place, what is wrong)]). Strict: '400' is not 400, true is not 1."""
         try:
             parsed = self.adapter.validate_json(json.dumps({**self.defaults, **values}), strict=True)
@@ -76,7 +77,7 @@ class StepFunction:
         further = getattr(sys.modules[self.module], f"{self.name}_settings", None)
         return further(resolved) if further is not None else (resolved, [])
 
-    def arguments(self, settings: Values) -> YamlMapping:
+    def arguments(self, settings: Values) -> JsonObject:
         """Resolved settings as the values that the function takes (a Path, a tuple ...)."""
         return dict(self.adapter.validate_json(json.dumps(settings), strict=True))
 
@@ -130,8 +131,8 @@ def _describe(address: str, function: Callable[..., Any]) -> StepFunction:
     if not (isinstance(kind, type) and issubclass(kind, Artifact)):
         raise UserError(f"'{address}' is not a step: it must return one of the kinds in components/contract.py")
     slots: dict[str, Slot] = {}
-    annotations: YamlMapping = {}
-    defaults: YamlMapping = {}
+    annotations: JsonObject = {}
+    defaults: JsonObject = {}
     signature = inspect.signature(function)
     for name, parameter in signature.parameters.items():
         if name in INJECTED:

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.pipeline_checks import CHECKS
 from components.text import did_you_mean, shorten
 from flows.planning.step_signature import PACKAGES, Slot, StepFunction, resolve
 from flows.spec.diagnostics import Problems
-from flows.spec.interpolation import fill, params_at, params_in
+from flows.spec.interpolation import Values, fill, params_at, params_in
 from flows.spec.params import tidy
 from flows.spec.placement import HERE, RunsOn, misplaced, parse_step_placement
 from flows.spec.references import is_outside, reference_error, source_misfit, source_name
 from flows.spec.schema import PipelineSpec, Spec, StepSpec, pipeline_of
-from flows.spec.yaml_source import Values, YamlMapping
 
 Outside = Callable[[str], str]  # the name of an outside input (flows/spec/references.py) -> its kind
 MOST_COMBINATIONS = 1_000  # of one step; a sweep of every method, depth and data type has under a hundred
@@ -42,7 +42,7 @@ class WiredStep:
     line: int
     coords: Coords
     function: StepFunction
-    settings: YamlMapping
+    settings: JsonObject
     inputs: dict[str, str | list[str]]
     retries: int = 0
     timeout_minutes: float | None = None

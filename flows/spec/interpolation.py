@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flows.spec.yaml_source import Values
-
+Values = Mapping[str, Any]
+"""Names and plain values, as YAML and JSON have them, only to be read."""
 INSERT = re.compile(r"\$\{([^{}]*)\}")
 NAME = re.compile(r"^\s*(params|matrix)\.([A-Za-z_][A-Za-z0-9_]*)\s*$")
 

@@ -10,9 +10,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.text import did_you_mean
 from flows.spec.diagnostics import show
-from flows.spec.yaml_source import CONTROL, LARGEST, Values, YamlMapping
+from flows.spec.interpolation import Values
+from flows.spec.yaml_source import CONTROL, LARGEST
 
 ParamType = Literal["int", "float", "bool", "str", "enum", "list"]
 _WORDS = {
@@ -83,7 +85,7 @@ def value_error(param: ParamSpec, value: Any) -> str:
     return ""
 
 
-def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], values: Values) -> YamlMapping:
+def resolve_params(pipeline: str, declared: Mapping[str, ParamSpec], values: Values) -> JsonObject:
     """Every parameter with its value: given, else its default.
 
     Raises:
@@ -105,9 +107,9 @@ def tidy(param: ParamSpec, value: Any) -> Any:
     return float(value) if param.type == "float" else value
 
 
-def parse_params(pipeline: str, declared: Mapping[str, ParamSpec], texts: Iterable[str]) -> YamlMapping:
+def parse_params(pipeline: str, declared: Mapping[str, ParamSpec], texts: Iterable[str]) -> JsonObject:
     """Several `name=value`; every wrong one gets its line."""
-    values: YamlMapping = {}
+    values: JsonObject = {}
     wrong = []
     for text in texts:
         try:

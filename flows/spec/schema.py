@@ -21,13 +21,14 @@ from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.text import did_you_mean
 from flows.spec.diagnostics import Problems, show
-from flows.spec.interpolation import NAME, inserts_in
+from flows.spec.interpolation import NAME, Values, inserts_in
 from flows.spec.params import ParamSpec, declaration_error, value_error
 from flows.spec.placement import RunsOn, WrongPlace, parse_pipeline_placement, parse_step_placement
 from flows.spec.references import is_outside, reference_error
-from flows.spec.yaml_source import Lines, Place, Values, YamlMapping, read_yaml
+from flows.spec.yaml_source import Lines, Place, read_yaml
 
 LONGEST_NAME = 60
 """Of a pipeline, step or parameter: names of files, of Prefect's flows and of MLflow's runs are made of them."""
@@ -43,7 +44,7 @@ class ScheduleSpec(_Strict):
     slug: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     cron: str
     timezone: str = "UTC"
-    params: YamlMapping = {}
+    params: JsonObject = {}
 
 
 class TriggerSpec(_Strict):
@@ -58,7 +59,7 @@ class TriggerSpec(_Strict):
     file: str | None = None
     registry: str | None = None
     alias: str = "champion"
-    params: YamlMapping = {}
+    params: JsonObject = {}
 
 
 class ApprovalSpec(_Strict):
@@ -71,10 +72,10 @@ class StepSpec(_Strict):
     """One step: which function, fed by what, with which settings."""
 
     uses: str
-    inputs: YamlMapping = Field(default={}, alias="in")
-    settings: YamlMapping = Field(default={}, alias="with")
+    inputs: JsonObject = Field(default={}, alias="in")
+    settings: JsonObject = Field(default={}, alias="with")
     condition: str | None = Field(default=None, alias="if")
-    matrix: YamlMapping = {}
+    matrix: JsonObject = {}
     retries: int = Field(default=0, ge=0, le=20)
     timeout_minutes: float | None = Field(default=None, gt=0)
     runs_on: Any = None

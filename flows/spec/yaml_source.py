@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.text import shorten
 from flows.spec.diagnostics import Problems
 
@@ -24,10 +24,6 @@ MAX_ALIASES = 8
 MAX_DEPTH = 30
 
 Place = tuple[str | int, ...]
-YamlMapping = dict[str, Any]
-"""Names and plain values, as YAML and JSON have them."""
-Values = Mapping[str, Any]
-"""The same, only to be read."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What no text may hold: it becomes a part of paths, names and what a terminal shows."""
@@ -79,7 +75,7 @@ class Lines:
         return 1
 
 
-def read_yaml(file: Path) -> tuple[YamlMapping, Lines]:
+def read_yaml(file: Path) -> tuple[JsonObject, Lines]:
     """A YAML mapping as plain values, and the line of each.
 
     Raises:
@@ -229,8 +225,8 @@ def _plain(node: yaml.Node, place: Place, lines: Lines, problems: Problems, open
 
 def _mapping(
     node: yaml.MappingNode, place: Place, lines: Lines, problems: Problems, inside: tuple[int, ...]
-) -> YamlMapping:
-    result: YamlMapping = {}
+) -> JsonObject:
+    result: JsonObject = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if key_node.tag == "tag:yaml.org,2002:merge":
