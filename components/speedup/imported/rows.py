@@ -39,8 +39,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from components.contract import UserError
@@ -313,6 +311,8 @@ def raw_rows(file: Path) -> Iterator[RawRow]:
 
 
 def _read_parquet(file: Path) -> Iterator[RawRow]:
+    import pyarrow as pa  # rows are text as a rule, and `draftsmith choose-depth` answers at once
+    import pyarrow.parquet as pq
 
     try:
         rows = pq.read_table(file).to_pylist()
