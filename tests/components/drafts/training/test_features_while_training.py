@@ -116,7 +116,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tiny_drafts import new_context
 from components.contract import Features, Target
-from components.drafts.training.from_features import train_draft
+from components.drafts import train_draft
 ctx = new_context(Path({str(tmp_path / "killed")!r}))
 def listen(event):
     if event["event"] == "progress" and event["done"] == 5:

@@ -115,7 +115,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tiny_drafts import new_context
 from components.contract import Features, Target
-from components.drafts.training.from_features import train_draft
+from components.drafts import train_draft
 name, dies_at = sys.argv[1], int(sys.argv[2])
 ctx = new_context(Path({str(tmp_path)!r}) / name)
 def listen(event):
