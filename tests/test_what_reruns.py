@@ -71,7 +71,7 @@ def test_the_speedup_model_reruns_the_choice_and_no_training(copy: Path) -> None
 
 def test_what_runs_in_fresh_processes_is_code_of_the_steps_that_measure(copy: Path) -> None:
     edit = "        take_turns(generations, tokens_a_slice, self.order)\n"
-    steps = changed(copy, "components/bench/measurement/worker.py", edit, edit + "        assert generations\n")
+    steps = changed(copy, "components/bench/measurement/process.py", edit, edit + "        assert generations\n")
     assert steps == {"step_cost", *DECIDED}
 
 
