@@ -203,8 +203,8 @@ class _Drafter:
         if "gguf" in folders:
             return f"{serve} ./{folders['gguf']}/draft.gguf {flags}"
         if self.method == "eagle3" and "eagle3" in folders:
-            made = f"{convert} ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
-            return f"{made}\n{serve} eagle3.gguf {flags}"
+            conversion = f"{convert} ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
+            return f"{conversion}\n{serve} eagle3.gguf {flags}"
         if self.method == "draft-model" and "causal-lm" in folders:
             return f"{convert} ./{folders['causal-lm']} --outfile draft.gguf\n{serve} draft.gguf {flags}"
         return ""
