@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from components import definitions
 from components.definitions import has_decoding, timed_pairs
+from components.methods import is_trained
 from components.policy import MeasuredArm, Policy, PromptCounts
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, Request
 from components.speedup.bootstrap import PROMPTS, Estimate
@@ -168,7 +169,6 @@ def al_replayed(counts: Sequence[PromptCounts | None], depth: int) -> float | No
 MAX_LOADED_TAX = 0.03
 MAX_AL_GAP = 0.05
 MIN_DRAFTED_SHARE = 0.7
-VARIABLE_LENGTH_METHODS = ("ngram", "lookahead")  # they draft what they find, up to the depth
 MIN_GAIN = 0.01  # of a better depth than the chosen one; less raises no flag
 
 
@@ -217,7 +217,7 @@ def _arm_flags(policy: Policy, arm: MeasuredArm) -> list[QualityFlag]:
         arm.num_rounds >= MIN_ROUNDS
         and arm.draft_acceptance_rate is not None
         and arm.al is not None
-        and arm.method not in VARIABLE_LENGTH_METHODS
+        and is_trained(arm.method)  # others draft what they find, up to the depth
         and arm.tree_budget is None
     ):
         # accepted / rounds is about AL - 1; divided by the acceptance rate it is the number of drafts a round.

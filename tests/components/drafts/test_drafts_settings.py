@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from components.contract import Draft, Target, UserError
 from components.drafts import train_draft
 from components.drafts.settings import settings_class
 from components.drafts.storage.files import open_draft
-from components.methods import METHODS, MethodName
+from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 from flows.planning.step_signature import resolve
 
@@ -24,10 +24,6 @@ Folder = Callable[[str], Path]
 
 def faults(**given: Any) -> list[str]:
     return [what for _, what in resolve("drafts.train_draft").settings(given)[1]]
-
-
-def test_methods_settings_and_the_enum_name_the_same() -> None:
-    assert set(METHODS) == set(get_args(MethodName))
 
 
 def test_a_setting_that_a_method_does_not_know_is_refused_at_check_time() -> None:
