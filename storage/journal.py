@@ -28,10 +28,11 @@ from typing import IO, Any
 
 from components.contract import UserError
 from components.files import digest_of_json, try_lock, wait_for_lock, write_whole
+from components.outside_json import JsonObject
 from components.source_code import code_state
 from storage.history.records import PromotionRow, as_time, draftsmith_version
 
-Entry = dict[str, Any]
+Entry = JsonObject
 """One entry of a journal: a JSON object with the fields of its kind (`entry`), listed above."""
 
 

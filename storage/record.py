@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.contract import Artifact, UserError
+from components.outside_json import JsonObject
 from components.promotion import Judge
 from components.text import message_of
 from storage import journal
@@ -52,7 +53,7 @@ class Step(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def settings(self) -> dict[str, Any]: ...
+    def settings(self) -> JsonObject: ...
     @property
     def inputs(self) -> dict[str, str | list[str]]: ...
     @property
@@ -101,7 +102,7 @@ class Run:
 def begin_run(
     home: Path,
     pipeline: str,
-    params: Mapping[str, Any],
+    params: JsonObject,
     judge: Judge,
     *,
     how: str = "direct",
@@ -122,7 +123,7 @@ def begin_run(
 
 
 def record_step(
-    artifact: Artifact, kind: str, step: Step, record: Mapping[str, Any], run: Run, *, reused: bool = False
+    artifact: Artifact, kind: str, step: Step, record: JsonObject, run: Run, *, reused: bool = False
 ) -> None:
     """Record what a step has made or reused: rows in the history, a child run in MLflow, a model version.
 
@@ -267,7 +268,7 @@ def _add_problem(run: Run, line: str) -> None:
         run.problems.append(line)
 
 
-def _named_inputs(step: Step, record: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+def _named_inputs(step: Step, record: JsonObject) -> dict[str, list[list[str]]]:
     """{parameter: [[name of the step that made it, key], ...]}; the plan knows the names, the record the keys."""
     keys = record.get("inputs", {})
     inputs = {}

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from components.contract import UserError
 from components.files import sha256_of
+from components.outside_json import JsonObject
 from storage import journal
 from storage.artifacts import sessions
 from storage.artifacts.records import BadRecord, read_checked
@@ -237,7 +237,7 @@ def _repair_journals(home: Path, store: Store, damages: list[Damage]) -> list[st
 
 
 def _journal_entries(
-    run: dict[str, Any], steps: list[dict[str, Any]], infos: dict[tuple[str, str], str], readable: list[journal.Entry]
+    run: JsonObject, steps: list[JsonObject], infos: dict[tuple[str, str], str], readable: list[journal.Entry]
 ) -> list[journal.Entry]:
     """The entries of a journal, made from its rows in the history; readable entries stay as they are."""
     start = journal.first(readable, "run") or {

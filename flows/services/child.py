@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -25,6 +26,11 @@ def end_with(parent: int, number: int) -> bool:
     """Have the system send this process signal `number` when its parent dies; False where it is dead already."""
     prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
+
+
+def bound(command: Iterable[str]) -> list[str]:
+    """The command line that runs a command as a process which cannot outlive this one."""
+    return [sys.executable, "-m", "flows.services.child", str(os.getpid()), *command]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from components.contract import UserError
+from flows.services.child import bound
 from flows.services.client import (
     ApiError,
     Services,
@@ -54,7 +55,7 @@ def start(settings: Settings, *, detach: bool) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "flows.services.supervisor", str(settings.home), str(settings.file.absolute())]
     command += [str(settings.prefect_port), str(settings.mlflow_port)]
     if not detach:
-        command = [sys.executable, "-m", "flows.services.child", str(os.getpid()), *command]
+        command = bound(command)
     state_file(settings.home).unlink(missing_ok=True)
     with open_log(settings.logs / "supervisor.log") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

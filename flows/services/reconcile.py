@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from components.outside_json import JsonObject
 from flows.services.client import HEARTBEAT_S, PREFECTS_HEARTBEAT_S, WORK_POOL, ApiError, PrefectApi
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
@@ -82,7 +82,7 @@ class Reconciler:
         lines += self._end_task_runs()
         return lines
 
-    def _with_processes(self, run: Mapping[str, Any], processes: list[psutil.Process], worker: int | None) -> list[str]:
+    def _with_processes(self, run: JsonObject, processes: list[psutil.Process], worker: int | None) -> list[str]:
         """Handle a run whose processes are here: only a cancel that has no effect needs us."""
         if run["state"]["type"] != "CANCELLING":
             return []
@@ -93,7 +93,7 @@ class Reconciler:
         kill_all(processes)  # asked politely and without its worker, Prefect's engine would say Crashed
         return [f"run {run['name']}: cancelled {age:.0f} s ago and still here: ended {len(processes)} processes"]
 
-    def _without_processes(self, run: Mapping[str, Any], now: float) -> list[str]:
+    def _without_processes(self, run: JsonObject, now: float) -> list[str]:
         """Handle a run without processes here: it is dead, elsewhere, or just starting."""
         state, run_id = run["state"], str(run["id"])
         if state["type"] == "PAUSED" and state["name"] != "Paused":
@@ -111,7 +111,7 @@ class Reconciler:
             run, "CRASHED", "Crashed", "its process is gone; a retry goes on from the finished steps"
         )
 
-    def _has_fallen_silent(self, run: Mapping[str, Any], now: float) -> bool:
+    def _has_fallen_silent(self, run: JsonObject, now: float) -> bool:
         """Whether a run gave no sign of life for long enough while it was watched."""
         run_id, age = str(run["id"]), seconds_since(run["state"]["timestamp"])
         is_ours = run.get("work_pool_name") == WORK_POOL
@@ -166,7 +166,7 @@ class Reconciler:
                 lines.append(f"task {task['name']}: ended with its run")
         return lines
 
-    def _set_state(self, run: Mapping[str, Any], kind: str, name: str, message: str) -> list[str]:
+    def _set_state(self, run: JsonObject, kind: str, name: str, message: str) -> list[str]:
         run_id = str(run["id"])
         current = self.api.get(f"/flow_runs/{run_id}")
         if current["state"]["id"] != run["state"]["id"]:

@@ -27,6 +27,7 @@ from typing import IO
 import psutil
 
 from components.files import open_lock, try_lock, wait_for_lock, write_whole
+from flows.services.child import bound
 from flows.services.client import (
     WORK_POOL,
     ApiError,
@@ -138,11 +139,10 @@ class Supervisor:
         return all(self.running[name].is_healthy for name in part.after if name in self.running)
 
     def _start(self, child: PartProcess) -> None:
-        command = (sys.executable, "-m", "flows.services.child", str(os.getpid()), *child.part.command)
         with open_log(self.settings.logs / f"{child.part.name}.log") as log:
             # a group of its own: what it leaves behind when it dies can be found, and Ctrl-C is ours to handle
             child.process = subprocess.Popen(
-                command,
+                bound(child.part.command),
                 env=child.part.environment,
                 cwd=self.settings.file.absolute().parent,
                 stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 
 from components.contract import KINDS, UserError
 from components.files import digest_of_json
-from components.outside_json import parse_json, read_object
+from components.outside_json import JsonObject, parse_json, read_object
 
 RECORD_FILE: Final = "artifact.json"
 SECRET_VARIABLE: Final = "DRAFTSMITH_STORE_SECRET"
@@ -43,8 +43,8 @@ class ArtifactRecord(TypedDict):
     key: str
     kind: str
     session: NotRequired[str]
-    info: dict[str, Any]
-    record: dict[str, Any]
+    info: JsonObject
+    record: JsonObject
     files: dict[str, FileFacts]
     finished_at: float
     digest: NotRequired[str]

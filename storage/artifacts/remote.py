@@ -26,7 +26,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from urllib.parse import urlsplit
 
 from components.contract import UserError
 from components.files import sha256_of
+from components.outside_json import JsonObject
 from components.text import message_of
 from storage.artifacts.records import (
     SECRET_VARIABLE,
@@ -56,7 +57,7 @@ _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]*")
 _SEAL = ".seal"
 _RENAMING = ("file", "local")  # elsewhere an upload is one request, which happens whole or not at all
 # Seconds to wait for S3 to answer; the listing cache would hide what other machines write.
-_OPTIONS: dict[str, dict[str, Any]] = {
+_OPTIONS: dict[str, JsonObject] = {
     "s3": {
         "use_listings_cache": False,
         "config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}},
@@ -327,9 +328,9 @@ class RemoteStore:
         except FileNotFoundError:
             return  # somebody else has removed it already
 
-    def _listing(self, folder: str) -> dict[str, Mapping[str, Any]]:
+    def _listing(self, folder: str) -> dict[str, JsonObject]:
         try:
-            entries: Iterable[Mapping[str, Any]] = self.files.ls(f"{self.url}/{folder}", detail=True, refresh=True)
+            entries: Iterable[JsonObject] = self.files.ls(f"{self.url}/{folder}", detail=True, refresh=True)
         except FileNotFoundError:
             return {}  # nobody has written there yet
         by_name = ((str(facts["name"]).rpartition("/")[2], facts) for facts in entries)
@@ -345,6 +346,6 @@ def _object_name(facts: FileFacts) -> str:
     return f"objects/{facts['sha256'][:2]}/{facts['sha256']}"
 
 
-def _change_mark(facts: Mapping[str, Any]) -> str:
+def _change_mark(facts: JsonObject) -> str:
     """A value in a listing that changes when the file is written again."""
     return str(facts.get("ETag") or facts.get("mtime") or facts.get("created") or facts.get("size"))

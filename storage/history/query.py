@@ -54,7 +54,9 @@ FROM newest('acceptance_map') WHERE list_contains($drafts, draft_key)
 ORDER BY created_at DESC, artifact_key, prompt_id"""
 _WORD = re.compile(r"\w+")
 QueryResult = tuple[list[str], list[tuple[Any, ...]]]
-RunQuery = Callable[[str, Mapping[str, Any]], QueryResult]
+Parameters = Mapping[str, Any]
+"""The values of the $names of a SELECT."""
+RunQuery = Callable[[str, Parameters], QueryResult]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Limits:
 def query(
     sql: str,
     home: Path,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Parameters | None = None,
     *,
     all_sessions: bool = False,
     limits: Limits = Limits(),
@@ -96,7 +98,7 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
     ):
         checked_tables = set[str]()
 
-        def run_query(sql: str, parameters: Mapping[str, Any]) -> QueryResult:
+        def run_query(sql: str, parameters: Parameters) -> QueryResult:
             for table in sorted(_tables_of(sql) - checked_tables):
                 for name, fault in faulty_files(history_dir(home) / table):
                     raise DamagedHistory(f"{history_dir(home) / table / name}: {fault}; {REPAIR_HINT}")
@@ -142,7 +144,7 @@ def _words_of_views() -> dict[str, set[str]]:
 
 
 def _execute_within(
-    connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Mapping[str, Any], limits: Limits
+    connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Parameters, limits: Limits
 ) -> QueryResult:
     """The columns and rows of one statement; one row more than allowed means that there are more.
 
@@ -180,7 +182,7 @@ def _execute_within(
 
 def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
     """The measured rows of some drafters. Maps come the newest first; their proxy_accepted is left out (empty)."""
-    drafts: Mapping[str, Any] = {"drafts": [key for key in draft_keys if key]}
+    drafts: Parameters = {"drafts": [key for key in draft_keys if key]}
     with open_history(home) as run_query:
         arms, maps = run_query(_ARMS.read_text(encoding="utf-8"), drafts), run_query(_MAPS, drafts)
     return MeasuredRows(
@@ -335,7 +337,7 @@ def list_rows() -> tuple[Sequence[str], list[tuple[str, str, str]]]:
     return ("name", "parameters", "about"), rows
 
 
-def _parameters_in(values: Mapping[str, Any], sql: str) -> dict[str, Any]:
+def _parameters_in(values: Parameters, sql: str) -> dict[str, Any]:
     """The values of the parameters that a SELECT names; DuckDB refuses others."""
     return {name: values[name] for name in re.findall(r"\$(\w+)", sql)}
 

@@ -18,13 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from components.contract import UserError
+from components.outside_json import JsonObject
 from components.source_code import code_state
 from components.text import in_markdown
 from storage import journal
-from storage.artifacts.records import ArtifactRecord
+from storage.artifacts.records import ArtifactRecord, FileFacts
 from storage.artifacts.sessions import read_record, session_of
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.registry.aliases import GONE, aliases_of
@@ -98,11 +99,11 @@ def facts_of(home: Path, release: Path) -> ReleaseFacts:
     )
 
 
-def _facts_from_files(release: Path, content: ArtifactRecord) -> dict[str, Any]:
+def _facts_from_files(release: Path, content: ArtifactRecord) -> dict[str, object]:
     """Size and digests of what is published; the depth for each workload."""
     files = content["files"]
     weights = files.get("draftsmith/model.safetensors")
-    tags: dict[str, Any] = {"draftsmith.sha256": _digest(files)}
+    tags: dict[str, object] = {"draftsmith.sha256": _digest(_sums(files))}
     if weights is not None:
         tags |= {"draftsmith.drafter_bytes": weights["size"], "draftsmith.drafter_sha256": weights["sha256"]}
     if (release / "draftsmith" / "serve.json").is_file():
@@ -111,16 +112,18 @@ def _facts_from_files(release: Path, content: ArtifactRecord) -> dict[str, Any]:
     return tags
 
 
-def _facts_from_lineage(store: Store, content: ArtifactRecord) -> dict[str, Any]:
+def _facts_from_lineage(store: Store, content: ArtifactRecord) -> dict[str, object]:
     """Depth policy, revision of the target, digest of the training data, and the machine that was measured on."""
-    inputs: Mapping[str, Any] = content["record"].get("inputs", {})
-    tags: dict[str, Any] = {"draftsmith.depth_policy": inputs.get("policy")}
+    inputs: JsonObject = content["record"].get("inputs", {})
+    tags: dict[str, object] = {"draftsmith.depth_policy": inputs.get("policy")}
     target_key = str(content["info"]["target_key"])
     loaded = store.path_of(target_key) / "target.json"
     if loaded.is_file():
         manifest = json.loads(loaded.read_text(encoding="utf-8"))
         _, _, pinned = str(manifest.get("model", "")).partition("@")
-        tags["draftsmith.target_revision"] = (f"{pinned} " if pinned else "") + f"sha256:{_digest(manifest['files'])}"
+        tags["draftsmith.target_revision"] = (
+            f"{pinned} " if pinned else ""
+        ) + f"sha256:{_digest(_sums(manifest['files']))}"
     elif record := _read_record(store, target_key):  # by a step of its own
         tags["draftsmith.target_revision"] = f"sha256:{_tensors_digest(record)}"
     data = [
@@ -131,7 +134,7 @@ def _facts_from_lineage(store: Store, content: ArtifactRecord) -> dict[str, Any]
     if data:
         tags["draftsmith.data"] = ", ".join(sorted(ancestor["key"] for ancestor in data))
         tags["draftsmith.data_digest"] = (
-            f"sha256:{_digest({ancestor['key']: {'sha256': _tensors_digest(ancestor)} for ancestor in data})}"
+            f"sha256:{_digest({ancestor['key']: _tensors_digest(ancestor) for ancestor in data})}"
         )
     measured = None
     if end_to_end := str(inputs.get("end_to_end") or ""):
@@ -144,7 +147,7 @@ def _facts_from_lineage(store: Store, content: ArtifactRecord) -> dict[str, Any]
     return tags
 
 
-def _facts_from_run(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_from_run(home: Path, record: JsonObject) -> dict[str, object]:
     """The run that made the release: its id, the Prefect flow run behind it, the pipeline as it was written."""
     start = _run_entry(home, record)
     return {
@@ -154,7 +157,7 @@ def _facts_from_run(home: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_entry(home: Path, record: Mapping[str, Any]) -> journal.Entry:
+def _run_entry(home: Path, record: JsonObject) -> journal.Entry:
     """The first entry of the journal of the run that made an artifact; {} where there is none."""
     file = home / "runs" / f"{record.get('run_id')}.jsonl"
     return (journal.first(journal.read(file), "run") or {}) if file.is_file() else {}
@@ -182,12 +185,17 @@ def _read_record(store: Store, key: str) -> ArtifactRecord | None:
 
 def _tensors_digest(content: ArtifactRecord) -> str:
     """The digest of an artifact's tensors alone: logs of the making are no part of the data."""
-    return _digest({name: facts for name, facts in content["files"].items() if name.endswith(".safetensors")})
+    return _digest({name: sha256 for name, sha256 in _sums(content["files"]).items() if name.endswith(".safetensors")})
 
 
-def _digest(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One sha256 for many files, by name and content."""
-    lines = "".join(f"{facts['sha256']}  {name}\n" for name, facts in sorted(files.items()))
+def _sums(files: Mapping[str, FileFacts]) -> dict[str, str]:
+    """Name -> sha256."""
+    return {name: facts["sha256"] for name, facts in files.items()}
+
+
+def _digest(sums: Mapping[str, str]) -> str:
+    """One sha256 for many contents. sums: name -> sha256 of each."""
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items()))
     return hashlib.sha256(lines.encode("utf-8")).hexdigest()
 
 
