@@ -49,6 +49,17 @@ def test_a_source_that_is_none_is_refused_and_garbage_is_collected_again() -> No
     assert gc.isenabled()
 
 
+def test_the_commit_and_whether_files_differ_are_what_git_says() -> None:
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        assert code_state() == (None, None)
+        return
+    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    code_state.cache_clear()  # it is asked once a process, and a commit may have been made since
+    assert code_state().commit == head.stdout.strip()
+    assert isinstance(code_state().changed, bool)
+
+
 def test_names_are_told_apart_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REMOTE_CODE, "")
     allow_code(["owner/name", "/models/mine"])
@@ -56,13 +67,3 @@ def test_names_are_told_apart_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not may_run_code("owner") and not may_run_code("") and not may_run_code("/models")
     allow_code([])
     assert not may_run_code("owner/name") and not may_run_code("")
-
-
-def test_the_commit_and_whether_files_differ_are_what_git_says() -> None:
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
-        assert code_state() == (None, None)
-        return
-    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert code_state().commit == head.stdout.strip()
-    assert isinstance(code_state().changed, bool)
