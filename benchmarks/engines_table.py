@@ -1,4 +1,4 @@
-"""Which engine serves which of our formats, tried: the table of the README, from what was measured.
+"""Which engine serves which of our formats, tried: the table of docs/benchmarks.md, from what was measured.
 
 Trains a drafter of each method for a minute, exports it, serves it in every engine that is built here, and holds texts
 and rounds against our own loop. Engines that are not built keep the line of the last record; those that need a GPU, or
@@ -191,7 +191,7 @@ def line_of(record: dict[str, Any]) -> Served:
 
 
 def table(lines: Sequence[Served]) -> str:
-    """The README's table."""
+    """The table of docs/benchmarks.md."""
     rows = ["| format | engine | tried | texts as ours | AL ours / engine | rounds |", "| --- " * 6 + "|"]
     for line in sorted(lines, key=lambda one: (one.format, one.state != "tried", one.engine)):
         ours, theirs = line.lengths()
