@@ -13,6 +13,7 @@ from components.contract import Context, DepthPolicy, Draft, Measurements, Page,
 from components.drafts.settings import Place, check_settings
 from components.engines.profiles import Engine
 from components.methods import MethodName
+from components.outside_json import JsonObject
 
 
 def try_release(
@@ -128,10 +129,10 @@ def upload_release(
     return run(release, comparisons, repo=repo, private=private, revision=revision, message=message, ctx=ctx)
 
 
-def try_release_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+def try_release_settings(settings: JsonObject) -> tuple[JsonObject, list[tuple[Place, str]]]:
     """(settings for the step's key, with only the named methods' settings; faults as (place, message))."""
     faults: list[tuple[Place, str]] = []
-    by_method: dict[str, Any] = {}
+    by_method: JsonObject = {}
     for method in settings["methods"]:
         values, problems = check_settings(method, settings["settings"])
         faults += [fault for fault in problems if fault not in faults]
