@@ -11,9 +11,7 @@ import pytest
 import torch
 from chosen_depths import policy_of_depths
 
-from components.bench import calibration as autotune
-from components.bench import compare_end_to_end, measure_step_cost
-from components.bench import prompts as subjects
+from components.bench import autotune, compare_end_to_end, measure_step_cost
 from components.bench.calibration import Tuning, clearly_faster, read_tuning
 from components.bench.measurement import process as measuring_process
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
@@ -38,7 +36,7 @@ def made(target: Target, drafts: list[Draft], machine: Machine) -> Measurements:
 def opened_with(monkeypatch: pytest.MonkeyPatch, here_instead: None) -> list[tuple[str, str, int]]:
     """(draft_key, kernel it was told, threads) of every drafter that a measuring process opens, in this process."""
     found: list[tuple[str, str, int]] = []
-    really = subjects.open_drafter
+    really = measuring_process.open_drafter
 
     def open_drafter(draft: Draft, opened: Any, kernel: str = "auto") -> Any:
         found.append((draft.key, kernel, torch.get_num_threads()))
