@@ -1,4 +1,8 @@
-"""Self-contained HTML pages from Jinja templates: no external resource, and every value escaped."""
+"""Self-contained HTML pages from Jinja templates: no external resource, and every value escaped.
+
+Names of models, prompts and runs come from people and files; a template marks what it made itself, such as a chart, as
+safe. Other templates of a page's folder can be included by name.
+"""
 
 from __future__ import annotations
 
