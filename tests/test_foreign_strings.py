@@ -192,7 +192,7 @@ def test_the_description_of_a_version_keeps_its_tables(text: str) -> None:
 
 def test_sql_is_never_put_together_from_values() -> None:
     """Every statement that storage executes is a constant, or made of our own table names."""
-    source = (Path(__file__).parents[1] / "storage" / "query.py").read_text()
+    source = (Path(__file__).parents[1] / "storage" / "history" / "query.py").read_text()
     made = re.findall(r"execute\(f\"([^\"]*)\"", source)
     assert made == ["SET {setting}"]
 
