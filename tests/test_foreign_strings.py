@@ -28,9 +28,9 @@ from flows.console.query_output import cell
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import Store
-from storage.history.write import record_artifact, record_promotion, record_run
 from storage.history.query import query
 from storage.history.records import new_promotion
+from storage.history.write import record_artifact, record_promotion, record_run
 from storage.journal import Journal
 from storage.registry.versions import _model_name, description
 
@@ -115,7 +115,9 @@ def test_a_chart_and_a_page_cell_hold_no_foreign_tag(text: str) -> None:
         assert not {node.tag.split("}")[-1] for node in ET.fromstring(chart).iter()} & {"script", "img", "a", "image"}
     grid = '{% from "grid.html.jinja" import grid %}{{ grid(table) }}{{ title }}'
     page = Tags()
-    page.feed(environment(Path(pages.__file__).parent).from_string(grid).render(table=Table([text], [[text]]), title=text))
+    page.feed(
+        environment(Path(pages.__file__).parent).from_string(grid).render(table=Table([text], [[text]]), title=text)
+    )
     assert page.seen <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
 
 
