@@ -28,8 +28,8 @@ from flows.services.doctor import revisions
 from storage import journal
 from storage.artifacts import sessions
 from storage.artifacts.store import Store, stamp_of, write_stamps
-from storage.history import query as results
 from storage.history.files import compact
+from storage.history.write import record_all
 
 for _module in (  # children are forked, and need not import all this again
     "mlflow.store.model_registry.sqlalchemy_store",
@@ -123,11 +123,11 @@ def _fill(home: Path) -> None:
         for session in ("s0", "s1"):  # measured twice: the first is an earlier session then
             make("timed-one", rows=paired_runs.timed([("d1", 4, 5.0, 24)], session=session))
         paired_runs.add(home, make, "release-one", "d1")
-        results.record_all(home, Store(home))
+        record_all(home, Store(home))
         compact(home, 0, whole=True)
         make("timed-two", rows=paired_runs.timed([("d2", 4, 4.0, 20)], session="s2"))
         paired_runs.add(home, make, "release-two", "d2")
-        results.record_all(home, Store(home))
+        record_all(home, Store(home))
 
 
 def _make(home: Path, key: str, *, rows: Any = (), files: Mapping[str, Any] | None = None, **record: Any) -> Artifact:

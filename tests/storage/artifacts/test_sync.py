@@ -13,8 +13,9 @@ from storage.artifacts import remote as remote_store
 from storage.artifacts import sync as sharing
 from storage.artifacts.remote import VARIABLE, drain_problems
 from storage.artifacts.store import Store
-from storage.history import query as results
+from storage.history.query import query
 from storage.history.records import PromotionRow, now
+from storage.history.write import rebuild, record_artifact, record_promotion, record_run
 from storage.journal import Journal, all_runs, log_promotion, promotions
 
 
@@ -34,7 +35,7 @@ def measure(home: Path, key: str, value: float) -> None:
     out, _ = store.open_staging(key)
     write_rows(out, [QualityFlag("s", key, "mtp", "code", "info", value, "")])
     made = store.commit(key, "Measurements", {}, {"pipeline": "toy", "step": "cost", "run_id": "r1", "seconds": 1.0})
-    results.record_artifact(home, made.path)
+    record_artifact(home, made.path)
 
 
 def run(home: Path, pipeline: str, *, ended: bool = True) -> str:
@@ -42,7 +43,7 @@ def run(home: Path, pipeline: str, *, ended: bool = True) -> str:
     if ended:
         journal.add("end", status="completed", reason="")
     journal.close()
-    results.record_run(home, journal.entries)  # as the end of a run does
+    record_run(home, journal.entries)  # as the end of a run does
     return str(journal.entries[0]["run_id"])
 
 
@@ -62,7 +63,7 @@ def move(number: int) -> PromotionRow:
 
 
 def rows(home: Path, sql: str) -> list[tuple[Any, ...]]:
-    return results.query(sql, home)[1]
+    return query(sql, home)[1]
 
 
 def values(home: Path) -> list[tuple[Any, ...]]:
@@ -98,7 +99,7 @@ def test_an_artifact_measured_again_is_known_in_every_session_everywhere(tmp_pat
     measure(bob, "k1", 2.0)  # on the same machine from another home, without a look at what ada has made
     for home in (ada, bob, carol):
         assert values(home) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(home) == [("k1", 2.0)]
-    results.rebuild(carol, Store(carol))
+    rebuild(carol, Store(carol))
     assert values(carol) == [("k1", 1.0), ("k1", 2.0), ("k1", 3.0)] and newest(carol) == [("k1", 2.0)]
     assert drain_problems() == []
 
@@ -122,7 +123,7 @@ def test_a_history_that_is_deleted_is_brought_again(tmp_path: Path) -> None:
     ada, bob = tmp_path / "ada", tmp_path / "bob"
     measure(ada, "k1", 1.0)
     assert values(bob) == [("k1", 1.0)]
-    results.rebuild(bob, Store(bob))
+    rebuild(bob, Store(bob))
     assert values(bob) == [("k1", 1.0)]
 
 
@@ -133,7 +134,7 @@ def test_ended_runs_and_promotions_are_known_once_everywhere(tmp_path: Path) -> 
     for number, home in enumerate((ada, bob, ada), 1):
         moved = move(number)
         log_promotion(home, moved)
-        results.record_promotion(home, moved)  # as the registry does
+        record_promotion(home, moved)  # as the registry does
     for home in (ada, bob, ada, bob):
         sharing.send(home)
         sharing.catch_up(home)

@@ -16,7 +16,7 @@ from test_query import choice, depth_eval
 
 from components.rows import CostCell, QualityFlag
 from storage.artifacts.store import RECORD_FILE, Store
-from storage.history import query as results
+from storage.history import write as results
 from storage.history.files import compact, history_dir
 from storage.history.query import query, view_names
 from storage.history.schema import all_tables
