@@ -14,7 +14,7 @@ help:
 	@echo "make test-engines the tests with a real vLLM (built once for CPUs, about 3.5 GB) and, where cmake, ninja and"
 	@echo "                  g++ are installed, with llama.cpp (built once, ten minutes or more; skipped without them)"
 	@echo "make test-gpu     the tests that need a CUDA device"
-	@echo "make lint         formatting, lint and type checks"
+	@echo "make lint         formatting, lint, type checks, and the shape of the house (tools/house.py)"
 	@echo "make docs         the documentation as a site in site/ (installs mkdocs-material; make test checks its links and"
 	@echo "                  examples without it)"
 	@echo "make soak         long campaigns (kills, mutants, torn files, full disks); records in benchmarks/results/"
@@ -50,6 +50,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/house.py --check
 
 .venv/.docs-ready: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.record import ROOT, write_record
 from components.rows import AcceptanceMap
-from components.speedup.prediction.costs import CostTable, StepTimes, cost_curve, exact_table
 from components.speedup.choose import Counts, replay_counts
+from components.speedup.prediction.costs import CostTable, StepTimes, cost_curve, exact_table
 from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row, depth_rows, predict
 
 LIMIT_S = 2.0

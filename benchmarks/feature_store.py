@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 from benchmarks.record import ROOT, write_record
 from components.contract import Context, Conversations, Features, Target
 from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
-from components.data.features.record import Probe, estimated_seconds
 from components.data.features.format import FeatureSource, open_features
+from components.data.features.record import Probe, estimated_seconds
 from components.data.formats.responses import open_answers
 from components.drafts.training.batches import BatchOrder
 from components.targets import load_target

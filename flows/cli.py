@@ -40,6 +40,14 @@ def settings(
     Invocation.debug = debug
 
 
+_PAGES = {
+    "choose_depth": "depth",
+    "validate": "engines",
+    **dict.fromkeys(("check", "plan", "run"), "first-pipeline"),
+    **dict.fromkeys(("query", "compact", "trend"), "sql"),
+}
+"""Pages of docs/ by command; all others are explained in docs/operate.md."""
+
 for _command in (
     run.check,
     run.plan,
@@ -62,7 +70,7 @@ for _command in (
     services.doctor,
     services.deploy,
 ):
-    app.command()(_command)
+    app.command(epilog=f"More: docs/{_PAGES.get(_command.__name__, 'operate')}.md")(_command)
 
 
 def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | None = None) -> int:

@@ -32,7 +32,12 @@ AT_MOST = {
     "functions of more than 8 positional arguments": 0,
 }
 AT_LEAST = {"file lines p50": 170, "signatures typed %": 99, "tests of the same name %": 90}
-NOT_YET: dict[str, float] = {}
+NOT_YET: dict[str, float] = {
+    "files": 309,
+    "lines": 62_200,
+    "imports inside functions": 98,
+    "files with one user": 82,
+}
 """Measures that are short of their bar, with the value that must not get worse."""
 # fmt: off
 ODD_NAMES = {

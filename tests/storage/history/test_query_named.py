@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_query import choice, counted, depth_eval, rounds
+from history_rows import choice, counted, depth_eval, rounds
 
 from components.contract import UserError
 from components.rows import AcceptanceMap, CostCell

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history_rows import choice, depth_eval
 from paired_runs import timed
-from test_query import choice, depth_eval
 
 from components.rows import CostCell, QualityFlag
 from storage.artifacts.store import RECORD_FILE, Store
