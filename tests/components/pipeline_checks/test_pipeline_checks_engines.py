@@ -196,7 +196,8 @@ def test_a_check_that_knows_the_engines_starts_nothing_heavy_and_is_quick(tmp_pa
     file = tmp_path / "pipelines.yaml"
     file.write_text(trial("eagle3", "vllm, sglang, llama.cpp"))
     program = (
-        "import sys\nfrom pathlib import Path\nfrom flows.spec.schema import load_spec\nfrom flows.planning.wiring import check_spec\n"
+        "import sys\nfrom pathlib import Path\nfrom flows.spec.schema import load_spec\n"
+        "from flows.planning.wiring import check_spec\n"
         f"check_spec(load_spec(Path({str(file)!r})), outside=lambda name: 'Draft')\n"
         "print([module for module in ('torch', 'transformers', 'safetensors', 'numpy') if module in sys.modules])"
     )
