@@ -79,7 +79,7 @@ def test_every_variable_is_read_by_somebody() -> None:
 
     of_prefect = _get_valid_setting_names(Settings)
     ours = "".join(
-        path.read_text(encoding="utf-8") for room in ("flows", "storage") for path in (ROOT / room).glob("*.py")
+        path.read_text(encoding="utf-8") for room in ("flows", "storage") for path in (ROOT / room).rglob("*.py")
     )
     found = find_spec("mlflow")  # its import takes seconds
     assert found is not None and found.origin is not None

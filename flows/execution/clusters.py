@@ -58,10 +58,6 @@ def cluster_mapper(order: ClusterOrder, scratch: Path) -> Mapper:
     """The mapper behind `ctx.map` in the child process of a wide step."""
 
     def mapper(function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]) -> Iterator[Any]:
-        if not shards:
-            return
-        os.environ.update(order["environment"])
-
         cluster = str(order["cluster"])
         with _cluster(order, scratch) as runner, _inside(order["flow_run_id"], runner):
             carried = [

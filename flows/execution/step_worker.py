@@ -26,18 +26,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import psutil
 
-from components.contract import KINDS, Artifact, Context, Machine, NothingNew, UserError
+from components.contract import KINDS, Artifact, Context, Machine, Mapper, NothingNew, ReportProgress, UserError
 from components.files import locked
 from components.outside_json import JsonObject
 from components.source_code import allow_code
-from flows.execution.messages import ArtifactHandle, Event, OnJson, StepOrder
+from flows.execution.messages import ArtifactHandle, ClusterOrder, Event, OnJson, StepOrder
 from flows.planning.step_signature import resolve
 from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
 from storage.redaction import holds_password, is_secret_name, without_secrets
@@ -148,9 +148,7 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
             send=send,
         )
         if order["cluster"] is not None:
-            from flows.execution.clusters import cluster_mapper  # and Prefect, which other steps need not load
-
-            context.mapper = cluster_mapper(order["cluster"], context.scratch)
+            context.mapper = _mapper_on_cluster(order["cluster"], context.scratch)
         if step.wants_ctx:
             arguments["ctx"] = context
         if step.measures:
@@ -174,6 +172,21 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
         send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
         return 1
+
+
+def _mapper_on_cluster(order: ClusterOrder, scratch: Path) -> Mapper:
+    """The mapper behind `ctx.map` of a step on a cluster."""
+
+    def mapper(function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]) -> Iterator[Any]:
+        if not shards:
+            return
+        os.environ.update(order["environment"])
+        # Prefect takes its address and password from the environment at the moment it is imported.
+        from flows.execution.clusters import cluster_mapper
+
+        yield from cluster_mapper(order, scratch)(function, shards)
+
+    return mapper
 
 
 def _sender(connection: Connection) -> OnJson:

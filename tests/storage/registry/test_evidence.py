@@ -142,8 +142,10 @@ def test_a_release_that_serves_something_else_now_is_a_version_of_its_own_and_th
     sources = Sources(store)
     for version, depth in ((1, 4), (2, 1)):
         sources.kind_of(f"registry:{NAME}@{version} (Release)")
-        assert sources.found[f"registry:{NAME}@{version} (Release)"].info["depth_k"] == depth, "each is its own release"
-    keys = [artifact.key for artifact in sources.found.values()]
+        assert sources.artifacts[f"registry:{NAME}@{version} (Release)"].info["depth_k"] == depth, (
+            "each is its own release"
+        )
+    keys = [artifact.key for artifact in sources.artifacts.values()]
     assert keys[1] == "k1" and keys[0].startswith("k1."), "other content is another input"
     monkeypatch.setenv("DRAFTSMITH_HOME", str(home))
     assert main(["show", NAME]) == 0 and main(["show", "k1"]) == 0 and main(["show", keys[0]]) == 0
