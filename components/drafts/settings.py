@@ -32,6 +32,11 @@ class Settings(BaseModel):
         """Whether the method is trained with these settings; if not, no features are read."""
         return True
 
+    @property
+    def starts_trained(self) -> bool:
+        """Whether the drafter begins with weights that somebody has trained already."""
+        return False
+
 
 class Trained(Settings):
     """A method that trains weights."""
@@ -208,6 +213,11 @@ class MtpSettings(DistilledBlock):
     """Number of modules, and of draft tokens."""
     first_hidden: Literal["post_norm", "pre_norm"] = "post_norm"
     """Whether module 1 reads the target's last state after or before the final norm."""
+
+    @property
+    def starts_trained(self) -> bool:
+        """Yes, with the checkpoint's own module."""
+        return self.start == "own"
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

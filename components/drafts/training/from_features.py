@@ -27,7 +27,6 @@ from components.drafts.network.vocabulary import (
     describe_vocabulary,
 )
 from components.drafts.settings import (
-    MtpSettings,
     Settings,
     Trained,
     resolve_settings,
@@ -100,7 +99,7 @@ def train_from_features(
     if not order.shuffled:
         _note_order(order, schedule, ctx)
     held_out = _held_out(model, data, choice, features)
-    warm_start = start is not None or (isinstance(settings, MtpSettings) and settings.start == "own")
+    warm_start = start is not None or settings.starts_trained
     weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start)
     facts = {
         "method": method,
