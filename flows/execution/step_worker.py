@@ -27,13 +27,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import psutil
 
-from components.contract import KINDS, Artifact, Context, Machine, Mapper, NothingNew, ReportProgress, UserError
+from components.contract import KINDS, Artifact, Context, Machine, NothingNew, ReportProgress, UserError
 from components.files import locked
 from components.outside_json import JsonObject
 from components.source_code import allow_code
@@ -148,7 +149,7 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
             send=send,
         )
         if order["cluster"] is not None:
-            context.mapper = _mapper_on_cluster(order["cluster"], context.scratch)
+            context.mapper = partial(_map_on_cluster, order["cluster"], context.scratch)
         if step.wants_ctx:
             arguments["ctx"] = context
         if step.measures:
@@ -174,19 +175,17 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
         return 1
 
 
-def _mapper_on_cluster(order: ClusterOrder, scratch: Path) -> Mapper:
-    """The mapper behind `ctx.map` of a step on a cluster."""
+def _map_on_cluster(
+    order: ClusterOrder, scratch: Path, function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]
+) -> Iterator[Any]:
+    """What stands behind `ctx.map` of a step on a cluster."""
+    if not shards:
+        return
+    os.environ.update(order["environment"])
+    # Prefect takes its address and password from the environment at the moment it is imported.
+    from flows.execution.clusters import cluster_mapper
 
-    def mapper(function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]) -> Iterator[Any]:
-        if not shards:
-            return
-        os.environ.update(order["environment"])
-        # Prefect takes its address and password from the environment at the moment it is imported.
-        from flows.execution.clusters import cluster_mapper
-
-        yield from cluster_mapper(order, scratch)(function, shards)
-
-    return mapper
+    yield from cluster_mapper(order, scratch)(function, shards)
 
 
 def _sender(connection: Connection) -> OnJson:
