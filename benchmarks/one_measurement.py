@@ -34,7 +34,7 @@ class Subject:
     def __init__(self, home: Path) -> None:
         found: dict[str, list[Any]] = {}
         store = Store(home)
-        for artifact in map(store.find, store.keys()):
+        for artifact in map(store.get, store.keys()):
             found.setdefault(type(artifact).__name__, []).append(artifact)
         self.drafts: list[Draft] = sorted(found["Draft"], key=lambda draft: str(draft.info["method"]))
         target_key = str(self.drafts[0].info["target_key"])

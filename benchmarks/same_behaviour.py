@@ -86,6 +86,7 @@ def neutral(text: str, keys: Mapping[str, str]) -> str:
     text = re.sub(
         r'"(commit|changed|serial|serialNumber|finished_at|made_at|sha256|size)": *("[^"]*"|[\w.]+)', r'"\1": X', text
     )
+    text = re.sub(r"\bcommit [0-9a-f]{7,12}\b", "commit X", text)
     return re.sub(r"\b[0-9a-f]{40,64}\b", "HEX", text)
 
 
@@ -149,8 +150,13 @@ def made_of_the_same(trees: tuple[Path, Path], home: Path, scratch: Path) -> dic
     return {name: {"files": len(outs[0][name]), "differ": differing(outs[0][name], outs[1][name])} for name in REMADE}
 
 
-def said_alike(trees: tuple[Path, Path], home: Path) -> dict[str, Any]:
-    """Queries, validation, help and exit codes."""
+def said_alike(trees: tuple[Path, Path], homes: tuple[Path, Path]) -> dict[str, Any]:
+    """Queries and validation over the old home, help, exit codes, and plans, each over its own home.
+
+    Rows of queries are compared in any order, since rows of the same moment have none; the line of help that names a
+    page of docs/ is new.
+    """
+    home = homes[0]
     listed = draftsmith(trees[0], home, "query", "--list").stdout
     release = next(folder for folder, record in records(home) if record["kind"] == "Release")
     target = next(folder for folder, record in records(home) if record["kind"] == "Target")
@@ -166,10 +172,12 @@ def said_alike(trees: tuple[Path, Path], home: Path) -> dict[str, Any]:
     for group, lines in asked.items():
         texts: list[dict[str, str]] = [{}, {}]
         for words in lines:
-            for tree, answers in zip(trees, texts, strict=True):
-                done = draftsmith(tree, home, *words)
+            for tree, own_home, answers in zip(trees, homes, texts, strict=True):
+                done = draftsmith(tree, own_home if group == "plans" else home, *words)
                 shown = f"{done.returncode}\n{done.stdout}\n{done.stderr}".replace(str(tree), "TREE")
-                answers[" ".join(words)] = re.sub(r"\b[0-9a-f]{8,64}\b", "KEY", neutral(shown, {}))
+                shown = re.sub(r"\n*  More: docs/[a-z-]+\.md\n", "", shown)
+                lines_of = re.sub(r"\b[0-9a-f]{8,64}\b", "KEY", neutral(shown, {})).rstrip().splitlines()
+                answers[" ".join(words)] = "\n".join(sorted(lines_of) if group == "queries" else lines_of)
         wrong = {name: [text.get(name, "")[:2000] for text in texts] for name in differing(*texts)}
         result[group] = {"texts": len(lines), "differ": wrong}
     return result
@@ -183,7 +191,7 @@ def main() -> None:
         words = [word for name, value in PARAMS.items() for word in ("-p", f"{name}={value}")]
         parts: dict[str, Any] = {"quickstart": made_by_running(trees, homes, "quickstart", *words)}
         parts["of the same measurements"] = made_of_the_same(trees, homes[0], Path(folder) / "remade")
-        parts |= said_alike(trees, homes[0])
+        parts |= said_alike(trees, homes)
     for part, found in parts.items():
         print(part, json.dumps(found, indent=1)[:3000])
     print(f"written: {write_record('same-behaviour', {'parts': parts})}")
