@@ -196,8 +196,13 @@ def test_no_fault_is_swallowed(path: Path) -> None:
 
 
 def steps() -> list[str]:
+    """The addresses of all steps: those that rooms offer and those that pipelines.yaml uses."""
     pipelines = yaml.safe_load((ROOT / "pipelines.yaml").read_text(encoding="utf-8"))["pipelines"]
-    return sorted({step["uses"] for pipeline in pipelines.values() for step in pipeline["steps"].values()})
+    addresses = {step["uses"] for pipeline in pipelines.values() for step in pipeline["steps"].values()}
+    for room in sorted(path.parent.name for path in ROOT.glob("components/*/steps.py")):
+        offered = vars(importlib.import_module(f"components.{room}")).items()
+        addresses |= {f"{room}.{name}" for name, item in offered if inspect.isfunction(item) and name[0] != "_"}
+    return sorted(addresses)
 
 
 @pytest.mark.parametrize("address", steps())
@@ -225,7 +230,7 @@ def test_reading_the_steps_loads_nothing_heavy() -> None:
     rooms = sorted({address.split(".")[0] for address in steps()})
     program = "import sys\n" + "".join(f"import components.{room}\n" for room in rooms)
     program += "import flows.cli\n"
-    heavy = ("torch", "transformers", "datasets", "prefect", "mlflow", "duckdb", "numpy")
+    heavy = ("torch", "transformers", "datasets", "prefect", "mlflow", "duckdb", "numpy", "pyarrow", "httpx")
     program += f"print([module for module in {heavy} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,7 +1,5 @@
 """Reports for people: one self-contained page a run, comparisons of methods and languages, tables, a short summary."""
 
-from components.report.steps import compare_languages as compare_languages
-from components.report.steps import compare_methods as compare_methods
-from components.report.steps import write_page as write_page
+from components.report.steps import compare_languages, compare_methods, write_page
 
 __all__ = ["compare_languages", "compare_methods", "write_page"]

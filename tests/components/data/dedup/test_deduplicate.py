@@ -13,39 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from near_copies import changed, prose, some_rows
 from rows_for_deduplication import Result, benchmark, bytes_of, chat, deduplicated, document, result_of, written
 
 from components.contract import Chats, Context, UserError
 from components.data.formats.chats import Chat, read_dropped, read_manifest
 
-WORDS = [
-    f"{first}{second}" for first in ("ba", "co", "di", "fu", "ge", "ho") for second in ("lan", "mer", "nok", "pit")
-]
 ROOT = Path(__file__).parents[4]
 SOAK_SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))
-
-
-def prose(seed: int, length: int = 60) -> list[str]:
-    rng = random.Random(seed)
-    return [rng.choice(WORDS) + str(rng.randrange(50)) for _ in range(length)]
-
-
-def changed(words: list[str], *places: int) -> str:
-    return " ".join("other" if number in places else word for number, word in enumerate(words))
-
-
-def some_rows() -> list[Chat]:
-    """Plain rows, exact and near duplicates of some across sources, a chain, short rows, and two languages."""
-    rows = [chat(f"question {n} {changed(prose(n)[:8])}", changed(prose(n)), f"s{n % 3}") for n in range(24)]
-    rows += [
-        chat(f"QUESTION  {n} {changed(prose(n)[:8])}", changed(prose(n)), f"s{(n + 1) % 3}", f"x:{n}") for n in range(6)
-    ]
-    rows += [chat(f"question {n} {changed(prose(n)[:8])}", changed(prose(n), 30), f"s{n % 2}") for n in range(4, 12)]
-    rows += [document(changed(prose(99), *range(5, 5 + 10 * step, 10)), "chain") for step in range(4)]
-    rows += [chat("hi", "Hello!", "s0", "h:1"), chat("Hi", "hello!", "s1", "h:2"), chat("hi", "hello?", "s1", "h:3")]
-    chinese = "唐朝的首都是长安城里有许多来自远方的商人他们带来了香料和丝绸以及各种各样的故事"
-    rows += [document(chinese, "zh"), document(chinese.replace("故事", "传说"), "zh"), document(chinese[::-1], "zh")]
-    return rows
 
 
 def test_exact_and_near_duplicates_go_and_each_names_the_row_that_stays(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from given_chats import MIXED, chat, prompts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_targets import make_tiny_tokenizer
@@ -32,10 +33,6 @@ def templated(tokenizer: Any) -> Any:
     tokenizer.chat_template = TEMPLATE
     yield tokenizer
     tokenizer.chat_template = before
-
-
-def chat(*turns: tuple[str, str]) -> Prompt:
-    return Prompt("id", "test", "chat", "s", None, tuple({"role": role, "content": text} for role, text in turns))
 
 
 def plain(text: str) -> Prompt:
@@ -136,36 +133,6 @@ def test_a_tokenizer_that_closes_every_text_does_not_close_a_prompt(tokenizer: A
             return {"input_ids": [*tokenizer(text, verbose=verbose)["input_ids"], *closing]}
 
     assert encode_prompt(Closing(), plain("天空")) == encode_prompt(tokenizer, plain("天空"))
-
-
-def said(number: int, answer: str | None = None, **more: Any) -> Prompt:
-    """A chat of two answers in one of two languages."""
-    chat = (
-        {"role": "user", "content": f"Question {number}?"},
-        {"role": "assistant", "content": answer or f"Answer {number}."},
-        {"role": "user", "content": "再说一次"},
-        {"role": "assistant", "content": f"好的 {number}。"},
-    )
-    split = "validation" if number % 5 == 0 else ("test" if number % 7 == 0 else "train")
-    known = {"language": "en" if number % 2 else "zh", "domain": "chat"}
-    return Prompt(f"{number:016x}", split, "chats", "a.jsonl", None, chat[:1], conversation=chat, **{**known, **more})
-
-
-def prompts_of(rows: list[Prompt], folder: Path) -> Prompts:
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row.as_json(), ensure_ascii=False) + "\n" for row in rows]
-    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
-    return Prompts("p", folder)
-
-
-MIXED = [
-    *(said(number) for number in range(1, 16)),
-    Prompt("f" * 16, "train", "chats", "b.jsonl", "plain text", None),
-    Prompt("e" * 16, "train", "chats", "b.jsonl", None, ({"role": "user", "content": "Why?"},), reference="So."),
-    said(31, "x<|im_end|>y"),
-    said(32, "<script>alert('x')</script>\u202e"),
-    said(33, "long " * 400),
-]
 
 
 def test_older_prompt_files_are_readable(tmp_path: Path) -> None:

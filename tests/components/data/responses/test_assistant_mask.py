@@ -8,24 +8,12 @@ import pytest
 from chat_templates import CHATML_MARKED, STYLES, Style, styled_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masked_answers import THOUGHT, TWO_TURNS, answers_in, masked, tokenizer_of
 
-from components.data.responses.assistant_mask import LeftOut, MaskedChat, mask_chat, roles_in
-from components.data.responses.chat_rows import rows_of_chat, thinking_style
-from components.data.settings import Thinking, Turns
+from components.data.responses.assistant_mask import LeftOut, roles_in
+from components.data.responses.chat_rows import thinking_style
+from components.data.settings import Turns
 
-TWO_TURNS = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Why is the sky blue?"},
-    {"role": "assistant", "content": "The air scatters blue.\n\nMost of it."},
-    {"role": "user", "content": "天空？"},
-    {"role": "assistant", "content": "天空是蓝色的。👩‍👩‍👧"},
-]
-THOUGHT = [
-    {"role": "user", "content": "1+1?"},
-    {"role": "assistant", "content": "<think>\nOne and one.\n</think>\n\nTwo."},
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."},
-]
 CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather in Paris?"},
     {
@@ -37,35 +25,6 @@ CALLED: list[dict[str, Any]] = [
     {"role": "assistant", "content": "It is 18 degrees."},
 ]
 TOOLS = ({"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}},)
-TOKENIZERS: dict[str, Any] = {}
-
-
-def tokenizer_of(name: str) -> Any:
-    if name not in TOKENIZERS:
-        TOKENIZERS[name] = styled_tokenizer(STYLES[name])
-    return TOKENIZERS[name]
-
-
-def masked(
-    tokenizer: Any,
-    chat: list[dict[str, Any]],
-    thinking: Thinking = "drop",
-    turns: Turns = "all",
-    tools: tuple[dict[str, Any], ...] | None = None,
-) -> list[MaskedChat]:
-    style = thinking_style(tokenizer)
-    return [mask_chat(row) for row in rows_of_chat(tokenizer, chat, tools, thinking=thinking, turns=turns, style=style)]
-
-
-def answers_in(tokenizer: Any, found: MaskedChat) -> list[str]:
-    """The text of each run of answer tokens."""
-    runs: list[list[int]] = []
-    for index, answer in enumerate(found.mask):
-        if answer and index and found.mask[index - 1]:
-            runs[-1].append(found.ids[index])
-        elif answer:
-            runs.append([found.ids[index]])
-    return [tokenizer.decode(run) for run in runs]
 
 
 @pytest.mark.parametrize("name", STYLES)

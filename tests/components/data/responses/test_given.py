@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from chat_templates import STYLES, styled_tokenizer
+from given_chats import MIXED, prompts_of, said
 from killed_step import context
 from tiny_targets import VOCAB_SIZE, make_tiny_target
 
 import components.data.responses.given as given
-from components.contract import Prompts, Target, UserError
+from components.contract import Target, UserError
 from components.data import record_features, write_given_answers
 from components.data.formats.prompts import Prompt
 from components.data.formats.responses import open_answers
@@ -32,36 +33,6 @@ def target_with(style: str, folder: Path) -> Target:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return target_with("chatml_marked", tmp_path_factory.mktemp("target"))
-
-
-def said(number: int, answer: str | None = None, **more: Any) -> Prompt:
-    """A chat of two answers in one of two languages."""
-    chat = (
-        {"role": "user", "content": f"Question {number}?"},
-        {"role": "assistant", "content": answer or f"Answer {number}."},
-        {"role": "user", "content": "再说一次"},
-        {"role": "assistant", "content": f"好的 {number}。"},
-    )
-    split = "validation" if number % 5 == 0 else ("test" if number % 7 == 0 else "train")
-    known = {"language": "en" if number % 2 else "zh", "domain": "chat"}
-    return Prompt(f"{number:016x}", split, "chats", "a.jsonl", None, chat[:1], conversation=chat, **{**known, **more})
-
-
-def prompts_of(rows: list[Prompt], folder: Path) -> Prompts:
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row.as_json(), ensure_ascii=False) + "\n" for row in rows]
-    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
-    return Prompts("p", folder)
-
-
-MIXED = [
-    *(said(number) for number in range(1, 16)),
-    Prompt("f" * 16, "train", "chats", "b.jsonl", "plain text", None),
-    Prompt("e" * 16, "train", "chats", "b.jsonl", None, ({"role": "user", "content": "Why?"},), reference="So."),
-    said(31, "x<|im_end|>y"),
-    said(32, "<script>alert('x')</script>\u202e"),
-    said(33, "long " * 400),
-]
 
 
 def test_every_chat_is_accounted_for(target: Target, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from chat_templates import STYLES, styled_tokenizer
+from given_chats import prompts_of, said
 from killed_step import context
 from tiny_targets import VOCAB_SIZE, make_tiny_target
 
-from components.contract import Prompts, Target
+from components.contract import Target
 from components.data import write_given_answers
-from components.data.formats.prompts import Prompt
 from components.report.prefect_cards import answers_card
 from components.targets import load_target
 
@@ -29,26 +29,6 @@ def target_with(style: str, folder: Path) -> Target:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return target_with("chatml_marked", tmp_path_factory.mktemp("target"))
-
-
-def said(number: int, answer: str | None = None, **more: Any) -> Prompt:
-    """A chat of two answers in one of two languages."""
-    chat = (
-        {"role": "user", "content": f"Question {number}?"},
-        {"role": "assistant", "content": answer or f"Answer {number}."},
-        {"role": "user", "content": "再说一次"},
-        {"role": "assistant", "content": f"好的 {number}。"},
-    )
-    split = "validation" if number % 5 == 0 else ("test" if number % 7 == 0 else "train")
-    known = {"language": "en" if number % 2 else "zh", "domain": "chat"}
-    return Prompt(f"{number:016x}", split, "chats", "a.jsonl", None, chat[:1], conversation=chat, **{**known, **more})
-
-
-def prompts_of(rows: list[Prompt], folder: Path) -> Prompts:
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row.as_json(), ensure_ascii=False) + "\n" for row in rows]
-    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
-    return Prompts("p", folder)
 
 
 def test_a_strangers_text_is_shown_and_never_run(target: Target, tmp_path: Path) -> None:

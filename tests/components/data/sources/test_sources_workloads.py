@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from workload_files import collected, zipped
 
-from components.contract import Context, Prompts, UserError
-from components.data import collect_workloads
+from components.contract import UserError
 from components.data.settings import WorkloadSource
 from components.data.sources.workloads import local_files
-
-
-def context(folder: Path) -> Context:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Context(key="k", out=folder, scratch=folder, num_threads=1)
-
-
-def zipped(file: Path, members: dict[str, list[dict[str, str]]]) -> Path:
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, rows in members.items():
-            cells = [["", *rows[0]], *([str(at), *row.values()] for at, row in enumerate(rows))]
-            archive.writestr(name, "\n".join(",".join(row) for row in cells) + "\n")
-    return file
-
-
-def collected(folder: Path, source: dict[str, Any], **settings: Any) -> Prompts:
-    return collect_workloads(sources=[WorkloadSource.model_validate(source)], ctx=context(folder), **settings)
 
 
 def test_a_damaged_zip_is_one_line(tmp_path: Path) -> None:
