@@ -13,8 +13,11 @@ from components.contract import Context, Draft, Features, Target
 from components.drafts.settings import quantise_draft_settings as quantise_draft_settings
 from components.drafts.settings import train_draft_settings as train_draft_settings
 from components.methods import MethodName
-from components.targets.source import load_target_fingerprint
+from components.targets.file_digests import sha256_of
+from components.targets.source import load_target_fingerprint, local_folder
 from components.weight_format import Weights
+
+DraftLayout = Literal["auto", "speculators", "eagle3"]
 
 
 def quantise_draft(
@@ -44,6 +47,38 @@ def quantise_draft(
     from components.drafts.quantise import quantise_draft as run
 
     return run(draft, weights=weights, group_size=group_size, keep=keep, ctx=ctx)
+
+
+def import_draft(
+    target: Target,
+    *,
+    model: Annotated[str, Field(min_length=1)],
+    layout: DraftLayout = "auto",
+    ctx: Context,
+) -> Draft:
+    """Adopt a drafter that another project trained: read its checkpoint, whatever its format, and fit it to a target.
+
+    It then is a drafter like those that are trained here: measured, chosen, exported to other formats, and tuned by
+    drafts.train_draft (start_from). What does not fit the target, or what no method here can hold, is said in one line.
+
+    Args:
+        target: the model that it drafts for.
+        model: a folder with config.json and *.safetensors, or a hub id like owner/name (owner/name@revision pins it).
+            Pickled weights are never opened, and no code of its own runs.
+        layout: its format; auto recognises it by its config and the names of its tensors.
+    """
+    from components.drafts.importing.imported_draft import import_draft as run
+
+    return run(target, model=model, layout=layout, ctx=ctx)
+
+
+def import_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:
+    """The content of the checkpoint, for the step's key: file name -> sha256; a hub id counts by its name alone."""
+    folder = local_folder(settings["model"])
+    if folder is None:
+        return {}
+    files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
+    return {file.name: sha256_of(file) for file in files}
 
 
 def train_draft(

@@ -1,0 +1,1 @@
+"""Reads drafters that other projects wrote: one file for each family of formats."""

@@ -1,0 +1,215 @@
+"""EAGLE-3 and P-EAGLE checkpoints: of SafeAILab's and SpecForge's code, and of the speculators library.
+
+The first public release named the layer `midlayer.*`, with the Llama fields at the top of config.json; SpecForge and
+AngelSlim keep these names. speculators calls the layers `layers.{i}.*` and has the Llama fields in
+`transformer_layer_config`; its P-EAGLE is the same with more layers, `mask_hidden` and a mask token. d2t holds offsets
+in both. Which norms there are is said by flags, and the tensors must agree with them.
+
+Taps: ids at top level count inputs of layers (id i is Hugging Face's hidden_states[i]), ids in `eagle_config` count
+outputs (hidden_states[i + 1]); both default to hidden_states[2, n//2, n-3], which the features here hold.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from components.drafts.importing.block import FoundBlock, check_block, read_block
+from components.drafts.importing.checkpoint import FoundCheckpoint
+from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases, read_vocabulary
+from components.outside_json import JsonObject
+from components.targets.interface import AbstractTarget
+
+TAPS = "eagle_aux_hidden_state_layer_ids"
+SECTION = "transformer_layer_config"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+NORMS_OF_FLAG = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
+FROZEN = ("verifier_norm.weight", "verifier_lm_head.weight")
+"""Copies of the target's own norm and head that speculators trains beside; they draft nothing."""
+TIED = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
+UNLIKE = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
+"""Switches of `eagle_config` (modelopt's) with the values that EAGLE-3's own network has."""
+
+
+@final
+class Eagle3Reader(AbstractReader):
+    """EAGLE-3 under the names of its first release: `midlayer.*`."""
+
+    layout = "eagle3"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return "speculators_model_type" not in found.config and (
+            any(name.startswith("midlayer.") for name in found.files)
+            or "Eagle3" in str(found.config.get("architectures"))
+        )
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("eagle3", {}, found.read(found.files))
+        block = read_block(found.config, faults)
+        first = "midlayer." if any(name.startswith("midlayer.") for name in found.files) else "layers.0."
+        _rename(imported, first, "midlayer.")
+        _read_shared(found, block, target, imported, faults)
+        return imported
+
+
+@final
+class SpeculatorsReader(AbstractReader):
+    """EAGLE-3 and P-EAGLE as the speculators library writes them."""
+
+    layout = "speculators"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return "speculators_model_type" in found.config or "speculators_config" in found.config
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        kind, section = found.config.get("speculators_model_type"), found.config.get(SECTION)
+        if kind not in ("eagle3", "peagle"):
+            faults.add(f"speculators_model_type is {kind!r:.40}; of speculators' drafters eagle3 and peagle are read")
+            faults.raise_any()
+        if not isinstance(section, dict):
+            faults.add(f"config.json has no {SECTION}, which holds the sizes")
+            faults.raise_any()
+        assert isinstance(section, dict)
+        imported = Imported("eagle3" if kind == "eagle3" else "p-eagle", {}, found.read(found.files))
+        block = read_block(section, faults, where=SECTION)
+        if kind == "eagle3":
+            _rename(imported, "layers.0.", "midlayer.")
+        else:
+            _read_mask(found, imported, faults)
+        _read_shared(found, block, target, imported, faults)
+        if depth := _proposed_depth(found.config):
+            imported.settings["ttt_steps" if kind == "eagle3" else "parallel_depth"] = depth
+        return imported
+
+
+def _rename(imported: Imported, before: str, after: str) -> None:
+    """Give the tensors with one prefix another, and remember what the checkpoint calls them."""
+    for name in [name for name in imported.tensors if name.startswith(before) and before != after]:
+        renamed = after + name.removeprefix(before)
+        imported.tensors[renamed] = imported.tensors.pop(name)
+        imported.names[renamed] = name
+    if before != after:  # what is missing is named as the checkpoint would
+        imported.names |= {
+            f"{after}{part}": f"{before}{part}" for part in ("hidden_norm.weight", "input_layernorm.weight")
+        }
+
+
+def _read_shared(
+    found: FoundCheckpoint, block: FoundBlock | None, target: AbstractTarget, imported: Imported, faults: Faults
+) -> None:
+    """What both layouts have: sizes, norms, taps, vocabulary, embedding, frozen copies."""
+    tensors, shape = imported.tensors, target.shape
+    for name in FROZEN:
+        if tensors.pop(name, None) is not None:
+            imported.remarks.append(f"{name} is a frozen copy of the target's and left out")
+    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    if d2t is not None:
+        imported.draft_ids = read_vocabulary(d2t, t2d, shape.vocab_size, faults)
+        if t2d is None:
+            imported.remarks.append("there is no t2d that d2t could be checked against")
+    elif "lm_head.weight" in tensors and tensors["lm_head.weight"].shape[0] != shape.vocab_size:
+        faults.add(
+            f"d2t is missing, and lm_head.weight has {tensors['lm_head.weight'].shape[0]} rows, not a row for"
+            f" each of the target's {shape.vocab_size} tokens"
+        )
+    mask_token = found.config.get("mask_token_id") if imported.method == "p-eagle" else None
+    check_embedding(tensors.pop("embed_tokens.weight", None), target, faults, but=mask_token)
+    pop_zero_biases(tensors, (), imported, faults)
+    _read_norms(found.config, imported, faults)
+    _check_taps(found.config, shape.tap_layers, faults)
+    if block is None:
+        return
+    imported.settings["intermediate_size"] = block.intermediate_size
+    check_block(block, shape, faults, imported.remarks, tied=TIED)
+    if block.rope_scaling:
+        faults.add(f"its rotary positions are scaled ({block.rope_scaling}), those of a drafter here are not")
+    if imported.method == "eagle3" and block.num_layers != 1:
+        faults.add(f"it has {block.num_layers} layers, an EAGLE-3 drafter here has one")
+    if imported.method == "p-eagle":
+        imported.settings["num_layers"] = block.num_layers
+
+
+def check_embedding(own: Tensor | None, target: AbstractTarget, faults: Faults, but: int | None = None) -> None:
+    """A copy of the target's embedding needs no place; one of its own has none here. but: a row that is another's."""
+    if own is None:
+        return
+    shared = target.embedding
+    if own.shape != shared.shape:
+        faults.add(f"embed_tokens.weight is {list(own.shape)}, the target's is {list(shared.shape)}")
+        return
+    differs = (own.to(shared.device, shared.dtype) - shared.to(own.dtype).to(shared.dtype)).abs().amax(1)
+    if but is not None and 0 <= but < len(differs):
+        differs[but] = 0.0
+    if rows := int(differs.count_nonzero()):
+        faults.add(
+            f"embed_tokens.weight is its own ({rows} of {len(differs)} rows differ from the target's, by"
+            f" {float(differs.max()):.2g} at most), and drafters here read the target's"
+        )
+
+
+def _read_norms(config: JsonObject, imported: Imported, faults: Faults) -> None:
+    """The four flags, as settings; a flag and the tensors that it stands for must agree."""
+    for name in FLAGS:
+        value = config.get(name)
+        if value is not None and not isinstance(value, bool):
+            faults.add(f"{name} is {value!r:.40}, must be true or false")
+            continue
+        tensor = NORMS_OF_FLAG.get(name)
+        if tensor is not None and bool(value) != (tensor in imported.tensors):
+            there = "there" if tensor in imported.tensors else "missing"
+            faults.add(f"{name} is {'on' if value else 'off'} and {tensor} is {there}")
+        if value and (imported.method == "p-eagle" or name in ("norm_before_residual", "norm_before_fc")):
+            faults.add(f"{name} is on, which {imported.method} does not have here")
+        elif imported.method == "eagle3" and name in ("fc_norm", "norm_output"):
+            imported.settings[name] = bool(value)
+    section = config.get("eagle_config")
+    for name, value in UNLIKE.items():
+        if isinstance(section, dict) and section.get(name, value) != value:
+            faults.add(f"eagle_config.{name} is {section[name]!r:.40}: another network than EAGLE-3's")
+
+
+def _check_taps(config: JsonObject, taps: tuple[int, int, int], faults: Faults) -> None:
+    """The tapped layers must be those that the target's features hold."""
+    section = config.get("eagle_config") or {}
+    inner = section.get(TAPS) if isinstance(section, dict) else None
+    for place, ids, shift in (("", config.get(TAPS), 0), ("eagle_config.", inner, 1)):
+        if ids is None:
+            continue
+        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+            faults.add(f"{place}{TAPS} is {ids!r:.60}, no list of layers")
+        elif [one + shift for one in ids] != list(taps):
+            faults.add(
+                f"{place}{TAPS} is {ids}, that is hidden_states{[one + shift for one in ids]}; the target's features"
+                f" here are hidden_states{list(taps)}"
+            )
+
+
+def _read_mask(found: FoundCheckpoint, imported: Imported, faults: Faults) -> None:
+    """P-EAGLE's mask state and mask token, which is a row of the checkpoint's embedding."""
+    hidden, token = imported.tensors.pop("mask_hidden", None), found.config.get("mask_token_id")
+    embedding = imported.tensors.get("embed_tokens.weight")
+    if hidden is None:
+        faults.add("mask_hidden is missing")
+    else:
+        imported.tensors["mask_hidden"] = hidden.reshape(-1)
+    if type(token) is not int or embedding is None or not 0 <= token < embedding.shape[0]:
+        faults.add(f"mask_token_id {token!r:.40} is no row of embed_tokens.weight")
+    else:
+        imported.tensors["mask_token"] = embedding[token].clone()
+
+
+def _proposed_depth(config: JsonObject) -> int:
+    """The number of tokens that speculators' config proposes; 0 where it says none that a drafter here can have."""
+    section = config.get("speculators_config")
+    methods = section.get("proposal_methods") if isinstance(section, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    depth = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return depth if type(depth) is int and 1 <= depth <= 16 else 0
